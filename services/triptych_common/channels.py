@@ -1,0 +1,39 @@
+"""gRPC channels between services, with the options that all of them need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+#: Largest message either way, in bytes. Raw media files travel inline.
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+_COMMON_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+SERVER_OPTIONS: list[tuple[str, Any]] = [
+    *_COMMON_OPTIONS,
+    # Without this a second server shares the port in silence and takes half of the connections.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+]
+
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    *_COMMON_OPTIONS,
+    # A restarted peer should be found again within a second or two.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+
+
+def open_channel(address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
+    """A channel to `host:port`. It connects when first used and again after each loss."""
+    return grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *options])

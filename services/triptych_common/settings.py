@@ -1,0 +1,74 @@
+"""Settings that all services share: read from flags and environment, validated once, then frozen."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from triptych_common.errors import StartupError
+from triptych_common.logs import LogFormat
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+#: The control port of a service is its port plus this, unless it is set.
+CONTROL_PORT_OFFSET = 100
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+class ServiceSettings(BaseSettings):
+    """Base of each service's settings. Flags are the fields' names with dashes; environment variables have the service's prefix."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", cli_kebab_case=True, cli_implicit_flags=True, cli_avoid_json=True, protected_namespaces=()
+    )
+
+    host: Annotated[str, Field(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[Port, Field(description="Port to listen on; 0 takes a free one.")] = 0
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Least severe level to log.")] = "INFO"
+    log_format: Annotated[LogFormat, Field(description="text for people, json for collectors.")] = "text"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_environment(cls, data: Any) -> Any:
+        """A misspelt variable must not pass in silence."""
+        prefix = cls.model_config.get("env_prefix", "").upper()
+        known = {prefix + name.upper() for name in cls.model_fields}
+        unknown = sorted(name for name in os.environ if prefix and name.startswith(prefix) and name not in known)
+        if unknown:
+            raise ValueError(f"unknown environment variable {unknown[0]}; known are {', '.join(sorted(known))}")
+        return data
+
+
+class GrpcServiceSettings(ServiceSettings):
+    """Settings of a service that speaks gRPC and has a control port."""
+
+    control_host: Annotated[str, Field(description="Address of the control port.")] = "127.0.0.1"
+    control_port: Annotated[Port | None, Field(description="Control port; by default the port plus 100.")] = None
+
+    @model_validator(mode="after")
+    def _control_port_in_range(self) -> Self:
+        if self.control_port is None and self.port + CONTROL_PORT_OFFSET > 65535:
+            raise ValueError(f"port {self.port} leaves no room for the control port (port + {CONTROL_PORT_OFFSET})")
+        return self
+
+    @property
+    def resolved_control_port(self) -> int:
+        """The control port in force; 0 (any free one) when the port itself is."""
+        if self.control_port is not None:
+            return self.control_port
+        return self.port + CONTROL_PORT_OFFSET if self.port else 0
+
+
+def startup_error(error: ValueError) -> StartupError:
+    """A pydantic validation error as one line per setting."""
+    details = getattr(error, "errors", None)
+    if details is None:
+        return StartupError(str(error))
+    lines = []
+    for detail in details():
+        name = ".".join(map(str, detail["loc"]))
+        given = f" (given: {detail['input']!r})" if name else ""
+        lines.append(f"{name}: {detail['msg']}{given}" if name else detail["msg"])
+    return StartupError("bad settings: " + "; ".join(lines))
