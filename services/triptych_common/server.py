@@ -20,7 +20,7 @@ from triptych_common.errors import StartupError
 from triptych_common.interceptors import CallInterceptor
 from triptych_common.logs import configure_logging
 from triptych_common.pb import control_pb2, control_pb2_grpc
-from triptych_common.settings import GrpcServiceSettings
+from triptych_common.settings import GrpcServiceSettings, ServiceSettings
 
 log = logging.getLogger(__name__)
 #: Time for calls in flight to end once the process is told to stop, in seconds.
@@ -93,7 +93,7 @@ def bind(server: grpc.aio.Server, host: str, port: int, flag: str) -> int:
         raise StartupError(f"cannot listen on {host}:{port} (is the port taken?); choose another with {flag}") from error
 
 
-def run_service(name: str, settings: GrpcServiceSettings, main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+def run_service(name: str, settings: ServiceSettings, main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Run a service until SIGINT or SIGTERM; exits with 1 and one line when it cannot start.
 
     Args:

@@ -12,7 +12,8 @@ from triptych_common.errors import Code, InternalError, TriptychError, error_cla
 from triptych_common.pb import common_pb2
 
 DOMAIN = "triptych"
-_DETAILS_KEY = "grpc-status-details-bin"
+#: Trailing metadata that carries an error of ours; absent when the transport failed.
+DETAILS_KEY = "grpc-status-details-bin"
 _STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -41,7 +42,7 @@ def to_status(error: TriptychError) -> status_pb2.Status:
 async def abort_call(context: grpc.aio.ServicerContext, error: TriptychError) -> NoReturn:
     """End the call with the error's status and details. Raises grpc's own abort exception."""
     status = to_status(error)
-    await context.abort(_STATUS_CODES[status.code], status.message, ((_DETAILS_KEY, status.SerializeToString()),))
+    await context.abort(_STATUS_CODES[status.code], status.message, ((DETAILS_KEY, status.SerializeToString()),))
     raise AssertionError("abort returns never")
 
 
@@ -51,7 +52,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> TriptychError:
     message = error.details() or error.code().name
     info, retry_after_s = error_details_pb2.ErrorInfo(), None
     for key, value in error.trailing_metadata() or ():
-        if key != _DETAILS_KEY:
+        if key != DETAILS_KEY:
             continue
         status = status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode())
         for detail in status.details:

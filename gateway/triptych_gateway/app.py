@@ -1,0 +1,75 @@
+"""The ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from triptych_common import __version__
+from triptych_common.errors import TriptychError
+from triptych_common.interceptors import REQUEST_ID_KEY
+
+from triptych_gateway.errors import handle_error
+from triptych_gateway.middleware import ApiKeyMiddleware, ErrorMiddleware, RequestMiddleware
+from triptych_gateway.routes import docs, generation, health, models, tokenize
+from triptych_gateway.settings import GatewaySettings
+from triptych_gateway.state import Gateway
+
+_DESCRIPTION = """OpenAI-compatible REST in front of Triptych's gRPC services.
+
+A field that is not honoured is refused with a 400 that names it; nothing is silently dropped."""
+
+
+def create_app(settings: GatewaySettings) -> FastAPI:
+    """Build the application; its lifespan connects it to the frontend. `app.state.gateway` is what its routes share."""
+    gateway = Gateway(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await gateway.open()
+        try:
+            yield
+        finally:
+            await gateway.close()
+
+    app = FastAPI(
+        title="Triptych",
+        version=__version__,
+        description=_DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        middleware=_middleware(gateway),
+        exception_handlers=dict.fromkeys((TriptychError, RequestValidationError, HTTPException), handle_error),
+        # Clients that send no content-type mean JSON.
+        strict_content_type=False,
+    )
+    app.state.gateway = gateway
+    for routes in (generation, models, tokenize, health, docs):
+        app.include_router(routes.router)
+    docs.mount_assets(app)
+    return app
+
+
+def _middleware(gateway: Gateway) -> list[Middleware]:
+    """Outermost first."""
+    settings = gateway.settings
+    stack = [
+        Middleware(RequestMiddleware, metrics=gateway.metrics, access_log=settings.access_log),
+        Middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_allow_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID_KEY, "retry-after"],
+        ),
+        Middleware(ErrorMiddleware),
+    ]
+    if settings.api_key is not None:
+        stack.append(Middleware(ApiKeyMiddleware, api_key=settings.api_key.get_secret_value()))
+    return stack

@@ -1,0 +1,126 @@
+"""Errors as OpenAI's clients expect them: a status and `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from triptych_common.errors import (
+    ContextLengthError,
+    DuplicateRequestError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    QueueFullError,
+    RequestAbortedError,
+    ServiceUnavailableError,
+    TriptychError,
+    UnimplementedError,
+)
+
+from triptych_gateway.validation import describe
+
+log = logging.getLogger(__name__)
+#: "Client closed request", as nginx has it. Nobody is left to read it, except in an abort by somebody else.
+CLIENT_CLOSED_REQUEST = 499
+#: When a client may try again after a refusal that names no time, in seconds.
+DEFAULT_RETRY_AFTER_S = 1.0
+
+
+class ClientDisconnectedError(Exception):
+    """The client went away before its answer was complete."""
+
+
+@dataclass(frozen=True)
+class ApiError:
+    """What a client is told."""
+
+    status: int
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> bytes:
+        """The JSON body."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+    def response(self) -> Response:
+        """The whole HTTP response."""
+        return Response(self.body, self.status, dict(self.headers), media_type="application/json")
+
+
+# class -> (status, type, code); the first that fits counts. A code of None means the error's own reason, in lower case.
+_STATUSES: list[tuple[type[TriptychError], int, str, str | None]] = [
+    (ContextLengthError, 400, "invalid_request_error", "context_length_exceeded"),
+    (InvalidRequestError, 400, "invalid_request_error", None),
+    (UnimplementedError, 400, "invalid_request_error", "unsupported"),
+    (ModelNotFoundError, 404, "invalid_request_error", "model_not_found"),
+    (DuplicateRequestError, 409, "invalid_request_error", None),
+    (QueueFullError, 429, "rate_limit_error", None),
+    (RequestAbortedError, CLIENT_CLOSED_REQUEST, "aborted", "aborted"),
+    (ServiceUnavailableError, 503, "service_unavailable_error", None),
+    (TriptychError, 500, "server_error", "internal_error"),
+]
+_RETRIED = (QueueFullError, ServiceUnavailableError)
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """What the client is told of any error; what is not ours is logged and told without its text."""
+    if isinstance(error, TriptychError):
+        return _of_triptych(error)
+    if isinstance(error, RequestValidationError):
+        problem = describe(error.errors(), error.body)
+        return ApiError(400, problem.message, "invalid_request_error", problem.param, problem.code)
+    if isinstance(error, HTTPException):
+        return _of_http(error)
+    log.error("unexpected error", exc_info=error)
+    return ApiError(500, "internal error; the gateway's log has the details", "server_error", code="internal_error")
+
+
+def _of_triptych(error: TriptychError) -> ApiError:
+    status, kind, code = next((row[1], row[2], row[3]) for row in _STATUSES if isinstance(error, row[0]))
+    headers = {}
+    if isinstance(error, _RETRIED):
+        delay_s = DEFAULT_RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
+        headers["retry-after"] = str(max(1, math.ceil(delay_s)))
+    # The contract groups its options; REST has them flat.
+    param = (
+        "model" if isinstance(error, ModelNotFoundError) else error.field.removeprefix("options.").removeprefix("sampling.") or None
+    )
+    return ApiError(status, error.message, kind, param, code or error.reason.lower(), headers)
+
+
+def _of_http(error: HTTPException) -> ApiError:
+    codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 401: "invalid_api_key"}
+    message = str(error.detail)
+    if message == HTTPStatus(error.status_code).phrase:
+        message = {404: "no such path", 405: "this path does not take that method"}.get(error.status_code, message)
+    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+    return ApiError(error.status_code, message, kind, code=codes.get(error.status_code), headers=error.headers or {})
+
+
+async def handle_error(request: Request, error: Exception) -> Response:
+    """FastAPI's exception handler for all that routes raise."""
+    return to_api_error(error).response()
+
+
+def openapi_responses() -> dict[int | str, dict[str, Any]]:
+    """The errors of a route, for the OpenAPI document."""
+    from triptych_gateway.schemas.common import ErrorResponse
+
+    return {
+        "4XX": {"model": ErrorResponse, "description": "The request is at fault, or (429) the queue is full: see Retry-After."},
+        "5XX": {"model": ErrorResponse, "description": "The server is at fault, or (503) not ready: see Retry-After."},
+    }

@@ -1,0 +1,47 @@
+"""Work that ends early when nobody waits for it any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+from triptych_common.errors import ServiceUnavailableError
+
+from triptych_gateway.errors import ClientDisconnectedError
+
+T = TypeVar("T")
+
+
+async def until_disconnect(work: Coroutine[Any, Any, T], receive: Receive, stopping: asyncio.Future[None]) -> T:
+    """Run the work; cancel it at once when the client goes away or the gateway has to stop.
+
+    Args:
+        receive: ASGI's, with the request's body already read.
+        stopping: done when the time for requests in flight is over.
+
+    Raises:
+        ClientDisconnectedError: the client went away.
+        ServiceUnavailableError: the gateway stops.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        waited: set[asyncio.Future[Any]] = {task, gone, stopping}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if gone.done():
+            raise ClientDisconnectedError
+        raise ServiceUnavailableError("the gateway is stopping")
+    finally:
+        task.cancel()
+        gone.cancel()
+        # The work must have let go of its calls before the request counts as ended.
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

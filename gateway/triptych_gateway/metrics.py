@@ -1,0 +1,85 @@
+"""What Prometheus can scrape from the gateway."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from triptych_common.pb import common_pb2
+
+_LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
+
+
+@dataclass
+class RequestRecord:
+    """What is known of a request when it ends, for the access log and the metrics."""
+
+    request_id: str
+    start_s: float = field(default_factory=time.perf_counter)
+    status: int = 0
+    is_aborted: bool = False
+    stream_error: str = ""
+    usage: common_pb2.Usage | None = None
+    num_events: int = 0
+
+
+class Metrics:
+    """The gateway's own registry, so that several gateways can live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.requests = self._counter("requests", "HTTP requests by route and status.", "route", "status")
+        self.aborted = self._counter("requests_aborted", "Requests whose client went away before the end.", "route")
+        self.stream_errors = self._counter("stream_errors", "Streams that ended with an error event.", "route", "code")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
+        self.cached_tokens = self._counter("cached_tokens", "Prompt tokens that came from the prefix cache.")
+        self.completion_tokens = self._counter("completion_tokens", "Output tokens of finished requests.")
+        self.in_flight = Gauge("triptych_gateway_requests_in_flight", "HTTP requests being answered.", registry=self.registry)
+        self.latency = self._histogram("request_seconds", "From the request's head to the answer's end.", _LATENCY_BUCKETS)
+        self.ttft = self._histogram("time_to_first_token_seconds", "From the request's head to its first event.", _LATENCY_BUCKETS)
+        self.gap = self._histogram("inter_token_seconds", "Between two events of a stream.", _GAP_BUCKETS)
+        self.frontend_ready = Gauge("triptych_gateway_frontend_ready", "1 while the frontend is ready.", registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"triptych_gateway_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"triptych_gateway_{name}", text, ("route",), buckets=buckets, registry=self.registry)
+
+    def request_ended(self, record: RequestRecord, route: str) -> None:
+        """Count a request once, at its end."""
+        self.requests.labels(route, str(record.status)).inc()
+        self.latency.labels(route).observe(time.perf_counter() - record.start_s)
+        if record.is_aborted:
+            self.aborted.labels(route).inc()
+        if record.stream_error:
+            self.stream_errors.labels(route, record.stream_error).inc()
+
+
+class GenerationMeter:
+    """Measures one generation request."""
+
+    def __init__(self, metrics: Metrics, record: RequestRecord, route: str) -> None:
+        self._metrics = metrics
+        self._record = record
+        self._last_s = record.start_s
+        # Looked up once, not per token.
+        self._ttft = metrics.ttft.labels(route)
+        self._gap = metrics.gap.labels(route)
+
+    def event(self) -> None:
+        """A streamed event is about to be sent."""
+        now = time.perf_counter()
+        (self._gap if self._record.num_events else self._ttft).observe(now - self._last_s)
+        self._last_s = now
+        self._record.num_events += 1
+
+    def finished(self, usage: common_pb2.Usage) -> None:
+        """The answer is complete."""
+        self._record.usage = usage
+        self._metrics.prompt_tokens.inc(usage.prompt_tokens)
+        self._metrics.cached_tokens.inc(usage.cached_tokens)
+        self._metrics.completion_tokens.inc(usage.completion_tokens)

@@ -1,0 +1,30 @@
+"""GET /docs: Swagger UI over /openapi.json, with its scripts from this process, so that it works without the internet."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.staticfiles import StaticFiles
+
+router = APIRouter(include_in_schema=False)
+_ASSETS = "/docs/assets"
+
+
+@router.get("/docs")
+async def docs(request: Request) -> Response:
+    """The page."""
+    root = request.scope.get("root_path", "")
+    return get_swagger_ui_html(
+        openapi_url=f"{root}/openapi.json",
+        title=request.app.title,
+        swagger_js_url=f"{root}{_ASSETS}/swagger-ui-bundle.js",
+        swagger_css_url=f"{root}{_ASSETS}/swagger-ui.css",
+        swagger_favicon_url=f"{root}{_ASSETS}/favicon.png",
+    )
+
+
+def mount_assets(app: FastAPI) -> None:
+    """Serve the page's script and style sheet, which the package fastapi-offline carries."""
+    app.mount(_ASSETS, StaticFiles(directory=str(files("fastapi_offline") / "static")))

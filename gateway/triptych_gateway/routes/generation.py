@@ -1,0 +1,67 @@
+"""POST /v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from triptych_gateway import convert
+from triptych_gateway.errors import openapi_responses
+from triptych_gateway.formats.chat import ChatFormat
+from triptych_gateway.formats.common import AnswerFormat
+from triptych_gateway.formats.completions import CompletionFormat
+from triptych_gateway.generation import Generation
+from triptych_gateway.routes.json_body import JsonRoute
+from triptych_gateway.schemas.chat import ChatCompletion, ChatCompletionRequest
+from triptych_gateway.schemas.completions import Completion, CompletionRequest
+from triptych_gateway.sse import EventStreamResponse
+from triptych_gateway.state import gateway_of, request_id_of
+
+router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
+_EVENTS = "One JSON object; or, when stream is true, server-sent events with chunks of it, and data: [DONE] at the end."
+
+
+def _responses(model: type) -> dict[int | str, dict[str, Any]]:
+    content = {"text/event-stream": {"schema": {"type": "string"}}}
+    return {200: {"model": model, "description": _EVENTS, "content": content}, **openapi_responses()}
+
+
+@router.post("/v1/chat/completions", response_class=Response, responses=_responses(ChatCompletion))
+async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
+    """Answer a conversation."""
+    call = gateway_of(request).frontend.chat(convert.chat_request(body), request_id_of(request))
+    return await _answer(request, body, ChatFormat, [call])
+
+
+@router.post("/v1/completions", response_class=Response, responses=_responses(Completion))
+async def create_completion(request: Request, body: CompletionRequest) -> Response:
+    """Continue one or several prompts."""
+    frontend, request_id = gateway_of(request).frontend, request_id_of(request)
+    calls = convert.complete_requests(body)
+    # The ids of requests that run at the same time must differ.
+    ids = [request_id] if len(calls) == 1 else [f"{request_id}-{number}" for number in range(len(calls))]
+    return await _answer(request, body, CompletionFormat, [frontend.complete(*call) for call in zip(calls, ids, strict=True)])
+
+
+async def _answer(
+    request: Request,
+    body: ChatCompletionRequest | CompletionRequest,
+    format_class: type[AnswerFormat],
+    calls: Sequence[AsyncIterator[Any]],
+) -> Response:
+    gateway = gateway_of(request)
+    answer_format = format_class(
+        request_id_of(request),
+        body.model,
+        gateway.watch.fingerprint(body.model),
+        include_usage=body.include_usage,
+        with_logprobs=body.num_logprobs is not None,
+        with_token_ids=bool(body.return_token_ids),
+    )
+    generation = Generation(calls, body.num_choices, answer_format, gateway.meter(request))
+    if body.stream:
+        return EventStreamResponse(generation.events(body.include_usage), gateway.stopping)
+    answer = await gateway.until_disconnect(request, generation.whole())
+    return Response(answer, media_type="application/json")

@@ -1,0 +1,50 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from triptych_common.pb import detokenize_pb2, preprocess_pb2
+
+from triptych_gateway import convert
+from triptych_gateway.errors import openapi_responses
+from triptych_gateway.routes.json_body import JsonRoute
+from triptych_gateway.schemas.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from triptych_gateway.state import gateway_of, request_id_of
+
+router = APIRouter(tags=["Tokens"], route_class=JsonRoute, responses=openapi_responses())
+
+
+@router.post("/tokenize", response_model=TokenizeResponse)
+async def tokenize(request: Request, body: TokenizeRequest) -> Response:
+    """Token ids of a text, or of messages after the model's chat template."""
+    answer = await gateway_of(request).until_disconnect(request, _tokenize(request, body))
+    # Not through FastAPI: a long text has many ids, and they are checked already.
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+async def _tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
+    frontend, request_id = gateway_of(request).frontend, request_id_of(request)
+    reply: preprocess_pb2.PreprocessResponse | preprocess_pb2.TokenizeResponse
+    if body.messages is not None:
+        preprocess = preprocess_pb2.PreprocessRequest(chat=convert.tokenize_chat_request(body))
+        reply = await frontend.preprocess(preprocess, request_id)
+    else:
+        await frontend.require_model(body.model, request_id)
+        text = preprocess_pb2.TokenizeRequest(text=body.prompt, add_special_tokens=body.add_special_tokens)
+        reply = await frontend.tokenize(text, request_id)
+    strings = list(reply.tokens) if body.return_token_strs and isinstance(reply, preprocess_pb2.TokenizeResponse) else None
+    tokens = list(reply.token_ids)
+    return TokenizeResponse(count=len(tokens), max_model_len=reply.max_model_len, tokens=tokens, token_strs=strings)
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
+    """The text of token ids."""
+    return await gateway_of(request).until_disconnect(request, _detokenize(request, body))
+
+
+async def _detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
+    frontend, request_id = gateway_of(request).frontend, request_id_of(request)
+    await frontend.require_model(body.model, request_id)
+    reply = await frontend.detokenize(detokenize_pb2.DetokenizeRequest(token_ids=body.tokens), request_id)
+    return DetokenizeResponse(prompt=reply.text)

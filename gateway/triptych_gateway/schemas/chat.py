@@ -1,0 +1,207 @@
+"""POST /v1/chat/completions: request and answer."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest, JsonObject, NoOp, Schema, Usage, at, refuse
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class TextPart(Schema):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class MediaUrl(Schema):
+    """Where a picture or video is: an https: or data: address."""
+
+    url: Annotated[str, Field(min_length=1)]
+    detail: Annotated[Any, NoOp("auto")] = None
+
+
+class ImagePart(Schema):
+    """A picture, by address."""
+
+    type: Literal["image_url"]
+    image_url: MediaUrl
+
+
+class VideoPart(Schema):
+    """A video, by address."""
+
+    type: Literal["video_url"]
+    video_url: MediaUrl
+
+
+def _from_base64(value: Any) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, TypeError, ValueError):
+        raise refuse("must be a string in base64") from None
+
+
+class InputAudio(Schema):
+    """A sound file, inline."""
+
+    data: Annotated[
+        bytes, BeforeValidator(_from_base64, json_schema_input_type=str), Field(min_length=1, description="The file in base64.")
+    ]
+    format: Annotated[
+        Literal["wav", "mp3", "flac", "ogg"], Field(description="For OpenAI's clients; the file itself is what counts.")
+    ]
+
+
+class AudioPart(Schema):
+    """A sound."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+ContentPart = Annotated[TextPart | ImagePart | VideoPart | AudioPart, Field(discriminator="type")]
+
+
+def _content_kind(value: Any) -> str:
+    return "parts" if isinstance(value, list) else "text"
+
+
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[ContentPart], Field(min_length=1), Tag("parts")], Discriminator(_content_kind)
+]
+
+
+class Message(Schema):
+    """One turn of the conversation."""
+
+    role: Role
+    content: Content
+    name: Annotated[str | None, Field(description="Name of the participant, for chat templates that use it.")] = None
+    refusal: Annotated[Any, NoOp()] = None
+    audio: Annotated[Any, NoOp()] = None
+    function_call: Annotated[Any, NoOp()] = None
+    tool_calls: Annotated[Any, NoOp([])] = None
+    tool_call_id: Annotated[Any, NoOp()] = None
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """OpenAI's request, and the sampling options that vLLM adds to it."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int | None, Field(ge=1, le=UINT32_MAX, description="Most tokens per choice.")] = None
+    max_tokens: Annotated[int | None, Field(ge=1, le=UINT32_MAX, description="Older name of max_completion_tokens.")] = None
+    logprobs: Annotated[bool | None, Field(description="Send the log probability of each output token.")] = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20, description="Likeliest alternatives to send per token.")] = None
+
+    add_generation_prompt: Annotated[bool | None, Field(description="End the prompt with the start of an assistant turn.")] = None
+    continue_final_message: Annotated[bool | None, Field(description="Go on with the last message, the assistant's.")] = None
+    chat_template_kwargs: Annotated[JsonObject | None, Field(description="Further variables for the chat template.")] = None
+
+    # Labels and hints that by OpenAI's own meaning change nothing in the answer.
+    metadata: Annotated[
+        dict[str, str] | None, Field(max_length=16, description="Labels for stored completions; nothing is stored here.")
+    ] = None
+    safety_identifier: Annotated[str | None, Field(description="A label of the end user; it changes nothing here.")] = None
+    prompt_cache_key: Annotated[
+        str | None,
+        Field(description="A routing hint. The prefix cache finds equal prompts without it; cache_salt keeps them apart."),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, Field(description="Says how tools are called; without tools it says nothing.")] = (
+        None
+    )
+
+    audio: Annotated[Any, NoOp()] = None
+    function_call: Annotated[Any, NoOp("none")] = None
+    functions: Annotated[Any, NoOp([])] = None
+    modalities: Annotated[Any, NoOp(["text"])] = None
+    moderation: Annotated[Any, NoOp()] = None
+    prediction: Annotated[Any, NoOp()] = None
+    prompt_cache_options: Annotated[Any, NoOp()] = None
+    prompt_cache_retention: Annotated[Any, NoOp("in_memory")] = None
+    reasoning_effort: Annotated[Any, NoOp("none")] = None
+    response_format: Annotated[Any, NoOp({"type": "text"})] = None
+    service_tier: Annotated[Any, NoOp("auto", "default")] = None
+    store: Annotated[Any, NoOp(False)] = None
+    tool_choice: Annotated[Any, NoOp("none")] = None
+    tools: Annotated[Any, NoOp([])] = None
+    verbosity: Annotated[Any, NoOp("medium")] = None
+    web_search_options: Annotated[Any, NoOp()] = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report per token; None reports nothing."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _chat_options_fit_together(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise at("top_logprobs", "only allowed when logprobs is true")
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise at("max_tokens", f"is the older name of max_completion_tokens; given: {both[0]} and {both[1]}")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise at("continue_final_message", "cannot be true together with add_generation_prompt")
+        return self
+
+
+class TopLogprob(BaseModel):
+    """One alternative at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    """An output token."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Log probabilities of the output tokens."""
+
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class AssistantMessage(BaseModel):
+    """What the model said."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "abort"]
+    stop_reason: Annotated[str | int | None, Field(description="The stop string or stop token id that ended it.")]
+    token_ids: Annotated[list[int] | None, Field(description="Present when return_token_ids is true.")] = None
+
+
+class ChatCompletion(BaseModel):
+    """The answer when stream is not set."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str | None
+    choices: list[ChatChoice]
+    usage: Usage

@@ -1,0 +1,109 @@
+"""POST /v1/completions: request and answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+
+from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest, NoOp, TokenIdList, Usage, at
+
+#: Prompts of one request. Each is a call of its own to the frontend.
+MAX_PROMPTS = 256
+#: OpenAI's, for requests that name no max_tokens.
+DEFAULT_MAX_TOKENS = 16
+
+TextList = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+TokenIdLists = Annotated[list[TokenIdList], Field(min_length=1, max_length=MAX_PROMPTS)]
+
+
+def _prompt_kind(value: Any) -> str:
+    """Which of the four shapes is meant, by the first element."""
+    if not isinstance(value, list):
+        return "text"
+    first = value[0] if value else ""
+    return "token_ids" if isinstance(first, (int, float)) else "token_id_lists" if isinstance(first, list) else "texts"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[TextList, Tag("texts")]
+    | Annotated[TokenIdList, Tag("token_ids")]
+    | Annotated[TokenIdLists, Tag("token_id_lists")],
+    Discriminator(_prompt_kind),
+]
+
+
+class CompletionRequest(GenerationRequest):
+    """OpenAI's request, and the sampling options that vLLM adds to it."""
+
+    prompt: Annotated[Prompt, Field(description="A text, a list of texts, token ids, or a list of lists of token ids.")]
+    max_tokens: Annotated[
+        int | None,
+        Field(ge=0, le=UINT32_MAX, description=f"Most tokens per choice; 0 only with echo. Default {DEFAULT_MAX_TOKENS}."),
+    ] = None
+    logprobs: Annotated[
+        int | None, Field(ge=0, le=20, description="Send the log probability of each token and of this many alternatives.")
+    ] = None
+    echo: Annotated[bool | None, Field(description="Send the prompt's text first.")] = None
+    add_special_tokens: Annotated[bool | None, Field(description="Let the tokenizer add its own to a text. Default true.")] = None
+    best_of: Annotated[int | None, Field(ge=1, le=128, description="Not supported yet: only the value of n.")] = None
+    suffix: Annotated[Any, NoOp("")] = None
+
+    @property
+    def token_limit(self) -> int:
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report per token; None reports nothing."""
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one by one."""
+        match self.prompt:
+            case str() | [int(), *_]:
+                return [self.prompt]
+            case many:
+                return [*many]
+
+    @model_validator(mode="after")
+    def _completion_options_fit_together(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise at("max_tokens", "must be at least 1 unless echo is true; given: 0")
+        if self.best_of is not None and self.best_of != self.num_choices:
+            raise at("best_of", f"not supported yet other than as n ({self.num_choices}); given: {self.best_of}")
+        return self
+
+
+class CompletionLogprobs(BaseModel):
+    """Log probabilities, one entry per token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    """One continuation. Choice i of prompt p has the index p * n + i."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length", "abort"]
+    stop_reason: Annotated[str | int | None, Field(description="The stop string or stop token id that ended it.")]
+    token_ids: Annotated[list[int] | None, Field(description="Present when return_token_ids is true.")] = None
+
+
+class Completion(BaseModel):
+    """The answer when stream is not set."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str | None
+    choices: list[CompletionChoice]
+    usage: Usage

@@ -1,0 +1,103 @@
+"""Pydantic's validation errors as one sentence for people, with the JSON path of the field at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: Problems that one message names at most.
+_MAX_PROBLEMS = 3
+_MAX_SHOWN_CHARS = 60
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a request body."""
+
+    message: str
+    param: str | None
+    code: str
+
+
+def describe(errors: Sequence[Any], body: Any) -> Problem:
+    """The first few of pydantic's errors as one message; `param` is the path of the first.
+
+    Args:
+        errors: as `ValidationError.errors()` gives them, `loc` starting with "body".
+        body: the JSON value that was validated.
+    """
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return Problem(f"the body is not valid JSON: {first['ctx']['error']}", None, "invalid_json")
+    paths = [error.get("ctx", {}).get("field") or json_path(error["loc"][1:], body) for error in errors]
+    if not paths[0] and not isinstance(body, dict):
+        return Problem(_body_message(body), None, "invalid_type")
+    messages = [_message(error, path) for error, path in zip(errors, paths, strict=True)]
+    more = len(messages) - _MAX_PROBLEMS
+    message = "; ".join(messages[:_MAX_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+    return Problem(message, paths[0] or None, _code(first["type"]))
+
+
+def json_path(loc: Sequence[int | str], body: Any) -> str:
+    """`messages[0].role` for ("messages", 0, "role").
+
+    Union tags, which pydantic puts between, stand for no value and are left out.
+    """
+    path, value = "", body
+    for position, part in enumerate(loc):
+        last = position == len(loc) - 1
+        if isinstance(value, dict) and isinstance(part, str):
+            if part not in value and not last:
+                continue
+            name = part[:_MAX_SHOWN_CHARS]
+            path += f".{name}" if path else name
+            value = value.get(part)
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            path += f"[{part}]"
+            value = value[part]
+    return path
+
+
+def _message(error: Any, path: str) -> str:
+    kind, given = error["type"], error["input"]
+    if kind == "missing":
+        return f"{path}: this field is required"
+    if kind == "extra_forbidden":
+        return f"{path}: unknown field"
+    if kind.startswith("union_tag"):
+        expected = error["ctx"].get("expected_tags") or error["ctx"].get("discriminator")
+        tag = f"{error['ctx']['tag']!r}" if "tag" in error["ctx"] else "none"
+        return f"{path}: type must be one of {expected}; given: {tag}"
+    text = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    sentence = f"{path}: {text}" if path else text
+    # Our own messages name the value themselves.
+    return sentence if kind in ("request", "unsupported") else f"{sentence}; given: {shown(given)}"
+
+
+def _body_message(body: Any) -> str:
+    if body is None:
+        return "the request has no body; send a JSON object"
+    if isinstance(body, bytes):
+        return "the body must be JSON; send it with content-type: application/json"
+    return f"the body must be a JSON object; given: {shown(body)}"
+
+
+def _code(kind: str) -> str:
+    codes = {
+        "missing": "missing_required_parameter",
+        "extra_forbidden": "unknown_parameter",
+        "unsupported": "unsupported_parameter",
+    }
+    return codes.get(kind, "invalid_value")
+
+
+def shown(value: Any) -> str:
+    """The value for a message: scalars as they are, cut short; containers by their kind, as they may be deep and long."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, (str, bytes)) and len(value) > _MAX_SHOWN_CHARS:
+        return repr(value[:_MAX_SHOWN_CHARS]) + "..."
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
