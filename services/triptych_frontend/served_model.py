@@ -1,0 +1,30 @@
+"""What this frontend serves, as clients and operators see it."""
+
+from __future__ import annotations
+
+from triptych_common.errors import ModelNotFoundError
+from triptych_common.pb import common_pb2
+
+
+class ServedModel:
+    """The model's description; its context is the shorter of the frontend's and the engine's.
+
+    Args:
+        info: what the frontend read from the model's files and its own settings.
+    """
+
+    def __init__(self, info: common_pb2.ModelInfo) -> None:
+        self.info = info
+        self._own_max_model_len = info.max_model_len
+
+    def follow(self, engine_model: common_pb2.ModelInfo | None) -> None:
+        """Take over the context of a newly connected engine; without an engine the frontend's own holds."""
+        engine_max = engine_model.max_model_len if engine_model is not None else 0
+        self.info.max_model_len = min(self._own_max_model_len, engine_max or self._own_max_model_len)
+
+    def check_name(self, name: str) -> None:
+        """Raise ModelNotFoundError unless the name is this model's or empty."""
+        if name and name != self.info.name:
+            raise ModelNotFoundError(
+                f"the model {name!r} is not served here; known: {self.info.name!r}", field="model", limit=self.info.name, value=name
+            )

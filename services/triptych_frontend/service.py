@@ -1,0 +1,140 @@
+"""Wires the frontend together and runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+from triptych_common.control import State, cannot_sleep
+from triptych_common.model_store import model_info, resolve_model, served_name
+from triptych_common.pb import (
+    common_pb2,
+    control_pb2,
+    detokenize_pb2,
+    detokenize_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    preprocess_pb2,
+    preprocess_pb2_grpc,
+)
+from triptych_common.server import ServiceServer, run_service
+
+from triptych_frontend.admission import Admission
+from triptych_frontend.chat_template import ChatTemplate
+from triptych_frontend.engine_client import EngineClient
+from triptych_frontend.generation import Generator
+from triptych_frontend.no_torch import forbid_torch
+from triptych_frontend.preprocess import Preprocessor
+from triptych_frontend.served_model import ServedModel
+from triptych_frontend.servicers import DetokenizeServicer, GenerationServicer, PreprocessServicer
+from triptych_frontend.settings import FrontendSettings
+from triptych_frontend.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+SERVICES = (
+    generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
+    preprocess_pb2.DESCRIPTOR.services_by_name["PreprocessService"],
+    detokenize_pb2.DESCRIPTOR.services_by_name["DetokenizeService"],
+)
+
+
+class Frontend:
+    """One frontend: its model's tokenizer and template, its session with an engine, its servers.
+
+    Args:
+        settings: the settings in force; port 0 takes free ports.
+
+    Raises:
+        StartupError: the model, its tokenizer or its template cannot be used.
+    """
+
+    def __init__(self, settings: FrontendSettings) -> None:
+        path = resolve_model(settings.model)
+        name = settings.served_model_name or served_name(settings.model)
+        self._tokenizer = Tokenizer.load(path)
+        info = model_info(path, name, settings.max_model_len)
+        info.vocab_size = info.vocab_size or len(self._tokenizer)
+        self._model = ServedModel(info)
+        source = settings.chat_template.read_text(encoding="utf-8") if settings.chat_template else None
+        template = ChatTemplate(self._tokenizer, source)
+        self._admission = Admission(settings.max_live_requests)
+        self._preprocessor = Preprocessor(self._tokenizer, template, settings, self._model.info.vocab_size)
+        self._client = EngineClient(settings.engine_address, self._model.info, self._engine_changed)
+        self._generator = Generator(self._client, self._tokenizer, self._model)
+        self.server = ServiceServer("frontend", settings, SERVICES, self.register, self)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the servicers to a server."""
+        admission, model, preprocessor = self._admission, self._model, self._preprocessor
+        generation = GenerationServicer(admission, model, preprocessor, self._generator)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
+        preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server(PreprocessServicer(admission, model, preprocessor), server)
+        detokenize = DetokenizeServicer(admission, self._tokenizer, preprocessor)
+        detokenize_pb2_grpc.add_DetokenizeServiceServicer_to_server(detokenize, server)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+        """Serve inside the block; yields the task that keeps the session with the engine, which never ends by itself."""
+        await self.server.start()
+        session = asyncio.create_task(self._client.run(), name="engine session")
+        try:
+            yield session
+        finally:
+            await self.server.stop()
+            session.cancel()
+            await asyncio.gather(session, return_exceptions=True)
+            self._preprocessor.close()
+
+    async def _engine_changed(self) -> None:
+        self._model.follow(self._client.engine_model)
+        await self._report_readiness()
+
+    async def _report_readiness(self) -> None:
+        await self.server.health.set_ready(self.state == State.SERVER_STATE_SERVING)
+
+    # What the control port answers, see triptych_common.control.Controllable.
+
+    @property
+    def state(self) -> control_pb2.ServerState:
+        if self._admission.is_draining:
+            return State.SERVER_STATE_DRAINING
+        return State.SERVER_STATE_SERVING if self._client.is_connected else State.SERVER_STATE_UNAVAILABLE
+
+    @property
+    def num_live_requests(self) -> int:
+        return self._admission.num_live
+
+    def model_info(self) -> common_pb2.ModelInfo:
+        return self._model.info
+
+    async def drain(self, timeout_s: float) -> bool:
+        self._admission.close()
+        await self._report_readiness()
+        return await self._admission.wait_idle(timeout_s)
+
+    async def reset_cache(self) -> int:
+        return self._tokenizer.token_texts.clear()
+
+    async def sleep(self, timeout_s: float) -> int:
+        raise cannot_sleep("frontend")
+
+    async def wake_up(self) -> None:
+        raise cannot_sleep("frontend")
+
+
+def run(settings: FrontendSettings) -> None:
+    """Run the frontend until SIGINT or SIGTERM."""
+    forbid_torch()
+
+    async def main(stop: asyncio.Event) -> None:
+        async with Frontend(settings).running() as session:
+            stopped = asyncio.create_task(stop.wait())
+            await asyncio.wait([stopped, session], return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            if session.done():
+                session.result()  # raises what ended it
+
+    run_service("frontend", settings, main)

@@ -1,0 +1,126 @@
+"""The gRPC edge of the frontend: generation, preprocessing, detokenization."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+from triptych_common.errors import InvalidRequestError
+from triptych_common.pb import (
+    detokenize_pb2,
+    detokenize_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    preprocess_pb2,
+    preprocess_pb2_grpc,
+)
+
+from triptych_frontend.admission import Admission
+from triptych_frontend.detokenizer import IncrementalDetokenizer
+from triptych_frontend.generation import Generator
+from triptych_frontend.preprocess import Preprocessor
+from triptych_frontend.sampling import check_options
+from triptych_frontend.served_model import ServedModel
+from triptych_frontend.tokenizer import Tokenizer
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    """Chat, Complete, ListModels."""
+
+    def __init__(self, admission: Admission, model: ServedModel, preprocessor: Preprocessor, generator: Generator) -> None:
+        self._admission = admission
+        self._model = model
+        self._preprocessor = preprocessor
+        self._generator = generator
+
+    async def Chat(
+        self, request: generation_pb2.ChatRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[generation_pb2.ChatResponse]:
+        with self._admission.admit():
+            self._model.check_name(request.model)
+            params = check_options(request.options, self._model.info.vocab_size)
+            prompt = await self._preprocessor.chat(request)
+            respond = generation_pb2.ChatResponse
+            async for response in self._generator.run(prompt, params, context, respond, "messages"):
+                yield response
+
+    async def Complete(
+        self, request: generation_pb2.CompleteRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[generation_pb2.CompleteResponse]:
+        with self._admission.admit():
+            self._model.check_name(request.model)
+            params = check_options(request.options, self._model.info.vocab_size, request.echo)
+            prompt = await self._preprocessor.complete(request, with_offsets=params.wants_prompt_logprobs)
+            respond = generation_pb2.CompleteResponse
+            async for response in self._generator.run(prompt, params, context, respond, "prompt", request.echo):
+                yield response
+
+    async def ListModels(
+        self, request: generation_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> generation_pb2.ListModelsResponse:
+        return generation_pb2.ListModelsResponse(models=[self._model.info])
+
+
+class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
+    """Preprocess, Tokenize."""
+
+    def __init__(self, admission: Admission, model: ServedModel, preprocessor: Preprocessor) -> None:
+        self._admission = admission
+        self._model = model
+        self._preprocessor = preprocessor
+
+    async def Preprocess(
+        self, request: preprocess_pb2.PreprocessRequest, context: grpc.aio.ServicerContext
+    ) -> preprocess_pb2.PreprocessResponse:
+        with self._admission.admit():
+            kind = request.WhichOneof("input")
+            if kind is None:
+                raise InvalidRequestError("an input is needed: chat or complete", field="input")
+            if kind == "chat":
+                self._model.check_name(request.chat.model)
+                prompt = await self._preprocessor.chat(request.chat)
+            else:
+                self._model.check_name(request.complete.model)
+                prompt = await self._preprocessor.complete(request.complete)
+            return preprocess_pb2.PreprocessResponse(
+                prompt=prompt.text, token_ids=prompt.token_ids, max_model_len=self._model.info.max_model_len
+            )
+
+    async def Tokenize(
+        self, request: preprocess_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> preprocess_pb2.TokenizeResponse:
+        with self._admission.admit():
+            token_ids, tokens = await self._preprocessor.tokenize(
+                request.text,
+                add_special_tokens=request.add_special_tokens if request.HasField("add_special_tokens") else True,
+                parse_special_tokens=request.parse_special_tokens if request.HasField("parse_special_tokens") else True,
+            )
+            return preprocess_pb2.TokenizeResponse(token_ids=token_ids, tokens=tokens, max_model_len=self._model.info.max_model_len)
+
+
+class DetokenizeServicer(detokenize_pb2_grpc.DetokenizeServiceServicer):
+    """Detokenize, DetokenizeStream."""
+
+    def __init__(self, admission: Admission, tokenizer: Tokenizer, preprocessor: Preprocessor) -> None:
+        self._admission = admission
+        self._tokenizer = tokenizer
+        self._preprocessor = preprocessor
+
+    async def Detokenize(
+        self, request: detokenize_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> detokenize_pb2.DetokenizeResponse:
+        with self._admission.admit():
+            text = await self._preprocessor.detokenize(request.token_ids, request.skip_special_tokens)
+            return detokenize_pb2.DetokenizeResponse(text=text)
+
+    async def DetokenizeStream(
+        self, request_iterator: AsyncIterator[detokenize_pb2.DetokenizeStreamRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[detokenize_pb2.DetokenizeStreamResponse]:
+        with self._admission.admit():
+            stream: IncrementalDetokenizer | None = None
+            async for request in request_iterator:
+                if stream is None:
+                    stream = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=request.skip_special_tokens)
+                text = await self._preprocessor.detokenize_next(stream, request.token_ids)
+                yield detokenize_pb2.DetokenizeStreamResponse(text=text)
+            yield detokenize_pb2.DetokenizeStreamResponse(text=stream.flush() if stream is not None else "")
