@@ -1,0 +1,147 @@
+"""The command `triptych`. What a command needs is imported when it runs, so that `triptych --help` is quick."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from typing import Annotated, Any, Literal
+
+import typer
+from triptych_common import __version__
+from triptych_common.settings import DEFAULT_MODEL
+
+from triptych_cli.errors import CommandError
+from triptych_cli.service_flags import split_service_args
+
+
+class _Group(typer.core.TyperGroup):
+    """Shows a CommandError as one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CommandError as error:
+            typer.echo(f"triptych: {error}", err=True)
+            raise typer.Exit(error.exit_code) from error
+
+
+class _ServeCommand(typer.core.TyperCommand):
+    """Takes the flags of single services out before the rest is parsed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest, ctx.obj = split_service_args(args)
+        return super().parse_args(ctx, rest)
+
+
+app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+_LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+_LogFormat = Literal["text", "json"]
+_Model = Annotated[str, typer.Argument(help="A directory, a built-in name or a hub id (org/name).")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def triptych(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Multimodal LLM serving as a suite of gRPC services."""
+
+
+@app.command(cls=_ServeCommand)
+def serve(
+    ctx: typer.Context,
+    model: _Model = DEFAULT_MODEL,
+    host: Annotated[str | None, typer.Option(help="Address of the gateway.  [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the gateway.  [default: 8000]")] = None,
+    frontend_port: Annotated[int | None, typer.Option(min=0, max=65535, help="gRPC port.  [default: 50051]")] = None,
+    engine_port: Annotated[int | None, typer.Option(min=0, max=65535, help="gRPC port.  [default: 50053]")] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="Name that clients use.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest sequence, in tokens.")] = None,
+    log_level: Annotated[_LogLevel | None, typer.Option(help="Least severe level to log.  [default: INFO]")] = None,
+    log_format: Annotated[_LogFormat | None, typer.Option(help="text for people, json for collectors.  [default: text]")] = None,
+) -> None:
+    """Start all services on this machine and keep them running.
+
+    Any setting of one service can be given with its name: --engine.max-num-seqs 64, --gateway.no-access-log. `triptych engine
+    --help` lists the engine's, and so on. A port of 0 takes a free one.
+    """
+    from triptych_cli.serve import serve as run
+    from triptych_cli.stack import ServeOptions
+
+    options = ServeOptions(
+        model=model,
+        host=host,
+        port=port,
+        frontend_port=frontend_port,
+        engine_port=engine_port,
+        served_model_name=served_model_name,
+        max_model_len=max_model_len,
+        log_level=log_level,
+        log_format=log_format,
+    )
+    run(options, ctx.obj)
+
+
+#: Everything after the command is the service's, --help too.
+_PASS_ALL = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command(context_settings=_PASS_ALL)
+def engine(ctx: typer.Context) -> None:
+    """Run the engine alone, in this process; its settings are its flags."""
+    _run_service("engine", ctx.args)
+
+
+@app.command(context_settings=_PASS_ALL)
+def frontend(ctx: typer.Context) -> None:
+    """Run the frontend alone, in this process; its settings are its flags."""
+    _run_service("frontend", ctx.args)
+
+
+@app.command(context_settings=_PASS_ALL)
+def gateway(ctx: typer.Context) -> None:
+    """Run the gateway alone, in this process; its settings are its flags."""
+    _run_service("gateway", ctx.args)
+
+
+def _run_service(name: str, args: list[str]) -> None:
+    sys.argv = [f"triptych {name}", *args]
+    try:
+        runpy.run_module(f"triptych_{name}", run_name="__main__")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("triptych_"):
+            raise
+        raise CommandError(f"the {name} needs {error.name}, which is not installed; run: pip install 'triptych[{name}]'") from error
+
+
+@app.command()
+def fetch(model: _Model = DEFAULT_MODEL) -> None:
+    """Put a model on this machine, so that `serve` can start without a network."""
+    from rich.console import Console
+
+    from triptych_cli.fetch import fetch as run
+
+    console = Console(stderr=True, highlight=False)
+    path, was_there = run(model, console)
+    if was_there:
+        console.print(f"{model} is there already", soft_wrap=True)
+    typer.echo(path)
+
+
+@app.command()
+def chat(
+    address: Annotated[str, typer.Option(help="host:port of the frontend.")] = "127.0.0.1:50051",
+    model: Annotated[str, typer.Option(help="Name of the model, where several are served.")] = "",
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
+) -> None:
+    """Talk with a served model. Reads lines from a pipe, too."""
+    from triptych_cli.chat import chat as run
+
+    run(address, model=model, system=system, temperature=temperature, max_tokens=max_tokens)

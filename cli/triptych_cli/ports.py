@@ -1,0 +1,74 @@
+"""Ports on this machine: is one free, and which one is."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from triptych_cli.errors import CommandError
+
+
+@dataclass(frozen=True)
+class PortClaim:
+    """A port that a service is going to listen on."""
+
+    service: str
+    host: str
+    port: int
+    #: What moves it.
+    flag: str
+
+
+def check_ports(claims: Iterable[PortClaim]) -> None:
+    """Raise CommandError, one line naming service, port and flag, when a port is taken or two services want the same one."""
+    first: dict[int, PortClaim] = {}
+    for claim in claims:
+        other = first.setdefault(claim.port, claim)
+        if other is not claim:
+            raise CommandError(
+                f"port {claim.port} is wanted by both the {other.service} ({other.flag}) and the {claim.service} ({claim.flag})"
+            )
+        _check(claim)
+
+
+def _check(claim: PortClaim) -> None:
+    try:
+        _bind(claim.host, claim.port).close()
+    except socket.gaierror as error:
+        raise CommandError(f"the {claim.service} cannot listen on {claim.host}: no such host") from error
+    except OSError as error:
+        where = f"{claim.host}:{claim.port}"
+        if error.errno == errno.EADDRINUSE:
+            raise CommandError(
+                f"port {claim.port} of the {claim.service} is taken ({where}); choose another: {claim.flag}"
+            ) from error
+        raise CommandError(
+            f"the {claim.service} cannot listen on {where}: {error.strerror}; choose another port: {claim.flag}"
+        ) from error
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on now."""
+    with _bind(host, 0) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # A port that only waits for late packets of closed connections is free, and servers take it.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def connect_host(listen_host: str) -> str:
+    """The address at which this machine reaches what listens there."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(listen_host, listen_host)  # noqa: S104
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,56 @@
+"""`triptych serve`: the model is there, the ports are free, then all services run until told to stop."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from rich.console import Console
+from triptych_common.model_store import served_name
+
+from triptych_cli.errors import CommandError
+from triptych_cli.fetch import fetch
+from triptych_cli.ports import check_ports
+from triptych_cli.service_flags import ServiceArgs
+from triptych_cli.stack import ServeOptions, Service, plan, port_claims, spec
+from triptych_cli.supervisor import ServiceFailedError, supervise
+from triptych_cli.terminal import TerminalReporter
+
+
+def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
+    """Run all services on this machine. Raises CommandError when that cannot begin or cannot go on."""
+    services = plan(options, service_args)
+    check_ports(port_claims(services))
+    console = Console(stderr=True, highlight=False)
+    fetch(options.model, console)
+    # Lines in JSON name their service, and a prefix would make them something else.
+    prefix_lines = options.log_format != "json"
+    reporter = TerminalReporter(
+        console, [service.name for service in services], prefix_lines, lambda elapsed_s: _announce(services, elapsed_s)
+    )
+    try:
+        with reporter:
+            supervise([spec(service) for service in services], reporter)
+    except ServiceFailedError as error:
+        reporter.failed(f"{error}; its last lines:")
+        reporter.show_last_lines(error.last_lines)
+        raise CommandError(str(error)) from error
+
+
+def _announce(services: list[Service], elapsed_s: float) -> None:
+    """Where it listens, and a line to paste."""
+    by_name = {service.name: service for service in services}
+    frontend, gateway = by_name["frontend"], by_name["gateway"]
+    # Fields that the settings classes of frontend and gateway have and their base has not.
+    model = getattr(frontend.settings, "served_model_name", None) or served_name(getattr(frontend.settings, "model", ""))
+    print(file=sys.stdout)
+    print(f"Triptych serves {model} at http://{gateway.address} (ready after {elapsed_s:.1f} s)")
+    print(f"  documentation http://{gateway.address}/docs · gRPC {frontend.address} · Ctrl-C stops it")
+    print(f"  {curl_line(gateway.address, model, has_key=bool(getattr(gateway.settings, 'api_key', None)))}", flush=True)
+
+
+def curl_line(address: str, model: str, has_key: bool = False) -> str:
+    """A first request for the shell."""
+    body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    key = ' -H "Authorization: Bearer $TRIPTYCH_GATEWAY_API_KEY"' if has_key else ""
+    return f"curl http://{address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"

@@ -1,0 +1,90 @@
+"""What a person sees while services run: their lines with a coloured prefix, what they wait for, how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+_COLOURS = ("cyan", "magenta", "green", "blue")
+
+
+class TerminalReporter:
+    """Writes to a console; on a terminal with a spinner that names what is still awaited.
+
+    Args:
+        services: in the order of their start.
+        prefix_lines: put the service's name before each of its lines; False where the lines name it themselves.
+        on_all_ready: called once, when everything is ready, with the time that it took, in seconds.
+    """
+
+    def __init__(
+        self, console: Console, services: Sequence[str], prefix_lines: bool, on_all_ready: Callable[[float], None]
+    ) -> None:
+        self._console = console
+        self._prefix_lines = prefix_lines
+        self._on_all_ready = on_all_ready
+        self._waiting = list(services)
+        width = max(map(len, services))
+        self._prefixes = {
+            name: Text(f"{name:<{width}} │ ", style=_COLOURS[number % len(_COLOURS)]) for number, name in enumerate(services)
+        }
+        self._status = console.status("") if console.is_terminal else None
+
+    def __enter__(self) -> TerminalReporter:
+        if self._status:
+            self._show_waiting()
+            self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._status:
+            self._status.stop()
+
+    def line(self, service: str, text: str) -> None:
+        # A service may colour its lines itself.
+        body = Text.from_ansi(text)
+        self._console.print(self._prefixes[service] + body if self._prefix_lines else body, soft_wrap=True)
+
+    def ready(self, service: str, elapsed_s: float) -> None:
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(service)
+        self._say(f"[green]{service} is ready[/] after {elapsed_s:.1f} s")
+        self._show_waiting()
+
+    def all_ready(self, elapsed_s: float) -> None:
+        if self._status:
+            self._status.stop()
+        self._on_all_ready(elapsed_s)
+
+    def died(self, service: str, how: str, last_lines: Sequence[str]) -> None:
+        self._say(f"[bold red]{service} died ({how})[/]; its last lines:")
+        self.show_last_lines(last_lines)
+        self._say(f"starting {service} again")
+
+    def show_last_lines(self, last_lines: Sequence[str]) -> None:
+        """Show what a service wrote last, indented."""
+        for text in last_lines or ["(none)"]:
+            self._console.print(Text("    ") + Text.from_ansi(text), soft_wrap=True)
+
+    def stopping(self, service: str) -> None:
+        if self._status:
+            self._status.stop()
+        self._say(f"stopping {service}")
+
+    def killed(self, service: str, grace_s: float) -> None:
+        self._say(f"[bold red]{service} did not stop within {grace_s:.0f} s and was killed[/]")
+
+    def failed(self, why: str) -> None:
+        """Say why everything ends."""
+        self._say(f"[bold red]{escape(why)}[/]")
+
+    def _say(self, markup: str) -> None:
+        self._console.print(f"[bold]triptych[/] │ {markup}", highlight=False, soft_wrap=True)
+
+    def _show_waiting(self) -> None:
+        if self._status:
+            self._status.update(f"waiting for {', '.join(self._waiting)}")

@@ -1,0 +1,72 @@
+"""`triptych chat` against a fake frontend behind real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+
+import grpc
+import pytest
+from fakes.echo_frontend import echo_frontend
+from triptych_cli.chat import Conversation, chat
+from triptych_cli.errors import CommandError
+from triptych_common.pb import generation_pb2_grpc
+
+
+async def test_piped_lines_are_turns_of_one_conversation() -> None:
+    async with echo_frontend() as (frontend, address):
+        out = io.StringIO()
+        await asyncio.to_thread(
+            chat, address, system="Be brief.", temperature=0.0, stdin=io.StringIO("one two\n\nthree\n"), stdout=out
+        )
+    assert out.getvalue() == "one two \nthree \n"
+    assert frontend.turns(1) == [("system", "Be brief."), ("user", "one two"), ("assistant", "one two "), ("user", "three")]
+    sampling = frontend.requests[0].options.sampling
+    assert sampling.temperature == 0.0
+    assert sampling.HasField("temperature")
+    assert not sampling.HasField("max_tokens")
+
+
+async def test_a_refusal_is_shown_and_ends_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    async with echo_frontend() as (_, address):
+        with pytest.raises(CommandError):
+            await asyncio.to_thread(chat, address, stdin=io.StringIO("refuse me\nnever asked\n"), stdout=io.StringIO())
+    assert "messages[0] is not to my taste" in capsys.readouterr().err
+
+
+async def test_stopping_an_answer_cancels_the_call_and_keeps_what_came() -> None:
+    async with echo_frontend() as (frontend, address):
+
+        def talk() -> None:
+            with grpc.insecure_channel(address) as channel:
+                conversation = Conversation(generation_pb2_grpc.GenerationServiceStub(channel))
+                answer = conversation.ask("for ever")
+                assert next(answer) == "for "
+                answer.close()
+                assert "".join(conversation.ask("and now")) == "and now "
+                conversation.reset()
+                assert "".join(conversation.ask("anew")) == "anew "
+
+        await asyncio.to_thread(talk)
+        await asyncio.wait_for(frontend.cancelled.wait(), 30)
+    assert frontend.turns(1) == [("user", "for ever"), ("assistant", "for "), ("user", "and now")]
+    assert frontend.turns(2) == [("user", "anew")]
+
+
+async def test_a_refused_turn_is_forgotten() -> None:
+    async with echo_frontend() as (frontend, address):
+
+        def talk() -> None:
+            with grpc.insecure_channel(address) as channel:
+                conversation = Conversation(generation_pb2_grpc.GenerationServiceStub(channel))
+                with pytest.raises(grpc.RpcError):
+                    list(conversation.ask("refuse me"))
+                list(conversation.ask("hello"))
+
+        await asyncio.to_thread(talk)
+    assert frontend.turns(1) == [("user", "hello")]
+
+
+def test_nothing_there_is_one_clear_line() -> None:
+    with pytest.raises(CommandError, match=r"no frontend answers at 127\.0\.0\.1:1; start one with `triptych serve`"):
+        chat("127.0.0.1:1", stdin=io.StringIO("hello\n"))

@@ -1,0 +1,112 @@
+"""What the command line accepts, and how it refuses."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from triptych_cli.errors import CommandError
+from triptych_cli.main import app
+from triptych_cli.ports import PortClaim, check_ports, connect_host, free_port
+from triptych_cli.serve import curl_line
+from triptych_cli.service_flags import parse_settings, split_service_args
+from triptych_cli.stack import ServeOptions, plan, port_claims
+from triptych_common import __version__
+from typer.testing import CliRunner
+
+
+def run(*args: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, args)
+    return result.exit_code, result.output
+
+
+def test_version_is_printed() -> None:
+    assert run("--version") == (0, f"{__version__}\n")
+
+
+def test_service_flags_are_taken_out_with_their_values() -> None:
+    rest, flags = split_service_args(
+        ["--gateway.no-access-log", "some/model", "--frontend.max-live-requests", "7", "--port=9", "--gateway.api-key=a=b"]
+    )
+    assert rest == ["some/model", "--port=9"]
+    assert flags == {"engine": [], "frontend": ["--max-live-requests", "7"], "gateway": ["--no-access-log", "--api-key=a=b"]}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--frontend.max-live-request", "7"], "did you mean --frontend.max-live-requests?"),
+        (["--gateway.zzz"], "the gateway has no such setting; `triptych gateway --help` lists them"),
+        (["--gateway.port"], "--gateway.port needs a value"),
+        (["--gateway.port", "70000"], "gateway: bad settings: port: Input should be less than or equal to 65535 (given: '70000')"),
+        (["--frontend-port", "65500"], "leaves no room for the control port"),
+        (["--max-model-len", "0"], "greater than or equal to 1"),
+        (["--log-level", "LOUD"], "'LOUD' is not one of"),
+    ],
+)
+def test_bad_flags_are_refused_before_anything_starts(args: list[str], message: str) -> None:
+    code, output = run("serve", *args)
+    assert code == 2
+    assert message in output
+
+
+def test_services_get_each_others_addresses_and_their_own_flags() -> None:
+    options = ServeOptions(model="some/model", port=9000, frontend_port=7001, max_model_len=512, log_level="DEBUG")
+    engine, frontend, gateway = plan(options, {"engine": ["--port", "7003"], "gateway": ["--no-access-log"]})
+    assert (engine.name, frontend.name, gateway.name) == ("engine", "frontend", "gateway")
+    assert engine.args[:2] == ("--port", "7003")
+    assert engine.address == "127.0.0.1:7003"
+    assert "--engine-address 127.0.0.1:7003" in " ".join(frontend.args)
+    assert "--frontend-address 127.0.0.1:7001" in " ".join(gateway.args)
+    assert "--max-model-len 512" in " ".join(engine.args)
+    assert "--max-model-len" not in gateway.args
+    assert all("--log-level DEBUG" in " ".join(service.args) for service in (engine, frontend, gateway))
+
+
+def test_moving_the_gateway_moves_nothing_else() -> None:
+    ports = {claim.service: claim.port for claim in port_claims(plan(ServeOptions("some/model", port=9000), {}))}
+    assert ports == {
+        "engine": 50053,
+        "engine (control)": 50153,
+        "frontend": 50051,
+        "frontend (control)": 50151,
+        "gateway": 9000,
+    }
+
+
+def test_port_zero_is_settled_before_the_others_are_told() -> None:
+    engine, frontend, _ = plan(ServeOptions("some/model", engine_port=0), {})
+    assert engine.settings.port > 0
+    assert f"--engine-address {engine.address}" in " ".join(frontend.args)
+    assert parse_settings("engine", engine.args) == engine.settings
+
+
+def test_a_taken_port_is_told_with_service_and_flag() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        code, output = run("serve", "--port", str(port), "--frontend-port", "0", "--engine-port", "0")
+    assert code == 1
+    assert output == f"triptych: port {port} of the gateway is taken (127.0.0.1:{port}); choose another: --port\n"
+
+
+def test_two_services_cannot_have_one_port() -> None:
+    port = free_port("127.0.0.1")
+    with pytest.raises(CommandError, match=rf"port {port} is wanted by both the engine \(--a\) and the gateway \(--b\)"):
+        check_ports([PortClaim("engine", "127.0.0.1", port, "--a"), PortClaim("gateway", "127.0.0.1", port, "--b")])
+
+
+def test_a_host_that_does_not_exist_is_told() -> None:
+    with pytest.raises(CommandError, match=r"the gateway cannot listen on 192\.0\.2\.1:\d+: .*; choose another port: --port"):
+        check_ports([PortClaim("gateway", "192.0.2.1", free_port("127.0.0.1"), "--port")])
+
+
+@pytest.mark.parametrize(
+    ("listen", "connect"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("127.0.0.1", "127.0.0.1"), ("example.org", "example.org")]
+)
+def test_where_a_listener_is_reached(listen: str, connect: str) -> None:
+    assert connect_host(listen) == connect
+
+
+def test_the_curl_line_shows_no_key() -> None:
+    assert "$TRIPTYCH_GATEWAY_API_KEY" in curl_line("127.0.0.1:8000", "m", has_key=True)
+    assert "Authorization" not in curl_line("127.0.0.1:8000", "m")
