@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
+import tempfile
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ VOCAB_SIZE = 512
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'tool' %}{{ raise_exception('tools are not supported: ' + message.content) }}{% endif %}"
-    "<|im_start|>{{ message.role }}{% if message.name %} {{ message.name }}{% endif %}\n"
+    "<|im_start|>{{ message.role }}{% if message.name %} {{ message.name }}{% endif %}{{ '\n' }}"
     "{{ message.content | trim }}<|im_end|>\n"
     "{% endfor %}"
     "{% if style is defined %}[{{ style }}]{% endif %}"
@@ -98,3 +102,11 @@ def write_model(
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
+
+
+@lru_cache(1)
+def small_model_dir() -> Path:
+    """The default small model, written once per test run."""
+    path = Path(tempfile.mkdtemp(prefix="triptych-test-model-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return write_model(path / "small")

@@ -19,7 +19,7 @@ class FrontendSettings(GrpcServiceSettings):
     port: Annotated[Port, Field(description="Port to listen on; 0 takes a free one.")] = 50051
     model: Annotated[str, Field(description="Directory, built-in name or hub id (org/name).")] = DEFAULT_MODEL
     served_model_name: Annotated[str | None, Field(description="Name that clients use; by default follows from the model.")] = None
-    engine_address: Annotated[str, Field(description="host:port of the engine.")] = "127.0.0.1:50053"
+    engine_address: Annotated[str, Field(pattern=r"^\S+:\d+$", description="host:port of the engine.")] = "127.0.0.1:50053"
     max_model_len: Annotated[
         int | None, Field(ge=1, description="Longest sequence in tokens; by default the engine's. Never more than the engine's.")
     ] = None

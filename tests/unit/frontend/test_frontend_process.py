@@ -1,0 +1,69 @@
+"""The frontend as a process: no torch in it, settings refused by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders_tokenizer import small_model_dir
+from pydantic import ValidationError
+from triptych_frontend.settings import FrontendSettings
+
+_PROGRAM = """
+import sys
+from triptych_frontend.no_torch import forbid_torch
+forbid_torch()
+from triptych_frontend.service import Frontend
+from triptych_frontend.settings import FrontendSettings
+frontend = Frontend(FrontendSettings(model=sys.argv[1], port=0))
+import transformers
+loaded = [name for name in sys.modules if name.split(".")[0] == "torch" and sys.modules[name] is not None]
+assert not loaded, loaded
+assert not transformers.utils.is_torch_available()
+import psutil
+print(psutil.Process().memory_info().rss)
+"""
+
+
+def _run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *args], capture_output=True, text=True, timeout=120, check=False, env=os.environ | environment
+    )
+
+
+def test_no_torch_is_loaded_even_where_it_is_installed() -> None:
+    done = _run("-c", _PROGRAM, str(small_model_dir()))
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 200e6, "resident bytes"
+
+
+def test_torch_cannot_be_forbidden_too_late() -> None:
+    program = "import sys, types; sys.modules['torch'] = types.ModuleType('torch')\n"
+    done = _run("-c", program + "from triptych_frontend.no_torch import forbid_torch; forbid_torch()")
+    assert "torch is imported already" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "environment", "message"),
+    [
+        (["--model", "no/such/model"], {}, "neither a directory nor a built-in name"),
+        (["--port", "70000"], {}, "port"),
+        (["--max-model-len", "100000"], {}, "max_model_len 100000"),
+        ([], {"TRIPTYCH_FRONTEND_MODLE": "x"}, "TRIPTYCH_FRONTEND_MODLE"),
+        ([], {"TRIPTYCH_FRONTEND_ENGINE_ADDRESS": "here"}, "engine_address"),
+    ],
+)
+def test_a_bad_setting_stops_the_start_and_is_named(args: list[str], environment: dict[str, str], message: str) -> None:
+    model = [] if "--model" in args else ["--model", str(small_model_dir())]
+    done = _run("-m", "triptych_frontend", *model, *args, **environment)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_template_file_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="chat_template"):
+        FrontendSettings(chat_template=tmp_path / "missing.jinja")
