@@ -26,7 +26,7 @@ _BACKLOG = 2048
 def main() -> None:
     """Run with the settings of command line and environment."""
     try:
-        settings = CliApp.run(GatewaySettings, cli_prog_name="python -m triptych_gateway")
+        settings = CliApp.run(GatewaySettings)
     except ValidationError as error:
         sys.exit(str(startup_error(error)))
     run(settings)

@@ -13,7 +13,7 @@ from triptych_common.settings import Port, ServiceSettings
 class GatewaySettings(ServiceSettings):
     """OpenAI-compatible REST in front of a frontend."""
 
-    model_config = SettingsConfigDict(env_prefix="TRIPTYCH_GATEWAY_")
+    model_config = SettingsConfigDict(env_prefix="TRIPTYCH_GATEWAY_", cli_prog_name="python -m triptych_gateway")
 
     port: Annotated[Port, Field(description="Port to listen on; 0 takes a free one.")] = 8000
     frontend_address: Annotated[str, Field(min_length=1, description="host:port of the frontend.")] = "127.0.0.1:50051"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 #: Problems that one message names at most.
-_MAX_PROBLEMS = 3
+_MAX_PROBLEMS = 8
 _MAX_SHOWN_CHARS = 60
 
 
@@ -30,7 +30,7 @@ def describe(errors: Sequence[Any], body: Any) -> Problem:
     first = errors[0]
     if first["type"] == "json_invalid":
         return Problem(f"the body is not valid JSON: {first['ctx']['error']}", None, "invalid_json")
-    paths = [error.get("ctx", {}).get("field") or json_path(error["loc"][1:], body) for error in errors]
+    paths = [_path(error, body) for error in errors]
     if not paths[0] and not isinstance(body, dict):
         return Problem(_body_message(body), None, "invalid_type")
     messages = [_message(error, path) for error, path in zip(errors, paths, strict=True)]
@@ -39,24 +39,31 @@ def describe(errors: Sequence[Any], body: Any) -> Problem:
     return Problem(message, paths[0] or None, _code(first["type"]))
 
 
-def json_path(loc: Sequence[int | str], body: Any) -> str:
+def json_path(loc: Sequence[int | str], body: Any, *, is_missing: bool = False) -> str:
     """`messages[0].role` for ("messages", 0, "role").
 
     Union tags, which pydantic puts between, stand for no value and are left out.
+
+    Args:
+        is_missing: the last part names a field that is not there.
     """
     path, value = "", body
     for position, part in enumerate(loc):
-        last = position == len(loc) - 1
-        if isinstance(value, dict) and isinstance(part, str):
-            if part not in value and not last:
-                continue
-            name = part[:_MAX_SHOWN_CHARS]
-            path += f".{name}" if path else name
-            value = value.get(part)
+        # Keys of logit_bias were made integers.
+        name = str(part)
+        if isinstance(value, dict) and (name in value or (is_missing and position == len(loc) - 1)):
+            shown_name = name[:_MAX_SHOWN_CHARS]
+            path += f".{shown_name}" if path else shown_name
+            value = value.get(name)
         elif isinstance(value, list) and isinstance(part, int) and part < len(value):
             path += f"[{part}]"
             value = value[part]
     return path
+
+
+def _path(error: Any, body: Any) -> str:
+    named = error.get("ctx", {}).get("field")
+    return named or json_path(error["loc"][1:], body, is_missing=error["type"] == "missing")
 
 
 def _message(error: Any, path: str) -> str:

@@ -102,8 +102,13 @@ class AnswerFormat(ABC):
         with_logprobs: bool = False,
         with_token_ids: bool = False,
     ) -> None:
-        self._envelope = {"id": self.id_prefix + request_id, "created": int(time.time()), "model": model}
-        self._envelope["system_fingerprint"] = fingerprint
+        self._envelope = {
+            "id": self.id_prefix + request_id,
+            "object": self.object_name,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
         self._with_logprobs = with_logprobs
         self._with_token_ids = with_token_ids
         # A chunk is head + JSON of the choice + tail.
@@ -139,7 +144,7 @@ class AnswerFormat(ABC):
 
     def whole(self, choices: list[Choice], usage: common_pb2.Usage) -> bytes:
         """The answer in one piece."""
-        answer: dict[str, Any] = self._envelope | {"object": self.object_name, "choices": [], "usage": usage_json(usage)}
+        answer: dict[str, Any] = self._envelope | {"choices": [], "usage": usage_json(usage)}
         for index, choice in enumerate(choices):
             written = self._whole_choice(index, choice.text)
             written["logprobs"] = self._logprobs(choice.logprobs) if self._with_logprobs else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
@@ -62,11 +62,8 @@ class CompletionRequest(GenerationRequest):
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts, one by one."""
-        match self.prompt:
-            case str() | [int(), *_]:
-                return [self.prompt]
-            case many:
-                return [*many]
+        many = [self.prompt] if isinstance(self.prompt, str) or isinstance(self.prompt[0], int) else self.prompt
+        return cast("list[str | list[int]]", many)
 
     @model_validator(mode="after")
     def _completion_options_fit_together(self) -> Self:
