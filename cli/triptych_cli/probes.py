@@ -1,9 +1,13 @@
-"""Is a service ready? By gRPC health on its control port, by `GET /ready` for the gateway."""
+"""Is a service ready? By gRPC health on its control port, by `GET /ready` for the gateway.
+
+As a program it is the health check of containers: `python -m triptych_cli.probes grpc://127.0.0.1:50153` ends with 0 when ready.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Awaitable, Callable
 
 import grpc
@@ -54,3 +58,21 @@ async def _get(host: str, port: int, path: str) -> int:
             await writer.wait_closed()
     parts = status_line.split()
     return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0
+
+
+def main(url: str) -> int:
+    """The exit code for one service, named by grpc://host:port or http://host:port."""
+    scheme, _, address = url.partition("://")
+    host, _, port = address.rpartition(":")
+    probe = grpc_ready(address) if scheme == "grpc" else http_ready(host, int(port))
+    with contextlib.suppress(OSError):
+        return 0 if asyncio.run(_await(probe)) else 1
+    return 1
+
+
+async def _await(probe: Callable[[], Awaitable[bool]]) -> bool:
+    return await probe()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,81 @@
+# Everything that a person does with this repository. `make` alone lists it.
+.DEFAULT_GOAL := help
+.PHONY: help install serve test test-slow lint format protos bench images clean
+SHELL := /bin/bash
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+MODEL ?= smollm2-135m-instruct
+PORT ?= 8000
+ARGS ?=
+# docker or podman, for `make images`.
+CONTAINER ?= docker
+BUILD_ARGS ?=
+
+# Torch by itself and first: where a CPU build is offered (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL), that one is taken and kept.
+TORCH := torch>=2.11,<2.14
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# Stamps: what is installed already is not installed again. `dev` holds everything that `run` does.
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.created pyproject.toml constraints.txt
+	@if [ ! -e $(VENV)/.dev ] || [ pyproject.toml -nt $(VENV)/.dev ] || [ constraints.txt -nt $(VENV)/.dev ]; then \
+		echo "installing Triptych and what it needs to run into $(VENV)"; \
+		$(PIP) install -q -c constraints.txt '$(TORCH)' && $(PIP) install -q -c constraints.txt -e '.[all]'; \
+	fi
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.created pyproject.toml constraints.txt
+	$(PIP) install -q -c constraints.txt '$(TORCH)'
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+install: $(VENV)/.dev ## Make the virtual environment with all that development needs
+
+serve: $(VENV)/.run ## Serve a model: make serve [PORT=8000] [MODEL=directory, built-in name or hub id] [ARGS='--max-model-len 2048']
+	@exec $(BIN)/triptych serve $(MODEL) --port $(PORT) $(ARGS)
+
+test: $(VENV)/.dev ## Run the tests (minutes)
+	$(BIN)/triptych fetch
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(VENV)/.dev ## Run the tests that take long: real downloads, soak
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.dev ## Check style, types, who imports whom, contracts, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	$(BIN)/python tools/gen_protos.py
+	@test -z "$$(git status --porcelain -- services/triptych_common/pb)" \
+		|| { git diff --stat -- services/triptych_common/pb; echo "generated code differs from protos/: commit what 'make protos' wrote"; exit 1; }
+
+format: $(VENV)/.dev ## Put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: $(VENV)/.dev ## Regenerate the Python of protos/
+	$(BIN)/python tools/gen_protos.py
+
+bench: $(VENV)/.dev ## Measure a running server: make bench [ARGS='--concurrency 1 8 32 64']
+	$(BIN)/python benchmarks/serving.py $(ARGS)
+
+images: ## Build the container images: make images [CONTAINER=podman] [BUILD_ARGS=...]
+	for target in gateway frontend engine fetch; do \
+		$(CONTAINER) build $(BUILD_ARGS) --target $$target --tag triptych-$$target:latest . || exit 1; \
+	done
+
+clean: ## Remove what tools left behind; the virtual environment and fetched models stay
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
