@@ -1,0 +1,202 @@
+"""Protobuf to the engine's own types and back, with the checks that need nothing but the request and the model's limits."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable
+
+from triptych_common.errors import ContextLengthError, InvalidRequestError, UnimplementedError
+from triptych_common.pb import common_pb2, engine_pb2
+from triptych_common.status import to_request_error
+
+from triptych_engine.core import Load
+from triptych_engine.output import SequenceOutput, TokenLogprobs
+from triptych_engine.request import FinishReason, Request, SamplingParams
+
+_FINISH_REASONS = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: common_pb2.FINISH_REASON_ABORT,
+    FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+}
+
+#: field -> (default, smallest, largest); None stands for no bound. Ranges as in common.proto.
+_RANGES: dict[str, tuple[float, float, float]] = {
+    "temperature": (1.0, 0.0, 100.0),
+    "top_p": (1.0, 0.0, 1.0),
+    "min_p": (0.0, 0.0, 1.0),
+    "presence_penalty": (0.0, -2.0, 2.0),
+    "frequency_penalty": (0.0, -2.0, 2.0),
+    "repetition_penalty": (1.0, 0.0, 10.0),
+}
+_POSITIVE = ("top_p", "repetition_penalty")
+MAX_LOGPROBS = 20
+#: Temperatures below this are greedy: dividing by them would overflow.
+_SMALLEST_TEMPERATURE = 1e-4
+
+
+def to_request(message: engine_pb2.EngineRequest, model: common_pb2.ModelInfo, capacity_tokens: int) -> Request:
+    """The request, checked.
+
+    Args:
+        capacity_tokens: longest sequence that the KV cache holds.
+
+    Raises:
+        InvalidRequestError, ContextLengthError: a field is out of its range; the error names it.
+    """
+    if not message.request_id:
+        raise InvalidRequestError("request_id must not be empty", field="request_id")
+    if message.media or message.placeholders:
+        raise UnimplementedError("this engine serves text only; media items cannot be taken", field="media")
+    prompt = list(message.prompt_token_ids)
+    if not prompt:
+        raise InvalidRequestError("prompt_token_ids must not be empty", field="prompt_token_ids")
+    _check_token_ids(prompt, "prompt_token_ids", model.vocab_size)
+    return Request(
+        request_id=message.request_id,
+        prompt_token_ids=prompt,
+        sampling=_to_sampling(message.sampling, len(prompt), model, capacity_tokens),
+        priority=message.priority,
+        cache_salt=message.cache_salt,
+    )
+
+
+def _to_sampling(
+    message: common_pb2.SamplingParams, num_prompt_tokens: int, model: common_pb2.ModelInfo, capacity_tokens: int
+) -> SamplingParams:
+    values = {name: _ranged(message, name, *limits) for name, limits in _RANGES.items()}
+    if values["temperature"] < _SMALLEST_TEMPERATURE:
+        values["temperature"] = 0.0
+    vocab_size = model.vocab_size
+    _check_token_ids(message.allowed_token_ids, "sampling.allowed_token_ids", vocab_size)
+    _check_token_ids(message.bad_token_ids, "sampling.bad_token_ids", vocab_size)
+    _check_token_ids(message.stop_token_ids, "sampling.stop_token_ids", vocab_size)
+    _check_token_ids(message.logit_bias, "sampling.logit_bias", vocab_size)
+    for token_id, bias in message.logit_bias.items():
+        if not -100 <= bias <= 100:
+            raise InvalidRequestError(
+                f"sampling.logit_bias[{token_id}] must be in [-100, 100]; given: {bias:g}", field="sampling.logit_bias", value=bias
+            )
+    if message.allowed_token_ids and set(message.allowed_token_ids) <= set(message.bad_token_ids):
+        raise InvalidRequestError("bad_token_ids bans every allowed token", field="sampling.bad_token_ids")
+    stop_token_ids = set(message.stop_token_ids)
+    if not message.ignore_eos:
+        stop_token_ids.update(model.eos_token_ids)
+    max_tokens = _max_tokens(message, num_prompt_tokens, model.max_model_len, capacity_tokens)
+    if message.min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"sampling.min_tokens must be at most max_tokens ({max_tokens}); given: {message.min_tokens}",
+            field="sampling.min_tokens", limit=max_tokens, value=message.min_tokens,
+        )  # fmt: skip
+    return SamplingParams(
+        **values,
+        max_tokens=max_tokens,
+        min_tokens=message.min_tokens,
+        top_k=min(message.top_k, vocab_size),
+        logit_bias=dict(message.logit_bias),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_token_ids=tuple(message.bad_token_ids),
+        stop_token_ids=frozenset(stop_token_ids),
+        seed=message.seed % 2**64 if message.HasField("seed") else secrets.randbits(64),
+        logprobs=_num_logprobs(message, "logprobs"),
+        prompt_logprobs=_num_logprobs(message, "prompt_logprobs"),
+    )
+
+
+def _ranged(message: common_pb2.SamplingParams, name: str, default: float, low: float, high: float) -> float:
+    if not message.HasField(name):
+        return default
+    value: float = getattr(message, name)
+    excluded = name in _POSITIVE and value == low
+    if not math.isfinite(value) or not low <= value <= high or excluded:
+        bracket = "(" if name in _POSITIVE else "["
+        raise InvalidRequestError(
+            f"sampling.{name} must be in {bracket}{low:g}, {high:g}]; given: {value:g}",
+            field=f"sampling.{name}", limit=f"{bracket}{low:g}, {high:g}]", value=f"{value:g}",
+        )  # fmt: skip
+    return value
+
+
+def _num_logprobs(message: common_pb2.SamplingParams, name: str) -> int | None:
+    if not message.HasField(name):
+        return None
+    value: int = getattr(message, name)
+    if value > MAX_LOGPROBS:
+        raise InvalidRequestError(
+            f"sampling.{name} must be at most {MAX_LOGPROBS}; given: {value}",
+            field=f"sampling.{name}",
+            limit=MAX_LOGPROBS,
+            value=value,
+        )
+    return value
+
+
+def _max_tokens(message: common_pb2.SamplingParams, num_prompt_tokens: int, max_model_len: int, capacity_tokens: int) -> int:
+    # A prompt that fills the context leaves no room for a token, unless none is asked for.
+    wanted = message.max_tokens if message.HasField("max_tokens") else None
+    if num_prompt_tokens + (1 if wanted is None else wanted) > max_model_len:
+        output = "at least 1" if wanted is None else wanted
+        raise ContextLengthError(
+            f"the prompt has {num_prompt_tokens} tokens and {output} output tokens are asked for; "
+            f"the model's context is {max_model_len} tokens",
+            field="max_tokens" if wanted else "prompt", limit=max_model_len, value=num_prompt_tokens + (wanted or 1),
+        )  # fmt: skip
+    # Nothing asked for: what context and KV cache leave (the last token is never fed back, hence the one more).
+    return min(max_model_len, max(capacity_tokens, num_prompt_tokens) + 1) - num_prompt_tokens if wanted is None else wanted
+
+
+def _check_token_ids(token_ids: Iterable[int], field: str, vocab_size: int) -> None:
+    for index, token_id in enumerate(token_ids):
+        if token_id >= vocab_size:
+            raise InvalidRequestError(
+                f"{field}[{index}] is {token_id}; the vocabulary has {vocab_size} tokens",
+                field=field,
+                limit=vocab_size - 1,
+                value=token_id,
+            )
+
+
+def output_message(output: SequenceOutput) -> engine_pb2.SequenceOutput:
+    """The output as it travels."""
+    message = engine_pb2.SequenceOutput(request_id=output.request_id, token_ids=output.token_ids)
+    if output.logprobs:
+        message.logprobs.extend(map(_logprobs_message, output.logprobs))
+    if output.prompt_logprobs:
+        message.prompt_logprobs.extend(map(_logprobs_message, output.prompt_logprobs))
+    if output.finish_reason is not None:
+        message.finish_reason = _FINISH_REASONS[output.finish_reason]
+        if output.stop_token_id is not None:
+            message.stop_token_id = output.stop_token_id
+        if output.usage is not None:
+            prompt_tokens, completion_tokens, cached_tokens = output.usage
+            message.usage.prompt_tokens, message.usage.completion_tokens = prompt_tokens, completion_tokens
+            message.usage.cached_tokens = cached_tokens
+        if output.timings is not None:
+            timings = output.timings
+            message.timings.CopyFrom(
+                common_pb2.Timings(
+                    queue_s=timings.queue_s,
+                    prefill_s=timings.prefill_s,
+                    decode_s=timings.decode_s,
+                    num_preemptions=timings.num_preemptions,
+                )
+            )
+        if output.error is not None:
+            message.error.CopyFrom(to_request_error(output.error))
+    return message
+
+
+def _logprobs_message(entry: TokenLogprobs) -> engine_pb2.TokenLogprobs:
+    return engine_pb2.TokenLogprobs(
+        token_id=entry.token_id,
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top_token_ids=entry.top_token_ids,
+        top_logprobs=entry.top_logprobs,
+    )
+
+
+def load_message(load: Load) -> engine_pb2.Load:
+    """The load as it travels."""
+    return engine_pb2.Load(**{name: getattr(load, name) for name in Load.__dataclass_fields__})

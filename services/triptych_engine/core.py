@@ -1,0 +1,208 @@
+"""The step loop: one thread owns scheduler and runner, and does schedule -> execute -> update until it is told to stop.
+
+Others talk to it through a queue of commands; what each step brings goes to one callback, on the loop's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from triptych_common.errors import InternalError, ServiceUnavailableError, TriptychError
+
+from triptych_engine.output import SchedulerOutput, SequenceOutput, StepResult
+from triptych_engine.request import FinishReason, Request
+from triptych_engine.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Runner(Protocol):
+    """What the loop needs of the device side."""
+
+    def execute(self, scheduled: SchedulerOutput) -> StepResult: ...
+    def allocate_cache(self) -> None: ...
+    def free_cache(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the engine was after a step."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    block_size: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    num_preemptions: int
+    num_generated_tokens: int
+
+
+#: Called after each step, and when requests end between steps: step number, outputs, load. Must return at once.
+OnOutputs = Callable[[int, Sequence[SequenceOutput], Load], None]
+
+
+class EngineCore:
+    """Scheduler and runner on a thread of their own.
+
+    Args:
+        on_outputs: gets every output; called on the loop's thread.
+        on_death: called on the loop's thread when it ends by an error that it could not pin on requests.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        on_outputs: OnOutputs,
+        on_death: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._on_outputs = on_outputs
+        self._on_death = on_death
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._stopping = False
+        self._asleep = False
+        self._step = 0
+        self.load = self._measure_load()
+        self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
+
+    # -- called from other threads ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Whatever becomes of it, a last output with a finish reason will be published."""
+        self._commands.put(lambda: self._add(request))
+
+    def abort(self, request_ids: Sequence[str]) -> Future[list[str]]:
+        """End requests before the next step; the result is the ids of those that were alive."""
+        return self.call(lambda: self._abort(request_ids))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run a function on the loop's thread, between two steps."""
+        future: Future[T] = Future()
+
+        def command() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._commands.put(command)
+        return future
+
+    def reset_prefix_cache(self) -> Future[int]:
+        """Forget cached prefixes; the result is how many blocks were."""
+        return self.call(self._scheduler.kv_cache.pool.reset_cache)
+
+    def sleep(self) -> Future[None]:
+        """Abort what is left, forget cached prefixes, give the KV cache back; requests are refused until `wake_up`."""
+        return self.call(self._sleep)
+
+    def wake_up(self) -> Future[None]:
+        """Take the KV cache again and serve."""
+        return self.call(self._wake_up)
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """End the loop after the step in hand; live requests are aborted."""
+        self._commands.put(self._stop)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    # -- on the loop's thread -----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._run_commands(block=not self._scheduler.has_work)
+                if self._scheduler.has_work:
+                    self.step()
+        except BaseException as error:
+            log.critical("the engine loop died", exc_info=error)
+            self._on_death(error)
+
+    def _run_commands(self, *, block: bool) -> None:
+        try:
+            self._commands.get(block=block)()
+            while True:
+                self._commands.get_nowait()()
+        except queue.Empty:
+            return
+
+    def step(self) -> None:
+        """One step. An error in it ends the requests that were part of it, and nothing else."""
+        scheduled = self._scheduler.schedule()
+        try:
+            outputs = self._scheduler.update(scheduled, self._runner.execute(scheduled))
+        except Exception as error:
+            log.exception("step %d failed with %d requests in it", self._step, len(scheduled.num_scheduled_tokens))
+            failure = InternalError(f"the engine step failed ({type(error).__name__}); the engine's log has the details")
+            outputs = self._scheduler.fail(list(scheduled.num_scheduled_tokens), failure)
+        self._step += 1
+        self._publish(outputs)
+
+    def _publish(self, outputs: Sequence[SequenceOutput]) -> None:
+        self.load = self._measure_load()
+        self._on_outputs(self._step, outputs, self.load)
+
+    def _add(self, request: Request) -> None:
+        try:
+            if self._asleep or self._stopping:
+                raise ServiceUnavailableError(
+                    "the engine is asleep" if self._asleep else "the engine is stopping", retry_after_s=5.0
+                )
+            self._scheduler.add(request)
+        except TriptychError as error:
+            usage = (request.num_prompt_tokens, 0, 0)
+            self._publish([SequenceOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error, usage=usage)])
+
+    def _abort(self, request_ids: Sequence[str]) -> list[str]:
+        outputs = self._scheduler.abort(request_ids)
+        if outputs:
+            self._publish(outputs)
+        return [output.request_id for output in outputs]
+
+    def _sleep(self) -> None:
+        if self._asleep:
+            return
+        self._asleep = True
+        self._abort(self._scheduler.live_request_ids)
+        self._runner.execute(self._scheduler.schedule())  # the runner forgets the sequences too
+        self._scheduler.kv_cache.pool.reset_cache()
+        self._runner.free_cache()
+
+    def _wake_up(self) -> None:
+        if self._asleep:
+            self._runner.allocate_cache()
+            self._asleep = False
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._abort(self._scheduler.live_request_ids)
+
+    def _measure_load(self) -> Load:
+        scheduler, kv_cache = self._scheduler, self._scheduler.kv_cache
+        return Load(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_blocks=kv_cache.pool.num_blocks,
+            num_free_blocks=kv_cache.pool.num_free_blocks,
+            block_size=kv_cache.block_size,
+            prefix_cache_queries=kv_cache.prefix_cache_queries,
+            prefix_cache_hits=kv_cache.prefix_cache_hits,
+            num_preemptions=scheduler.num_preemptions,
+            num_generated_tokens=scheduler.num_generated_tokens,
+        )

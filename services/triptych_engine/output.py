@@ -1,0 +1,86 @@
+"""What travels between scheduler, runner and servicer in one step. Plain data, no torch, no protobuf."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from triptych_engine.request import FinishReason, SamplingParams
+
+
+@dataclass(slots=True)
+class NewSequence:
+    """A sequence that the runner has not seen, or has forgotten since it was preempted."""
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: list[int]
+    sampling: SamplingParams
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """One step's work for the runner."""
+
+    new: list[NewSequence] = field(default_factory=list)
+    #: request_id -> blocks added since the last step, of sequences that the runner knows.
+    new_block_ids: dict[str, list[int]] = field(default_factory=dict)
+    #: request_id -> tokens to compute now, in the order of the batch.
+    num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
+    #: Sequences that the runner shall forget before this step: finished, aborted or preempted since the last.
+    dropped: list[str] = field(default_factory=list)
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        return sum(self.num_scheduled_tokens.values())
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities at one position, natural logarithm."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What the runner made of a SchedulerOutput."""
+
+    #: request_id -> sampled token, for sequences whose last token was computed in this step.
+    token_ids: dict[str, int] = field(default_factory=dict)
+    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    #: request_id -> log probabilities of the prompt tokens that this step's chunk predicts.
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    #: request_id -> what went wrong with this sequence alone.
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Timings:
+    """Wall time per stage, in seconds."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    num_preemptions: int
+
+
+@dataclass(slots=True)
+class SequenceOutput:
+    """What one step brought one sequence."""
+
+    request_id: str
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    #: On the last output: prompt, output and cached tokens.
+    usage: tuple[int, int, int] | None = None
+    timings: Timings | None = None
+    error: Exception | None = None

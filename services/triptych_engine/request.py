@@ -1,0 +1,104 @@
+"""A request as the engine sees it: token ids in, token ids out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How output tokens are chosen; defaults and ranges as in the contract (common.proto)."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_token_ids: tuple[int, ...] = ()
+    #: Tokens that end the sequence: the request's own and, unless ignore_eos, the model's.
+    stop_token_ids: frozenset[int] = frozenset()
+    #: 64 bits; requests without a seed get a fresh one.
+    seed: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+class FinishReason(Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class RequestStatus(Enum):
+    """Where a request is in its life; PREEMPTED requests wait in the same queue as WAITING ones."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One sequence and its progress. The scheduler owns it from `add` to its end."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    #: Position in the order of arrival, given by the scheduler.
+    arrival: int = 0
+    arrival_time: float = field(default_factory=time.monotonic)
+
+    status: RequestStatus = RequestStatus.WAITING
+    #: Prompt and output tokens, in order.
+    token_ids: list[int] = field(init=False)
+    #: Tokens whose keys and values are in the cache.
+    num_computed_tokens: int = 0
+    #: Prompt tokens that the prefix cache spared, at the first scheduling.
+    num_cached_tokens: int | None = None
+    num_preemptions: int = 0
+    #: KV blocks, in order of the tokens that they hold.
+    block_ids: list[int] = field(default_factory=list)
+    #: Chained hash of each full block of tokens, as far as computed.
+    block_hashes: list[bytes] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+    @property
+    def queue_key(self) -> tuple[int, int]:
+        """Smaller runs first."""
+        return self.priority, self.arrival

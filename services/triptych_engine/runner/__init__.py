@@ -1,0 +1,1 @@
+"""The model on its device: loading, attention over the paged cache, sampling. Knows nothing of the scheduler."""

@@ -1,0 +1,242 @@
+"""Attention over the paged KV cache, behind one interface for all devices.
+
+transformers' models call `paged_attention` (registered under ATTENTION_NAME) in place of their own attention. It finds the
+backend of the step in a context variable, because some architectures do not hand custom keyword arguments down to their layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from transformers import AttentionInterface
+
+ATTENTION_NAME = "triptych_paged"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one attention layer keeps per token."""
+
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        return self.num_kv_heads * (self.head_dim + self.v_head_dim) * dtype.itemsize
+
+
+@dataclass(slots=True)
+class AttentionMetadata:
+    """Where the tokens of one ragged batch stand. Arrays live on the host; backends copy what they need."""
+
+    query_start_loc: np.ndarray  # [num_seqs + 1] int32, first token of each sequence in the flat batch
+    seq_lens: np.ndarray  # [num_seqs] int32, keys of each sequence once this step's are written
+    block_table: np.ndarray  # [num_seqs, max_blocks_per_seq] int32
+    slots: np.ndarray  # [num_tokens] int64, cache slot of each token: block * block_size + offset
+    positions: np.ndarray  # [num_tokens] int32
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.slots)
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.seq_lens)
+
+
+class AttentionBackend(Protocol):
+    """Owns the KV cache and attends over it. One per runner; `begin` once per step, `forward` once per layer."""
+
+    name: str
+
+    def allocate(self, layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        """Take the memory of the cache. Raises ValueError when a layer's shape is not supported."""
+        ...
+
+    def free(self) -> None:
+        """Give the memory of the cache back."""
+        ...
+
+    def begin(self, metadata: AttentionMetadata) -> None:
+        """Prepare a step."""
+        ...
+
+    def forward(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+        window: int,
+        softcap: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Write the step's keys and values into the cache and attend.
+
+        Args:
+            layer: index of the layer, as in the `layers` of `allocate`.
+            query: [num_tokens, num_q_heads, head_dim], any strides; may be wider (fp32) than the cache.
+            key: [num_tokens, num_kv_heads, head_dim], of the query's dtype. value: [num_tokens, num_kv_heads, v_head_dim].
+            window: how many keys a token sees, itself included; 0 for all.
+            softcap: bound of the scores' tanh; 0 for none.
+            sinks: [num_q_heads] logits that take probability and give no value; None for none.
+
+        Returns:
+            [num_tokens, num_q_heads, v_head_dim], dense, of the cache's dtype.
+        """
+        ...
+
+
+_backend: ContextVar[AttentionBackend | None] = ContextVar("attention_backend", default=None)
+
+
+@contextmanager
+def attending(backend: AttentionBackend) -> Iterator[None]:
+    """Forward passes inside use this backend."""
+    token = _backend.set(backend)
+    try:
+        yield
+    finally:
+        _backend.reset(token)
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T, Hq, Dv]."""
+    backend = _backend.get()
+    if backend is None:
+        raise RuntimeError("paged attention was called outside of a step")
+    if attention_mask is not None:
+        raise RuntimeError("the model built an attention mask; the paged cache has none")
+    out = backend.forward(
+        int(module.layer_idx),  # type: ignore[arg-type]
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scaling=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        window=int(sliding_window or 0),
+        softcap=float(softcap or 0.0),
+        sinks=kwargs.get("s_aux", getattr(module, "sinks", None)),
+    )
+    return out[None], None
+
+
+# No mask function of this name is registered, so transformers builds no mask.
+AttentionInterface.register(ATTENTION_NAME, paged_attention)
+
+
+class LayerObserver:
+    """Stands in for a backend in the first forward pass: notes the shape of each layer that attends, one causal sequence."""
+
+    name = "observer"
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerShape] = {}
+
+    def forward(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+        window: int,
+        softcap: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        self.layers[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
+        return value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+
+
+class TorchAttention:
+    """Paged attention in plain torch, sequence by sequence: any device, any shape, no speed.
+
+    The reference for the other backends, and what is left where none of them works.
+    """
+
+    name = "torch"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def allocate(self, layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        slots = num_blocks * block_size
+        self._block_size = block_size
+        self._cache = {
+            index: (
+                torch.empty(slots, shape.num_kv_heads, shape.head_dim, dtype=dtype, device=self._device),
+                torch.empty(slots, shape.num_kv_heads, shape.v_head_dim, dtype=dtype, device=self._device),
+            )
+            for index, shape in layers.items()
+        }
+
+    def free(self) -> None:
+        self._cache = {}
+
+    def begin(self, metadata: AttentionMetadata) -> None:
+        self._slots = torch.from_numpy(metadata.slots).to(self._device)
+        self._sequences = []
+        offsets = np.arange(self._block_size)
+        for i in range(metadata.num_seqs):
+            num_keys = int(metadata.seq_lens[i])
+            blocks = metadata.block_table[i, : -(-num_keys // self._block_size)].astype(np.int64)
+            keys = (blocks[:, None] * self._block_size + offsets).reshape(-1)[:num_keys]
+            first, last = metadata.query_start_loc[i : i + 2].tolist()
+            self._sequences.append((first, last, torch.from_numpy(keys).to(self._device)))
+
+    def forward(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+        window: int,
+        softcap: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        k_cache, v_cache = self._cache[layer]
+        query = query.to(k_cache.dtype)
+        k_cache[self._slots] = key.to(k_cache.dtype)
+        v_cache[self._slots] = value.to(v_cache.dtype)
+        out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+        group = query.shape[1] // key.shape[1]
+        for first, last, slots in self._sequences:
+            k = k_cache[slots].repeat_interleave(group, 1)
+            v = v_cache[slots].repeat_interleave(group, 1)
+            scores = torch.einsum("qhd,khd->hqk", query[first:last], k).float() * scaling
+            if softcap:
+                scores = torch.tanh(scores / softcap) * softcap
+            num_keys = len(slots)
+            position = torch.arange(num_keys - (last - first), num_keys, device=self._device)[:, None]
+            column = torch.arange(num_keys, device=self._device)[None]
+            hidden = column > position
+            if window:
+                hidden |= column <= position - window
+            scores = scores.masked_fill(hidden, float("-inf"))
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.float().view(-1, 1, 1).expand(-1, last - first, 1)], -1)
+            weights = scores.softmax(-1)[..., :num_keys].to(v.dtype)
+            out[first:last] = torch.einsum("hqk,khd->qhd", weights, v)
+        return out

@@ -1,0 +1,111 @@
+"""Paged attention on CPUs through the kernel in csrc/."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from triptych_engine.runner.attention import AttentionMetadata, LayerShape
+from triptych_engine.runner.cpu_kernels import CpuKernels, KernelArgs
+
+_LANES = 16
+
+
+class CpuAttention:
+    """Keys [num_blocks, num_kv_heads, head_dim, block_size], values [num_blocks, num_kv_heads, block_size, v_head_dim]; bf16 or
+    fp32."""
+
+    name = "cpu"
+
+    def __init__(self, kernels: CpuKernels) -> None:
+        self._kernels = kernels
+        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def allocate(self, layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"the CPU kernel works in bfloat16 and float32, not {dtype}")
+        if block_size % _LANES:
+            raise ValueError(f"the CPU kernel needs a block size that is a multiple of {_LANES}, not {block_size}")
+        odd = next((shape for shape in layers.values() if shape.v_head_dim % _LANES), None)
+        if odd is not None:
+            raise ValueError(f"the CPU kernel needs a value head dimension that is a multiple of {_LANES}, not {odd.v_head_dim}")
+        self._dtype = dtype
+        self._block_size = block_size
+        # Not zeroed: pages that no request has touched take no memory.
+        self._cache = {
+            index: (
+                torch.empty(num_blocks, shape.num_kv_heads, shape.head_dim, block_size, dtype=dtype),
+                torch.empty(num_blocks, shape.num_kv_heads, block_size, shape.v_head_dim, dtype=dtype),
+            )
+            for index, shape in layers.items()
+        }
+
+    def free(self) -> None:
+        self._cache = {}
+
+    def begin(self, metadata: AttentionMetadata) -> None:
+        self._metadata = metadata
+        self._tiles: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._key_end = metadata.positions + np.int32(1)
+        self._args = KernelArgs(
+            slots=metadata.slots.ctypes.data,
+            block_table=metadata.block_table.ctypes.data,
+            positions=metadata.positions.ctypes.data,
+            key_end=self._key_end.ctypes.data,
+            num_tokens=metadata.num_tokens,
+            block_table_stride=metadata.block_table.strides[0] // 4,
+            block_size=self._block_size,
+        )
+
+    def forward(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+        window: int,
+        softcap: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        num_tokens, num_q_heads, head_dim = query.shape
+        num_kv_heads, v_head_dim = value.shape[1:]
+        query, key, value = _last_dim_dense(query), _last_dim_dense(key), _last_dim_dense(value)
+        if key.dtype != query.dtype:
+            query, key = query.to(self._dtype), key.to(self._dtype)
+        value = value.to(self._dtype)
+        out = value.new_empty(num_tokens, num_q_heads, v_head_dim)
+        k_cache, v_cache = self._cache[layer]
+        tile_seq, tile_start, tile_len = self._tiles_for(num_q_heads // num_kv_heads)
+        args = self._args
+        args.q, args.k, args.v, args.out = query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
+        args.k_cache, args.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
+        args.q_stride_t, args.q_stride_h, _ = query.stride()
+        args.k_stride_t, args.k_stride_h, _ = key.stride()
+        args.v_stride_t, args.v_stride_h, _ = value.stride()
+        args.tile_seq, args.tile_start, args.tile_len = tile_seq.ctypes.data, tile_start.ctypes.data, tile_len.ctypes.data
+        args.num_tiles = len(tile_seq)
+        args.num_q_heads, args.num_kv_heads, args.head_dim, args.v_head_dim = num_q_heads, num_kv_heads, head_dim, v_head_dim
+        args.scaling, args.softcap, args.window = scaling, softcap, window
+        sinks = None if sinks is None else sinks.float().contiguous()
+        args.sinks = None if sinks is None else sinks.data_ptr()
+        self._kernels.paged_attention(args, query.dtype, self._dtype)
+        return out
+
+    def _tiles_for(self, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Cut each sequence's tokens into tiles of at most row_tile / group: (sequence, first token, tokens) of each, int32."""
+        if group not in self._tiles:
+            start = self._metadata.query_start_loc
+            lengths = np.diff(start)
+            size = max(1, self._kernels.row_tile // group)
+            counts = -(-lengths // size)
+            seq = np.repeat(np.arange(len(lengths), dtype=np.int32), counts)
+            within = np.arange(len(seq)) - np.repeat(np.cumsum(counts) - counts, counts)
+            first = (start[seq] + within * size).astype(np.int32)
+            self._tiles[group] = (seq, first, np.minimum(size, start[seq + 1] - first).astype(np.int32))
+        return self._tiles[group]
+
+
+def _last_dim_dense(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,0 +1,178 @@
+"""Builds, finds, loads and calls the CPU kernels (csrc/).
+
+They have a C ABI over plain pointers and depend neither on Python nor on libtorch, so they compile in seconds and one build
+serves all versions. OpenMP symbols stay unresolved on purpose: they bind to the runtime that torch has loaded, and both share one
+thread pool. The library is built for the best instruction set that this CPU has, once, and kept in the cache directory; images
+carry it prebuilt for all of them (`python -m triptych_engine.runner.cpu_kernels DIR`, found through TRIPTYCH_KERNEL_DIR).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from triptych_common.model_store import cache_dir
+
+log = logging.getLogger(__name__)
+_SOURCES = sorted((Path(__file__).parent / "csrc").iterdir())
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
+
+_SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+#: x86-64 levels, best first, with the CPU flags that each needs (a subset that tells the levels apart).
+_X86_LEVELS: dict[str, frozenset[str]] = {
+    "x86-64-v4": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
+    "x86-64-v3": frozenset({"avx2", "fma", "bmi2", "f16c"}),
+    "x86-64-v2": frozenset({"sse4_2", "ssse3"}),
+}
+
+
+class KernelArgs(ctypes.Structure):
+    """Mirror of PagedAttentionArgs; the fields are described there."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "k_cache", "v_cache", "slots", "block_table")),
+        *((name, ctypes.c_void_p) for name in ("tile_seq", "tile_start", "tile_len", "positions", "key_end", "sinks")),
+        *((f"{name}_stride_{dim}", ctypes.c_int64) for name in "qkv" for dim in "th"),
+        *((name, ctypes.c_int32) for name in ("num_tokens", "num_tiles", "block_table_stride", "block_size")),
+        *((name, ctypes.c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "window")),
+        ("scaling", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    ]
+
+
+def isa_of_this_cpu() -> str:
+    """The -march level to build for: the best x86-64 level, `native` on other machines."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return "native"
+    flags: set[str] = set()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            flags = set(line.split(":", 1)[1].split())
+            break
+    return next((level for level, needed in _X86_LEVELS.items() if needed <= flags), "x86-64")
+
+
+class CpuKernels:
+    """The loaded library. Calls release the GIL and run on torch's OpenMP threads."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        library.triptych_row_tile.restype = ctypes.c_int32
+        library.triptych_args_size.restype = ctypes.c_int64
+        if library.triptych_args_size() != ctypes.sizeof(KernelArgs):
+            raise AssertionError("KernelArgs does not mirror PagedAttentionArgs")
+        self.row_tile: int = library.triptych_row_tile()
+        pointer, count = ctypes.c_void_p, ctypes.c_int64
+        self._attention, self._rms_norm = {}, {}
+        for query, cache in ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16)):
+            name = _SHORT[query] if query == cache else f"{_SHORT[query]}_{_SHORT[cache]}"
+            self._attention[query, cache] = getattr(library, f"triptych_paged_attention_{name}")
+        for source in _SHORT:
+            for target in _SHORT:
+                function = getattr(library, f"triptych_rms_norm_{_SHORT[source]}_{_SHORT[target]}")
+                function.argtypes = [pointer, pointer, pointer, count, count, ctypes.c_float]
+                self._rms_norm[source, target] = function
+        self._refine_logits = library.triptych_refine_logits
+        self._refine_logits.argtypes = [pointer] * 5 + [count] * 3
+        self._argmax = library.triptych_argmax
+        self._argmax.argtypes = [pointer, count, count, pointer, pointer]
+
+    def paged_attention(self, args: KernelArgs, query_dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+        """One layer: write keys and values, attend. Queries and keys are of the first type, everything else of the second."""
+        self._attention[query_dtype, cache_dtype](ctypes.byref(args))
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
+        """x / rms(x) * weight over the last dimension; x fp32 or bf16, weight fp32, result of `dtype`."""
+        x = x.contiguous()
+        out = torch.empty(x.shape, dtype=dtype)
+        size = weight.shape[0]
+        rows = x.numel() // size
+        self._rms_norm[x.dtype, dtype](x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, size, eps)
+        return out
+
+    def refine_logits(
+        self, logits: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """bf16 logits [n, vocab] as fp32, the top of each row computed exactly from hidden [n, size] and weight [vocab, size],
+        bf16."""
+        hidden = hidden.contiguous()
+        out = torch.empty(logits.shape, dtype=torch.float32)
+        self._refine_logits(
+            logits.data_ptr(), hidden.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
+            logits.shape[0], logits.shape[1], hidden.shape[1],
+        )  # fmt: skip
+        return out
+
+    def argmax(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Largest value of each row of fp32 [n, size], NaN where the row holds one, and its first index."""
+        index, value = torch.empty(len(x), dtype=torch.int64), torch.empty(len(x))
+        self._argmax(x.data_ptr(), x.shape[0], x.shape[1], index.data_ptr(), value.data_ptr())
+        return value, index
+
+
+@functools.cache
+def load_kernels() -> CpuKernels | None:
+    """The kernels for this CPU, built if need be; None, with a warning, where they cannot be had."""
+    isa = isa_of_this_cpu()
+    try:
+        return CpuKernels(ctypes.CDLL(str(_find(isa) or build(isa, cache_dir() / "kernels"))))
+    except OSError as error:
+        log.warning("no CPU kernels (%s); falling back to plain torch, which is several times slower", error)
+        return None
+
+
+def _file_name(isa: str) -> str:
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES) + " ".join(_FLAGS).encode()).hexdigest()[:16]
+    return f"triptych-cpu-{isa}-{digest}.so"
+
+
+def _find(isa: str) -> Path | None:
+    prebuilt = os.environ.get("TRIPTYCH_KERNEL_DIR")
+    for folder in (Path(prebuilt) if prebuilt else None, cache_dir() / "kernels"):
+        if folder is not None and (folder / _file_name(isa)).is_file():
+            return folder / _file_name(isa)
+    return None
+
+
+def build(isa: str, folder: Path) -> Path:
+    """Compile the kernels for an instruction set into a folder; safe against another process doing the same.
+
+    Raises:
+        OSError: there is no compiler, it failed, or the folder cannot be written.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    if compiler is None:
+        raise FileNotFoundError("no C++ compiler found (g++, clang++ or $CXX)")
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / _file_name(isa)
+    with tempfile.TemporaryDirectory(dir=folder) as tmp:
+        objects = []
+        for source in (source for source in _SOURCES if source.suffix == ".cpp"):
+            objects.append(str(Path(tmp, source.stem + ".o")))
+            _run([compiler, *_FLAGS, f"-march={isa}", "-fopenmp", "-c", str(source), "-o", objects[-1]])
+        library = Path(tmp, target.name)
+        _run([compiler, "-shared", *objects, "-o", str(library)])  # without -fopenmp: torch's runtime is used
+        library.replace(target)
+    log.info("built the CPU kernels for %s", isa)
+    return target
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{command[0]} failed: {(done.stderr.strip().splitlines() or [f'exit {done.returncode}'])[-1]}")
+
+
+if __name__ == "__main__":
+    for level in _X86_LEVELS if platform.machine() == "x86_64" else ("native",):
+        print(build(level, Path(sys.argv[1])))

@@ -1,0 +1,90 @@
+// Vectors of 16 floats on GCC vector extensions, which the compiler lowers to AVX-512, AVX2, SSE or NEON.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+namespace triptych {
+
+constexpr int kLanes = 16;  // floats in a vector
+
+typedef float vf __attribute__((vector_size(kLanes * 4)));
+typedef int32_t vi __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t vu __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t vh __attribute__((vector_size(kLanes * 2)));
+
+struct bf16 {
+  uint16_t bits;
+};
+
+inline vf splat(float x) { return x - vf{}; }
+inline vi iota() { return vi{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+
+inline vf load(const float* p) {
+  vf v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+inline vf load(const bf16* p) {
+  vh h;
+  std::memcpy(&h, p, sizeof h);
+  return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
+inline void store(bf16* p, vf v) {  // round to nearest even
+  vu u = (vu)v;
+  vh h = __builtin_convertvector((u + 0x7fff + ((u >> 16) & 1)) >> 16, vh);
+  std::memcpy(p, &h, sizeof h);
+}
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) {
+  uint32_t u = uint32_t(x.bits) << 16;
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+
+inline void convert(float from, float& to) { to = from; }
+inline void convert(bf16 from, bf16& to) { to = from; }
+inline void convert(float from, bf16& to) {
+  uint32_t u;
+  std::memcpy(&u, &from, 4);
+  to.bits = uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+// e^x for x <= 0; relative error below 2e-7 (Cephes' expf polynomial).
+inline vf exp_nonpositive(vf x) {
+  x = x < -87.0f ? splat(-87.0f) : x;
+  vf t = x * 1.44269504088896341f - 0.5f;  // x <= 0: truncation towards zero rounds to nearest
+  vi n = __builtin_convertvector(t, vi);
+  vf k = __builtin_convertvector(n, vf);
+  vf r = x - k * 0.693359375f + k * 2.12194440e-4f;
+  vf p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return (vf)((vi)p + (n << 23));
+}
+inline vf tanh_of(vf x) {  // through e^(-2|x|), which never overflows
+  vf a = x < 0.0f ? x : -x;
+  vf e = exp_nonpositive(a + a);
+  vf t = (1.0f - e) / (1.0f + e);
+  return x < 0.0f ? -t : t;
+}
+inline float max_of(vf v) {
+  float m = v[0];
+  for (int i = 1; i < kLanes; i++) m = std::max(m, v[i]);
+  return m;
+}
+inline float sum_of(vf v) {
+  float s = 0;
+  for (int i = 0; i < kLanes; i++) s += v[i];
+  return s;
+}
+
+}  // namespace triptych

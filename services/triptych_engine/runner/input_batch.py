@@ -1,0 +1,114 @@
+"""The runner's memory of the sequences that it computes: one row each, in arrays that a step reads without a loop over tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from triptych_engine.output import NewSequence, SchedulerOutput
+from triptych_engine.runner.attention import AttentionMetadata
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """One ragged batch: the scheduled tokens of all sequences, one after the other."""
+
+    request_ids: list[str]
+    rows: np.ndarray  # [num_seqs] row of each sequence
+    token_ids: np.ndarray  # [num_tokens] int64
+    positions: np.ndarray  # [num_tokens] int64
+    metadata: AttentionMetadata
+    samples: np.ndarray  # [num_seqs] bool, whether the sequence's last token is in this step, so that the next one is sampled
+
+
+class InputBatch:
+    """Tokens, progress and block table of each sequence.
+
+    Args:
+        max_num_seqs: rows.
+        max_model_len: longest sequence, in tokens.
+        block_size: tokens per KV block.
+    """
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+        self._block_size = block_size
+        max_blocks = -(-max_model_len // block_size)
+        # Not zeroed: rows take memory as sequences fill them.
+        self.token_ids = np.empty((max_num_seqs, max_model_len + 1), np.int32)
+        self.block_table = np.empty((max_num_seqs, max_blocks), np.int32)
+        self.num_tokens = np.zeros(max_num_seqs, np.int64)
+        self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
+        self.num_computed_tokens = np.zeros(max_num_seqs, np.int64)
+        self._num_blocks = [0] * max_num_seqs
+        self._row_of: dict[str, int] = {}  # request_id -> row
+        self._free_rows = list(range(max_num_seqs))[::-1]
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def row(self, request_id: str) -> int:
+        return self._row_of[request_id]
+
+    def add(self, sequence: NewSequence) -> int:
+        """Give a sequence a row; returns it."""
+        row = self._free_rows.pop()
+        self._row_of[sequence.request_id] = row
+        num_tokens = len(sequence.token_ids)
+        self.token_ids[row, :num_tokens] = sequence.token_ids
+        self.num_tokens[row] = num_tokens
+        self.num_prompt_tokens[row] = sequence.num_prompt_tokens
+        self.num_computed_tokens[row] = sequence.num_computed_tokens
+        self._num_blocks[row] = 0
+        self.add_blocks(row, sequence.block_ids)
+        return row
+
+    def add_blocks(self, row: int, block_ids: list[int]) -> None:
+        start = self._num_blocks[row]
+        self.block_table[row, start : start + len(block_ids)] = block_ids
+        self._num_blocks[row] += len(block_ids)
+
+    def remove(self, request_id: str) -> int | None:
+        """Forget a sequence; returns its row, None when it has none."""
+        row = self._row_of.pop(request_id, None)
+        if row is not None:
+            self._free_rows.append(row)
+        return row
+
+    def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
+        """Add one sampled token to each of the rows."""
+        self.token_ids[rows, self.num_tokens[rows]] = token_ids
+        self.num_tokens[rows] += 1
+
+    def gather(self, scheduled: SchedulerOutput) -> StepInputs:
+        """Lay the scheduled tokens out as one ragged batch."""
+        request_ids = list(scheduled.num_scheduled_tokens)
+        rows = np.fromiter((self._row_of[request_id] for request_id in request_ids), np.int64, len(request_ids))
+        lengths = np.fromiter(scheduled.num_scheduled_tokens.values(), np.int64, len(request_ids))
+        starts = self.num_computed_tokens[rows]
+        query_start_loc = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(lengths, out=query_start_loc[1:])
+        # Position of token i of a sequence = its start + i; `arange` runs on over all sequences, so each subtracts its own offset.
+        positions = np.arange(query_start_loc[-1]) + np.repeat(starts - query_start_loc[:-1], lengths)
+        token_rows = np.repeat(rows, lengths)
+        blocks = self.block_table[token_rows, positions // self._block_size].astype(np.int64)
+        ends = starts + lengths
+        num_used_blocks = int(-(-ends.max() // self._block_size))
+        return StepInputs(
+            request_ids=request_ids,
+            rows=rows,
+            token_ids=self.token_ids[token_rows, positions].astype(np.int64),
+            positions=positions,
+            metadata=AttentionMetadata(
+                query_start_loc=query_start_loc,
+                seq_lens=ends.astype(np.int32),
+                block_table=np.ascontiguousarray(self.block_table[rows, :num_used_blocks]),
+                slots=blocks * self._block_size + positions % self._block_size,
+                positions=positions.astype(np.int32),
+            ),
+            samples=ends == self.num_tokens[rows],
+        )
+
+    def advance(self, inputs: StepInputs) -> None:
+        """Note that the tokens of a step were computed."""
+        self.num_computed_tokens[inputs.rows] = inputs.metadata.seq_lens

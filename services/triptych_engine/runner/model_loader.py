@@ -1,0 +1,182 @@
+"""Loads a language model with transformers and puts it on the paged attention.
+
+The modeling code is transformers' own. Of a multimodal checkpoint only the language model is loaded: the towers belong to the
+encoder. Before the model is trusted, its logits on the paged path are compared with those of transformers' ordinary forward pass.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from triptych_common.errors import StartupError, UnsupportedModelError
+
+from triptych_engine.runner.attention import ATTENTION_NAME, AttentionBackend, LayerObserver, LayerShape, attending
+from triptych_engine.runner.refusals import check_supported, is_multimodal
+
+log = logging.getLogger(__name__)
+#: Tokens of the sequence on which the paged path is compared with the ordinary one.
+NUM_PROBE_TOKENS = 24
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A language model whose attention goes to the paged cache."""
+
+    model: PreTrainedModel
+    config: PretrainedConfig
+    layers: dict[int, LayerShape]  # layer index -> what it keeps per token
+    dtype: torch.dtype
+    device: torch.device
+    vocab_size: int
+    #: Position ids have a leading dimension of this size (time, height, width); 0 for plain positions.
+    num_position_axes: int
+    probe_token_ids: torch.Tensor  # [NUM_PROBE_TOKENS] int64
+    probe_logits: torch.Tensor  # [NUM_PROBE_TOKENS, vocab] of transformers' ordinary forward pass
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, logits_indices: torch.Tensor, backend: AttentionBackend
+    ) -> torch.Tensor:
+        """Run a ragged batch.
+
+        Args:
+            token_ids: [num_tokens] int64. positions: [num_tokens] int64.
+            logits_indices: [n] int64, the tokens whose logits are wanted.
+
+        Returns:
+            [n, vocab_size].
+        """
+        position_ids = positions[None]
+        if self.num_position_axes:
+            position_ids = position_ids.expand(self.num_position_axes, 1, -1)
+        with attending(backend):
+            output = self.model(
+                input_ids=token_ids[None],
+                position_ids=position_ids,
+                attention_mask=None,
+                past_key_values=None,
+                use_cache=False,
+                logits_to_keep=logits_indices,
+            )
+        return output.logits[0]
+
+
+def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torch.device, max_model_len: int) -> LoadedModel:
+    """Load the language model of a checkpoint.
+
+    Args:
+        dtype: None takes the checkpoint's own.
+
+    Raises:
+        UnsupportedModelError: it could not be run correctly.
+        StartupError: its files cannot be read.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (ValueError, OSError) as error:
+        raise UnsupportedModelError(f"cannot serve {name}: {str(error).splitlines()[0]}") from error
+    check_supported(config, name, max_model_len)
+    dtype = dtype or getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None) or torch.float32
+    try:
+        model = _model_class(config).from_pretrained(path, config=config, dtype=dtype, attn_implementation="sdpa")
+    except OSError as error:
+        raise StartupError(f"cannot load {name}: {str(error).splitlines()[0]}") from error
+    model = model.eval().requires_grad_(False).to(device)
+    probe = torch.arange(NUM_PROBE_TOKENS, device=device) * 7919 % config.get_text_config().vocab_size
+    with torch.inference_mode():
+        reference = model(input_ids=probe[None], use_cache=False).logits[0].clone()
+    return LoadedModel(
+        model=model,
+        config=config,
+        layers=_observe_layers(model, config, name, probe),
+        dtype=dtype,
+        device=device,
+        vocab_size=reference.shape[-1],
+        num_position_axes=_num_position_axes(config),
+        probe_token_ids=probe,
+        probe_logits=reference,
+    )
+
+
+def _model_class(config: PretrainedConfig) -> Any:
+    if not is_multimodal(config):
+        return getattr(transformers, _name(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]))
+    return language_model_only(getattr(transformers, _name(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type])))
+
+
+def _name(entry: str | tuple[str, ...]) -> str:
+    return entry if isinstance(entry, str) else entry[0]
+
+
+def language_model_only(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """A class that builds the model without its towers.
+
+    Under from_pretrained this happens on the meta device, so the towers' weights are never read.
+
+    The class keeps its name: transformers looks conversions and configurations up by it.
+    """
+
+    class LanguageModelOnly(cls):
+        def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            inner: Any = getattr(self, self.base_model_prefix, self)
+            language_model = inner.get_decoder() if hasattr(inner, "get_decoder") else inner.language_model
+            for child_name, child in list(inner.named_children()):
+                if not any(module is language_model for module in child.modules()):
+                    delattr(inner, child_name)
+                    setattr(inner, child_name, None)
+            names = {parameter for parameter, _ in self.named_parameters(remove_duplicate=False)}
+            tied = getattr(self, "all_tied_weights_keys", None) or {}
+            self.all_tied_weights_keys = {a: b for a, b in tied.items() if a in names and b in names}
+            self._keys_to_ignore_on_load_unexpected = [".*"]  # the towers' weights
+
+    LanguageModelOnly.__name__, LanguageModelOnly.__qualname__ = cls.__name__, cls.__qualname__
+    LanguageModelOnly.__module__ = cls.__module__
+    return LanguageModelOnly
+
+
+def _observe_layers(model: PreTrainedModel, config: PretrainedConfig, name: str, probe: torch.Tensor) -> dict[int, LayerShape]:
+    """Switch the model to the paged attention and note what each layer keeps. Refuses models that attend in some other way."""
+    model.set_attn_implementation(ATTENTION_NAME)
+    observer = LayerObserver()
+    with torch.inference_mode(), attending(observer):  # type: ignore[arg-type]
+        try:
+            model(input_ids=probe[None], position_ids=None, use_cache=False)
+        except (RuntimeError, AttributeError) as error:
+            raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {error}") from error
+    num_layers = config.get_text_config().num_hidden_layers
+    if sorted(observer.layers) != list(range(num_layers)):
+        used = f"{len(observer.layers)} of its {num_layers} layers use the attention interface"
+        raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {used}")
+    return observer.layers
+
+
+def _num_position_axes(config: PretrainedConfig) -> int:
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    return 3 if "mrope_section" in rope else 0
+
+
+def check_parity(loaded: LoadedModel, logits: torch.Tensor, name: str) -> None:
+    """Refuse the model when its logits on the paged path are not those of transformers' ordinary forward pass.
+
+    Args:
+        logits: [NUM_PROBE_TOKENS, vocab] of the probe on the paged path.
+
+    Raises:
+        UnsupportedModelError: they differ by more than the rounding of the dtype explains.
+    """
+    similarity = nn.functional.cosine_similarity(logits.float(), loaded.probe_logits.float(), dim=-1).min().item()
+    required = 0.9999 if loaded.dtype == torch.float32 else 0.99
+    if not similarity >= required:
+        raise UnsupportedModelError(
+            f"cannot serve {name} ({loaded.config.model_type}): on the paged cache its logits differ from transformers' own "
+            f"(cosine similarity {similarity:.4f}, at least {required} is required)"
+        )
+    log.info("paged logits agree with transformers' own (cosine similarity %.5f)", similarity)

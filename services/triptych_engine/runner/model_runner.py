@@ -1,0 +1,235 @@
+"""Runs the scheduler's steps on the device: lays out the batch, runs the model, samples."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from triptych_common.errors import StartupError
+
+from triptych_engine.output import NewSequence, SchedulerOutput, StepResult, TokenLogprobs
+from triptych_engine.request import SamplingParams
+from triptych_engine.runner.attention import AttentionBackend, TorchAttention
+from triptych_engine.runner.cpu_attention import CpuAttention
+from triptych_engine.runner.cpu_kernels import CpuKernels, load_kernels
+from triptych_engine.runner.input_batch import InputBatch, StepInputs
+from triptych_engine.runner.model_loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
+from triptych_engine.runner.optimize import optimize
+from triptych_engine.runner.sampler import Sampler, gather_logprobs
+
+log = logging.getLogger(__name__)
+_PROBE_ID = "probe"
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """What the runner needs to know."""
+
+    model_path: Path
+    model_name: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    kv_cache_bytes: int
+    dtype: torch.dtype | None = None
+    device: torch.device = _CPU
+    attention: str = "auto"  # auto, cpu, torch
+
+
+class ModelRunner:
+    """The model, its KV cache and the state of the sequences that it computes. Used by one thread."""
+
+    def __init__(self, config: RunnerConfig) -> None:
+        self.config = config
+        self.num_blocks = 0
+
+    def load(self) -> None:
+        """Read the weights, take the KV cache, check the model against transformers and warm up.
+
+        Raises:
+            StartupError: not enough memory, or the model cannot be had.
+            UnsupportedModelError: it cannot be run correctly.
+        """
+        config, started = self.config, time.monotonic()
+        self._model: LoadedModel = load_model(
+            config.model_path, config.model_name, dtype=config.dtype, device=config.device, max_model_len=config.max_model_len
+        )
+        kernels = load_kernels() if config.device.type == "cpu" and config.attention != "torch" else None
+        optimize(self._model.model, kernels)
+        gc.collect()
+        self._backend = self._make_backend(kernels)
+        self._batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size)
+        self._sampler = Sampler(config.max_num_seqs, self._model.vocab_size, config.device, kernels)
+        block_bytes = config.block_size * sum(shape.bytes_per_token(self._model.dtype) for shape in self._model.layers.values())
+        self.num_blocks = config.kv_cache_bytes // block_bytes
+        min_blocks = -(-NUM_PROBE_TOKENS // config.block_size)
+        if self.num_blocks < min_blocks:
+            raise StartupError(
+                f"a KV cache of {config.kv_cache_bytes} bytes holds {self.num_blocks} blocks of {block_bytes} bytes; "
+                f"at least {min_blocks} are needed (--kv-cache-memory)"
+            )
+        self.allocate_cache()
+        self._check_against_reference()
+        log.info("%s loaded in %.1f s: %d KV blocks of %d tokens, %s attention", config.model_name, time.monotonic() - started,
+                 self.num_blocks, config.block_size, self._backend.name)  # fmt: skip
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.vocab_size
+
+    def _make_backend(self, kernels: CpuKernels | None) -> AttentionBackend:
+        config = self.config
+        if kernels is not None:
+            backend = CpuAttention(kernels)
+            try:
+                backend.allocate(self._model.layers, 1, config.block_size, self._model.dtype)
+                return backend
+            except ValueError as error:
+                if config.attention == "cpu":
+                    raise StartupError(str(error)) from error
+                log.warning("%s; falling back to plain torch, which is several times slower", error)
+        elif config.attention == "cpu":
+            raise StartupError("the CPU attention kernel was asked for and cannot be had")
+        return TorchAttention(config.device)
+
+    def allocate_cache(self) -> None:
+        """Take the memory of the KV cache."""
+        self._backend.allocate(self._model.layers, self.num_blocks, self.config.block_size, self._model.dtype)
+
+    def free_cache(self) -> None:
+        """Give the memory of the KV cache back. No sequence may be running."""
+        self._backend.free()
+
+    # -- one step -------------------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def execute(self, scheduled: SchedulerOutput) -> StepResult:
+        """Compute the scheduled tokens; sample where a sequence's last token is among them."""
+        self._update_states(scheduled)
+        result = StepResult()
+        if not scheduled.num_scheduled_tokens:
+            return result
+        inputs = self._batch.gather(scheduled)
+        wanted, owners = self._logits_indices(inputs)
+        logits = self._forward(inputs, wanted)
+        self._batch.advance(inputs)
+        if owners is not None:
+            self._collect_prompt_logprobs(inputs, logits, wanted, owners, result)
+            logits = logits[torch.from_numpy(np.isin(wanted, self._last_tokens(inputs))).to(logits.device)]
+        if len(logits):
+            self._sample(inputs, logits, result)
+        return result
+
+    def _update_states(self, scheduled: SchedulerOutput) -> None:
+        for request_id in scheduled.dropped:
+            row = self._batch.remove(request_id)
+            if row is not None:
+                self._sampler.remove(row)
+        for sequence in scheduled.new:
+            row = self._batch.add(sequence)
+            self._sampler.add(row, sequence.sampling, sequence.token_ids, sequence.num_prompt_tokens)
+        for request_id, block_ids in scheduled.new_block_ids.items():
+            self._batch.add_blocks(self._batch.row(request_id), block_ids)
+
+    @staticmethod
+    def _last_tokens(inputs: StepInputs) -> np.ndarray:
+        """Flat index of the last token of each sequence that samples."""
+        return inputs.metadata.query_start_loc[1:][inputs.samples] - 1
+
+    def _logits_indices(self, inputs: StepInputs) -> tuple[np.ndarray, np.ndarray | None]:
+        """Flat indices of the tokens whose logits are needed, and, where prompts' log probabilities are asked for, whose they
+        are."""
+        wants_prompt = [self._sampler.num_prompt_logprobs(row) is not None for row in inputs.rows.tolist()]
+        if not any(wants_prompt):
+            return self._last_tokens(inputs), None
+        start = inputs.metadata.query_start_loc
+        owners = np.repeat(np.arange(len(inputs.rows)), np.diff(start))
+        wanted = np.array(wants_prompt)[owners] & (inputs.positions + 1 < self._batch.num_prompt_tokens[inputs.rows[owners]])
+        wanted[self._last_tokens(inputs)] = True
+        indices = np.flatnonzero(wanted)
+        return indices, owners[indices]
+
+    def _forward(self, inputs: StepInputs, wanted: np.ndarray) -> torch.Tensor:
+        device = self.config.device
+        self._backend.begin(inputs.metadata)
+        return self._model.forward(
+            torch.from_numpy(inputs.token_ids).to(device),
+            torch.from_numpy(inputs.positions).to(device),
+            torch.from_numpy(wanted.astype(np.int64)).to(device),
+            self._backend,
+        )
+
+    def _collect_prompt_logprobs(
+        self, inputs: StepInputs, logits: torch.Tensor, wanted: np.ndarray, owners: np.ndarray, result: StepResult
+    ) -> None:
+        for index in np.unique(owners).tolist():
+            row = int(inputs.rows[index])
+            num_top = self._sampler.num_prompt_logprobs(row)
+            lines = np.flatnonzero((owners == index) & (inputs.positions[wanted] + 1 < self._batch.num_prompt_tokens[row]))
+            if num_top is None or not len(lines):
+                continue
+            next_tokens = self._batch.token_ids[row, inputs.positions[wanted[lines]] + 1].astype(np.int64)
+            entries: list[TokenLogprobs] = gather_logprobs(logits[torch.from_numpy(lines).to(logits.device)], next_tokens, num_top)
+            result.prompt_logprobs[inputs.request_ids[index]] = entries
+
+    def _sample(self, inputs: StepInputs, logits: torch.Tensor, result: StepResult) -> None:
+        indices = np.flatnonzero(inputs.samples)
+        rows = inputs.rows[indices]
+        sampled = self._sampler.sample(logits, rows)
+        self._batch.append_tokens(rows, sampled.token_ids)
+        request_ids = [inputs.request_ids[index] for index in indices.tolist()]
+        result.token_ids = dict(zip(request_ids, sampled.token_ids.tolist(), strict=True))
+        result.logprobs = {request_ids[index]: entry for index, entry in sampled.logprobs.items()}
+        for index in sampled.invalid:
+            result.errors[request_ids[index]] = "the model's logits for this request hold no finite value"
+
+    # -- start-up -------------------------------------------------------------------------------------------------------------
+
+    def _check_against_reference(self) -> None:
+        """Run the probe in two chunks on the paged path, then compare with transformers' ordinary forward pass."""
+        probe = self._model.probe_token_ids.tolist()
+        sampling = SamplingParams(max_tokens=1, temperature=0.0)
+        blocks = list(range(-(-len(probe) // self.config.block_size)))
+        new = NewSequence(_PROBE_ID, probe, len(probe), 0, blocks, sampling)
+        half = len(probe) // 2
+        pieces = []
+        with torch.inference_mode():
+            for step in (
+                SchedulerOutput(new=[new], num_scheduled_tokens={_PROBE_ID: half}),
+                SchedulerOutput(num_scheduled_tokens={_PROBE_ID: len(probe) - half}),
+            ):
+                self._update_states(step)
+                inputs = self._batch.gather(step)
+                pieces.append(self._forward(inputs, np.arange(inputs.metadata.num_tokens)))
+                self._batch.advance(inputs)
+        self._update_states(SchedulerOutput(dropped=[_PROBE_ID]))
+        check_parity(self._model, torch.cat(pieces), self.config.model_name)
+        del self._model.probe_logits
+
+    def warm_up(self) -> None:
+        """Run prefill and decode once at their largest sizes, so that the first requests find kernels, buffers and threads
+        ready."""
+        started = time.monotonic()
+        config = self.config
+        num_tokens = min(config.max_num_batched_tokens, config.max_model_len - 1, self.num_blocks * config.block_size - 1)
+        num_seqs = min(config.max_num_seqs, self.num_blocks)
+        sampling = SamplingParams(max_tokens=1, temperature=0.0)
+        blocks = list(range(-(-(num_tokens + 1) // config.block_size)))
+        prefill = NewSequence("warm-up", [0] * num_tokens, num_tokens, 0, blocks, sampling)
+        self.execute(SchedulerOutput(new=[prefill], num_scheduled_tokens={"warm-up": num_tokens}))
+        self.execute(SchedulerOutput(dropped=["warm-up"]))
+        decodes = [NewSequence(f"warm-up-{i}", [0], 1, 0, [i], sampling) for i in range(num_seqs)]
+        ids = [sequence.request_id for sequence in decodes]
+        self.execute(SchedulerOutput(new=decodes, num_scheduled_tokens=dict.fromkeys(ids, 1)))
+        for size in (num_seqs, 1):
+            self.execute(SchedulerOutput(num_scheduled_tokens=dict.fromkeys(ids[:size], 1)))
+        self.execute(SchedulerOutput(dropped=ids))
+        elapsed_s = time.monotonic() - started
+        log.info("warmed up in %.1f s: a prefill of %d tokens, decodes of %d and 1 sequences", elapsed_s, num_tokens, num_seqs)

@@ -1,0 +1,275 @@
+"""Decides, step by step, which tokens of which requests are computed.
+
+There is no prefill phase and no decode phase. Each request has tokens (prompt and output) and a number of them that are computed;
+every step hands out a budget of tokens until the two numbers are equal. From that one rule follow continuous batching (a decoding
+request asks for one token), chunked prefill (a long prompt gets what is left) and prefix caching (a request starts with tokens
+computed). The rule is vLLM V1's (vllm/v1/core/sched/scheduler.py).
+
+Waiting requests are admitted with blocks for their whole prompt, so an admitted prompt can always finish; output grows block by
+block. When no block is left, the running request that should run last loses its blocks and is computed again later (preemption by
+recompute).
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections.abc import Iterable
+
+from triptych_common.errors import DuplicateRequestError, InternalError, NeverFitsError, QueueFullError, TriptychError
+
+from triptych_engine.kv_cache import KVCacheManager
+from triptych_engine.output import NewSequence, SchedulerOutput, SequenceOutput, StepResult, Timings
+from triptych_engine.request import FinishReason, Request, RequestStatus
+from triptych_engine.request_queue import RequestQueue
+
+
+class Scheduler:
+    """Owns all live requests and the KV cache's bookkeeping. Not thread-safe: one thread calls it.
+
+    Args:
+        kv_cache: gives and takes blocks.
+        max_num_seqs: requests that run at once.
+        max_num_batched_tokens: token budget of a step.
+        max_waiting: requests that may wait; further ones are refused.
+        max_model_len: longest sequence, prompt and output together, in tokens.
+    """
+
+    def __init__(
+        self, kv_cache: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int, max_waiting: int, max_model_len: int
+    ) -> None:
+        self.kv_cache = kv_cache
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_waiting = max_waiting
+        self._max_model_len = max_model_len
+        self._waiting = RequestQueue()
+        self._running: list[Request] = []  # by queue_key: the last one loses its blocks first
+        self._requests: dict[str, Request] = {}  # request_id -> each live request
+        self._dropped: list[str] = []  # ids that the runner knows and shall forget
+        self._arrivals = 0
+        self.num_preemptions = 0
+        self.num_generated_tokens = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def live_request_ids(self) -> list[str]:
+        return list(self._requests)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `schedule` would return something for the runner to do."""
+        return bool(self._requests or self._dropped)
+
+    # -- requests come and go -------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            DuplicateRequestError: the id is in use.
+            NeverFitsError: it needs more KV cache than there is.
+            QueueFullError: too many requests wait already.
+        """
+        if request.request_id in self._requests:
+            raise DuplicateRequestError(
+                f"request id {request.request_id!r} is in use", field="request_id", value=request.request_id
+            )
+        # The last output token is never fed back, so its keys and values are never kept.
+        longest = request.num_prompt_tokens + max(0, request.sampling.max_tokens - 1)
+        if longest > self.kv_cache.capacity_tokens:
+            raise NeverFitsError(
+                f"the request needs {longest} tokens of KV cache ({request.num_prompt_tokens} prompt and up to "
+                f"{request.sampling.max_tokens} output tokens); the engine has {self.kv_cache.capacity_tokens} in all",
+                field="max_tokens",
+                limit=self.kv_cache.capacity_tokens,
+                value=longest,
+            )
+        if len(self._waiting) >= self._max_waiting:
+            raise QueueFullError(
+                f"{len(self._waiting)} requests are waiting, the limit is {self._max_waiting}",
+                limit=self._max_waiting,
+                value=len(self._waiting),
+                retry_after_s=1.0,
+            )
+        request.arrival = self._arrivals
+        self._arrivals += 1
+        self._requests[request.request_id] = request
+        self._waiting.push(request)
+
+    def abort(self, request_ids: Iterable[str]) -> list[SequenceOutput]:
+        """End requests; unknown ids are ignored. Returns their last outputs."""
+        found = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
+        return [self._finish(request, FinishReason.ABORT) for request in found]
+
+    def fail(self, request_ids: Iterable[str], error: TriptychError) -> list[SequenceOutput]:
+        """End requests with an error; unknown ids are ignored. Returns their last outputs."""
+        found = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
+        return [self._finish(request, FinishReason.ERROR, error) for request in found]
+
+    # -- one step -------------------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """The next step's work: running requests first, then waiting ones while the budget lasts; both by priority and arrival."""
+        output = SchedulerOutput()
+        num_preemptions = self.num_preemptions
+        budget = self._schedule_running(output, self._max_num_batched_tokens)
+        if self.num_preemptions == num_preemptions:  # blocks that were just taken from one are not for the next to admit
+            self._schedule_waiting(output, budget)
+        output.dropped, self._dropped = self._dropped, []
+        return output
+
+    def _schedule_running(self, output: SchedulerOutput, budget: int) -> int:
+        index = 0
+        while index < len(self._running) and budget > 0:  # preemption shortens the list behind the index
+            request = self._running[index]
+            new_blocks = self._grow(request)
+            if new_blocks is None:
+                break
+            if new_blocks:
+                output.new_block_ids[request.request_id] = new_blocks
+            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+            output.num_scheduled_tokens[request.request_id] = num_tokens
+            budget -= num_tokens
+            index += 1
+        return budget
+
+    def _grow(self, request: Request) -> list[int] | None:
+        """Blocks for the request's newest token, taken from the requests that should run last; None when it had to give up its
+        own."""
+        while (blocks := self.kv_cache.grow(request)) is None:
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return None
+        return blocks
+
+    def _preempt(self, request: Request) -> None:
+        self._stop_running(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self._waiting.push(request)
+
+    def _stop_running(self, request: Request) -> None:
+        self._running.remove(request)
+        self.kv_cache.release(request)
+        self._dropped.append(request.request_id)
+
+    def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
+        while budget > 0 and len(self._running) < self._max_num_seqs and (request := self._waiting.peek()) is not None:
+            if not self.kv_cache.admit(request, self.kv_cache.find_cached_prefix(request)):
+                break  # the first in line waits for blocks; nobody overtakes it
+            self._waiting.pop()
+            insort(self._running, request, key=lambda running: running.queue_key)
+            request.status = RequestStatus.RUNNING
+            if request.first_scheduled_time is None:
+                request.first_scheduled_time = time.monotonic()
+            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+            output.new.append(
+                NewSequence(
+                    request_id=request.request_id,
+                    token_ids=list(request.token_ids),
+                    num_prompt_tokens=request.num_prompt_tokens,
+                    num_computed_tokens=request.num_computed_tokens,
+                    block_ids=list(request.block_ids),
+                    sampling=request.sampling,
+                )
+            )
+            output.num_scheduled_tokens[request.request_id] = num_tokens
+            budget -= num_tokens
+
+    def update(self, scheduled: SchedulerOutput, result: StepResult) -> list[SequenceOutput]:
+        """Book what the runner computed; returns an output for each sequence that got a token, an error or its end."""
+        outputs = []
+        for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
+            request = self._requests.get(request_id)
+            if request is None:  # ended while the step ran
+                continue
+            if request_id in result.errors:
+                outputs.append(self._finish(request, FinishReason.ERROR, InternalError(result.errors[request_id])))
+                continue
+            self.kv_cache.commit(request, num_tokens)
+            prompt_logprobs = result.prompt_logprobs.get(request_id, [])
+            token_id = result.token_ids.get(request_id)
+            if token_id is None:
+                if prompt_logprobs:
+                    outputs.append(SequenceOutput(request_id, prompt_logprobs=prompt_logprobs))
+                continue
+            output = self._append_token(request, token_id)
+            output.prompt_logprobs = prompt_logprobs
+            if output.token_ids and request_id in result.logprobs:
+                output.logprobs = [result.logprobs[request_id]]
+            outputs.append(output)
+        return outputs
+
+    def _append_token(self, request: Request, token_id: int) -> SequenceOutput:
+        sampling = request.sampling
+        if request.first_token_time is None:
+            request.first_token_time = time.monotonic()
+        if sampling.max_tokens == 0:  # the prompt alone was asked for
+            return self._finish(request, FinishReason.LENGTH)
+        request.token_ids.append(token_id)
+        self.num_generated_tokens += 1
+        reason = None
+        if token_id in sampling.stop_token_ids and request.num_output_tokens > sampling.min_tokens:
+            request.stop_token_id = token_id
+            reason = FinishReason.STOP
+        elif request.num_output_tokens >= sampling.max_tokens or request.num_tokens >= self._max_model_len:
+            reason = FinishReason.LENGTH
+        output = SequenceOutput(request.request_id) if reason is None else self._finish(request, reason)
+        output.token_ids = [token_id]
+        return output
+
+    def _finish(self, request: Request, reason: FinishReason, error: TriptychError | None = None) -> SequenceOutput:
+        """Take a live request out of everything; its blocks are free at once."""
+        if request.request_id in self._waiting:
+            self._waiting.remove(request.request_id)
+        else:
+            self._stop_running(request)
+        del self._requests[request.request_id]
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        return SequenceOutput(
+            request.request_id,
+            finish_reason=reason,
+            stop_token_id=request.stop_token_id,
+            usage=(request.num_prompt_tokens, request.num_output_tokens, request.num_cached_tokens or 0),
+            timings=_timings(request),
+            error=error,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless queues, requests and blocks agree. For tests."""
+        running, live = set(self._running), set(self._requests.values())
+        if not running <= live or len(live) != len(running) + len(self._waiting):
+            raise AssertionError("each live request must be either running or waiting")
+        if any(request.request_id in self._waiting for request in running):
+            raise AssertionError("a running request waits")
+        for request in live:
+            if request not in running and (request.block_ids or request.num_computed_tokens):
+                raise AssertionError(f"waiting request {request.request_id} holds blocks")
+            if request.num_computed_tokens > request.num_tokens:
+                raise AssertionError(f"request {request.request_id} has more tokens computed than it has")
+            if len(request.block_ids) * self.kv_cache.block_size < request.num_computed_tokens:
+                raise AssertionError(f"request {request.request_id} has tokens without a block")
+        self.kv_cache.pool.check_integrity(request.block_ids for request in live)
+
+
+def _timings(request: Request) -> Timings:
+    now = time.monotonic()
+    scheduled = request.first_scheduled_time or now
+    first_token = request.first_token_time or now
+    return Timings(
+        queue_s=scheduled - request.arrival_time,
+        prefill_s=first_token - scheduled,
+        decode_s=now - first_token,
+        num_preemptions=request.num_preemptions,
+    )

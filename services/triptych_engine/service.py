@@ -1,0 +1,180 @@
+"""Wires the engine together: settings -> model -> scheduler -> step loop -> gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+import grpc
+import psutil
+import torch
+from triptych_common import model_store
+from triptych_common.control import State
+from triptych_common.errors import ServiceUnavailableError, StartupError
+from triptych_common.pb import common_pb2, control_pb2, engine_pb2, engine_pb2_grpc
+from triptych_common.server import ServiceServer
+
+from triptych_engine.core import EngineCore, Load
+from triptych_engine.kv_cache import KVCacheManager
+from triptych_engine.outbox import Outbox
+from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
+from triptych_engine.scheduler import Scheduler
+from triptych_engine.servicer import EngineServicer
+from triptych_engine.settings import EngineSettings
+
+log = logging.getLogger(__name__)
+_DESCRIPTOR = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
+
+
+class EngineService:
+    """One engine process: answers the control port from its first moment, serves once the model is loaded."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._state = State.SERVER_STATE_STARTING
+        self._model: common_pb2.ModelInfo | None = None
+        self._core: EngineCore | None = None
+        self._died = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._outbox = Outbox(self._loop, self._on_load)
+        self._servicer = EngineServicer(self._outbox)
+        self._server = ServiceServer("engine", settings, [_DESCRIPTOR], self._register, self)
+
+    # -- Controllable -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> control_pb2.ServerState:
+        return self._state
+
+    @property
+    def num_live_requests(self) -> int:
+        return self._outbox.num_live_requests
+
+    def model_info(self) -> common_pb2.ModelInfo | None:
+        return self._model
+
+    async def drain(self, timeout_s: float) -> bool:
+        self._loaded()
+        self._servicer.refusal = "the engine is draining"
+        self._state = State.SERVER_STATE_DRAINING
+        await self._server.health.set_ready(False)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._outbox.wait_idle()
+        return self.num_live_requests == 0
+
+    async def reset_cache(self) -> int:
+        return await asyncio.wrap_future(self._loaded().reset_prefix_cache())
+
+    async def sleep(self, timeout_s: float) -> int:
+        core, process = self._loaded(), psutil.Process()
+        before = process.memory_info().rss
+        await self.drain(timeout_s)
+        self._servicer.refusal = "the engine is asleep"
+        self._state = State.SERVER_STATE_SLEEPING
+        await asyncio.wrap_future(core.sleep())
+        return max(0, before - process.memory_info().rss)
+
+    async def wake_up(self) -> None:
+        await asyncio.wrap_future(self._loaded().wake_up())
+        self._servicer.refusal = None
+        self._state = State.SERVER_STATE_SERVING
+        await self._server.health.set_ready(True)
+
+    def _loaded(self) -> EngineCore:
+        if self._core is None:
+            raise ServiceUnavailableError("the engine is loading its model", retry_after_s=5.0)
+        return self._core
+
+    # -- life -------------------------------------------------------------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set. Raises StartupError when it cannot."""
+        settings = self._settings
+        path = model_store.resolve_model(settings.model, model_store.WEIGHT_PATTERNS)
+        name = settings.served_model_name or model_store.served_name(settings.model)
+        model = model_store.model_info(path, name, settings.max_model_len)
+        runner = ModelRunner(runner_config(settings, model, path))
+        await self._server.start()
+        try:
+            await self._load(runner, stop)
+            if not stop.is_set():
+                await self._serve(runner, model)
+                await self._until_stopped(stop)
+        finally:
+            await self._server.stop()
+            if self._core is not None:
+                await asyncio.to_thread(self._core.stop)
+        if self._died.is_set():
+            raise StartupError("the engine loop died; see the log above")
+
+    async def _serve(self, runner: ModelRunner, model: common_pb2.ModelInfo) -> None:
+        model.vocab_size = runner.vocab_size
+        settings = self._settings
+        scheduler = Scheduler(
+            KVCacheManager(runner.num_blocks, settings.block_size, settings.enable_prefix_caching),
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=runner.config.max_num_batched_tokens,
+            max_waiting=settings.max_waiting,
+            max_model_len=model.max_model_len,
+        )
+        self._core = EngineCore(scheduler, runner, self._outbox.publish, self._on_death)
+        self._core.start()
+        self._model = model
+        capacity = scheduler.kv_cache.capacity_tokens
+        self._servicer.attach(self._core, model, capacity)
+        self._state = State.SERVER_STATE_SERVING
+        await self._server.health.set_ready(True)
+        log.info("ready: %s, %d tokens of context, %d tokens of KV cache", model.name, model.max_model_len, capacity)
+
+    def _on_death(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._died.set)
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(self._servicer, server)
+
+    def _on_load(self, load: Load) -> None:
+        self._servicer.on_load(load)
+
+    @staticmethod
+    async def _load(runner: ModelRunner, stop: asyncio.Event) -> None:
+        def load() -> None:
+            runner.load()
+            runner.warm_up()
+
+        loading = asyncio.create_task(asyncio.to_thread(load))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await loading
+
+    async def _until_stopped(self, stop: asyncio.Event) -> None:
+        waiting = [asyncio.create_task(event.wait()) for event in (stop, self._died)]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+
+
+def runner_config(settings: EngineSettings, model: common_pb2.ModelInfo, path: Path) -> RunnerConfig:
+    """Derive what the runner needs. Sets the number of compute threads of this process."""
+    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device)
+    if device.type == "cpu":
+        torch.set_num_threads(settings.num_threads or len(os.sched_getaffinity(0)))
+    budget = settings.max_num_batched_tokens or (512 if device.type == "cpu" else 8192)
+    if budget < settings.max_num_seqs:
+        raise StartupError(f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({settings.max_num_seqs})")
+    return RunnerConfig(
+        model_path=path,
+        model_name=model.name,
+        max_model_len=model.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=budget,
+        block_size=settings.block_size,
+        kv_cache_bytes=settings.kv_cache_memory,
+        dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
+        device=device,
+        attention=settings.attention,
+    )

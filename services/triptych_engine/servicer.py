@@ -1,0 +1,156 @@
+"""EngineService: gRPC in front of the step loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+from triptych_common.errors import DuplicateRequestError, InvalidRequestError, ServiceUnavailableError, TriptychError
+from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
+from triptych_common.status import to_request_error
+
+from triptych_engine.convert import load_message, output_message, to_request
+from triptych_engine.core import EngineCore, Load
+from triptych_engine.outbox import Mailbox, Outbox
+
+log = logging.getLogger(__name__)
+
+
+class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
+    """Serves one EngineCore, from the moment that it is attached; before that, calls are refused as unavailable."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._core: EngineCore | None = None
+        self._model = common_pb2.ModelInfo()
+        self._capacity_tokens = 0
+        self._load_changed = asyncio.Event()
+        #: Why no requests are taken; None while they are.
+        self.refusal: str | None = "the engine is loading its model"
+
+    def attach(self, core: EngineCore, model: common_pb2.ModelInfo, capacity_tokens: int) -> None:
+        """Take requests from now on.
+
+        Args:
+            capacity_tokens: longest sequence that the KV cache holds.
+        """
+        self._core, self._model, self._capacity_tokens = core, model, capacity_tokens
+        self.refusal = None
+
+    def on_load(self, load: Load) -> None:
+        """Wake those who watch the load."""
+        self._load_changed.set()
+        self._load_changed = asyncio.Event()
+
+    @property
+    def _attached_core(self) -> EngineCore:
+        if self._core is None:
+            raise ServiceUnavailableError(self.refusal or "the engine is loading its model", retry_after_s=5.0)
+        return self._core
+
+    def _submit(self, message: engine_pb2.EngineRequest, mailbox: Mailbox) -> None:
+        if self.refusal is not None:
+            raise ServiceUnavailableError(self.refusal, retry_after_s=5.0)
+        request = to_request(message, self._model, self._capacity_tokens)
+        try:
+            mailbox.expect(request.request_id)
+        except KeyError as error:
+            raise DuplicateRequestError(
+                f"request id {request.request_id!r} is in use", field="request_id", value=request.request_id
+            ) from error
+        self._attached_core.add(request)
+
+    async def Session(
+        self, request_iterator: AsyncIterator[engine_pb2.SessionRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[engine_pb2.SessionResponse]:
+        core, mailbox = self._attached_core, Mailbox(self._outbox)
+        refused: asyncio.Queue[engine_pb2.SequenceOutput] = asyncio.Queue()
+        reader = asyncio.create_task(self._read_session(request_iterator, mailbox, refused))
+        take = asyncio.create_task(mailbox.take())
+        refusal = asyncio.create_task(refused.get())
+        try:
+            yield engine_pb2.SessionResponse(model=self._model, load=load_message(core.load))
+            while True:
+                await asyncio.wait({reader, take, refusal}, return_when=asyncio.FIRST_COMPLETED)
+                if take.done():
+                    step, outputs, load = take.result()
+                    take = asyncio.create_task(mailbox.take())
+                    yield engine_pb2.SessionResponse(step=step, outputs=map(output_message, outputs), load=load_message(load))
+                elif refusal.done():
+                    output = refusal.result()
+                    refusal = asyncio.create_task(refused.get())
+                    yield engine_pb2.SessionResponse(outputs=[output], load=load_message(core.load))
+                elif reader.done():
+                    reader.result()
+                    break
+        finally:
+            for task in (reader, take, refusal):
+                task.cancel()
+            self._abort_rest(mailbox)
+
+    async def _read_session(
+        self,
+        request_iterator: AsyncIterator[engine_pb2.SessionRequest],
+        mailbox: Mailbox,
+        refused: asyncio.Queue[engine_pb2.SequenceOutput],
+    ) -> None:
+        async for message in request_iterator:
+            for request in message.add:
+                try:
+                    self._submit(request, mailbox)
+                except TriptychError as error:
+                    refused.put_nowait(
+                        engine_pb2.SequenceOutput(
+                            request_id=request.request_id,
+                            finish_reason=common_pb2.FINISH_REASON_ERROR,
+                            error=to_request_error(error),
+                        )
+                    )
+            if message.abort:
+                self._attached_core.abort(list(message.abort))
+
+    def _abort_rest(self, mailbox: Mailbox) -> None:
+        left = mailbox.close()
+        if left:
+            self._attached_core.abort(left)
+
+    async def Generate(
+        self, request: engine_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[engine_pb2.GenerateResponse]:
+        mailbox = Mailbox(self._outbox)
+        try:
+            self._submit(request.request, mailbox)
+            while True:
+                _, outputs, _ = await mailbox.take()
+                for output in outputs:
+                    if isinstance(output.error, TriptychError):
+                        raise output.error
+                    yield engine_pb2.GenerateResponse(output=output_message(output))
+                if outputs[-1].finish_reason is not None:
+                    break
+        finally:
+            self._abort_rest(mailbox)
+
+    async def Abort(self, request: engine_pb2.AbortRequest, context: grpc.aio.ServicerContext) -> engine_pb2.AbortResponse:
+        aborted = await asyncio.wrap_future(self._attached_core.abort(list(request.request_ids)))
+        return engine_pb2.AbortResponse(aborted_request_ids=aborted)
+
+    async def WatchLoad(
+        self, request: engine_pb2.WatchLoadRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[engine_pb2.WatchLoadResponse]:
+        interval_s = request.interval_s if request.HasField("interval_s") else 1.0
+        if not 0.01 <= interval_s <= 3600:
+            raise InvalidRequestError(
+                f"interval_s must be in [0.01, 3600]; given: {interval_s:g}",
+                field="interval_s",
+                limit="[0.01, 3600]",
+                value=interval_s,
+            )
+        core = self._attached_core
+        while True:
+            changed, load = self._load_changed, core.load
+            yield engine_pb2.WatchLoadResponse(load=load_message(load))
+            await asyncio.sleep(interval_s)
+            await changed.wait()

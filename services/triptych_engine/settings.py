@@ -1,0 +1,50 @@
+"""Settings of the engine."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import SettingsConfigDict
+from triptych_common.settings import DEFAULT_MODEL, GrpcServiceSettings, Port
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_bytes(value: object) -> object:
+    """`512M`, `2GiB` or a plain number of bytes; anything else is left to be refused."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(value).strip(), re.IGNORECASE)
+    return int(float(match[1]) * _UNITS[match[2].upper()]) if match else value
+
+
+class EngineSettings(GrpcServiceSettings):
+    """Flags of `triptych engine`; environment variables TRIPTYCH_ENGINE_*."""
+
+    model_config = SettingsConfigDict(env_prefix="TRIPTYCH_ENGINE_")
+
+    port: Annotated[Port, Field(description="Port to listen on; 0 takes a free one.")] = 50053
+    model: Annotated[str, Field(description="Directory, built-in name or hub id.")] = DEFAULT_MODEL
+    served_model_name: Annotated[str | None, Field(description="Name that clients use; by default the model's.")] = None
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32"],
+        Field(description="auto takes the checkpoint's, in float32 kept as it is."),
+    ] = "auto"
+    device: Annotated[str, Field(description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")] = "auto"
+    attention: Annotated[Literal["auto", "cpu", "torch"], Field(description="Attention backend.")] = "auto"
+    max_model_len: Annotated[
+        int | None, Field(ge=1, description="Longest sequence, prompt and output together, in tokens; by default the model's.")
+    ] = None
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="Requests that run at once.")] = 256
+    max_num_batched_tokens: Annotated[
+        int | None, Field(ge=1, description="Token budget of a step; by default 512 on a CPU, 8192 on a GPU.")
+    ] = None
+    max_waiting: Annotated[int, Field(ge=0, description="Requests that may wait; further ones are refused.")] = 2048
+    block_size: Annotated[int, Field(ge=1, le=256, description="Tokens per KV block.")] = 16
+    kv_cache_memory: Annotated[
+        int, BeforeValidator(parse_bytes), Field(gt=0, description="KV cache in bytes, e.g. 512M or 2G.")
+    ] = 1 << 30
+    enable_prefix_caching: Annotated[bool, Field(description="Share the KV blocks of equal prefixes.")] = True
+    num_threads: Annotated[
+        int | None, Field(ge=1, description="Compute threads; by default the number of physical cores that this process may use.")
+    ] = None
