@@ -113,7 +113,7 @@ class ApiKeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(_GUARDED):
             given = Headers(scope=scope).get("authorization", "")
-            if not hmac.compare_digest(given.encode(), self._expected):
+            if not hmac.compare_digest(given.encode("latin-1"), self._expected):
                 message = "wrong API key" if given else "an API key is needed: Authorization: Bearer KEY"
                 raise HTTPException(401, message, {"www-authenticate": "Bearer"})
         await self._app(scope, receive, send)

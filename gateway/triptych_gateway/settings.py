@@ -13,12 +13,12 @@ from triptych_common.settings import Port, ServiceSettings
 class GatewaySettings(ServiceSettings):
     """OpenAI-compatible REST in front of a frontend."""
 
-    model_config = SettingsConfigDict(env_prefix="TRIPTYCH_GATEWAY_", cli_prog_name="python -m triptych_gateway")
+    model_config = SettingsConfigDict(env_prefix="TRIPTYCH_GATEWAY_")
 
     port: Annotated[Port, Field(description="Port to listen on; 0 takes a free one.")] = 8000
     frontend_address: Annotated[str, Field(min_length=1, description="host:port of the frontend.")] = "127.0.0.1:50051"
     api_key: Annotated[
-        SecretStr | None,
+        Annotated[SecretStr, Field(min_length=1)] | None,
         Field(
             description="When set, /v1/*, /tokenize and /detokenize need `Authorization: Bearer KEY`. Better set by environment."
         ),

@@ -1,0 +1,139 @@
+"""REST requests become the contract's messages: everything that was given, and nothing that was not."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+from hypothesis import given
+from hypothesis import strategies as st
+from triptych_common.pb import common_pb2, generation_pb2
+from triptych_gateway.convert import chat_message, chat_request, complete_requests
+from triptych_gateway.schemas.chat import ChatCompletionRequest, Message
+from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest
+from triptych_gateway.schemas.completions import CompletionRequest
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+
+# REST field -> (value, path in ChatRequest, value there)
+SAME: dict[str, tuple[Any, str, Any]] = {
+    "temperature": (0.5, "options.sampling.temperature", 0.5),
+    "top_p": (0.5, "options.sampling.top_p", 0.5),
+    "top_k": (-1, "options.sampling.top_k", 0),
+    "min_p": (0.25, "options.sampling.min_p", 0.25),
+    "presence_penalty": (-2, "options.sampling.presence_penalty", -2),
+    "frequency_penalty": (2, "options.sampling.frequency_penalty", 2),
+    "repetition_penalty": (1.5, "options.sampling.repetition_penalty", 1.5),
+    "seed": (-(2**63), "options.sampling.seed", -(2**63)),
+    "max_tokens": (5, "options.sampling.max_tokens", 5),
+    "max_completion_tokens": (5, "options.sampling.max_tokens", 5),
+    "min_tokens": (0, "options.sampling.min_tokens", 0),
+    "ignore_eos": (False, "options.sampling.ignore_eos", False),
+    "logit_bias": ({"7": -100}, "options.sampling.logit_bias", {7: -100.0}),
+    "stop_token_ids": ([0, UINT32_MAX], "options.sampling.stop_token_ids", [0, UINT32_MAX]),
+    "allowed_token_ids": ([3], "options.sampling.allowed_token_ids", [3]),
+    "stop": ("end", "options.stop", ["end"]),
+    "include_stop_str_in_output": (True, "options.include_stop_in_output", True),
+    "skip_special_tokens": (False, "options.skip_special_tokens", False),
+    "n": (3, "options.n", 3),
+    "return_token_ids": (True, "options.return_token_ids", True),
+    "priority": (-1, "options.priority", -1),
+    "cache_salt": ("s", "options.cache_salt", "s"),
+    "add_generation_prompt": (False, "add_generation_prompt", False),
+    "continue_final_message": (True, "continue_final_message", True),
+    "chat_template_kwargs": ({"a": [1, None]}, "template_kwargs_json", '{"a":[1,null]}'),
+}
+
+
+def at(message: Any, path: str) -> Any:
+    for name in path.split("."):
+        message = getattr(message, name)
+    if hasattr(message, "items"):
+        return dict(message)
+    return message if isinstance(message, (str, int, float, bool)) else list(message)
+
+
+@pytest.mark.parametrize("field", SAME)
+def test_field_arrives(field: str) -> None:
+    value, path, expected = SAME[field]
+    converted = chat_request(ChatCompletionRequest.model_validate(CHAT | {field: value}))
+    assert at(converted, path) == expected
+
+
+def test_every_field_is_honoured_or_a_no_op() -> None:
+    """A field that somebody adds to the schema and forgets in the conversion is found here."""
+    labels = {"user", "metadata", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
+    elsewhere = {"model", "messages", "stream", "stream_options", "logprobs", "top_logprobs"}
+    honoured = labels | elsewhere | set(SAME)
+    for name, field in ChatCompletionRequest.model_fields.items():
+        is_no_op = any(type(mark).__name__ == "NoOp" for mark in field.metadata)
+        assert is_no_op != (name in honoured), name
+
+
+def test_what_was_not_given_is_not_sent() -> None:
+    converted = chat_request(ChatCompletionRequest.model_validate(CHAT | dict.fromkeys(SAME)))
+    assert MessageToDict(converted, preserving_proto_field_name=True) == {
+        "model": "m",
+        "messages": [{"role": "user", "content": [{"text": "Hi"}]}],
+        "options": {"sampling": {}, "output_mode": "OUTPUT_MODE_FINAL"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "logprobs"),
+    [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 4}, 4)],
+)
+def test_chat_logprobs(fields: dict[str, Any], logprobs: int | None) -> None:
+    sampling = chat_request(ChatCompletionRequest.model_validate(CHAT | fields)).options.sampling
+    assert (sampling.logprobs if sampling.HasField("logprobs") else None) == logprobs
+
+
+def test_completions_have_openais_default_of_max_tokens() -> None:
+    (call,) = complete_requests(CompletionRequest.model_validate({"model": "m", "prompt": "x"}))
+    assert call.options.sampling.max_tokens == 16
+
+
+def test_streams_ask_for_deltas() -> None:
+    converted = chat_request(ChatCompletionRequest.model_validate(CHAT | {"stream": True}))
+    assert converted.options.output_mode == generation_pb2.OUTPUT_MODE_DELTA
+
+
+def test_content_parts_keep_their_order() -> None:
+    message = Message.model_validate(
+        {
+            "role": "user",
+            "name": "Ann",
+            "content": [
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "auto"}},
+                {"type": "text", "text": "What?"},
+                {"type": "input_audio", "input_audio": {"data": base64.b64encode(b"RIFF").decode(), "format": "wav"}},
+                {"type": "video_url", "video_url": {"url": "https://x/v.mp4"}},
+            ],
+        }
+    )
+    converted = chat_message(message)
+    image, text, audio, video = converted.content
+    assert (image.media.modality, image.media.url) == (common_pb2.MODALITY_IMAGE, "data:image/png;base64,AA==")
+    assert text.text == "What?"
+    assert (audio.media.modality, audio.media.data) == (common_pb2.MODALITY_AUDIO, b"RIFF")
+    assert (video.media.modality, video.media.url) == (common_pb2.MODALITY_VIDEO, "https://x/v.mp4")
+    assert converted.name == "Ann"
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_text_arrives_unchanged(text: str) -> None:
+    message = Message.model_validate({"role": "user", "content": text})
+    assert chat_message(message).content[0].text == text
+
+
+@pytest.mark.parametrize("schema", [ChatCompletionRequest, CompletionRequest])
+def test_openai_fields_are_all_known(schema: type[GenerationRequest]) -> None:
+    """Against the SDK's own list, so that a new OpenAI field is noticed when the SDK is updated."""
+    from openai.types import completion_create_params
+    from openai.types.chat import completion_create_params as chat_create_params
+
+    params = chat_create_params if schema is ChatCompletionRequest else completion_create_params
+    known = params.CompletionCreateParamsStreaming.__annotations__ | params.CompletionCreateParamsBase.__annotations__
+    assert set(known) <= set(schema.model_fields)
