@@ -73,8 +73,8 @@ async def frontend_bench(
     """
     path = model or small_model_dir()
     engine = FakeEngine(engine_model or model_info(path, path.name), script or hello())
-    async with serving(engine.register) as engine_address:
-        frontend = Frontend(FrontendSettings(model=str(path), port=0, engine_address=engine_address, **settings))
+    async with serving(engine.register) as address:
+        frontend = Frontend(FrontendSettings(**{"model": str(path), "port": 0, "engine_address": address} | settings))
         async with (
             frontend.running(),
             open_channel(f"127.0.0.1:{frontend.server.port}") as channel,

@@ -162,6 +162,7 @@ class EngineClient:
         """One session from its start to its loss; True when it got as far as serving."""
         session: _Session = stub.Session()
         sender: asyncio.Task[None] | None = None
+        level = logging.WARNING
         try:
             model = await asyncio.wait_for(self._handshake(session), HANDSHAKE_TIMEOUT_S)
             if model is None:
@@ -176,7 +177,7 @@ class EngineClient:
         except grpc.aio.AioRpcError as error:
             self._lost(from_rpc_error(error).message)
         except asyncio.CancelledError:
-            self._why_away = "this frontend is stopping"
+            self._why_away, level = "this frontend is stopping", logging.DEBUG
             raise
         finally:
             session.cancel()
@@ -186,7 +187,7 @@ class EngineClient:
                     await sender
             was_connected = self.is_connected
             if was_connected:
-                await self._disconnected()
+                await self._disconnected(level)
         return was_connected
 
     async def _handshake(self, session: _Session) -> common_pb2.ModelInfo | None:
@@ -211,9 +212,9 @@ class EngineClient:
         log.info("engine at %s serves %s, context %d", self._address, model.name, model.max_model_len)
         await self._on_change()
 
-    async def _disconnected(self) -> None:
+    async def _disconnected(self, level: int) -> None:
         self.engine_model = None
-        log.warning("engine at %s went away (%s); %d sequences lost", self._address, self._why_away, len(self._calls))
+        log.log(level, "engine at %s went away (%s); %d sequences lost", self._address, self._why_away, len(self._calls))
         self._adds.clear()
         self._aborts.clear()
         calls, self._calls = set(self._calls.values()), {}
