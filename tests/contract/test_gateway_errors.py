@@ -45,12 +45,23 @@ async def test_error_of_the_frontend(stream: bool, error: TriptychError, status:
     assert ("retry-after" in response.headers) == (status in (429, 503))
 
 
-async def test_param_is_the_rest_name_of_the_field() -> None:
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ("options.sampling.top_p", "top_p"),
+        ("sampling.logit_bias", "logit_bias"),
+        ("options.stop[1]", "stop[1]"),
+        ("messages[0].content[1].media", "messages[0].content[1]"),
+        ("template_kwargs_json", "chat_template_kwargs"),
+        ("", None),
+    ],
+)
+async def test_param_is_the_rest_name_of_the_field(field: str, param: str | None) -> None:
     frontend = FakeFrontend()
-    frontend.script = fails(InvalidRequestError("bad", field="options.sampling.top_p"))
+    frontend.script = fails(InvalidRequestError("bad", field=field))
     async with gateway_client(frontend) as client:
         response = await client.post("/v1/chat/completions", json=CHAT)
-    assert response.json()["error"]["param"] == "top_p"
+    assert response.json()["error"]["param"] == param
 
 
 async def test_retry_after_is_the_frontends() -> None:

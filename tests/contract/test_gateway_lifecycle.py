@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import socket
 import subprocess
@@ -53,6 +54,34 @@ async def test_client_that_goes_away_cancels_the_call(stream: bool, kind: str) -
     assert frontend.num_live == 0
     assert 'triptych_gateway_requests_aborted_total{route="/v1/chat/completions"} 1.0' in metrics
     assert "triptych_gateway_requests_in_flight 1.0" in metrics  # The scrape itself.
+
+
+async def test_many_streams_with_random_aborts_leave_nothing_behind() -> None:
+    frontend = FakeFrontend()
+    frontend.script = says(*(f"{number} " for number in range(30)))
+    chance = random.Random(0)
+    limit = asyncio.Semaphore(64)
+
+    async def one(place: tuple[str, int], stop_after: int | None) -> str:
+        async with limit:
+            reader, writer = await post_raw(place, CHAT | {"stream": True})
+            try:
+                for _ in range(30 if stop_after is None else stop_after):
+                    await reader.readuntil(b'"content":"')
+                if stop_after is not None:
+                    return "aborted"
+                return "whole" if b"[DONE]" in await reader.readuntil(b"0\r\n\r\n") else "cut"
+            finally:
+                writer.close()
+
+    stops = [chance.choice([None, None, chance.randrange(30)]) for _ in range(300)]
+    async with gateway_server(frontend) as place:
+        ends = await asyncio.gather(*(one(place, stop) for stop in stops))
+        async with httpx.AsyncClient(base_url="http://{}:{}".format(*place)) as client, asyncio.timeout(20):
+            while "triptych_gateway_requests_in_flight 1.0" not in (await client.get("/metrics")).text:
+                pass
+    assert ends == ["whole" if stop is None else "aborted" for stop in stops]
+    assert frontend.num_live == 0
 
 
 async def test_ready_follows_the_frontend() -> None:

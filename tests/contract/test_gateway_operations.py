@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from fakes.frontend import MODEL, FakeFrontend
 from fakes.gateway import CHAT, gateway_client
 from triptych_common import __version__
+from triptych_common.logs import request_id_var
 
 
 async def test_models() -> None:
@@ -121,3 +123,26 @@ async def test_cors() -> None:
     assert allowed.headers["access-control-allow-origin"] == "http://page"
     assert "access-control-allow-origin" not in other.headers
     assert refusal.headers["access-control-allow-origin"] == "http://page"
+
+
+async def test_access_log_has_one_line_per_request_with_its_id(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="triptych_gateway.middleware")
+    caplog.handler.addFilter(with_request_id)
+    async with gateway_client() as client:
+        await client.post("/v1/chat/completions", json=CHAT | {"stream": True}, headers={"x-request-id": "r-1"})
+        await client.get("/live")
+    (line,) = [record for record in caplog.records if record.name == "triptych_gateway.middleware"]
+    assert re.fullmatch(r"POST /v1/chat/completions 200 [0-9.]+ ms 3 tokens", line.getMessage())
+    assert line.__dict__["request_id"] == "r-1"
+
+
+def with_request_id(record: logging.LogRecord) -> bool:
+    record.request_id = request_id_var.get()
+    return True
+
+
+async def test_access_log_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="triptych_gateway.middleware")
+    async with gateway_client(access_log=False) as client:
+        await client.post("/v1/chat/completions", json=CHAT)
+    assert not [record for record in caplog.records if record.name == "triptych_gateway.middleware"]
