@@ -56,6 +56,6 @@ def _rope_reason(text: PretrainedConfig, max_model_len: int) -> str | None:
         original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
         limit = original or text.max_position_embeddings
         if kind in ("dynamic", "longrope") and max_model_len > limit:
-            return f"its {kind} rope depends on the longest position in the batch beyond {limit} tokens; set max_model_len to that
-            or less"
+            depends = f"its {kind} rope depends on the longest position in the batch beyond {limit} tokens"
+            return f"{depends}; set max_model_len to that or less"
     return None
