@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Security
 from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -50,7 +51,11 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         strict_content_type=False,
     )
     app.state.gateway = gateway
-    for routes in (generation, models, tokenize, health, docs):
+    # The middleware checks the key, before the body is read; this tells the OpenAPI document, so that /docs can send one.
+    guarded = [Security(HTTPBearer(auto_error=False))] if settings.api_key is not None else []
+    for routes in (generation, models, tokenize):
+        app.include_router(routes.router, dependencies=guarded)
+    for routes in (health, docs):
         app.include_router(routes.router)
     docs.mount_assets(app)
     return app

@@ -26,6 +26,7 @@ from triptych_common.errors import (
     UnimplementedError,
 )
 
+from triptych_gateway.schemas.common import ErrorResponse
 from triptych_gateway.validation import describe
 
 log = logging.getLogger(__name__)
@@ -122,8 +123,6 @@ async def handle_error(request: Request, error: Exception) -> Response:
 
 def openapi_responses() -> dict[int | str, dict[str, Any]]:
     """The errors of a route, for the OpenAPI document."""
-    from triptych_gateway.schemas.common import ErrorResponse
-
     return {
         "4XX": {"model": ErrorResponse, "description": "The request is at fault, or (429) the queue is full: see Retry-After."},
         "5XX": {"model": ErrorResponse, "description": "The server is at fault, or (503) not ready: see Retry-After."},

@@ -55,13 +55,14 @@ class FrontendClient:
         call = self._generation.ListModels(generation_pb2.ListModelsRequest(), metadata=_metadata(request_id))
         return (await self._response(call)).models
 
-    async def require_model(self, name: str | None, request_id: str) -> None:
-        """Raises ModelNotFoundError when there is a name and no such model."""
-        if name is None:
-            return
-        names = [model.name for model in await self.models(request_id)]
-        if name not in names:
-            raise ModelNotFoundError(f"no model {name[:100]!r} here; served are: {', '.join(names)}", field="model")
+    async def model(self, name: str, request_id: str) -> common_pb2.ModelInfo:
+        """The model of that name. Raises ModelNotFoundError when there is none."""
+        models = await self.models(request_id)
+        for model in models:
+            if model.name == name:
+                return model
+        served = ", ".join(model.name for model in models)
+        raise ModelNotFoundError(f"no model {name[:100]!r} here; served are: {served}", field="model")
 
     async def preprocess(self, request: preprocess_pb2.PreprocessRequest, request_id: str) -> preprocess_pb2.PreprocessResponse:
         """Messages to token ids."""

@@ -21,6 +21,8 @@ from triptych_gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 _BACKLOG = 2048
+#: Longer than load balancers and HTTP clients keep idle connections, so that they close them and never write into a closed one.
+_KEEP_ALIVE_S = 75
 
 
 def main() -> None:
@@ -51,12 +53,13 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         access_log=False,
         server_header=False,
         backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         # Only for what `stop_requests` does not end.
         timeout_graceful_shutdown=int(settings.shutdown_grace_s) + 5,
     )
     server = _Server(config)
     host, port = listener.getsockname()[:2]
-    log.info("listening on http://%s:%d, frontend at %s", host, port, settings.frontend_address)
+    log.info("listening on http://%s:%d, frontend at %s", f"[{host}]" if ":" in host else host, port, settings.frontend_address)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)

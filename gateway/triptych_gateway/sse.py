@@ -15,16 +15,12 @@ from triptych_gateway.lifecycle import until_disconnect
 
 log = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
-_START = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        # Proxies such as nginx would hold events back.
-        (b"x-accel-buffering", b"no"),
-    ],
-}
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies such as nginx would hold events back.
+    (b"x-accel-buffering", b"no"),
+)
 
 
 class EventStreamResponse(Response):
@@ -60,6 +56,6 @@ class EventStreamResponse(Response):
             async for event in events:
                 if not self._is_started:
                     self._is_started = True
-                    await send({**_START, "headers": list(_START["headers"])})  # type: ignore[call-overload]
+                    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

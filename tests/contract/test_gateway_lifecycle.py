@@ -50,7 +50,9 @@ async def test_client_that_goes_away_cancels_the_call(stream: bool, kind: str) -
         async with asyncio.timeout(10):
             await frontend.was_cancelled.wait()
             async with httpx.AsyncClient(base_url="http://{}:{}".format(*place)) as client:
-                metrics = (await client.get("/metrics")).text
+                metrics = ""
+                while "triptych_gateway_requests_aborted_total{" not in metrics:
+                    metrics = (await client.get("/metrics")).text
     assert frontend.num_live == 0
     assert 'triptych_gateway_requests_aborted_total{route="/v1/chat/completions"} 1.0' in metrics
     assert "triptych_gateway_requests_in_flight 1.0" in metrics  # The scrape itself.

@@ -94,6 +94,15 @@ async def test_openapi_document() -> None:
     assert "HTTPValidationError" not in document["components"]["schemas"]
 
 
+@pytest.mark.parametrize(("api_key", "is_guarded"), [("secret", True), (None, False)])
+async def test_openapi_document_tells_which_routes_need_the_key(api_key: str | None, is_guarded: bool) -> None:
+    async with gateway_client(api_key=api_key) as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+    assert ("security" in paths["/v1/chat/completions"]["post"]) == is_guarded
+    assert ("security" in paths["/tokenize"]["post"]) == is_guarded
+    assert "security" not in paths["/live"]["get"]
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/tokenize", "/v1/nothing"])
 @pytest.mark.parametrize("given", [None, "Bearer wrong", "secret", "Bearer sécret"])
 async def test_api_key_is_needed(path: str, given: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
+from triptych_common.pb import common_pb2
 
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.schemas.models import Model, ModelList
@@ -14,16 +15,16 @@ router = APIRouter(tags=["OpenAI"], responses=openapi_responses())
 @router.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
     """The models that requests can name."""
-    gateway = gateway_of(request)
-    models = await gateway.frontend.models(request_id_of(request))
-    data = [Model(id=model.name, created=gateway.start_time, max_model_len=model.max_model_len) for model in models]
-    return ModelList(data=data)
+    models = await gateway_of(request).frontend.models(request_id_of(request))
+    return ModelList(data=[_described(model, request) for model in models])
 
 
 # Names of models can hold slashes.
 @router.get("/v1/models/{name:path}")
 async def get_model(request: Request, name: str) -> Model:
     """One of them."""
-    await gateway_of(request).frontend.require_model(name, request_id_of(request))
-    models = await list_models(request)
-    return next(model for model in models.data if model.id == name)
+    return _described(await gateway_of(request).frontend.model(name, request_id_of(request)), request)
+
+
+def _described(model: common_pb2.ModelInfo, request: Request) -> Model:
+    return Model(id=model.name, created=gateway_of(request).start_time, max_model_len=model.max_model_len)

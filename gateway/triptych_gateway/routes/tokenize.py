@@ -29,7 +29,8 @@ async def _tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse
         preprocess = preprocess_pb2.PreprocessRequest(chat=convert.tokenize_chat_request(body))
         reply = await frontend.preprocess(preprocess, request_id)
     else:
-        await frontend.require_model(body.model, request_id)
+        if body.model is not None:
+            await frontend.model(body.model, request_id)
         text = preprocess_pb2.TokenizeRequest(text=body.prompt, add_special_tokens=body.add_special_tokens)
         reply = await frontend.tokenize(text, request_id)
     strings = list(reply.tokens) if body.return_token_strs and isinstance(reply, preprocess_pb2.TokenizeResponse) else None
@@ -45,6 +46,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeRes
 
 async def _detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
     frontend, request_id = gateway_of(request).frontend, request_id_of(request)
-    await frontend.require_model(body.model, request_id)
+    if body.model is not None:
+        await frontend.model(body.model, request_id)
     reply = await frontend.detokenize(detokenize_pb2.DetokenizeRequest(token_ids=body.tokens), request_id)
     return DetokenizeResponse(prompt=reply.text)
