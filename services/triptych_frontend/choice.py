@@ -33,6 +33,8 @@ class Choice:
     ) -> None:
         self._index = index
         self._prompt = prompt
+        #: Where the prompt's tokens start in its text, until its log probabilities were reported; None when nobody asked.
+        self._owed_offsets = prompt.offsets if params.wants_prompt_logprobs else None
         self._params = params
         self._token_texts = tokenizer.token_texts
         self._eos_token_ids = eos_token_ids
@@ -66,10 +68,11 @@ class Choice:
 
     def feed(self, output: engine_pb2.SequenceOutput) -> None:
         """Take what the engine brought, several steps' worth at once where the reader was slow."""
-        if output.prompt_logprobs:
-            offsets = self._prompt.offsets or [0] * len(self._prompt.token_ids)
-            entries = prompt_logprobs(self._prompt.token_ids, output.prompt_logprobs, offsets, self._token_texts)
+        # A prompt of one token has no entries in the engine's output: nothing stands before its only token.
+        if self._owed_offsets and (output.prompt_logprobs or len(self._owed_offsets) == 1):
+            entries = prompt_logprobs(self._prompt.token_ids, output.prompt_logprobs, self._owed_offsets, self._token_texts)
             self._delta.logprobs.extend(entries)
+            self._owed_offsets = None
         if not self.has_matched_stop:
             self._feed_tokens(output)
         if output.finish_reason:

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import generation_pb2
 
-from triptych_frontend.chat_template import ChatTemplate, ChatTurn
+from triptych_frontend.chat_template import ChatTemplate, ChatTurn, RenderedChat
 from triptych_frontend.detokenizer import IncrementalDetokenizer
+from triptych_frontend.interruptible import Interrupted, InterruptibleJob
 from triptych_frontend.settings import FrontendSettings
 from triptych_frontend.tokenizer import Tokenizer
 
@@ -64,17 +65,10 @@ class Preprocessor:
         start_s = time.perf_counter()
         turns = _turns(request.messages)
         variables_json = request.template_kwargs_json or "{}"
-        self._check_length(sum(len(turn.text) for turn in turns) + len(variables_json), "messages")
+        self._check_length(sum(len(turn.text) + len(turn.name or "") for turn in turns) + len(variables_json), "messages")
         variables = _template_variables(variables_json)
         add_generation_prompt, continue_final_message = _prompt_end(request, turns[-1])
-        work = self._run(lambda: self._template.render(turns, variables, add_generation_prompt, continue_final_message))
-        try:
-            chat = await asyncio.wait_for(work, self._settings.template_timeout_s)
-        except TimeoutError as error:
-            limit_s = self._settings.template_timeout_s
-            raise InvalidRequestError(
-                f"rendering the chat template took longer than {limit_s} s", field="messages", limit=limit_s
-            ) from error
+        chat = await self._render(lambda: self._template.render(turns, variables, add_generation_prompt, continue_final_message))
         if not chat.token_ids:
             raise InvalidRequestError("the chat template rendered an empty prompt", field="messages")
         return Prompt(chat.text, chat.token_ids, time.perf_counter() - start_s)
@@ -140,6 +134,23 @@ class Preprocessor:
             limit=self._vocab_size - 1,
             value=value,
         )
+
+    async def _render(self, work: Callable[[], RenderedChat]) -> RenderedChat:
+        """Like `_run`, but a template that does not end is ended, whether the caller still waits for it or not."""
+        loop = asyncio.get_running_loop()
+        job = InterruptibleJob(work)
+        timer = loop.call_later(self._settings.template_timeout_s, job.interrupt)
+        try:
+            chat = await loop.run_in_executor(self._pool, job)
+        except Interrupted as error:
+            limit_s = self._settings.template_timeout_s
+            message = f"rendering the chat template took longer than {limit_s:g} s"
+            raise InvalidRequestError(message, field="messages", limit=limit_s) from error
+        except Exception:
+            timer.cancel()
+            raise
+        timer.cancel()
+        return chat
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

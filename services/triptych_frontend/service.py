@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 
 import grpc
@@ -33,7 +32,6 @@ from triptych_frontend.servicers import DetokenizeServicer, GenerationServicer, 
 from triptych_frontend.settings import FrontendSettings
 from triptych_frontend.tokenizer import Tokenizer
 
-log = logging.getLogger(__name__)
 SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
     preprocess_pb2.DESCRIPTOR.services_by_name["PreprocessService"],

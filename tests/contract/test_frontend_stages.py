@@ -130,3 +130,15 @@ async def test_tokenizing_a_long_text_does_not_hold_up_others() -> None:
             short_calls += 1
         assert len((await long_call).token_ids) > 150_000
     assert short_calls > 50
+
+
+async def test_a_template_that_does_not_end_is_ended(tmp_path) -> None:
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    source = "{% if messages[0].content == 'loop' %}" + loop + "{% endif %}{{ messages[0].content }}"
+    path = write_model(tmp_path, chat_template=source)
+    async with frontend_bench(model=path, ready=False, template_timeout_s=0.5, num_tokenizer_threads=1) as bench:
+        error = await error_of(bench.preprocess.Preprocess(PreprocessRequest(chat=chat_request("loop"))))
+        after = await bench.preprocess.Preprocess(PreprocessRequest(chat=chat_request("Hi")))
+    assert isinstance(error, InvalidRequestError)
+    assert error.limit == "0.5"
+    assert after.prompt == "Hi", "the one thread is free again"

@@ -64,6 +64,18 @@ def test_a_bad_setting_stops_the_start_and_is_named(args: list[str], environment
     assert "Traceback" not in done.stderr
 
 
+def test_a_signal_ends_the_process_with_zero() -> None:
+    command = [sys.executable, "-m", "triptych_frontend", "--model", str(small_model_dir()), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        first_line = process.stderr.readline()
+        process.terminate()
+        rest = process.communicate(timeout=30)[1]
+    assert "listening on" in first_line
+    assert process.returncode == 0, rest
+    assert "Traceback" not in rest
+
+
 def test_a_template_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="chat_template"):
         FrontendSettings(chat_template=tmp_path / "missing.jinja")
