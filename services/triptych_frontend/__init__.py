@@ -1,0 +1,1 @@
+"""The frontend: chat templates, tokenization, orchestration of the engine, text back. Holds no torch."""
