@@ -226,8 +226,8 @@ class EngineClient:
             )
         await self._on_change()
 
-    def _lost(self, why: str, level: int = logging.WARNING) -> None:
-        """Remember why there is no engine; logged once, not with each attempt."""
+    def _lost(self, why: str, level: int = logging.INFO) -> None:
+        """Remember why there is no engine; logged once, not with each attempt, and without alarm: engines start slowly."""
         if not self.is_connected and why != self._why_away:
             log.log(level, "engine at %s is away: %s", self._address, why)
         self._why_away = why
