@@ -217,15 +217,14 @@ class TorchAttention:
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         k_cache, v_cache = self._cache[layer]
-        query = query.to(k_cache.dtype)
         k_cache[self._slots] = key.to(k_cache.dtype)
         v_cache[self._slots] = value.to(v_cache.dtype)
-        out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+        out = v_cache.new_empty(query.shape[0], query.shape[1], value.shape[2])
         group = query.shape[1] // key.shape[1]
         for first, last, slots in self._sequences:
-            k = k_cache[slots].repeat_interleave(group, 1)
-            v = v_cache[slots].repeat_interleave(group, 1)
-            scores = torch.einsum("qhd,khd->hqk", query[first:last], k).float() * scaling
+            k = k_cache[slots].float().repeat_interleave(group, 1)
+            v = v_cache[slots].float().repeat_interleave(group, 1)
+            scores = torch.einsum("qhd,khd->hqk", query[first:last].float(), k) * scaling
             if softcap:
                 scores = torch.tanh(scores / softcap) * softcap
             num_keys = len(slots)
@@ -237,6 +236,6 @@ class TorchAttention:
             scores = scores.masked_fill(hidden, float("-inf"))
             if sinks is not None:
                 scores = torch.cat([scores, sinks.float().view(-1, 1, 1).expand(-1, last - first, 1)], -1)
-            weights = scores.softmax(-1)[..., :num_keys].to(v.dtype)
+            weights = scores.softmax(-1)[..., :num_keys]
             out[first:last] = torch.einsum("hqk,khd->qhd", weights, v)
         return out

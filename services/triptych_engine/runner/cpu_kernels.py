@@ -51,16 +51,16 @@ class KernelArgs(ctypes.Structure):
     ]
 
 
-def isa_of_this_cpu() -> str:
-    """The -march level to build for: the best x86-64 level, `native` on other machines."""
+def isas_of_this_cpu() -> list[str]:
+    """The -march levels that this CPU can run, best first; `native` alone on other machines than x86-64."""
     if platform.machine() not in ("x86_64", "AMD64"):
-        return "native"
+        return ["native"]
     flags: set[str] = set()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("flags"):
             flags = set(line.split(":", 1)[1].split())
             break
-    return next((level for level, needed in _X86_LEVELS.items() if needed <= flags), "x86-64")
+    return [*(level for level, needed in _X86_LEVELS.items() if needed <= flags), "x86-64"]
 
 
 class CpuKernels:
@@ -123,7 +123,7 @@ class CpuKernels:
 @functools.cache
 def load_kernels() -> CpuKernels | None:
     """The kernels for this CPU, built if need be; None, with a warning, where they cannot be had."""
-    isa = isa_of_this_cpu()
+    isa = isas_of_this_cpu()[0]
     try:
         return CpuKernels(ctypes.CDLL(str(_find(isa) or build(isa, cache_dir() / "kernels"))))
     except OSError as error:

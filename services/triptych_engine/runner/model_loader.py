@@ -85,7 +85,7 @@ def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torc
     check_supported(config, name, max_model_len)
     dtype = dtype or getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None) or torch.float32
     try:
-        model = _model_class(config).from_pretrained(path, config=config, dtype=dtype, attn_implementation="sdpa")
+        model = _model_class(config).from_pretrained(path, config=config, dtype=dtype, attn_implementation="eager")
     except OSError as error:
         raise StartupError(f"cannot load {name}: {str(error).splitlines()[0]}") from error
     model = model.eval().requires_grad_(False).to(device)

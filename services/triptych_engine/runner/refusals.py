@@ -53,9 +53,11 @@ def _rope_reason(text: PretrainedConfig, max_model_len: int) -> str | None:
     per_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
     for rope in per_layer_type or [parameters]:
         kind = rope.get("rope_type", "default")
+        if kind not in ("dynamic", "longrope"):
+            continue
         original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
         limit = original or text.max_position_embeddings
-        if kind in ("dynamic", "longrope") and max_model_len > limit:
+        if max_model_len > limit:
             depends = f"its {kind} rope depends on the longest position in the batch beyond {limit} tokens"
             return f"{depends}; set max_model_len to that or less"
     return None

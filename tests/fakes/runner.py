@@ -1,0 +1,108 @@
+"""A runner without a model: it keeps token ids where keys and values would be, and reads them back through the block tables.
+
+So a block that is shared wrongly, given away too early or addressed by a stale table shows at once. The next token is a function of
+the whole sequence, so text must not depend on batching, chunking, preemption or prefix hits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from array import array
+
+from triptych_engine.output import SchedulerOutput, StepResult
+from triptych_engine.request import SamplingParams
+
+VOCAB_SIZE = 50
+
+
+def next_token(token_ids: list[int], cache_salt: str = "") -> int:
+    """The token that follows a sequence."""
+    return hashlib.sha256(array("I", token_ids).tobytes() + cache_salt.encode()).digest()[0] % VOCAB_SIZE
+
+
+def expected_output(prompt: list[int], sampling: SamplingParams, max_model_len: int = 256) -> list[int]:
+    """What a request generates when it is alone."""
+    token_ids = list(prompt)
+    while len(token_ids) - len(prompt) < sampling.max_tokens and len(token_ids) < max_model_len:
+        token_ids.append(next_token(token_ids))
+        if token_ids[-1] in sampling.stop_token_ids and len(token_ids) - len(prompt) > sampling.min_tokens:
+            break
+    return token_ids[len(prompt) :]
+
+
+class FakeRunner:
+    """Executes steps on a cache of token ids.
+
+    Args:
+        block_size: tokens per block, as the scheduler's.
+    """
+
+    def __init__(self, block_size: int = 4) -> None:
+        self._block_size = block_size
+        self._cache: dict[tuple[int, int], int] = {}  # (block, offset) -> token id
+        self.sequences: dict[str, list[int]] = {}  # request_id -> token ids
+        self._blocks: dict[str, list[int]] = {}
+        self._computed: dict[str, int] = {}
+        self.num_steps = 0
+        self.max_batched_tokens = 0
+        self.fail_requests: set[str] = set()  # these get an error of their own
+        self.fail_next_step: Exception | None = None
+        self.gate: threading.Semaphore | None = None  # when set, each step waits for one permit
+        self.cache_allocated = True
+
+    def allocate_cache(self) -> None:
+        self.cache_allocated = True
+
+    def free_cache(self) -> None:
+        assert not self.sequences
+        self._cache.clear()
+        self.cache_allocated = False
+
+    def execute(self, scheduled: SchedulerOutput) -> StepResult:
+        for request_id in scheduled.dropped:
+            self.sequences.pop(request_id, None)
+            self._blocks.pop(request_id, None)
+            self._computed.pop(request_id, None)
+        for new in scheduled.new:
+            assert new.request_id not in self.sequences
+            self.sequences[new.request_id] = list(new.token_ids)
+            self._blocks[new.request_id] = list(new.block_ids)
+            self._computed[new.request_id] = new.num_computed_tokens
+        for request_id, blocks in scheduled.new_block_ids.items():
+            self._blocks[request_id] += blocks
+        result = StepResult()
+        if not scheduled.num_scheduled_tokens:
+            return result
+        assert self.cache_allocated
+        if self.gate is not None:
+            self.gate.acquire()
+        if self.fail_next_step is not None:
+            error, self.fail_next_step = self.fail_next_step, None
+            raise error
+        self.num_steps += 1
+        self.max_batched_tokens = max(self.max_batched_tokens, scheduled.total_num_scheduled_tokens)
+        for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
+            self._write(request_id, num_tokens)
+        for request_id in scheduled.num_scheduled_tokens:
+            self._attend(request_id)
+            if request_id in self.fail_requests:
+                result.errors[request_id] = "this request was told to fail"
+            elif self._computed[request_id] == len(self.sequences[request_id]):
+                result.token_ids[request_id] = next_token(self.sequences[request_id])
+                self.sequences[request_id].append(result.token_ids[request_id])
+        return result
+
+    def _slot(self, request_id: str, position: int) -> tuple[int, int]:
+        return self._blocks[request_id][position // self._block_size], position % self._block_size
+
+    def _write(self, request_id: str, num_tokens: int) -> None:
+        assert num_tokens > 0
+        start = self._computed[request_id]
+        for position in range(start, start + num_tokens):
+            self._cache[self._slot(request_id, position)] = self.sequences[request_id][position]
+        self._computed[request_id] += num_tokens
+
+    def _attend(self, request_id: str) -> None:
+        seen = [self._cache[self._slot(request_id, position)] for position in range(self._computed[request_id])]
+        assert seen == self.sequences[request_id][: len(seen)], f"{request_id} reads another sequence's keys"

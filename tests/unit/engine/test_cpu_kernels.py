@@ -1,0 +1,215 @@
+"""The CPU kernels against plain torch, over shapes, chunks and features."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from triptych_engine.runner import cpu_kernels
+from triptych_engine.runner.attention import AttentionBackend, AttentionMetadata, LayerShape, TorchAttention
+from triptych_engine.runner.cpu_attention import CpuAttention
+from triptych_engine.runner.cpu_kernels import CpuKernels, load_kernels
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(scope="module")
+def kernels() -> CpuKernels:
+    loaded = load_kernels()
+    assert loaded is not None, "the kernels must build where the tests run"
+    return loaded
+
+
+def metadata(lengths: list[int], computed: list[int], block_table: np.ndarray, block_size: int) -> AttentionMetadata:
+    positions = np.concatenate([np.arange(c, c + n) for n, c in zip(lengths, computed, strict=True)])
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    return AttentionMetadata(
+        query_start_loc=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        seq_lens=(np.array(computed) + lengths).astype(np.int32),
+        block_table=block_table,
+        slots=block_table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size,
+        positions=positions.astype(np.int32),
+    )
+
+
+def run_both(
+    kernels: CpuKernels,
+    *,
+    shape: LayerShape,
+    num_q_heads: int,
+    dtype: torch.dtype,
+    steps: list[list[int]],
+    block_size: int = 16,
+    query_dtype: torch.dtype | None = None,
+    **options: object,
+) -> float:
+    """Feed the same ragged steps to the kernel and to plain torch; returns the largest difference."""
+    generator = torch.Generator().manual_seed(0)
+    num_seqs = len(steps[0])
+    blocks_per_seq = -(-max(sum(step[i] for step in steps) for i in range(num_seqs)) // block_size)
+    table = torch.randperm(num_seqs * blocks_per_seq, generator=generator).reshape(num_seqs, -1).to(torch.int32).numpy()
+    backends: list[AttentionBackend] = [CpuAttention(kernels), TorchAttention(torch.device("cpu"))]
+    for backend in backends:
+        backend.allocate({0: shape}, table.size, block_size, dtype)
+    computed, worst = [0] * num_seqs, 0.0
+    arguments = {"scaling": shape.head_dim**-0.5, "window": 0, "softcap": 0.0, "sinks": None} | options
+    for step in steps:
+        active = [i for i in range(num_seqs) if step[i]]
+        lengths = [step[i] for i in active]
+        num_tokens = sum(lengths)
+        # As models hand them over: [heads, tokens, dim] seen as [tokens, heads, dim].
+        query = torch.randn(num_q_heads, num_tokens, shape.head_dim, generator=generator).transpose(0, 1).to(query_dtype or dtype)
+        key = (
+            torch.randn(shape.num_kv_heads, num_tokens, shape.head_dim, generator=generator)
+            .transpose(0, 1)
+            .to(query_dtype or dtype)
+        )
+        value = torch.randn(shape.num_kv_heads, num_tokens, shape.v_head_dim, generator=generator).transpose(0, 1).to(dtype)
+        outputs = []
+        for backend in backends:
+            backend.begin(metadata(lengths, [computed[i] for i in active], np.ascontiguousarray(table[active]), block_size))
+            outputs.append(backend.forward(0, query, key, value, **arguments))  # type: ignore[arg-type]
+        assert outputs[0].shape == (num_tokens, num_q_heads, shape.v_head_dim)
+        assert outputs[0].dtype == dtype
+        worst = max(worst, (outputs[0].float() - outputs[1].float()).abs().max().item())
+        for i in active:
+            computed[i] += step[i]
+    return worst
+
+
+RAGGED = [[20, 130, 0, 39], [16, 70, 5, 1], [1, 0, 1, 1], [1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("num_q_heads", "shape", "block_size", "options"),
+    [
+        (9, LayerShape(3, 64, 64), 16, {}),
+        (8, LayerShape(1, 80, 80), 32, {}),
+        (4, LayerShape(4, 24, 16), 16, {"window": 10}),
+        (32, LayerShape(2, 128, 128), 16, {"softcap": 30.0}),
+        (6, LayerShape(2, 64, 48), 16, {"window": 40, "sinks": torch.linspace(-1, 1, 6)}),
+        (64, LayerShape(1, 32, 32), 48, {"scaling": 0.5}),
+    ],
+)
+def test_paged_attention_matches_torch(
+    kernels: CpuKernels, dtype: torch.dtype, num_q_heads: int, shape: LayerShape, block_size: int, options: dict
+):
+    worst = run_both(kernels, shape=shape, num_q_heads=num_q_heads, dtype=dtype, steps=RAGGED, block_size=block_size, **options)
+    assert worst < TOLERANCE[dtype]
+
+
+def test_queries_may_be_wider_than_the_cache(kernels: CpuKernels):
+    worst = run_both(
+        kernels, shape=LayerShape(3, 64, 64), num_q_heads=9, dtype=torch.bfloat16, steps=RAGGED, query_dtype=torch.float32
+    )
+    assert worst < TOLERANCE[torch.bfloat16]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_paged_attention_matches_torch_for_any_shape(data: st.DataObject):
+    kernels = load_kernels()
+    assert kernels is not None
+    num_kv_heads, group = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
+    shape = LayerShape(num_kv_heads, data.draw(st.integers(1, 96)), 16 * data.draw(st.integers(1, 6)))
+    num_seqs = data.draw(st.integers(1, 4))
+    first = data.draw(st.lists(st.integers(1, 150), min_size=num_seqs, max_size=num_seqs))
+    second = [*data.draw(st.lists(st.integers(0, 40), min_size=num_seqs - 1, max_size=num_seqs - 1)), 1]
+    worst = run_both(
+        kernels,
+        shape=shape,
+        num_q_heads=num_kv_heads * group,
+        dtype=torch.float32,
+        steps=[first, second],
+        block_size=16 * data.draw(st.integers(1, 3)),
+        window=data.draw(st.sampled_from([0, 1, 7, 16, 100])),
+        softcap=data.draw(st.sampled_from([0.0, 5.0])),
+    )
+    assert worst < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block_size", "v_head_dim"), [(torch.float16, 16, 16), (torch.float32, 8, 16), (torch.float32, 16, 24)]
+)
+def test_shapes_that_the_kernel_cannot_take_are_refused(kernels: CpuKernels, dtype: torch.dtype, block_size: int, v_head_dim: int):
+    with pytest.raises(ValueError, match="the CPU kernel"):
+        CpuAttention(kernels).allocate({0: LayerShape(1, 16, v_head_dim)}, 4, block_size, dtype)
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("target", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 15, 64, 577])
+def test_rms_norm(kernels: CpuKernels, source: torch.dtype, target: torch.dtype, size: int):
+    x, weight = torch.randn(3, 40, size).to(source), torch.randn(size)
+    expected = torch.nn.functional.rms_norm(x.float(), (size,), weight, 1e-6).to(target)
+    torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-6, target), expected)
+
+
+def test_refined_logits_are_exact_at_the_top(kernels: CpuKernels):
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(5, 64, generator=generator).bfloat16(), torch.randn(1001, 64, generator=generator).bfloat16()
+    exact = hidden.float() @ weight.float().T
+    refined = kernels.refine_logits((hidden @ weight.T), hidden, weight, None)
+    top = exact.topk(1).indices
+    assert torch.equal(refined.argmax(-1), exact.argmax(-1))
+    torch.testing.assert_close(refined.gather(-1, top), exact.gather(-1, top))
+    assert (refined - exact).abs().max() < 0.25  # the rest keeps bf16 rounding
+
+
+def test_refinement_breaks_ties_that_rounding_makes(kernels: CpuKernels):
+    """25.25 and 25.3 are both 25.25 in bf16."""
+    hidden = torch.tensor([[1.0, 0.05]]).bfloat16()
+    weight = torch.tensor([[25.25, 0.0], [25.25, 1.0]]).bfloat16()
+    rounded = hidden @ weight.T
+    assert rounded[0, 0] == rounded[0, 1]
+    assert kernels.refine_logits(rounded, hidden, weight, None).argmax().item() == 1
+
+
+@pytest.mark.parametrize("size", [1, 16, 100, 49152])
+def test_argmax(kernels: CpuKernels, size: int):
+    x = torch.randn(7, size)
+    value, index = kernels.argmax(x)
+    torch.testing.assert_close(value, x.max(-1).values)
+    assert torch.equal(index, x.argmax(-1))
+
+
+def test_argmax_takes_the_first_of_equals_and_reports_nan(kernels: CpuKernels):
+    x = torch.zeros(2, 40)
+    x[0, 17] = x[0, 33] = 3.0
+    x[1, 20] = float("nan")
+    value, index = kernels.argmax(x)
+    assert index[0] == 17
+    assert value[1].isnan()
+
+
+def test_without_a_compiler_there_is_a_warning_and_no_kernel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path))
+    monkeypatch.delenv("TRIPTYCH_KERNEL_DIR", raising=False)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert load_kernels.__wrapped__() is None
+    assert "no C++ compiler found" in caplog.text
+
+
+def test_a_prebuilt_library_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    isa = cpu_kernels.isas_of_this_cpu()[0]
+    built = cpu_kernels.build(isa, tmp_path / "prebuilt")
+    monkeypatch.setenv("TRIPTYCH_KERNEL_DIR", str(built.parent))
+    monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("PATH", "")
+    assert load_kernels.__wrapped__() is not None
+
+
+@pytest.mark.parametrize("isa", cpu_kernels.isas_of_this_cpu())
+def test_each_instruction_set_that_this_cpu_has_is_right(isa: str, tmp_path: Path):
+    kernels = CpuKernels(ctypes.CDLL(str(cpu_kernels.build(isa, tmp_path))))
+    worst = run_both(kernels, shape=LayerShape(3, 64, 64), num_q_heads=9, dtype=torch.float32, steps=RAGGED)
+    assert worst < TOLERANCE[torch.float32]
