@@ -5,7 +5,6 @@
 
 FROM docker.io/library/python:3.11-slim AS base
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PATH=/opt/triptych/bin:$PATH
-# A service listens on all addresses of its container; who can reach those is the network's matter.
 ENV TRIPTYCH_CACHE=/var/cache/triptych
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /var/cache/triptych --shell /usr/sbin/nologin triptych \
     && install -d -o triptych -g triptych /var/cache/triptych
@@ -48,7 +47,7 @@ RUN pip --python /opt/triptych/bin/python install --no-deps /wheel/*.whl
 # For every instruction set, because the machine that runs the image is not the one that builds it.
 RUN /opt/triptych/bin/python -m triptych_engine.runner.cpu_kernels /opt/triptych/kernels
 
-# --- what runs -----------------------------------------------------------------------------------------------------------------
+# --- what runs: each listens on all addresses of its container, and on its own loopback for control ----------------------------
 
 FROM base AS gateway
 COPY --from=build-gateway /opt/triptych /opt/triptych
@@ -69,8 +68,6 @@ HEALTHCHECK --start-period=120s --interval=10s CMD ["python", "-m", "triptych_cl
 ENTRYPOINT ["python", "-m", "triptych_frontend"]
 
 FROM base AS engine
-# torch calls OpenMP; everything else comes with its wheel.
-RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/*
 COPY --from=build-engine /opt/triptych /opt/triptych
 RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel pip --python /opt/triptych/bin/python install --no-cache-dir --no-deps /wheel/*.whl
 COPY --from=kernels /opt/triptych/kernels /opt/triptych/kernels

@@ -93,7 +93,7 @@ def _build(model: BuiltinModel, target: Path, console: Console, convert: Convert
         file.chmod(0o644)
     checkpoint.rename(target)
     shutil.rmtree(work)
-    console.print(f"{model.name} is in {target}")
+    console.print(f"{model.name} is in {target}", soft_wrap=True)
 
 
 def _download(model: BuiltinModel, work: Path, console: Console) -> Path:
