@@ -43,6 +43,10 @@ class Served:
                 await self.core_turn()
         assert self.core.load.num_free_blocks == NUM_BLOCKS
 
+    async def until_a_command_waits(self) -> None:
+        """Wait until the step loop, held by the runner's gate, has a command to run after the step in hand."""
+        await until(lambda: self.core._commands.qsize() > 0)
+
     async def core_turn(self) -> None:
         await asyncio.wrap_future(self.core.call(lambda: None))
 
@@ -82,7 +86,7 @@ def alone(prompt: list[int], max_tokens: int = 8) -> list[int]:
 async def until(condition: Callable[[], bool]) -> None:
     """Let the event loop turn until the condition holds."""
     async with asyncio.timeout(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - the state is another thread's
             await asyncio.sleep(0)
 
 
@@ -186,6 +190,7 @@ async def test_abort_by_id_on_the_session_ends_within_a_step():
             engine.runner.gate.release()
             await session.read()
         await session.call.write(engine_pb2.SessionRequest(abort=["r"]))
+        await engine.until_a_command_waits()
         engine.runner.gate.release(1)
         await session.until_ended("r")
         assert session.last["r"].finish_reason == common_pb2.FINISH_REASON_ABORT
@@ -301,6 +306,7 @@ async def test_abort_by_id_from_another_call():
         call = engine.stub.Generate(engine_pb2.GenerateRequest(request=a_message("r", max_tokens=200)))
         await call.read()
         abort = asyncio.create_task(_abort(engine, ["r", "unknown"]))
+        await engine.until_a_command_waits()
         engine.runner.gate.release(1000)
         assert await abort == ["r"]
         outputs = []
