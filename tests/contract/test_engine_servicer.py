@@ -44,8 +44,8 @@ class Served:
         assert self.core.load.num_free_blocks == NUM_BLOCKS
 
     async def until_a_command_waits(self) -> None:
-        """Wait until the step loop, held by the runner's gate, has a command to run after the step in hand."""
-        await until(lambda: self.core._commands.qsize() > 0)
+        """Wait until the step loop, held by the runner's gate, has a command to run after the step in hand, or has run it."""
+        await until(lambda: self.core._commands.qsize() > 0 or self.outbox.num_live_requests == 0)
 
     async def core_turn(self) -> None:
         await asyncio.wrap_future(self.core.call(lambda: None))
