@@ -29,7 +29,7 @@ $(VENV)/.created:
 
 $(VENV)/.run: $(VENV)/.created pyproject.toml constraints.txt
 	@if [ ! -e $(VENV)/.dev ] || [ pyproject.toml -nt $(VENV)/.dev ] || [ constraints.txt -nt $(VENV)/.dev ]; then \
-		echo "installing Triptych and what it needs to run into $(VENV)"; \
+		echo "installing Triptych and what it needs to run into $(VENV) (a minute or two)"; \
 		$(PIP) install -q -c constraints.txt '$(TORCH)' && $(PIP) install -q -c constraints.txt -e '.[all]'; \
 	fi
 	@touch $@

@@ -27,6 +27,8 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
 
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *_COMMON_OPTIONS,
+    # Services reach each other directly, whatever http_proxy says about the way out.
+    ("grpc.enable_http_proxy", 0),
     # A restarted peer should be found again within a second or two.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),

@@ -67,6 +67,14 @@ async def test_a_refused_turn_is_forgotten() -> None:
     assert frontend.turns(1) == [("user", "hello")]
 
 
+async def test_a_proxy_for_the_web_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    async with echo_frontend() as (_, address):
+        out = io.StringIO()
+        await asyncio.to_thread(chat, address, stdin=io.StringIO("hello\n"), stdout=out)
+    assert out.getvalue() == "hello \n"
+
+
 def test_nothing_there_is_one_clear_line() -> None:
     with pytest.raises(CommandError, match=r"no frontend answers at 127\.0\.0\.1:1; start one with `triptych serve`"):
         chat("127.0.0.1:1", stdin=io.StringIO("hello\n"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 from triptych_cli.errors import CommandError
@@ -22,6 +24,21 @@ def run(*args: str) -> tuple[int, str]:
 
 def test_version_is_printed() -> None:
     assert run("--version") == (0, f"{__version__}\n")
+
+
+@pytest.mark.parametrize("service", ["engine", "frontend", "gateway"])
+def test_a_single_service_shows_its_own_flags(service: str) -> None:
+    code, output = run(service, "--help")
+    assert code == 0
+    assert output.startswith(f"usage: triptych {service} ")
+    assert "--log-level" in output
+
+
+def test_a_service_whose_packages_are_missing_says_what_to_install() -> None:
+    program = "import sys; sys.modules['uvicorn'] = None; from triptych_cli.main import app; app()"
+    done = subprocess.run([sys.executable, "-c", program, "gateway"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "triptych: the gateway needs uvicorn, which is not installed; run: pip install 'triptych[gateway]'\n"
 
 
 def test_service_flags_are_taken_out_with_their_values() -> None:
