@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import re
@@ -70,8 +71,10 @@ def _wrap(behaviour: Callable[..., Any], method: str, request_id: str) -> Callab
         async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             with _Call(method, request_id) as call:
                 try:
-                    async for response in behaviour(request, context):
-                        yield response
+                    # A call that is cancelled while a response is written leaves the generator suspended; close it at once.
+                    async with contextlib.aclosing(behaviour(request, context)) as responses:
+                        async for response in responses:
+                            yield response
                 except Exception as error:
                     await _abort(call, context, error)
 

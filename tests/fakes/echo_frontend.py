@@ -32,12 +32,14 @@ class EchoFrontend(generation_pb2_grpc.GenerationServiceServicer):
         text = request.messages[-1].content[0].text
         if text == "refuse me":
             raise InvalidRequestError("messages[0] is not to my taste")
-        for word in text.split():
-            yield generation_pb2.ChatResponse(choices=[generation_pb2.ChoiceDelta(text=f"{word} ")])
-        if text == "for ever":
-            try:
+        try:
+            for word in text.split():
+                yield generation_pb2.ChatResponse(choices=[generation_pb2.ChoiceDelta(text=f"{word} ")])
+            if text == "for ever":
                 await asyncio.Event().wait()
-            finally:
+        finally:
+            # Cancellation comes at any of the awaits above.
+            if text == "for ever":
                 self.cancelled.set()
 
     def turns(self, number: int) -> list[tuple[str, str]]:
