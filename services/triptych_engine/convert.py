@@ -79,7 +79,9 @@ def _to_sampling(
                 f"sampling.logit_bias[{token_id}] must be in [-100, 100]; given: {bias:g}", field="sampling.logit_bias", value=bias
             )
     if message.allowed_token_ids and set(message.allowed_token_ids) <= set(message.bad_token_ids):
-        raise InvalidRequestError("sampling.bad_token_ids bans every token of sampling.allowed_token_ids", field="sampling.bad_token_ids")
+        raise InvalidRequestError(
+            "sampling.bad_token_ids bans every token of sampling.allowed_token_ids", field="sampling.bad_token_ids"
+        )
     stop_token_ids = set(message.stop_token_ids)
     if not message.ignore_eos:
         stop_token_ids.update(model.eos_token_ids)

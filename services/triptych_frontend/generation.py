@@ -68,7 +68,9 @@ class Generator:
 
     def _engine_requests(self, prompt: Prompt, params: GenerationParams, prompt_field: str) -> list[engine_pb2.EngineRequest]:
         num_prompt_tokens = len(prompt.token_ids)
-        max_tokens = max_output_tokens(params.sampling, num_prompt_tokens, self._model.info.max_model_len, prompt_field)
+        max_tokens: int | None = max_output_tokens(params.sampling, num_prompt_tokens, self._model.info.max_model_len, prompt_field)
+        if not params.sampling.HasField("max_tokens") and not self._model.shortens_context:
+            max_tokens = None  # the engine bounds it, and knows its KV cache
         # A client may use one request id for several calls; the engine's must be unique.
         call_id = f"{request_id_var.get()}-{secrets.token_hex(2)}"
         return [

@@ -57,11 +57,12 @@ class GenerationParams:
     def wants_prompt_logprobs(self) -> bool:
         return self.sampling.HasField("prompt_logprobs")
 
-    def for_choice(self, index: int, max_tokens: int) -> common_pb2.SamplingParams:
-        """What the engine gets for one choice: its own seed, and a definite number of tokens."""
+    def for_choice(self, index: int, max_tokens: int | None) -> common_pb2.SamplingParams:
+        """What the engine gets for one choice: its own seed, and the bound on its tokens where the frontend sets one."""
         sampling = common_pb2.SamplingParams()
         sampling.CopyFrom(self.sampling)
-        sampling.max_tokens = max_tokens
+        if max_tokens is not None:
+            sampling.max_tokens = max_tokens
         if sampling.HasField("seed"):
             # Past the largest seed goes on at the smallest.
             sampling.seed = (sampling.seed + index + _INT64 // 2) % _INT64 - _INT64 // 2

@@ -16,11 +16,18 @@ class ServedModel:
     def __init__(self, info: common_pb2.ModelInfo) -> None:
         self.info = info
         self._own_max_model_len = info.max_model_len
+        self._engine_max_model_len = info.max_model_len
+
+    @property
+    def shortens_context(self) -> bool:
+        """Whether this frontend allows less than its engine does, so that it must bound each output itself."""
+        return self._own_max_model_len < self._engine_max_model_len
 
     def follow(self, engine_model: common_pb2.ModelInfo | None) -> None:
         """Take over the context of a newly connected engine; without an engine the frontend's own holds."""
         engine_max = engine_model.max_model_len if engine_model is not None else 0
-        self.info.max_model_len = min(self._own_max_model_len, engine_max or self._own_max_model_len)
+        self._engine_max_model_len = engine_max or self._own_max_model_len
+        self.info.max_model_len = min(self._own_max_model_len, self._engine_max_model_len)
 
     def check_name(self, name: str) -> None:
         """Raise ModelNotFoundError unless the name is this model's or empty."""

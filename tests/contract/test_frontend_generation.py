@@ -52,7 +52,7 @@ async def test_chat_streams_text_then_usage_and_timings() -> None:
     num_prompt_tokens = len(request.prompt_token_ids)
     assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (num_prompt_tokens, len(ids(TEXT)) + 1, 3)
     assert (responses[-1].timings.prefill_s, responses[-1].timings.preprocess_s > 0) == (0.25, True)
-    assert request.sampling.max_tokens == MAX_MODEL_LEN - num_prompt_tokens
+    assert not request.sampling.HasField("max_tokens"), "the engine bounds it"
     assert request.request_id.startswith("my-id-")
 
 

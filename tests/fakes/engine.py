@@ -17,7 +17,8 @@ def says(token_ids: Sequence[int], *, stop_token_id: int | None = None, tokens_p
     """A script: these tokens, then the end, by a stop token (which is one more token) or by length."""
 
     def script(request: engine_pb2.EngineRequest) -> list[engine_pb2.SequenceOutput]:
-        tokens = [*token_ids[: request.sampling.max_tokens]]
+        bounded = request.sampling.HasField("max_tokens")
+        tokens = [*token_ids[: request.sampling.max_tokens if bounded else None]]
         if stop_token_id is not None:
             tokens.append(stop_token_id)
         outputs = [

@@ -42,7 +42,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64,
         }
-    ),  # fmt: skip
+    ),
     "mistral-window": transformers.MistralConfig(**HEAD_16, **WINDOW),
     "qwen2": transformers.Qwen2Config(**COMMON),
     "qwen3": transformers.Qwen3Config(**HEAD_16),
@@ -68,7 +68,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
         num_attention_heads=2,
         max_position_embeddings=256,
         word_embed_proj_dim=32,
-    ),  # fmt: skip
+    ),
     "gpt-oss": transformers.GptOssConfig(**HEAD_16, **WINDOW, num_local_experts=4, num_experts_per_tok=2),
     "smollm3": transformers.SmolLM3Config(**COMMON),
     "glm4": transformers.Glm4Config(**HEAD_16),
@@ -85,7 +85,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
         qk_nope_head_dim=16,
         v_head_dim=16,
         first_k_dense_replace=1,
-    ),  # fmt: skip
+    ),
 }
 PROMPTS = [[(7 * i + 3) % 97 for i in range(45)], [(7 * i + 3) % 97 for i in range(33)] + [5, 50, 90], [11, 3]]
 MAX_TOKENS = 12
