@@ -17,7 +17,7 @@ from triptych_common.errors import ServiceUnavailableError, StartupError
 from triptych_common.pb import common_pb2, control_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.server import ServiceServer
 
-from triptych_engine.core import EngineCore, Load
+from triptych_engine.core import EngineCore, Load, new_device_thread
 from triptych_engine.kv_cache import KVCacheManager
 from triptych_engine.outbox import Outbox
 from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
@@ -38,6 +38,7 @@ class EngineService:
         self._model: common_pb2.ModelInfo | None = None
         self._core: EngineCore | None = None
         self._died = asyncio.Event()
+        self._device_thread = new_device_thread()
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(self._loop, self._on_load)
         self._servicer = EngineServicer(self._outbox)
@@ -108,6 +109,7 @@ class EngineService:
             await self._server.stop()
             if self._core is not None:
                 await asyncio.to_thread(self._core.stop)
+            self._device_thread.shutdown(wait=False)
         if self._died.is_set():
             raise StartupError("the engine loop died; see the log above")
 
@@ -121,7 +123,7 @@ class EngineService:
             max_waiting=settings.max_waiting,
             max_model_len=model.max_model_len,
         )
-        self._core = EngineCore(scheduler, runner, self._outbox.publish, self._on_death)
+        self._core = EngineCore(scheduler, runner, self._outbox.publish, self._on_death, self._device_thread)
         self._core.start()
         self._model = model
         capacity = scheduler.kv_cache.capacity_tokens
@@ -139,15 +141,14 @@ class EngineService:
     def _on_load(self, load: Load) -> None:
         self._servicer.on_load(load)
 
-    @staticmethod
-    async def _load(runner: ModelRunner, stop: asyncio.Event) -> None:
+    async def _load(self, runner: ModelRunner, stop: asyncio.Event) -> None:
         def load() -> None:
             runner.load()
             runner.warm_up()
 
-        loading = asyncio.create_task(asyncio.to_thread(load))
+        loading = asyncio.wrap_future(self._device_thread.submit(load))
         stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         await loading
 

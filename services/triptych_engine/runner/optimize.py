@@ -5,8 +5,7 @@ On CPUs in bfloat16:
 - RMS norms become one kernel. They are recognised by name and verified on random input before they are replaced, so that a family
   with another formula keeps its own;
 - where all norms could be replaced, the residual stream is kept in float32: the embedding hands out float32, type promotion
-carries it
-  from layer to layer, and the norms narrow it for the matrix products. That costs next to nothing;
+  carries it from layer to layer, and the norms narrow it for the matrix products. That costs next to nothing;
 - the output head returns float32 logits whose top is exact (a bfloat16 logit of 25 is a multiple of 1/8).
 The last two together bring the distribution four times closer to the float32 model's (docs/performance.md).
 """
@@ -71,6 +70,8 @@ def optimize(model: PreTrainedModel, kernels: CpuKernels | None) -> None:
     """Replace what can be replaced in a CPU model, in place; without kernels only the linear layers."""
     if model.dtype != torch.bfloat16 or model.device.type != "cpu" or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return
+    embedding = model.get_input_embeddings().weight
+    _detach_from_file(embedding)  # before the head is replaced, which may share it
     wide = False
     num_norms = 0
     if kernels is not None:
@@ -78,11 +79,19 @@ def optimize(model: PreTrainedModel, kernels: CpuKernels | None) -> None:
         wide = num_norms > 0 and not any("Norm" in type(m).__name__ and not isinstance(m, FusedRMSNorm) for m in model.modules())
         _replace_head(model, kernels)
     num_linears = _replace(model, _packed_linear)
+    for parameter in model.parameters():
+        if parameter is not embedding:
+            _detach_from_file(parameter)
     if wide:
         model.get_input_embeddings().register_forward_hook(_widen)
     log.info(
         "packed %d linear layers, fused %d norms, %s residual stream", num_linears, num_norms, "float32" if wide else "bfloat16"
     )
+
+
+def _detach_from_file(parameter: nn.Parameter) -> None:
+    """Copy a parameter that is kept, so that the mapped checkpoint, whose other weights were packed, can leave memory."""
+    parameter.data = parameter.data.clone()
 
 
 def _widen(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,8 @@ def running() -> Iterator[Running]:
     made.core.start()
     yield made
     made.core.stop()
-    assert not made.core._thread.is_alive()
+    assert made.core._loop is not None
+    assert made.core._loop.done()
 
 
 def test_a_request_is_generated(running: Running):
@@ -128,7 +129,8 @@ def test_a_loop_that_cannot_go_on_says_so():
     running.scheduler.schedule = None  # type: ignore[method-assign, assignment] - a bug outside of any request
     running.core.start()
     running.core.add(a_request())
-    running.core._thread.join(WAIT_S)
+    assert running.core._loop is not None
+    running.core._loop.result(WAIT_S)
     assert len(running.deaths) == 1
 
 
