@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from triptych_engine.kv_cache import KVCacheManager
-from triptych_engine.output import SequenceOutput, TokenLogprobs
-from triptych_engine.request import Request
+from triptych_engine.output import SequenceOutput
+from triptych_engine.request import Request, TokenLogprobs
 from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
 from triptych_engine.scheduler import Scheduler
 

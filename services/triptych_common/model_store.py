@@ -111,7 +111,7 @@ def read_json(path: Path) -> dict:
 
 def text_config(config: dict) -> dict:
     """The language model's part of a configuration: nested under text_config in multimodal ones."""
-    return {**config, **config.get("text_config", {})}
+    return {**config, **(config.get("text_config") or {})}
 
 
 def eos_token_ids(path: Path) -> tuple[int, ...]:

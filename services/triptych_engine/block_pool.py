@@ -26,10 +26,6 @@ class BlockPool:
     def num_free_blocks(self) -> int:
         return len(self._free)
 
-    @property
-    def num_cached_blocks(self) -> int:
-        return len(self._block_of)
-
     def find_prefix(self, hashes: Iterable[bytes]) -> list[int]:
         """The blocks that hold the longest cached prefix of a hash chain. Changes nothing."""
         blocks = []

@@ -11,8 +11,8 @@ from triptych_common.pb import common_pb2, engine_pb2
 from triptych_common.status import to_request_error
 
 from triptych_engine.core import Load
-from triptych_engine.output import SequenceOutput, TokenLogprobs
-from triptych_engine.request import FinishReason, Request, SamplingParams
+from triptych_engine.output import SequenceOutput
+from triptych_engine.request import FinishReason, Request, SamplingParams, TokenLogprobs
 
 _FINISH_REASONS = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
@@ -78,10 +78,6 @@ def _to_sampling(
             raise InvalidRequestError(
                 f"sampling.logit_bias[{token_id}] must be in [-100, 100]; given: {bias:g}", field="sampling.logit_bias", value=bias
             )
-    if message.allowed_token_ids and set(message.allowed_token_ids) <= set(message.bad_token_ids):
-        raise InvalidRequestError(
-            "sampling.bad_token_ids bans every token of sampling.allowed_token_ids", field="sampling.bad_token_ids"
-        )
     stop_token_ids = set(message.stop_token_ids)
     if not message.ignore_eos:
         stop_token_ids.update(model.eos_token_ids)
@@ -91,6 +87,7 @@ def _to_sampling(
             f"sampling.min_tokens must be at most max_tokens ({max_tokens}); given: {message.min_tokens}",
             field="sampling.min_tokens", limit=max_tokens, value=message.min_tokens,
         )  # fmt: skip
+    _check_something_is_left(message, stop_token_ids if message.min_tokens else set(), vocab_size)
     return SamplingParams(
         **values,
         max_tokens=max_tokens,
@@ -104,6 +101,18 @@ def _to_sampling(
         logprobs=_num_logprobs(message, "logprobs"),
         prompt_logprobs=_num_logprobs(message, "prompt_logprobs"),
     )
+
+
+def _check_something_is_left(message: common_pb2.SamplingParams, held_back: set[int], vocab_size: int) -> None:
+    """Refuse bans that leave no token to generate; `held_back` are the stop tokens while min_tokens bars them."""
+    banned = held_back | set(message.bad_token_ids)
+    allowed = set(message.allowed_token_ids)
+    if (allowed and allowed <= banned) or len(banned) >= vocab_size:
+        what = "sampling.allowed_token_ids" if allowed else "the vocabulary"
+        raise InvalidRequestError(
+            f"sampling.bad_token_ids and, before min_tokens, the stop tokens leave nothing of {what} to generate",
+            field="sampling.bad_token_ids",
+        )
 
 
 def _ranged(message: common_pb2.SamplingParams, name: str, default: float, low: float, high: float) -> float:
@@ -142,8 +151,10 @@ def _max_tokens(message: common_pb2.SamplingParams, num_prompt_tokens: int, max_
         raise ContextLengthError(
             f"the prompt has {num_prompt_tokens} tokens and {output} output tokens are asked for; "
             f"the model's context is {max_model_len} tokens",
-            field="max_tokens" if wanted else "prompt", limit=max_model_len, value=num_prompt_tokens + (wanted or 1),
-        )  # fmt: skip
+            field="sampling.max_tokens" if wanted else "prompt_token_ids",
+            limit=max_model_len,
+            value=num_prompt_tokens + (1 if wanted is None else wanted),
+        )
     # Nothing asked for: what context and KV cache leave (the last token is never fed back, hence the one more).
     return min(max_model_len, max(capacity_tokens, num_prompt_tokens) + 1) - num_prompt_tokens if wanted is None else wanted
 

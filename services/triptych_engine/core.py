@@ -157,9 +157,10 @@ class EngineCore:
         try:
             outputs = self._scheduler.update(scheduled, self._runner.execute(scheduled))
         except Exception as error:
-            log.exception("step %d failed with %d requests in it", self._step, len(scheduled.num_scheduled_tokens))
+            request_ids = list(scheduled.num_scheduled_tokens)
+            log.exception("step %d failed with %d requests in it: %s", self._step, len(request_ids), ", ".join(request_ids))
             failure = InternalError(f"the engine step failed ({type(error).__name__}); the engine's log has the details")
-            outputs = self._scheduler.fail(list(scheduled.num_scheduled_tokens), failure)
+            outputs = self._scheduler.fail(request_ids, failure)
         self._step += 1
         self._publish(outputs)
 

@@ -13,12 +13,14 @@ StepOutputs = tuple[int, list[SequenceOutput], Load]
 
 
 class Mailbox:
-    """What waits for one stream. Bounded by what its live requests can produce: steps that are not picked up are joined."""
+    """What waits for one stream, which alone takes. Bounded by what its live requests can produce: waiting steps are joined."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._pending: list[StepOutputs] = []
-        self._arrived = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._ended = False
+        self._ends_when_idle = False
         self.request_ids: set[str] = set()  # live requests of this stream
 
     def expect(self, request_id: str) -> None:
@@ -28,17 +30,30 @@ class Mailbox:
 
     def put(self, step: int, outputs: list[SequenceOutput], load: Load) -> None:
         self._pending.append((step, outputs, load))
-        self._arrived.set()
+        self._changed.set()
 
-    async def take(self) -> StepOutputs:
-        """Outputs of one step, or of several when the stream was slow; waits for some."""
-        await self._arrived.wait()
-        self._arrived.clear()
+    async def take(self) -> StepOutputs | None:
+        """Outputs of one step, or of several when the stream was slow; waits for some. None once the mailbox has ended."""
+        while not self._pending:
+            if self._ended or (self._ends_when_idle and not self.request_ids):
+                return None
+            self._changed.clear()
+            await self._changed.wait()
         pending, self._pending = self._pending, []
         step, outputs, load = pending[-1]
         if len(pending) > 1:
             outputs = [output for _, of_step, _ in pending for output in of_step]
         return step, outputs, load
+
+    def end(self) -> None:
+        """Let `take` return None once what has arrived was taken."""
+        self._ended = True
+        self._changed.set()
+
+    def end_when_idle(self) -> None:
+        """Let `take` return None once no request of this stream is live."""
+        self._ends_when_idle = True
+        self._changed.set()
 
     def close(self) -> list[str]:
         """Drop the routes of requests that are still live; returns their ids."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from triptych_engine.request import FinishReason, SamplingParams
+from triptych_engine.request import FinishReason, SamplingParams, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -30,21 +30,6 @@ class SchedulerOutput:
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     #: Sequences that the runner shall forget before this step: finished, aborted or preempted since the last.
     dropped: list[str] = field(default_factory=list)
-
-    @property
-    def total_num_scheduled_tokens(self) -> int:
-        return sum(self.num_scheduled_tokens.values())
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log probabilities at one position, natural logarithm."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    top_token_ids: tuple[int, ...] = ()
-    top_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)

@@ -40,6 +40,17 @@ class FinishReason(Enum):
     ERROR = "error"
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities at one position, natural logarithm."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
 class RequestStatus(Enum):
     """Where a request is in its life; PREEMPTED requests wait in the same queue as WAITING ones."""
 
@@ -76,6 +87,8 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    #: Log probabilities of the prompt, collected chunk by chunk until the first output token carries them away; then None.
+    prompt_logprobs: list[TokenLogprobs] | None = field(default_factory=list)
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
 
@@ -93,10 +106,6 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - len(self.prompt_token_ids)
-
-    @property
-    def is_finished(self) -> bool:
-        return self.status is RequestStatus.FINISHED
 
     @property
     def queue_key(self) -> tuple[int, int]:

@@ -88,7 +88,7 @@ class Scheduler:
             raise NeverFitsError(
                 f"the request needs {longest} tokens of KV cache ({request.num_prompt_tokens} prompt and up to "
                 f"{request.sampling.max_tokens} output tokens); the engine has {self.kv_cache.capacity_tokens} in all",
-                field="max_tokens",
+                field="sampling.max_tokens",
                 limit=self.kv_cache.capacity_tokens,
                 value=longest,
             )
@@ -153,6 +153,8 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._stop_running(request)
+        if request.prompt_logprobs is not None:
+            request.prompt_logprobs = []  # they will be computed again
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.num_preemptions += 1
@@ -197,14 +199,14 @@ class Scheduler:
                 outputs.append(self._finish(request, FinishReason.ERROR, InternalError(result.errors[request_id])))
                 continue
             self.kv_cache.commit(request, num_tokens)
-            prompt_logprobs = result.prompt_logprobs.get(request_id, [])
+            if request.prompt_logprobs is not None:
+                request.prompt_logprobs += result.prompt_logprobs.get(request_id, [])
             token_id = result.token_ids.get(request_id)
             if token_id is None:
-                if prompt_logprobs:
-                    outputs.append(SequenceOutput(request_id, prompt_logprobs=prompt_logprobs))
                 continue
             output = self._append_token(request, token_id)
-            output.prompt_logprobs = prompt_logprobs
+            if request.prompt_logprobs is not None:
+                output.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
             if output.token_ids and request_id in result.logprobs:
                 output.logprobs = [result.logprobs[request_id]]
             outputs.append(output)

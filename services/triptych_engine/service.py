@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from pathlib import Path
 
 import grpc
@@ -59,7 +58,7 @@ class EngineService:
 
     async def drain(self, timeout_s: float) -> bool:
         self._loaded()
-        self._servicer.refusal = "the engine is draining"
+        self._servicer.refuse("the engine is draining")
         self._state = State.SERVER_STATE_DRAINING
         await self._server.health.set_ready(False)
         with contextlib.suppress(TimeoutError):
@@ -74,14 +73,14 @@ class EngineService:
         core, process = self._loaded(), psutil.Process()
         before = process.memory_info().rss
         await self.drain(timeout_s)
-        self._servicer.refusal = "the engine is asleep"
+        self._servicer.refuse("the engine is asleep")
         self._state = State.SERVER_STATE_SLEEPING
         await asyncio.wrap_future(core.sleep())
         return max(0, before - process.memory_info().rss)
 
     async def wake_up(self) -> None:
         await asyncio.wrap_future(self._loaded().wake_up())
-        self._servicer.refusal = None
+        self._servicer.accept()
         self._state = State.SERVER_STATE_SERVING
         await self._server.health.set_ready(True)
 
@@ -106,6 +105,7 @@ class EngineService:
                 await self._serve(runner, model)
                 await self._until_stopped(stop)
         finally:
+            self._servicer.refuse("the engine is stopping")
             await self._server.stop()
             if self._core is not None:
                 await asyncio.to_thread(self._core.stop)
@@ -163,7 +163,7 @@ def runner_config(settings: EngineSettings, model: common_pb2.ModelInfo, path: P
     """Derive what the runner needs. Sets the number of compute threads of this process."""
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device)
     if device.type == "cpu":
-        torch.set_num_threads(settings.num_threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(settings.num_threads or len(psutil.Process().cpu_affinity()))
     budget = settings.max_num_batched_tokens or (512 if device.type == "cpu" else 8192)
     if budget < settings.max_num_seqs:
         raise StartupError(f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({settings.max_num_seqs})")

@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator
 import grpc
 from triptych_common.errors import DuplicateRequestError, InvalidRequestError, ServiceUnavailableError, TriptychError
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
-from triptych_common.status import to_request_error
 
 from triptych_engine.convert import load_message, output_message, to_request
 from triptych_engine.core import EngineCore, Load
 from triptych_engine.outbox import Mailbox, Outbox
+from triptych_engine.output import SequenceOutput
+from triptych_engine.request import FinishReason
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +28,8 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self._model = common_pb2.ModelInfo()
         self._capacity_tokens = 0
         self._load_changed = asyncio.Event()
-        #: Why no requests are taken; None while they are.
-        self.refusal: str | None = "the engine is loading its model"
+        self._sessions: set[Mailbox] = set()
+        self._refusal: str | None = "the engine is loading its model"  # why no requests are taken; None while they are
 
     def attach(self, core: EngineCore, model: common_pb2.ModelInfo, capacity_tokens: int) -> None:
         """Take requests from now on.
@@ -37,7 +38,17 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             capacity_tokens: longest sequence that the KV cache holds.
         """
         self._core, self._model, self._capacity_tokens = core, model, capacity_tokens
-        self.refusal = None
+        self._refusal = None
+
+    def refuse(self, reason: str) -> None:
+        """Take no more requests. Sessions end when their last request has, so that frontends know and route elsewhere."""
+        self._refusal = reason
+        for session in self._sessions:
+            session.end_when_idle()
+
+    def accept(self) -> None:
+        """Take requests again after `refuse`."""
+        self._refusal = None
 
     def on_load(self, load: Load) -> None:
         """Wake those who watch the load."""
@@ -47,12 +58,15 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     @property
     def _attached_core(self) -> EngineCore:
         if self._core is None:
-            raise ServiceUnavailableError(self.refusal or "the engine is loading its model", retry_after_s=5.0)
+            raise ServiceUnavailableError("the engine is loading its model", retry_after_s=5.0)
         return self._core
 
+    def _check_accepting(self) -> None:
+        if self._refusal is not None:
+            raise ServiceUnavailableError(self._refusal, retry_after_s=5.0)
+
     def _submit(self, message: engine_pb2.EngineRequest, mailbox: Mailbox) -> None:
-        if self.refusal is not None:
-            raise ServiceUnavailableError(self.refusal, retry_after_s=5.0)
+        self._check_accepting()
         request = to_request(message, self._model, self._capacity_tokens)
         try:
             mailbox.expect(request.request_id)
@@ -65,51 +79,37 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     async def Session(
         self, request_iterator: AsyncIterator[engine_pb2.SessionRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[engine_pb2.SessionResponse]:
+        self._check_accepting()
         core, mailbox = self._attached_core, Mailbox(self._outbox)
-        refused: asyncio.Queue[engine_pb2.SequenceOutput] = asyncio.Queue()
-        reader = asyncio.create_task(self._read_session(request_iterator, mailbox, refused))
-        take = asyncio.create_task(mailbox.take())
-        refusal = asyncio.create_task(refused.get())
+        self._sessions.add(mailbox)
+        reader = asyncio.create_task(self._read_session(core, request_iterator, mailbox))
         try:
             yield engine_pb2.SessionResponse(model=self._model, load=load_message(core.load))
-            while True:
-                await asyncio.wait({reader, take, refusal}, return_when=asyncio.FIRST_COMPLETED)
-                if take.done():
-                    step, outputs, load = take.result()
-                    take = asyncio.create_task(mailbox.take())
-                    yield engine_pb2.SessionResponse(step=step, outputs=map(output_message, outputs), load=load_message(load))
-                elif refusal.done():
-                    output = refusal.result()
-                    refusal = asyncio.create_task(refused.get())
-                    yield engine_pb2.SessionResponse(outputs=[output], load=load_message(core.load))
-                elif reader.done():
-                    reader.result()
-                    break
+            while (taken := await mailbox.take()) is not None:
+                step, outputs, load = taken
+                yield engine_pb2.SessionResponse(step=step, outputs=map(output_message, outputs), load=load_message(load))
+            if reader.done():
+                reader.result()
         finally:
-            for task in (reader, take, refusal):
-                task.cancel()
+            reader.cancel()
+            self._sessions.discard(mailbox)
             self._abort_rest(mailbox)
 
     async def _read_session(
-        self,
-        request_iterator: AsyncIterator[engine_pb2.SessionRequest],
-        mailbox: Mailbox,
-        refused: asyncio.Queue[engine_pb2.SequenceOutput],
+        self, core: EngineCore, request_iterator: AsyncIterator[engine_pb2.SessionRequest], mailbox: Mailbox
     ) -> None:
-        async for message in request_iterator:
-            for request in message.add:
-                try:
-                    self._submit(request, mailbox)
-                except TriptychError as error:
-                    refused.put_nowait(
-                        engine_pb2.SequenceOutput(
-                            request_id=request.request_id,
-                            finish_reason=common_pb2.FINISH_REASON_ERROR,
-                            error=to_request_error(error),
-                        )
-                    )
-            if message.abort:
-                self._attached_core.abort(list(message.abort))
+        try:
+            async for message in request_iterator:
+                for request in message.add:
+                    try:
+                        self._submit(request, mailbox)
+                    except TriptychError as error:
+                        refused = SequenceOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error)
+                        mailbox.put(0, [refused], core.load)
+                if message.abort:
+                    core.abort(list(message.abort))
+        finally:
+            mailbox.end()
 
     def _abort_rest(self, mailbox: Mailbox) -> None:
         left = mailbox.close()
@@ -122,14 +122,12 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         mailbox = Mailbox(self._outbox)
         try:
             self._submit(request.request, mailbox)
-            while True:
-                _, outputs, _ = await mailbox.take()
-                for output in outputs:
+            mailbox.end_when_idle()
+            while (taken := await mailbox.take()) is not None:
+                for output in taken[1]:
                     if isinstance(output.error, TriptychError):
                         raise output.error
                     yield engine_pb2.GenerateResponse(output=output_message(output))
-                if outputs[-1].finish_reason is not None:
-                    break
         finally:
             self._abort_rest(mailbox)
 

@@ -33,7 +33,7 @@ class EngineSettings(GrpcServiceSettings):
     device: Annotated[str, Field(description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")] = "auto"
     attention: Annotated[Literal["auto", "cpu", "torch"], Field(description="Attention backend.")] = "auto"
     max_model_len: Annotated[
-        int | None, Field(ge=1, description="Longest sequence, prompt and output together, in tokens; by default the model's.")
+        int | None, Field(ge=2, description="Longest sequence, prompt and output together, in tokens; by default the model's.")
     ] = None
     max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="Requests that run at once.")] = 256
     max_num_batched_tokens: Annotated[
@@ -46,5 +46,5 @@ class EngineSettings(GrpcServiceSettings):
     ] = 1 << 30
     enable_prefix_caching: Annotated[bool, Field(description="Share the KV blocks of equal prefixes.")] = True
     num_threads: Annotated[
-        int | None, Field(ge=1, description="Compute threads; by default the number of physical cores that this process may use.")
+        int | None, Field(ge=1, description="Compute threads; by default as many as the cores that this process may use.")
     ] = None

@@ -50,6 +50,10 @@ class Admission:
         """Let no more in."""
         self.is_draining = True
 
+    def open(self) -> None:
+        """Let calls in again after `close`."""
+        self.is_draining = False
+
     async def wait_idle(self, timeout_s: float) -> bool:
         """True when no call was left within the time."""
         try:

@@ -120,7 +120,8 @@ class Frontend:
         raise cannot_sleep("frontend")
 
     async def wake_up(self) -> None:
-        raise cannot_sleep("frontend")
+        self._admission.open()
+        await self._report_readiness()
 
 
 def run(settings: FrontendSettings) -> None:

@@ -214,6 +214,31 @@ async def test_a_lost_session_aborts_what_it_started():
         await engine.until_idle()
 
 
+async def test_an_engine_that_refuses_ends_its_sessions_after_their_last_request():
+    async with an_engine() as engine:
+        busy, idle = Session(engine.stub), Session(engine.stub)
+        await busy.open()
+        await idle.open()
+        engine.runner.gate = threading.Semaphore(1)
+        await busy.add(a_message("r"))
+        await busy.read()
+        engine.servicer.refuse("the engine is draining")
+        async with asyncio.timeout(10):
+            assert await idle.call.read() is grpc.aio.EOF
+        engine.runner.gate.release(1000)
+        await busy.until_ended("r")
+        assert busy.tokens["r"] == alone([1, 2, 3])
+        async with asyncio.timeout(10):
+            assert await busy.call.read() is grpc.aio.EOF
+        with pytest.raises(grpc.aio.AioRpcError, match="the engine is draining") as caught:
+            await Session(engine.stub).open()
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        engine.servicer.accept()
+        again = Session(engine.stub)
+        assert (await again.open()).model.name == "fake"
+        again.call.cancel()
+
+
 async def test_closing_the_sending_side_ends_the_session():
     async with an_engine() as engine:
         session = Session(engine.stub)

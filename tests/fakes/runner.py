@@ -11,7 +11,7 @@ import threading
 from array import array
 
 from triptych_engine.output import SchedulerOutput, StepResult
-from triptych_engine.request import SamplingParams
+from triptych_engine.request import SamplingParams, TokenLogprobs
 
 VOCAB_SIZE = 50
 
@@ -44,6 +44,8 @@ class FakeRunner:
         self.sequences: dict[str, list[int]] = {}  # request_id -> token ids
         self._blocks: dict[str, list[int]] = {}
         self._computed: dict[str, int] = {}
+        self._sampling: dict[str, SamplingParams] = {}
+        self._num_prompt_tokens: dict[str, int] = {}
         self.num_steps = 0
         self.max_batched_tokens = 0
         self.fail_requests: set[str] = set()  # these get an error of their own
@@ -69,6 +71,8 @@ class FakeRunner:
             self.sequences[new.request_id] = list(new.token_ids)
             self._blocks[new.request_id] = list(new.block_ids)
             self._computed[new.request_id] = new.num_computed_tokens
+            self._sampling[new.request_id] = new.sampling
+            self._num_prompt_tokens[new.request_id] = new.num_prompt_tokens
         for request_id, blocks in scheduled.new_block_ids.items():
             self._blocks[request_id] += blocks
         result = StepResult()
@@ -81,9 +85,11 @@ class FakeRunner:
             error, self.fail_next_step = self.fail_next_step, None
             raise error
         self.num_steps += 1
-        self.max_batched_tokens = max(self.max_batched_tokens, scheduled.total_num_scheduled_tokens)
+        self.max_batched_tokens = max(self.max_batched_tokens, sum(scheduled.num_scheduled_tokens.values()))
         for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
             self._write(request_id, num_tokens)
+            if self._sampling[request_id].prompt_logprobs is not None:
+                result.prompt_logprobs[request_id] = self._prompt_logprobs(request_id, num_tokens)
         for request_id in scheduled.num_scheduled_tokens:
             self._attend(request_id)
             if request_id in self.fail_requests:
@@ -92,6 +98,12 @@ class FakeRunner:
                 result.token_ids[request_id] = next_token(self.sequences[request_id])
                 self.sequences[request_id].append(result.token_ids[request_id])
         return result
+
+    def _prompt_logprobs(self, request_id: str, num_tokens: int) -> list[TokenLogprobs]:
+        """Entries for the prompt tokens that the chunk just computed predicts."""
+        end = self._computed[request_id]
+        predicted = range(end - num_tokens + 1, min(end, self._num_prompt_tokens[request_id] - 1) + 1)
+        return [TokenLogprobs(self.sequences[request_id][position], -1.0, 1) for position in predicted]
 
     def _slot(self, request_id: str, position: int) -> tuple[int, int]:
         return self._blocks[request_id][position // self._block_size], position % self._block_size

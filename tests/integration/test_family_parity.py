@@ -12,12 +12,12 @@ import torch
 import transformers
 from builders_engine import a_request, a_tiny_llama_config, save_random_model
 from engine_driver import EngineDriver, transformers_greedy
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 
 COMMON = {
     "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
+    "hidden_size": 64,
+    "intermediate_size": 80,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -115,6 +115,51 @@ def _assert_logprobs(path: Path, prompt: list[int], generated) -> None:
         line = reference[len(prompt) - 1 + index]
         assert entry.logprob == pytest.approx(line[entry.token_id].item(), abs=2e-4)
         assert entry.top_logprobs == pytest.approx(line.topk(3).values.tolist(), abs=2e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen3", "gemma", "gemma3-text", "gpt2", "mixtral", "phi3"])
+def test_the_optimised_bfloat16_path_keeps_to_transformers(family: str, tmp_path: Path):
+    """Packed weights, fused norms, fp32 residual stream and exact top logits: the load-time comparison passes and text comes."""
+    save_random_model(tmp_path, FAMILIES[family], dtype=torch.bfloat16)
+    driver = EngineDriver(tmp_path, dtype=torch.bfloat16)
+    generated = driver.run(driver.scheduler(), [a_request(f"r{i}", prompt) for i, prompt in enumerate(PROMPTS)])
+    assert all(len(generated[f"r{i}"].token_ids) == 8 for i in range(3))
+
+
+MULTIMODAL: dict[str, PretrainedConfig] = {
+    "llava": transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(
+            hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+        ),
+        text_config=a_tiny_llama_config(),
+        image_token_index=5,
+    ),
+    "qwen2-vl": transformers.Qwen2VLConfig(
+        text_config={
+            **COMMON,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+        },
+        vision_config={"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 64, "mlp_ratio": 2},
+        image_token_id=5,
+        video_token_id=6,
+        vision_start_token_id=7,
+        vision_end_token_id=8,
+    ),
+}
+
+
+@pytest.mark.parametrize("family", MULTIMODAL)
+def test_of_a_multimodal_checkpoint_only_the_language_model_is_loaded(family: str, tmp_path: Path):
+    save_random_model(tmp_path, MULTIMODAL[family], AutoModelForImageTextToText)
+    whole = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    driver = EngineDriver(tmp_path)
+    loaded = driver.runner._model.model
+    assert not [name for name, _ in loaded.named_parameters() if "vision" in name or "visual" in name or "projector" in name]
+    generated = driver.run(driver.scheduler(max_num_batched_tokens=13), [a_request("r", PROMPTS[0], max_tokens=MAX_TOKENS)])
+    with torch.inference_mode():
+        text = PROMPTS[0] + generated["r"].token_ids
+        logits = whole(input_ids=torch.tensor([text])).logits[0]
+    assert generated["r"].token_ids == logits[len(PROMPTS[0]) - 1 : -1].argmax(-1).tolist()
 
 
 def test_the_plain_torch_backend_gives_the_same(tmp_path: Path):

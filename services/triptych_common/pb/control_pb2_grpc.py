@@ -86,7 +86,7 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no more work, finishes what was taken, and reports readiness as false. The process stays.
+        """Takes no more work, finishes what was taken, and reports readiness as false, until WakeUp. The process stays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,7 +107,7 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WakeUp(self, request, context):
-        """Takes the memory again and serves.
+        """Ends Drain and Sleep: takes the memory again and serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

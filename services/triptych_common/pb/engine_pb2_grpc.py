@@ -63,7 +63,8 @@ class EngineServiceServicer:
 
     def Session(self, request_iterator, context):
         """One long-lived stream per frontend: requests and aborts go in, one message per engine step comes out, with the outputs of all
-        of this session's requests in it. Ending the stream aborts everything that it started.
+        of this session's requests in it. Ending the stream aborts everything that it started. An engine that drains, sleeps or stops
+        ends its sessions, each after its last request, and refuses new ones as unavailable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,16 +51,17 @@ class KernelArgs(ctypes.Structure):
     ]
 
 
+def isas() -> list[str]:
+    """The -march levels that the kernels are built for on this kind of machine, best first; none where they were never tried."""
+    return {"x86_64": [*_X86_LEVELS, "x86-64"], "aarch64": ["armv8-a"], "arm64": ["armv8-a"]}.get(platform.machine(), [])
+
+
 def isas_of_this_cpu() -> list[str]:
-    """The -march levels that this CPU can run, best first; `native` alone on other machines than x86-64."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return ["native"]
-    flags: set[str] = set()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            flags = set(line.split(":", 1)[1].split())
-            break
-    return [*(level for level, needed in _X86_LEVELS.items() if needed <= flags), "x86-64"]
+    """Those of `isas` that this CPU can run, best first."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    flags = next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
+    return [isa for isa in isas() if _X86_LEVELS.get(isa, frozenset()) <= flags]
 
 
 class CpuKernels:
@@ -123,8 +124,10 @@ class CpuKernels:
 @functools.cache
 def load_kernels() -> CpuKernels | None:
     """The kernels for this CPU, built if need be; None, with a warning, where they cannot be had."""
-    isa = isas_of_this_cpu()[0]
     try:
+        isa = next(iter(isas_of_this_cpu()), None)
+        if isa is None:
+            raise OSError(f"there are none for {platform.machine()}")
         return CpuKernels(ctypes.CDLL(str(_find(isa) or build(isa, cache_dir() / "kernels"))))
     except OSError as error:
         log.warning("no CPU kernels (%s); falling back to plain torch, which is several times slower", error)
@@ -174,5 +177,5 @@ def _run(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    for level in _X86_LEVELS if platform.machine() == "x86_64" else ("native",):
+    for level in isas():
         print(build(level, Path(sys.argv[1])))

@@ -22,7 +22,7 @@ from triptych_engine.runner.attention import ATTENTION_NAME, AttentionBackend, L
 from triptych_engine.runner.refusals import check_supported, is_multimodal
 
 log = logging.getLogger(__name__)
-#: Tokens of the sequence on which the paged path is compared with the ordinary one.
+#: Tokens, at most, of the sequence on which the paged path is compared with the ordinary one.
 NUM_PROBE_TOKENS = 24
 
 
@@ -38,8 +38,8 @@ class LoadedModel:
     vocab_size: int
     #: Position ids have a leading dimension of this size (time, height, width); 0 for plain positions.
     num_position_axes: int
-    probe_token_ids: torch.Tensor  # [NUM_PROBE_TOKENS] int64
-    probe_logits: torch.Tensor  # [NUM_PROBE_TOKENS, vocab] of transformers' ordinary forward pass
+    probe_token_ids: torch.Tensor  # [num_probe_tokens] int64
+    probe_logits: torch.Tensor  # [num_probe_tokens, vocab] of transformers' ordinary forward pass
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, logits_indices: torch.Tensor, backend: AttentionBackend
@@ -89,7 +89,8 @@ def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torc
     except OSError as error:
         raise StartupError(f"cannot load {name}: {str(error).splitlines()[0]}") from error
     model = model.eval().requires_grad_(False).to(device)
-    probe = torch.arange(NUM_PROBE_TOKENS, device=device) * 7919 % config.get_text_config().vocab_size
+    num_probe_tokens = min(NUM_PROBE_TOKENS, max_model_len)
+    probe = torch.arange(num_probe_tokens, device=device) * 7919 % config.get_text_config().vocab_size
     with torch.inference_mode():
         reference = model(input_ids=probe[None], use_cache=False).logits[0].clone()
     return LoadedModel(
@@ -128,14 +129,14 @@ def language_model_only(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
             super().__init__(config, *args, **kwargs)
             inner: Any = getattr(self, self.base_model_prefix, self)
             language_model = inner.get_decoder() if hasattr(inner, "get_decoder") else inner.language_model
-            for child_name, child in list(inner.named_children()):
-                if not any(module is language_model for module in child.modules()):
-                    delattr(inner, child_name)
-                    setattr(inner, child_name, None)
+            towers = [n for n, child in inner.named_children() if not any(m is language_model for m in child.modules())]
+            for tower in towers:
+                delattr(inner, tower)
+                setattr(inner, tower, None)
             names = {parameter for parameter, _ in self.named_parameters(remove_duplicate=False)}
             tied = getattr(self, "all_tied_weights_keys", None) or {}
             self.all_tied_weights_keys = {a: b for a, b in tied.items() if a in names and b in names}
-            self._keys_to_ignore_on_load_unexpected = [".*"]  # the towers' weights
+            self._keys_to_ignore_on_load_unexpected = {rf"(^|\.){tower}\." for tower in towers}
 
     LanguageModelOnly.__name__, LanguageModelOnly.__qualname__ = cls.__name__, cls.__qualname__
     LanguageModelOnly.__module__ = cls.__module__
@@ -167,7 +168,7 @@ def check_parity(loaded: LoadedModel, logits: torch.Tensor, name: str) -> None:
     """Refuse the model when its logits on the paged path are not those of transformers' ordinary forward pass.
 
     Args:
-        logits: [NUM_PROBE_TOKENS, vocab] of the probe on the paged path.
+        logits: [num_probe_tokens, vocab] of the probe on the paged path.
 
     Raises:
         UnsupportedModelError: they differ by more than the rounding of the dtype explains.

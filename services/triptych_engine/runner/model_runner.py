@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from triptych_common.errors import StartupError
 
-from triptych_engine.output import NewSequence, SchedulerOutput, StepResult, TokenLogprobs
-from triptych_engine.request import SamplingParams
+from triptych_engine.output import NewSequence, SchedulerOutput, StepResult
+from triptych_engine.request import SamplingParams, TokenLogprobs
 from triptych_engine.runner.attention import AttentionBackend, TorchAttention
 from triptych_engine.runner.cpu_attention import CpuAttention
 from triptych_engine.runner.cpu_kernels import CpuKernels, load_kernels
@@ -51,10 +51,10 @@ class ModelRunner:
         self.num_blocks = 0
 
     def load(self) -> None:
-        """Read the weights, take the KV cache, check the model against transformers and warm up.
+        """Read the weights, take the KV cache and check the model against transformers.
 
         Raises:
-            StartupError: not enough memory, or the model cannot be had.
+            StartupError: the KV cache is too small, or the model cannot be had.
             UnsupportedModelError: it cannot be run correctly.
         """
         config, started = self.config, time.monotonic()
@@ -97,6 +97,8 @@ class ModelRunner:
                 log.warning("%s; falling back to plain torch, which is several times slower", error)
         elif config.attention == "cpu":
             raise StartupError("the CPU attention kernel was asked for and cannot be had")
+        if config.device.type != "cpu":
+            log.warning("attention on %s is plain torch so far: right, and slow", config.device.type)
         return TorchAttention(config.device)
 
     def allocate_cache(self) -> None:
@@ -201,11 +203,9 @@ class ModelRunner:
         half = len(probe) // 2
         pieces = []
         with torch.inference_mode():
-            for step in (
-                SchedulerOutput(new=[new], num_scheduled_tokens={_PROBE_ID: half}),
-                SchedulerOutput(num_scheduled_tokens={_PROBE_ID: len(probe) - half}),
-            ):
-                self._update_states(step)
+            self._update_states(SchedulerOutput(new=[new]))
+            for num_tokens in (half, len(probe) - half):
+                step = SchedulerOutput(num_scheduled_tokens={_PROBE_ID: num_tokens})
                 inputs = self._batch.gather(step)
                 pieces.append(self._forward(inputs, np.arange(inputs.metadata.num_tokens)))
                 self._batch.advance(inputs)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from triptych_engine.output import TokenLogprobs
-from triptych_engine.request import SamplingParams
+from triptych_engine.request import SamplingParams, TokenLogprobs
 from triptych_engine.runner.cpu_kernels import CpuKernels
 
 #: Candidates that are sorted first when top-p or min-p cuts the distribution; widened until the cut lies inside.

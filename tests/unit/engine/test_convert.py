@@ -6,8 +6,8 @@ import pytest
 from triptych_common.errors import ContextLengthError, InvalidRequestError, QueueFullError, TriptychError, UnimplementedError
 from triptych_common.pb import common_pb2, engine_pb2
 from triptych_engine.convert import output_message, to_request
-from triptych_engine.output import SequenceOutput, Timings, TokenLogprobs
-from triptych_engine.request import FinishReason
+from triptych_engine.output import SequenceOutput, Timings
+from triptych_engine.request import FinishReason, TokenLogprobs
 
 MODEL = common_pb2.ModelInfo(name="m", max_model_len=100, vocab_size=50, eos_token_ids=[2, 3])
 
@@ -76,6 +76,8 @@ def test_without_max_tokens_the_kv_cache_bounds_the_output():
         ({"stop_token_ids": [50]}, "sampling.stop_token_ids"),
         ({"allowed_token_ids": [1, 50]}, "sampling.allowed_token_ids"),
         ({"allowed_token_ids": [1], "bad_token_ids": [1, 2]}, "sampling.bad_token_ids"),
+        ({"bad_token_ids": list(range(50))}, "sampling.bad_token_ids"),
+        ({"allowed_token_ids": [2, 3], "min_tokens": 1}, "sampling.bad_token_ids"),
         ({"logprobs": 21}, "sampling.logprobs"),
         ({"prompt_logprobs": 21}, "sampling.prompt_logprobs"),
         ({"min_tokens": 9, "max_tokens": 8}, "sampling.min_tokens"),

@@ -168,6 +168,22 @@ def test_a_request_that_fails_in_the_runner_fails_alone():
     assert text(outputs["good"]) == expected_output([1, 2], good.sampling)
 
 
+def test_prompt_logprobs_of_all_chunks_come_once_with_the_first_token():
+    scheduler, runner = a_scheduler(max_num_batched_tokens=4), FakeRunner()
+    scheduler.add(a_request("r", list(range(10)), max_tokens=3, prompt_logprobs=0))
+    outputs = run_to_end(scheduler, runner)["r"]
+    assert [[entry.token_id for entry in output.prompt_logprobs] for output in outputs] == [list(range(1, 10)), [], []]
+
+
+def test_prompt_logprobs_come_once_also_after_preemption():
+    scheduler, runner = a_scheduler(num_blocks=6, max_num_batched_tokens=5), FakeRunner()
+    scheduler.add(a_request("first", list(range(8)), max_tokens=14))
+    scheduler.add(a_request("second", list(range(20, 28)), max_tokens=6, prompt_logprobs=0))
+    outputs = run_to_end(scheduler, runner)["second"]
+    assert scheduler.num_preemptions > 0
+    assert [entry.token_id for output in outputs for entry in output.prompt_logprobs] == list(range(21, 28))
+
+
 def test_a_request_larger_than_the_cache_is_refused_with_the_numbers():
     scheduler = a_scheduler(num_blocks=4, block_size=4)
     with pytest.raises(NeverFitsError, match=r"needs 22 tokens .*15 prompt.* 8 output.* has 16"):
