@@ -83,6 +83,8 @@ class CpuKernels:
                 function = getattr(library, f"triptych_rms_norm_{_SHORT[source]}_{_SHORT[target]}")
                 function.argtypes = [pointer, pointer, pointer, count, count, ctypes.c_float]
                 self._rms_norm[source, target] = function
+        self._silu_mul = library.triptych_silu_mul_bf16
+        self._silu_mul.argtypes = [pointer, pointer, count, count]
         self._refine_logits = library.triptych_refine_logits
         self._refine_logits.argtypes = [pointer] * 5 + [count] * 3
         self._argmax = library.triptych_argmax
@@ -99,6 +101,14 @@ class CpuKernels:
         size = weight.shape[0]
         rows = x.numel() // size
         self._rms_norm[x.dtype, dtype](x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, size, eps)
+        return out
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(first half) * second half over the last dimension; bf16 [..., 2 * size] -> [..., size]."""
+        gate_up = gate_up.contiguous()
+        size = gate_up.shape[-1] // 2
+        out = torch.empty(*gate_up.shape[:-1], size, dtype=gate_up.dtype)
+        self._silu_mul(gate_up.data_ptr(), out.data_ptr(), gate_up.numel() // (2 * size), size)
         return out
 
     def refine_logits(

@@ -1,9 +1,10 @@
 """Replaces modules of a loaded model by faster or more exact equals, by pattern, whatever the architecture.
 
 On CPUs in bfloat16:
-- linear layers get their weights packed once, in oneDNN's own layout;
-- RMS norms become one kernel. They are recognised by name and verified on random input before they are replaced, so that a family
-  with another formula keeps its own;
+- linear layers get their weights packed once, in oneDNN's own layout; q, k and v, which read the same input, become one product;
+- gated MLPs become two products and one kernel between them;
+- RMS norms become one kernel. Norms and MLPs are recognised by name and verified on random input before they are replaced, so
+  that a family with another formula keeps its own;
 - where all norms could be replaced, the residual stream is kept in float32: the embedding hands out float32, type promotion
   carries it from layer to layer, and the norms narrow it for the matrix products. That costs next to nothing;
 - the output head returns float32 logits whose top is exact (a bfloat16 logit of 25 is a multiple of 1/8).
@@ -27,16 +28,61 @@ _PACK_FOR_ROWS = 64
 
 
 class PackedLinear(nn.Module):
-    """nn.Linear on CPU with its weight in oneDNN's own blocked layout, packed once instead of at each call."""
+    """nn.Linear on CPU with its weight in oneDNN's own blocked layout, packed once instead of at each call.
 
-    def __init__(self, linear: nn.Linear) -> None:
+    Of several layers it makes one, whose output is theirs side by side.
+    """
+
+    def __init__(self, *linears: nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data, _PACK_FOR_ROWS)
-        self._bias = None if linear.bias is None else linear.bias.data
+        weight = torch.cat([linear.weight.data for linear in linears]) if len(linears) > 1 else linears[0].weight.data
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_FOR_ROWS)
+        self._bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+
+
+class _SharedProduct:
+    """One product for several layers that are called with the same input, one after the other."""
+
+    def __init__(self, linears: list[nn.Linear]) -> None:
+        self._linear = PackedLinear(*linears)
+        self._sizes = [linear.out_features for linear in linears]
+        self._input: torch.Tensor | None = None  # held, so that no other tensor can be taken for it
+        self._outputs: dict[int, torch.Tensor] = {}  # layer -> its output, until it is taken
+
+    def take(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """The output of one of the layers; the first to ask computes those of all."""
+        if x is not self._input or index not in self._outputs:
+            self._input = x
+            self._outputs = dict(enumerate(self._linear(x).split(self._sizes, -1)))
+        output = self._outputs.pop(index)
+        if not self._outputs:
+            self._input = None
+        return output
+
+
+class LinearPart(nn.Module):
+    """One of the layers of a shared product; each hands out its slice of the one result."""
+
+    def __init__(self, product: _SharedProduct, index: int) -> None:
+        super().__init__()
+        self._product, self._index = product, index
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._product.take(self._index, x)
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)) as two products and one kernel between them. x: [..., hidden_size] bf16."""
+
+    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, kernels: CpuKernels) -> None:
+        super().__init__()
+        self._gate_up, self._down, self._kernels = PackedLinear(gate, up), PackedLinear(down), kernels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._down(self._kernels.silu_mul(self._gate_up(x)))
 
 
 class ExactTopHead(nn.Module):
@@ -78,6 +124,8 @@ def optimize(model: PreTrainedModel, kernels: CpuKernels | None) -> None:
         num_norms = _replace(model, lambda module: _fused_norm(module, kernels))
         wide = num_norms > 0 and not any("Norm" in type(m).__name__ and not isinstance(m, FusedRMSNorm) for m in model.modules())
         _replace_head(model, kernels)
+        _replace(model, lambda module: _gated_mlp(module, kernels))
+    _share_products(model)
     num_linears = _replace(model, _packed_linear)
     for parameter in model.parameters():
         if parameter is not embedding:
@@ -101,7 +149,7 @@ def _widen(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tenso
 def _replace(model: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> int:
     num_replaced = 0
     for parent in list(model.modules()):
-        if isinstance(parent, (PackedLinear, ExactTopHead)):
+        if isinstance(parent, (PackedLinear, ExactTopHead, GatedMLP)):
             continue
         for name, child in list(parent.named_children()):
             replacement = make(child)
@@ -113,6 +161,37 @@ def _replace(model: nn.Module, make: Callable[[nn.Module], nn.Module | None]) ->
 
 def _packed_linear(module: nn.Module) -> nn.Module | None:
     return PackedLinear(module) if type(module) is nn.Linear and module.weight.dtype == torch.bfloat16 else None
+
+
+def _bf16_linears(module: nn.Module, *names: str) -> list[nn.Linear] | None:
+    """The module's linear layers of these names; None unless all are there and plain."""
+    found = [getattr(module, name, None) for name in names]
+    linears = [layer for layer in found if type(layer) is nn.Linear and layer.weight.dtype == torch.bfloat16]
+    return linears if len(linears) == len(names) else None
+
+
+def _share_products(model: nn.Module) -> None:
+    """Join the q, k and v projections of each attention."""
+    names = ("q_proj", "k_proj", "v_proj")
+    for module in model.modules():
+        linears = _bf16_linears(module, *names)
+        if linears and len({(linear.in_features, linear.bias is None) for linear in linears}) == 1:
+            product = _SharedProduct(linears)
+            for index, name in enumerate(names):
+                setattr(module, name, LinearPart(product, index))
+
+
+def _gated_mlp(module: nn.Module, kernels: CpuKernels) -> nn.Module | None:
+    linears = _bf16_linears(module, "gate_proj", "up_proj", "down_proj")
+    if linears is None or not type(module).__name__.endswith("MLP"):
+        return None
+    gate, up, down = linears
+    if (gate.bias is None) != (up.bias is None):
+        return None
+    fused = GatedMLP(gate, up, down, kernels)
+    sample = torch.randn(1, 3, gate.in_features, generator=torch.Generator().manual_seed(0)).to(gate.weight)
+    expected = module(sample)
+    return fused if torch.allclose(expected, fused(sample), rtol=3e-2, atol=3e-2 * expected.abs().max().item()) else None
 
 
 def _replace_head(model: PreTrainedModel, kernels: CpuKernels) -> None:

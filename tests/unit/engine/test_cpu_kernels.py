@@ -151,6 +151,14 @@ def test_rms_norm(kernels: CpuKernels, source: torch.dtype, target: torch.dtype,
     torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-6, target), expected)
 
 
+@pytest.mark.parametrize("size", [1, 15, 64, 1537])
+def test_silu_mul(kernels: CpuKernels, size: int):
+    gate_up = (torch.randn(2, 30, 2 * size) * 10).bfloat16()
+    gate, up = gate_up.float().chunk(2, -1)
+    expected = (torch.nn.functional.silu(gate) * up).bfloat16()
+    torch.testing.assert_close(kernels.silu_mul(gate_up), expected)
+
+
 def test_refined_logits_are_exact_at_the_top(kernels: CpuKernels):
     generator = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(5, 64, generator=generator).bfloat16(), torch.randn(1001, 64, generator=generator).bfloat16()

@@ -44,6 +44,19 @@ RMS_NORM(bf16_fp32, bf16, float)
 RMS_NORM(bf16_bf16, bf16, bf16)
 #undef RMS_NORM
 
+// out[r] = silu(gate_up[r][:size]) * gate_up[r][size:]. gate_up: [rows, 2 * size], out: [rows, size]; bf16, dense.
+void triptych_silu_mul_bf16(const uint16_t* gate_up, uint16_t* out, int64_t rows, int64_t size) {
+#pragma omp parallel for schedule(static) if (rows * size >= kParallelElements)
+  for (int64_t r = 0; r < rows; r++) {
+    const bf16* gate = (const bf16*)gate_up + r * 2 * size;
+    const bf16* up = gate + size;
+    bf16* to = (bf16*)out + r * size;
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) store(to + i, silu(load(gate + i)) * load(up + i));
+    for (; i < size; i++) convert(silu(splat(to_float(gate[i])))[0] * to_float(up[i]), to[i]);
+  }
+}
+
 // Logits in fp32, whose top is exact: a bf16 logit of 25 is a multiple of 1/8, so the likeliest tokens often tie. Converts a row and
 // computes again, in fp32, each logit that rounding could have moved past the row's largest.
 // logits: [rows, vocab] bf16; hidden: [rows, size] bf16, what the logits were computed from; weight: [vocab, size] bf16; bias: [vocab]

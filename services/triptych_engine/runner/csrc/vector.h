@@ -76,6 +76,10 @@ inline vf tanh_of(vf x) {  // through e^(-2|x|), which never overflows
   vf t = (1.0f - e) / (1.0f + e);
   return x < 0.0f ? -t : t;
 }
+inline vf silu(vf x) {  // x * sigmoid(x), through e^(-|x|), which never overflows
+  vf e = exp_nonpositive(x < 0.0f ? x : -x);
+  return x * (x < 0.0f ? e : splat(1.0f)) / (1.0f + e);
+}
 inline float max_of(vf v) {
   float m = v[0];
   for (int i = 1; i < kLanes; i++) m = std::max(m, v[i]);
