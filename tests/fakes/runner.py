@@ -1,4 +1,5 @@
-"""A runner without a model: it keeps token ids where keys and values would be, and reads them back through the block tables.
+"""A runner without a model: in place of keys and values it keeps what they depend on, the prefix up to their token, and reads
+that back through the block tables.
 
 So a block that is shared wrongly, given away too early or addressed by a stale table shows at once. The next token is a function of
 the whole sequence, so text must not depend on batching, chunking, preemption or prefix hits.
@@ -40,7 +41,7 @@ class FakeRunner:
 
     def __init__(self, block_size: int = 4) -> None:
         self._block_size = block_size
-        self._cache: dict[tuple[int, int], int] = {}  # (block, offset) -> token id
+        self._cache: dict[tuple[int, int], int] = {}  # (block, offset) -> hash of the sequence up to the token that stands there
         self.sequences: dict[str, list[int]] = {}  # request_id -> token ids
         self._blocks: dict[str, list[int]] = {}
         self._computed: dict[str, int] = {}
@@ -112,9 +113,13 @@ class FakeRunner:
         assert num_tokens > 0
         start = self._computed[request_id]
         for position in range(start, start + num_tokens):
-            self._cache[self._slot(request_id, position)] = self.sequences[request_id][position]
+            self._cache[self._slot(request_id, position)] = self._prefix_hash(request_id, position)
         self._computed[request_id] += num_tokens
 
     def _attend(self, request_id: str) -> None:
-        seen = [self._cache[self._slot(request_id, position)] for position in range(self._computed[request_id])]
-        assert seen == self.sequences[request_id][: len(seen)], f"{request_id} reads another sequence's keys"
+        for position in range(self._computed[request_id]):
+            found = self._cache[self._slot(request_id, position)]
+            assert found == self._prefix_hash(request_id, position), f"{request_id} reads another sequence's keys"
+
+    def _prefix_hash(self, request_id: str, position: int) -> int:
+        return hash(tuple(self.sequences[request_id][: position + 1]))
