@@ -12,7 +12,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class Admission:
-    """Counts live calls, refuses more than the limit, and refuses all once it drains.
+    """Counts live calls, refuses more than the limit, and refuses all while it drains.
 
     Args:
         max_live: calls at the same time.

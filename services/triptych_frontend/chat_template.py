@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,8 +146,10 @@ def _own_template(tokenizer: Tokenizer) -> str | None:
     return template
 
 
-def _reserved_variables() -> set[str]:
+@functools.cache
+def _reserved_variables() -> frozenset[str]:
     """Names that mean something to the rendering itself: a client must not bring a template of its own through them."""
     from transformers import PreTrainedTokenizerBase  # late: see no_torch
 
-    return set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - _CLIENT_VARIABLES | {"messages"}
+    parameters = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+    return parameters - _CLIENT_VARIABLES | {"messages"}

@@ -44,6 +44,8 @@ class Choice:
         self.num_tokens = 0
         #: The engine's last words on the sequence; None while it runs.
         self.last: engine_pb2.SequenceOutput | None = None
+        #: Why it ended, as the client is told: what the engine was aborted for at a stop string is a stop.
+        self.finish_reason = common_pb2.FINISH_REASON_UNSPECIFIED
         # What was not sent yet.
         self._text: list[str] = []
         self._delta = generation_pb2.ChoiceDelta(index=index)
@@ -120,12 +122,12 @@ class Choice:
         self._has_news = True
         if not self.has_matched_stop:
             self._add_text(self._detokenizer.flush())
+        self.finish_reason = common_pb2.FINISH_REASON_STOP if self.has_matched_stop else output.finish_reason
+        self._delta.finish_reason = self.finish_reason
         if self._matcher is not None and self._matcher.matched is not None:
-            self._delta.finish_reason = common_pb2.FINISH_REASON_STOP
             self._delta.stop_text = self._matcher.matched
             return
         if self._matcher is not None:
             self._text.append(self._matcher.flush())
-        self._delta.finish_reason = output.finish_reason
         if output.HasField("stop_token_id") and output.stop_token_id not in self._eos_token_ids:
             self._delta.stop_token_id = output.stop_token_id

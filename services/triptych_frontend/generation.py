@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TypeVar
 
 import grpc
+from triptych_common.errors import TriptychError
 from triptych_common.logs import request_id_var
 from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
 
@@ -17,6 +21,7 @@ from triptych_frontend.sampling import GenerationParams, max_output_tokens
 from triptych_frontend.served_model import ServedModel
 from triptych_frontend.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
 Response = TypeVar("Response", generation_pb2.ChatResponse, generation_pb2.CompleteResponse)
 
 
@@ -34,7 +39,7 @@ class Generator:
         prompt: Prompt,
         params: GenerationParams,
         context: grpc.aio.ServicerContext,
-        respond: Callable[..., Response],
+        respond: type[Response],
         prompt_field: str,
         echo: bool = False,
     ) -> AsyncIterator[Response]:
@@ -51,20 +56,20 @@ class Generator:
             ServiceUnavailableError: the engine is away, or went away.
             TriptychError: the engine refused or failed the request.
         """
-        requests = self._engine_requests(prompt, params, prompt_field)
         choices = [Choice(index, prompt, params, self._tokenizer, self._eos_token_ids, echo) for index in range(params.num_choices)]
-        call = self._client.start(requests)
-        # A client that leaves while a response is being written cancels the writer, not this generator.
-        context.add_done_callback(lambda _: call.close())  # type: ignore[arg-type]  # the stubs ask for a class of their own
-        try:
-            async for deltas, is_last in _deltas(call, choices):
-                response = respond(request_id=request_id_var.get(), model=self._model.info.name, choices=deltas)
-                if is_last:
-                    response.usage.CopyFrom(_usage(prompt, choices))
-                    response.timings.CopyFrom(_timings(prompt, choices))
-                yield response
-        finally:
-            call.close()
+        with _logged(respond.DESCRIPTOR.name.removesuffix("Response"), prompt, choices):
+            call = self._client.start(self._engine_requests(prompt, params, prompt_field))
+            # A client that leaves while a response is being written cancels the writer, not this generator.
+            context.add_done_callback(lambda _: call.close())  # type: ignore[arg-type]  # the stubs ask for a class of their own
+            try:
+                async for deltas, is_last in _deltas(call, choices):
+                    response = respond(request_id=request_id_var.get(), model=self._model.info.name, choices=deltas)
+                    if is_last:
+                        response.usage.CopyFrom(_usage(prompt, choices))
+                        response.timings.CopyFrom(_timings(prompt, choices))
+                    yield response
+            finally:
+                call.close()
 
     def _engine_requests(self, prompt: Prompt, params: GenerationParams, prompt_field: str) -> list[engine_pb2.EngineRequest]:
         num_prompt_tokens = len(prompt.token_ids)
@@ -104,6 +109,26 @@ async def _deltas(call: EngineCall, choices: list[Choice]) -> AsyncIterator[tupl
                 deltas.append(delta)
         if deltas:
             yield deltas, not num_running
+
+
+@contextlib.contextmanager
+def _logged(method: str, prompt: Prompt, choices: Sequence[Choice]) -> Iterator[None]:
+    """Log one line when the call ends: what it cost and how it ended."""
+    start_s, end = time.perf_counter(), "cancelled"
+    try:
+        yield
+        end = ", ".join(
+            sorted({common_pb2.FinishReason.Name(choice.finish_reason)[len("FINISH_REASON_") :].lower() for choice in choices})
+        )
+    except TriptychError as error:
+        end = error.reason
+        raise
+    finally:
+        num_output_tokens = sum(choice.num_tokens for choice in choices)
+        elapsed_ms = (time.perf_counter() - start_s) * 1e3
+        log.info(
+            "%s: %d prompt and %d output tokens, %s, %.1f ms", method, len(prompt.token_ids), num_output_tokens, end, elapsed_ms
+        )
 
 
 def _usage(prompt: Prompt, choices: list[Choice]) -> common_pb2.Usage:

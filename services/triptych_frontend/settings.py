@@ -27,7 +27,9 @@ class FrontendSettings(GrpcServiceSettings):
     num_tokenizer_threads: Annotated[int, Field(ge=1, le=64, description="Threads that render templates and tokenize.")] = min(
         4, os.cpu_count() or 1
     )
-    max_live_requests: Annotated[int, Field(ge=1, description="Calls to Chat and Complete at the same time.")] = 2048
+    max_live_requests: Annotated[
+        int, Field(ge=1, description="Calls at the same time, ListModels apart; further ones are refused.")
+    ] = 2048
     max_prompt_chars: Annotated[
         int, Field(ge=1, description="Longest text of one request, in characters, before it is tokenized.")
     ] = 4_000_000

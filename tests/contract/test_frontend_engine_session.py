@@ -15,7 +15,7 @@ from fakes.engine import FakeEngine, says
 from fakes.grpc_server import serving
 from grpc.aio import AioRpcError
 from triptych_common.channels import open_channel
-from triptych_common.errors import ServiceUnavailableError, TriptychError
+from triptych_common.errors import ContextLengthError, ServiceUnavailableError, TriptychError
 from triptych_common.model_store import model_info
 from triptych_common.pb import common_pb2, control_pb2, engine_pb2, generation_pb2, generation_pb2_grpc
 from triptych_common.status import from_rpc_error
@@ -145,8 +145,13 @@ async def test_the_engines_shorter_context_holds() -> None:
     model.max_model_len = 40
     async with frontend_bench(engine_model=model) as bench:
         await collect(bench.generation.Complete(generation_pb2.CompleteRequest(text="\n" * 10)))
+        too_long = Options(sampling=common_pb2.SamplingParams(max_tokens=31))
+        refused = await error_of(bench.generation.Complete(generation_pb2.CompleteRequest(text="\n" * 10, options=too_long)))
         info = await bench.control.GetModelInfo(control_pb2.GetModelInfoRequest())
-        assert bench.engine.requests[0].sampling.max_tokens == 30
+    (request,) = bench.engine.requests
+    assert not request.sampling.HasField("max_tokens")  # the engine bounds it, and knows its KV cache
+    assert isinstance(refused, ContextLengthError)
+    assert refused.limit == "40"
     assert info.model.max_model_len == 40
 
 
@@ -167,7 +172,7 @@ async def test_a_huge_fan_out_is_sent_in_bounded_messages(monkeypatch: pytest.Mo
     assert {joined(responses, index) for index in range(10)} == {"Hello there"}
 
 
-async def test_draining_finishes_live_calls_and_takes_no_more() -> None:
+async def test_draining_finishes_live_calls_and_takes_no_more_until_it_is_woken() -> None:
     async with frontend_bench() as bench:
         await bench.engine.pause(after_steps=1)
         call = bench.generation.Chat(chat_request())
@@ -179,11 +184,15 @@ async def test_draining_finishes_live_calls_and_takes_no_more() -> None:
         rest = await collect(call)
         drained = await bench.control.Drain(control_pb2.DrainRequest(timeout_s=30))
         info = await bench.control.GetServerInfo(control_pb2.GetServerInfoRequest())
+        await bench.control.WakeUp(control_pb2.WakeUpRequest())
+        await bench.until_ready()
+        awake = await collect(bench.generation.Chat(chat_request()))
     assert (at_once.drained, at_once.num_live_requests) == (False, 1)
     assert isinstance(refused, ServiceUnavailableError)
     assert rest[-1].usage.completion_tokens
     assert drained.drained
     assert info.state == control_pb2.SERVER_STATE_DRAINING
+    assert joined(awake) == "Hello there"
 
 
 async def test_the_control_port_answers_for_what_the_frontend_has() -> None:

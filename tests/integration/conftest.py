@@ -1,0 +1,23 @@
+"""One stack for all tests that leave it as they found it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from integration.stack import Stack, running_stack
+
+
+@pytest.fixture(scope="session")
+def shared_stack() -> Iterator[Stack]:
+    """Runs from the first test that asks for it to the end; an idle one costs its memory and nothing else."""
+    # float32: in bfloat16 the products of a batch differ from those of one row by enough to change a sampled token.
+    with running_stack("--engine.dtype", "float32", "--engine.log-level", "DEBUG") as stack:
+        yield stack
+
+
+@pytest.fixture
+def stack(shared_stack: Stack) -> Iterator[Stack]:
+    """The shared stack. Whatever the test did, nothing of it may be left when it ends."""
+    yield shared_stack
+    shared_stack.wait_until_empty()
