@@ -68,7 +68,7 @@ format: $(VENV)/.dev ## Put the code into shape
 protos: $(VENV)/.dev ## Regenerate the Python of protos/
 	$(BIN)/python tools/gen_protos.py
 
-bench: $(VENV)/.dev ## Measure a running server: make bench [ARGS='--concurrency 1 8 32 64']
+bench: $(VENV)/.dev ## Measure tokens/s, latency, memory, start: make bench [ARGS='--engine-alone --report', see benchmarks/serving.py]
 	$(BIN)/python benchmarks/serving.py $(ARGS)
 
 images: ## Build the container images: make images [CONTAINER=podman] [BUILD_ARGS=...]

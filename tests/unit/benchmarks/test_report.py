@@ -1,0 +1,83 @@
+"""The tables that a results file becomes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from report import BEGIN, DOCUMENT, END, ENGINE_ALONE, TRIPTYCH, ratios, render, replace_between_markers, write_document
+
+PEER = "vLLM"
+
+
+def run_of(target: str, repeat: int, tokens_per_s: float, concurrency: int = 8, gap_ms: float | None = 20.0) -> dict:
+    times = {"ttft_p50_ms": 100.0, "ttft_p99_ms": 200.0, "gap_p50_ms": gap_ms, "gap_p99_ms": gap_ms}
+    figures = {"num_ok": 4, "num_failed": 0, "failures": {}, "output_tokens_per_s": tokens_per_s, **times}
+    return {"target": target, "concurrency": concurrency, "repeat": repeat, "figures": figures}
+
+
+def results_of(*runs: dict) -> dict:
+    sizes = {"idle": 70_000_000, "peak": 80_000_000, "limit": 150_000_000}
+    return {
+        "command": "python benchmarks/serving.py",
+        "date": "2026-01-31",
+        "commit": "abc",
+        "machine": {"cpu": "a processor", "cores": 2, "memory_gb": 16.0, "system": "Linux"},
+        "versions": {"python": "3.11"},
+        "busy_percent": 1.0,
+        "load": {"model": "m", "prompt_words": 20, "max_tokens": 128, "requests_per_stream": 3, "repeats": 2},
+        "cold_start": {"ready_s": 6.04, "first_answer_s": 6.5},
+        "memory": {"gateway": sizes},
+        "runs": list(runs),
+    }
+
+
+def test_a_ratio_is_taken_within_a_round_and_never_across() -> None:
+    runs = [run_of(TRIPTYCH, 0, 200), run_of(PEER, 0, 100), run_of(TRIPTYCH, 1, 90), run_of(PEER, 1, 30), run_of(TRIPTYCH, 2, 50)]
+    assert ratios(runs, PEER, "output_tokens_per_s", 8) == [2.0, 3.0]
+    assert ratios(runs, PEER, "output_tokens_per_s", 1) == []
+
+
+def test_the_tables_hold_ratios_first_then_figures_memory_and_start() -> None:
+    rates = {TRIPTYCH: 200.0, ENGINE_ALONE: 250.0, PEER: 80.0}
+    rounds = [run_of(name, repeat, rate) for repeat in (0, 1) for name, rate in rates.items()]
+        run_of(name, repeat, rate) for repeat in (0, 1) for name, rate in ((TRIPTYCH, 200.0), (ENGINE_ALONE, 250.0), (PEER, 80.0))
+    ]
+    tables = render(results_of(*rounds), "results.json")
+    assert "| 8 | 2.50 (2.50-2.50) | 1.00 (1.00-1.00) |" in tables
+    assert "| 8 | 0.80 (0.80-0.80) |" in tables
+    assert "| 8 | Triptych | 200.0 | 100.0 | 200.0 | 20.0 | 20.0 | 8 | 0 |" in tables
+    assert "| gateway | 70 | 80 | 150 |" in tables
+    assert "6.0 s" in tables
+    order = [tables.index(part) for part in (f"against {PEER}", "against the engine alone", "Figures behind", "Start and memory")]
+    assert order == sorted(order)
+
+
+def test_a_run_without_gaps_and_without_others_is_rendered() -> None:
+    tables = render(results_of(run_of(TRIPTYCH, 0, 10.0, concurrency=1, gap_ms=None)), "results.json")
+    assert "| 1 | Triptych | 10.0 | 100.0 | 200.0 | - | - | 4 | 0 |" in tables
+    assert "against" not in tables
+
+
+def test_only_what_is_between_the_markers_changes() -> None:
+    document = f"before\n{BEGIN}\nold\n{END}\nafter \\1\n"
+    once = replace_between_markers(document, "new \\1")
+    assert once == f"before\n{BEGIN}\n\nnew \\1\n\n{END}\nafter \\1\n"
+    assert replace_between_markers(once, "new \\1") == once
+
+
+@pytest.mark.parametrize("document", ["", f"{BEGIN}", f"{END} {BEGIN}", f"{BEGIN} {END} {BEGIN} {END}"])
+def test_a_document_without_one_pair_of_markers_is_refused(document: str) -> None:
+    with pytest.raises(ValueError, match="exactly one"):
+        replace_between_markers(document, "new")
+
+
+def test_the_document_of_this_repository_takes_tables(tmp_path: Path) -> None:
+    results = tmp_path / "2026-01-31-serving.json"
+    results.write_text(json.dumps(results_of(run_of(TRIPTYCH, 0, 123.4))))
+    document = tmp_path / "performance.md"
+    document.write_text(DOCUMENT.read_text(encoding="utf-8"))
+    write_document(results, document)
+    assert "../benchmarks/results/2026-01-31-serving.json" in document.read_text()
+    assert "| 123.4 |" in document.read_text()
