@@ -42,8 +42,6 @@ def test_a_ratio_is_taken_within_a_round_and_never_across() -> None:
 def test_the_tables_hold_ratios_first_then_figures_memory_and_start() -> None:
     rates = {TRIPTYCH: 200.0, ENGINE_ALONE: 250.0, PEER: 80.0}
     rounds = [run_of(name, repeat, rate) for repeat in (0, 1) for name, rate in rates.items()]
-        run_of(name, repeat, rate) for repeat in (0, 1) for name, rate in ((TRIPTYCH, 200.0), (ENGINE_ALONE, 250.0), (PEER, 80.0))
-    ]
     tables = render(results_of(*rounds), "results.json")
     assert "| 8 | 2.50 (2.50-2.50) | 1.00 (1.00-1.00) |" in tables
     assert "| 8 | 0.80 (0.80-0.80) |" in tables
