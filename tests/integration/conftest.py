@@ -11,8 +11,7 @@ from integration.stack import Stack, running_stack
 @pytest.fixture(scope="session")
 def shared_stack() -> Iterator[Stack]:
     """Runs from the first test that asks for it to the end; an idle one costs its memory and nothing else."""
-    # float32: in bfloat16 the products of a batch differ from those of one row by enough to change a sampled token.
-    with running_stack("--engine.dtype", "float32", "--engine.log-level", "DEBUG") as stack:
+    with running_stack("--engine.log-level", "DEBUG") as stack:
         yield stack
 
 
