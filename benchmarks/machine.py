@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -36,9 +37,18 @@ def describe_commit() -> str:
     return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
 
 
-def busy_percent(seconds: float = 2.0) -> float:
-    """How busy all cores are now, in percent: what others do on this machine, and servers that spin while they idle."""
-    return psutil.cpu_percent(interval=seconds)
+def busy_percent(own: Iterable[psutil.Process], seconds: float = 2.0) -> dict[str, float]:
+    """How busy the cores are now, as `all` and as what these processes have of it; in percent of all cores."""
+    processes = list(own)
+    before_s = sum(map(_cpu_s, processes))
+    everything = psutil.cpu_percent(interval=seconds)
+    spent_s = sum(map(_cpu_s, processes)) - before_s
+    return {"all": everything, "own": 100 * spent_s / seconds / (psutil.cpu_count() or 1)}
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def _cpu_model() -> str:

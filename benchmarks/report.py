@@ -62,7 +62,7 @@ def _origin(results: dict, source: str) -> str:
             f"    {results['command']}",
             "",
             f"- Machine: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']};"
-            f" {results['busy_percent']:.0f} % busy when nothing was under load.",
+            f" {results['busy_percent']['all']:.0f} % busy with nothing under load.",
             f"- Versions: {versions}.",
             f"- Load: {load['model']}, prompts of {load['prompt_words']} words, {load['max_tokens']} output tokens,"
             f" {load['requests_per_stream']} requests per stream, {load['repeats']} rounds.",

@@ -49,6 +49,8 @@ WARM_UP_TOKENS = 8
 #: A single stream shall not be judged by fewer requests.
 MIN_REQUESTS = 4
 PEER_TIMEOUT_S = 10.0
+#: Beyond this, what else runs on the machine decides about the figures.
+MAX_BUSY_PERCENT = 15.0
 
 #: Puts prompts on one target: prompts, concurrency, max_tokens.
 PutLoad = Callable[[Sequence[str], int, int], Figures]
@@ -135,7 +137,10 @@ def run(args: argparse.Namespace) -> dict:
             targets[ENGINE_ALONE] = lambda prompts, streams, tokens: engine.put_load(prompts, streams, tokens, args.timeout_s)
         if peer is not None:
             targets[peer.name] = over_rest(peer, args.timeout_s)
-        busy, peak = busy_percent(), MemoryPeak()
+        busy, peak = busy_percent(stack.services.values()), MemoryPeak()
+        print(f"with nothing under load the cores are {busy['all']:.0f} % busy, {busy['own']:.0f} % with Triptych's services")
+        if busy["all"] > MAX_BUSY_PERCENT:
+            print("warning: something else computes on this machine; no figure of this sitting can be trusted")
         runs = measure(targets, stack, peak, args)
         print_ratios(runs, [name for name in targets if name != TRIPTYCH])
         limits = stack.memory_limits()

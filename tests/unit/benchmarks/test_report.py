@@ -25,7 +25,7 @@ def results_of(*runs: dict) -> dict:
         "commit": "abc",
         "machine": {"cpu": "a processor", "cores": 2, "memory_gb": 16.0, "system": "Linux"},
         "versions": {"python": "3.11"},
-        "busy_percent": 1.0,
+        "busy_percent": {"all": 1.0, "own": 0.1},
         "load": {"model": "m", "prompt_words": 20, "max_tokens": 128, "requests_per_stream": 3, "repeats": 2},
         "cold_start": {"ready_s": 6.04, "first_answer_s": 6.5},
         "memory": {"gateway": sizes},
