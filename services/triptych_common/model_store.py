@@ -105,8 +105,11 @@ def _from_hub(model: str, patterns: tuple[str, ...]) -> Path:
 
 
 def read_json(path: Path) -> dict:
-    """A JSON object from a file; empty when there is no such file."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    """A JSON object from a file; empty when there is no such file. Raises StartupError when it is broken."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise StartupError(f"{path} is not valid JSON: {error}") from error
 
 
 def text_config(config: dict) -> dict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from collections.abc import Iterable
 
@@ -28,10 +29,11 @@ _RANGES: dict[str, tuple[float, float, float]] = {
     "min_p": (0.0, 0.0, 1.0),
     "presence_penalty": (0.0, -2.0, 2.0),
     "frequency_penalty": (0.0, -2.0, 2.0),
-    "repetition_penalty": (1.0, 0.0, 10.0),
+    "repetition_penalty": (1.0, 0.01, 10.0),
 }
-_POSITIVE = ("top_p", "repetition_penalty")
+_POSITIVE = ("top_p",)
 MAX_LOGPROBS = 20
+_REQUEST_ID = re.compile(r"[!-~]{1,256}")
 #: Temperatures below this are greedy: dividing by them would overflow.
 _SMALLEST_TEMPERATURE = 1e-4
 
@@ -45,8 +47,8 @@ def to_request(message: engine_pb2.EngineRequest, model: common_pb2.ModelInfo, c
     Raises:
         InvalidRequestError, ContextLengthError: a field is out of its range; the error names it.
     """
-    if not message.request_id:
-        raise InvalidRequestError("request_id must not be empty", field="request_id")
+    if not _REQUEST_ID.fullmatch(message.request_id):
+        raise InvalidRequestError("request_id must be 1 to 256 printable characters without spaces", field="request_id")
     if message.media or message.placeholders:
         raise UnimplementedError("this engine serves text only; media items cannot be taken", field="media")
     prompt = list(message.prompt_token_ids)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 
 from triptych_engine.core import Load
 from triptych_engine.output import SequenceOutput
+
+log = logging.getLogger(__name__)
 
 #: What a stream gets of one step: step number, its requests' outputs, load.
 StepOutputs = tuple[int, list[SequenceOutput], Load]
@@ -20,6 +23,7 @@ class Mailbox:
         self._pending: list[StepOutputs] = []
         self._changed = asyncio.Event()
         self._ended = False
+        self._closed = False
         self._ends_when_idle = False
         self.request_ids: set[str] = set()  # live requests of this stream
 
@@ -29,6 +33,8 @@ class Mailbox:
         self.request_ids.add(request_id)
 
     def put(self, step: int, outputs: list[SequenceOutput], load: Load) -> None:
+        if self._closed:
+            return
         self._pending.append((step, outputs, load))
         self._changed.set()
 
@@ -56,12 +62,13 @@ class Mailbox:
         self._changed.set()
 
     def close(self) -> list[str]:
-        """Drop the routes of requests that are still live; returns their ids."""
-        live = sorted(self.request_ids)
-        for request_id in live:
-            self._outbox.unroute(request_id)
-        self.request_ids.clear()
-        return live
+        """Take no more; returns the ids of requests that are still live.
+
+        Their routes stay until their last outputs, so that nobody can use the ids meanwhile and get what is not theirs.
+        """
+        self._closed = True
+        self._pending.clear()
+        return sorted(self.request_ids)
 
 
 class Outbox:
@@ -106,9 +113,15 @@ class Outbox:
         for output in outputs:
             mailbox = self._routes.get(output.request_id)
             if mailbox is None:
-                continue  # its stream is gone
+                continue  # refused before it had a route
             by_mailbox.setdefault(mailbox, []).append(output)
             if output.finish_reason is not None:
+                log.debug(
+                    "%s after %d tokens",
+                    output.finish_reason.value,
+                    (output.usage or (0, 0, 0))[1],
+                    extra={"request_id": output.request_id},
+                )
                 self.unroute(output.request_id)
                 mailbox.request_ids.discard(output.request_id)
         for mailbox, own in by_mailbox.items():

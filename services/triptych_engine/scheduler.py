@@ -88,11 +88,13 @@ class Scheduler:
             raise NeverFitsError(
                 f"the request needs {longest} tokens of KV cache ({request.num_prompt_tokens} prompt and up to "
                 f"{request.sampling.max_tokens} output tokens); the engine has {self.kv_cache.capacity_tokens} in all",
-                field="sampling.max_tokens",
+                field="prompt_token_ids" if request.num_prompt_tokens > self.kv_cache.capacity_tokens else "sampling.max_tokens",
                 limit=self.kv_cache.capacity_tokens,
                 value=longest,
             )
-        if len(self._waiting) >= self._max_waiting:
+        # Those that will run in the next step are not waiting for anybody.
+        num_free_seats = self._max_num_seqs - len(self._running)
+        if len(self._waiting) >= self._max_waiting + num_free_seats:
             raise QueueFullError(
                 f"{len(self._waiting)} requests are waiting, the limit is {self._max_waiting}",
                 limit=self._max_waiting,

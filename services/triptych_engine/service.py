@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import os
 from pathlib import Path
 
 import grpc
@@ -37,6 +39,8 @@ class EngineService:
         self._model: common_pb2.ModelInfo | None = None
         self._core: EngineCore | None = None
         self._died = asyncio.Event()
+        self._changing_state = asyncio.Lock()
+        self._stopping = False
         self._device_thread = new_device_thread()
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(self._loop, self._on_load)
@@ -58,6 +62,12 @@ class EngineService:
 
     async def drain(self, timeout_s: float) -> bool:
         self._loaded()
+        async with self._changing_state:
+            if self._state == State.SERVER_STATE_SLEEPING:
+                return True
+            return await self._drain(timeout_s)
+
+    async def _drain(self, timeout_s: float) -> bool:
         self._servicer.refuse("the engine is draining")
         self._state = State.SERVER_STATE_DRAINING
         await self._server.health.set_ready(False)
@@ -71,18 +81,23 @@ class EngineService:
 
     async def sleep(self, timeout_s: float) -> int:
         core, process = self._loaded(), psutil.Process()
-        before = process.memory_info().rss
-        await self.drain(timeout_s)
-        self._servicer.refuse("the engine is asleep")
-        self._state = State.SERVER_STATE_SLEEPING
-        await asyncio.wrap_future(core.sleep())
-        return max(0, before - process.memory_info().rss)
+        async with self._changing_state:
+            before = process.memory_info().rss
+            await self._drain(timeout_s)
+            self._servicer.refuse("the engine is asleep")
+            self._state = State.SERVER_STATE_SLEEPING
+            await asyncio.wrap_future(core.sleep())
+            return max(0, before - process.memory_info().rss)
 
     async def wake_up(self) -> None:
-        await asyncio.wrap_future(self._loaded().wake_up())
-        self._servicer.accept()
-        self._state = State.SERVER_STATE_SERVING
-        await self._server.health.set_ready(True)
+        core = self._loaded()
+        async with self._changing_state:
+            if self._stopping:
+                raise ServiceUnavailableError("the engine is stopping")
+            await asyncio.wrap_future(core.wake_up())
+            self._servicer.accept()
+            self._state = State.SERVER_STATE_SERVING
+            await self._server.health.set_ready(True)
 
     def _loaded(self) -> EngineCore:
         if self._core is None:
@@ -94,7 +109,7 @@ class EngineService:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Raises StartupError when it cannot."""
         settings = self._settings
-        path = model_store.resolve_model(settings.model, model_store.WEIGHT_PATTERNS)
+        path = await asyncio.to_thread(model_store.resolve_model, settings.model, model_store.WEIGHT_PATTERNS)
         name = settings.served_model_name or model_store.served_name(settings.model)
         model = model_store.model_info(path, name, settings.max_model_len)
         runner = ModelRunner(runner_config(settings, model, path))
@@ -105,6 +120,7 @@ class EngineService:
                 await self._serve(runner, model)
                 await self._until_stopped(stop)
         finally:
+            self._stopping = True
             self._servicer.refuse("the engine is stopping")
             await self._server.stop()
             if self._core is not None:
@@ -159,11 +175,23 @@ class EngineService:
             task.cancel()
 
 
+def num_usable_cores() -> int:
+    """Cores that this process may use: of its affinity, where the system has one, and within its cgroup's quota."""
+    process = psutil.Process()
+    cores = len(process.cpu_affinity() or []) if hasattr(process, "cpu_affinity") else os.cpu_count()
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.is_file():
+        limit, period = quota.read_text().split()
+        if limit != "max":
+            cores = min(cores or 1, math.ceil(int(limit) / int(period)))
+    return max(1, cores or 1)
+
+
 def runner_config(settings: EngineSettings, model: common_pb2.ModelInfo, path: Path) -> RunnerConfig:
     """Derive what the runner needs. Sets the number of compute threads of this process."""
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device)
     if device.type == "cpu":
-        torch.set_num_threads(settings.num_threads or len(psutil.Process().cpu_affinity()))
+        torch.set_num_threads(settings.num_threads or num_usable_cores())
     budget = settings.max_num_batched_tokens or (512 if device.type == "cpu" else 8192)
     if budget < settings.max_num_seqs:
         raise StartupError(f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({settings.max_num_seqs})")

@@ -305,10 +305,33 @@ async def test_a_full_queue_is_refused_with_a_hint():
         assert session.tokens["running"] == session.tokens["waiting"] == alone([1, 2, 3])
 
 
+async def test_an_id_stays_taken_until_its_cancelled_request_is_gone():
+    """Else the second request would get the first one's tokens, and its abort."""
+    async with an_engine() as engine:
+        engine.runner.gate = threading.Semaphore(1)
+        first = engine.stub.Generate(engine_pb2.GenerateRequest(request=a_message("r", [1], max_tokens=100)))
+        await first.read()
+        first.cancel()
+        await engine.until_a_command_waits()
+        with pytest.raises(grpc.aio.AioRpcError, match="is in use"):
+            await engine.stub.Generate(engine_pb2.GenerateRequest(request=a_message("r", [2]))).read()
+        engine.runner.gate.release(1000)
+        await engine.until_idle()
+        again = engine.stub.Generate(engine_pb2.GenerateRequest(request=a_message("r", [2])))
+        assert [token async for response in again for token in response.output.token_ids] == alone([2])
+
+
 async def test_a_refusal_that_the_scheduler_makes_is_a_status_on_generate():
-    async with an_engine(max_waiting=0) as engine:
+    async with an_engine(max_num_seqs=1, max_waiting=0) as engine:
+        engine.runner.gate = threading.Semaphore(1)
+        running = engine.stub.Generate(engine_pb2.GenerateRequest(request=a_message("running")))
+        await running.read()
+        refused = engine.stub.Generate(engine_pb2.GenerateRequest(request=a_message("r")))
+        await until(lambda: engine.outbox.num_live_requests == 2)
+        engine.runner.gate.release()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await engine.stub.Generate(engine_pb2.GenerateRequest(request=a_message("r"))).read()
+            await refused.read()
+        running.cancel()
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert from_rpc_error(caught.value).retry_after_s == 1.0
 

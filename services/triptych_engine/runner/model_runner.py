@@ -225,11 +225,10 @@ class ModelRunner:
         prefill = NewSequence("warm-up", [0] * num_tokens, num_tokens, 0, blocks, sampling)
         self.execute(SchedulerOutput(new=[prefill], num_scheduled_tokens={"warm-up": num_tokens}))
         self.execute(SchedulerOutput(dropped=["warm-up"]))
-        decodes = [NewSequence(f"warm-up-{i}", [0], 1, 0, [i], sampling) for i in range(num_seqs)]
-        ids = [sequence.request_id for sequence in decodes]
-        self.execute(SchedulerOutput(new=decodes, num_scheduled_tokens=dict.fromkeys(ids, 1)))
         for size in (num_seqs, 1):
-            self.execute(SchedulerOutput(num_scheduled_tokens=dict.fromkeys(ids[:size], 1)))
-        self.execute(SchedulerOutput(dropped=ids))
+            decodes = [NewSequence(f"warm-up-{i}", [0], 1, 0, [i], sampling) for i in range(size)]
+            ids = [sequence.request_id for sequence in decodes]
+            self.execute(SchedulerOutput(new=decodes, num_scheduled_tokens=dict.fromkeys(ids, 1)))
+            self.execute(SchedulerOutput(dropped=ids))
         elapsed_s = time.monotonic() - started
         log.info("warmed up in %.1f s: a prefill of %d tokens, decodes of %d and 1 sequences", elapsed_s, num_tokens, num_seqs)

@@ -175,7 +175,10 @@ class Sampler:
         seeds = np.array([state.sampling.seed for state in states], np.uint64)
         positions = np.array([state.num_output_tokens for state in states], np.uint64)
         numbers = torch.from_numpy(uniform(seeds, positions)).to(self._device)
-        logits = logits / torch.from_numpy(self._temperature[rows]).to(self._device)[:, None]
+        # A low temperature may overflow; -inf has to stay what it is.
+        logits = (logits / torch.from_numpy(self._temperature[rows]).to(self._device)[:, None]).clamp(
+            max=torch.finfo(torch.float32).max
+        )
         cut = np.array([s.sampling.top_k > 0 or s.sampling.top_p < 1 or s.sampling.min_p > 0 for s in states])
         token_ids = np.empty(len(rows), np.int64)
         whole = np.flatnonzero(~cut)

@@ -71,6 +71,7 @@ def test_without_max_tokens_the_kv_cache_bounds_the_output():
         ({"presence_penalty": 3}, "sampling.presence_penalty"),
         ({"frequency_penalty": float("-inf")}, "sampling.frequency_penalty"),
         ({"repetition_penalty": 0}, "sampling.repetition_penalty"),
+        ({"repetition_penalty": 1e-40}, "sampling.repetition_penalty"),
         ({"logit_bias": {60: 1.0}}, "sampling.logit_bias"),
         ({"logit_bias": {1: 101.0}}, "sampling.logit_bias"),
         ({"stop_token_ids": [50]}, "sampling.stop_token_ids"),
@@ -94,6 +95,7 @@ def test_a_field_out_of_range_is_named(sampling: dict, field: str):
     ("request_message", "field"),
     [
         (engine_pb2.EngineRequest(prompt_token_ids=[1]), "request_id"),
+        (engine_pb2.EngineRequest(request_id="two\nlines", prompt_token_ids=[1]), "request_id"),
         (message([]), "prompt_token_ids"),
         (message([1, 50]), "prompt_token_ids"),
     ],

@@ -198,11 +198,12 @@ def test_a_request_that_just_fits_runs():
 
 
 def test_a_full_queue_refuses_with_a_hint():
-    scheduler = a_scheduler(max_waiting=2)
-    scheduler.add(a_request("a"))
-    scheduler.add(a_request("b"))
-    with pytest.raises(QueueFullError, match="2 requests are waiting, the limit is 2") as caught:
-        scheduler.add(a_request("c"))
+    scheduler, runner = a_scheduler(max_num_seqs=2, max_waiting=1), FakeRunner()
+    for request_id in "abc":  # two of them will run at once
+        scheduler.add(a_request(request_id))
+    step(scheduler, runner)
+    with pytest.raises(QueueFullError, match="1 requests are waiting, the limit is 1") as caught:
+        scheduler.add(a_request("d"))
     assert caught.value.retry_after_s == 1.0
 
 
