@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 from triptych_common.channels import open_channel
-from triptych_common.errors import ServiceUnavailableError, TriptychError
+from triptych_common.errors import InternalError, ServiceUnavailableError, TriptychError
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.status import from_request_error, from_rpc_error
 
@@ -63,7 +63,7 @@ class EngineCall:
     def close(self) -> None:
         """End what has not ended, and listen no more. May be called twice."""
         for request_id in self._live:
-            self._client.forget(request_id)
+            self._client.forget(request_id, self)
             self._client.abort(request_id)
         self._live.clear()
 
@@ -75,7 +75,7 @@ class EngineCall:
             return
         if output.finish_reason:
             del self._live[request_id]
-            self._client.forget(request_id)
+            self._client.forget(request_id, self)
             if output.finish_reason == common_pb2.FINISH_REASON_ERROR:
                 self.fail(from_request_error(output.error))
                 return
@@ -127,12 +127,16 @@ class EngineClient:
 
         Raises:
             ServiceUnavailableError: the engine is away.
+            InternalError: a request id is that of a live sequence.
         """
         if not self.is_connected:
             raise ServiceUnavailableError(f"the engine at {self._address} is away: {self._why_away}", retry_after_s=MAX_BACKOFF_S)
-        call = EngineCall(self, [request.request_id for request in requests])
-        for request in requests:
-            self._calls[request.request_id] = call
+        request_ids = [request.request_id for request in requests]
+        for request_id in request_ids:
+            if request_id in self._calls:
+                raise InternalError(f"the engine request id {request_id} is in use")
+        call = EngineCall(self, request_ids)
+        self._calls.update(dict.fromkeys(request_ids, call))
         self._adds += requests
         self._has_requests.set()
         return call
@@ -143,9 +147,10 @@ class EngineClient:
             self._aborts.append(request_id)
             self._has_requests.set()
 
-    def forget(self, request_id: str) -> None:
-        """Drop further outputs of a sequence."""
-        self._calls.pop(request_id, None)
+    def forget(self, request_id: str, call: EngineCall) -> None:
+        """Drop further outputs of a call's sequence."""
+        if self._calls.get(request_id) is call:
+            del self._calls[request_id]
 
     async def run(self) -> None:
         """Connect, and connect again whenever the session is lost, until cancelled."""

@@ -77,7 +77,7 @@ class Generator:
         if not params.sampling.HasField("max_tokens") and not self._model.shortens_context:
             max_tokens = None  # the engine bounds it, and knows its KV cache
         # A client may use one request id for several calls; the engine's must be unique.
-        call_id = f"{request_id_var.get()}-{secrets.token_hex(2)}"
+        call_id = f"{request_id_var.get()}-{secrets.token_hex(8)}"
         return [
             engine_pb2.EngineRequest(
                 request_id=f"{call_id}-{index}",

@@ -15,10 +15,11 @@ from fakes.engine import FakeEngine, says
 from fakes.grpc_server import serving
 from grpc.aio import AioRpcError
 from triptych_common.channels import open_channel
-from triptych_common.errors import ContextLengthError, ServiceUnavailableError, TriptychError
+from triptych_common.errors import ContextLengthError, InternalError, ServiceUnavailableError, TriptychError
 from triptych_common.model_store import model_info
 from triptych_common.pb import common_pb2, control_pb2, engine_pb2, generation_pb2, generation_pb2_grpc
 from triptych_common.status import from_rpc_error
+from triptych_frontend.engine_client import EngineCall
 
 Options = generation_pb2.GenerationOptions
 
@@ -161,6 +162,19 @@ async def test_many_calls_at_once_are_answered_each_with_its_own() -> None:
         answers = await asyncio.gather(*(collect(call) for call in calls))
         assert len({request.request_id for request in bench.engine.requests}) == 64
     assert [joined(answer) for answer in answers] == ["Hello there"] * 64
+
+
+async def test_an_engine_request_id_in_use_is_refused_and_its_owner_keeps_it() -> None:
+    async with frontend_bench(endless) as bench:
+        client = bench.frontend._client
+        request = engine_pb2.EngineRequest(request_id="same", prompt_token_ids=[1])
+        first = client.start([request])
+        with pytest.raises(InternalError, match="same"):
+            client.start([request])
+        client.forget("same", EngineCall(client, ["same"]))
+        assert (await asyncio.wait_for(first.next(), 30))[0].token_ids == ids("Hello")
+        first.close()
+        assert not client._calls
 
 
 async def test_a_huge_fan_out_is_sent_in_bounded_messages(monkeypatch: pytest.MonkeyPatch) -> None:
