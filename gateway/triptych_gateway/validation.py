@@ -30,12 +30,13 @@ def describe(errors: Sequence[Any], body: Any) -> Problem:
     first = errors[0]
     if first["type"] == "json_invalid":
         return Problem(f"the body is not valid JSON: {first['ctx']['error']}", None, "invalid_json")
-    paths = [_path(error, body) for error in errors]
+    told = errors[:_MAX_PROBLEMS]
+    paths = [_path(error, body) for error in told]
     if not paths[0] and not isinstance(body, dict):
         return Problem(_body_message(body), None, "invalid_type")
-    messages = [_message(error, path) for error, path in zip(errors, paths, strict=True)]
-    more = len(messages) - _MAX_PROBLEMS
-    message = "; ".join(messages[:_MAX_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+    messages = [_message(error, path) for error, path in zip(told, paths, strict=True)]
+    more = len(errors) - len(told)
+    message = "; ".join(messages) + (f"; and {more} more" if more > 0 else "")
     return Problem(message, paths[0] or None, _code(first["type"]))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import orjson
 import pytest
 from fakes.frontend import FakeFrontend
 from fakes.gateway import CHAT, COMPLETION, gateway_client
@@ -147,6 +149,45 @@ async def test_completions(fields: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize(("body", "param"), TOKENIZE_ROWS, ids=name_of)
 async def test_tokenize(body: dict[str, Any], param: str) -> None:
     await refused("/tokenize", body, param)
+
+
+_SIZE = 200_000
+_PART = {"type": "text", "text": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"messages": [1] * (_SIZE // 2)}, "messages[0]"),
+        ("/v1/chat/completions", {"messages": [*GIVEN_ONCE, *[1] * (_SIZE // 2)]}, "messages[1]"),
+        ("/v1/chat/completions", {"messages": GIVEN_ONCE * 4097}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [[]] * (_SIZE // 3)}]}, "messages[0].content[0]"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [_PART] * 1025}]}, "messages[0].content"),
+        ("/v1/chat/completions", {"stop_token_ids": [[]] * (_SIZE // 3)}, "stop_token_ids[0]"),
+        ("/v1/chat/completions", {"allowed_token_ids": [1] * 65_537}, "allowed_token_ids"),
+        ("/v1/chat/completions", {"logit_bias": {str(number): [] for number in range(_SIZE // 10)}}, "logit_bias.0"),
+        ("/v1/chat/completions", {"logit_bias": {str(number): 1 for number in range(4097)}}, "logit_bias"),
+        ("/v1/chat/completions", {"metadata": {str(number): 1 for number in range(_SIZE // 10)}}, "metadata.0"),
+        ("/v1/chat/completions", {f"x{number}": 1 for number in range(_SIZE // 10)}, "x0"),
+        ("/v1/chat/completions", {"messages": [{f"x{number}": 1 for number in range(_SIZE // 10)}]}, "messages[0].role"),
+        ("/v1/completions", {"prompt": [1, *[[]] * (_SIZE // 3)]}, "prompt[1]"),
+        ("/v1/completions", {"prompt": [[[]] * (_SIZE // 3)]}, "prompt[0][0]"),
+        ("/v1/completions", {"prompt": ["", *[[]] * (_SIZE // 3)]}, "prompt[1]"),
+        ("/detokenize", {"tokens": [[]] * (_SIZE // 3)}, "tokens[0]"),
+    ],
+    ids=name_of,
+)
+async def test_many_faults_cost_no_more_than_few(path: str, fields: dict[str, Any], param: str) -> None:
+    base = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}.get(path, {})
+    body = orjson.dumps(base | fields)
+    async with gateway_client() as client:
+        start_s = time.process_time()
+        response = await client.post(path, content=body, headers={"content-type": "application/json"})
+        elapsed_s = time.process_time() - start_s
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert len(response.content) < 2000
+    assert elapsed_s < 0.5
 
 
 @pytest.mark.parametrize("missing", ["model", "messages"])

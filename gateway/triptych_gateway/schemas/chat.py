@@ -10,6 +10,9 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, mode
 
 from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest, JsonObject, NoOp, Schema, Usage, at, refuse
 
+MAX_MESSAGES = 4096
+#: Content parts of one message.
+MAX_PARTS = 1024
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -74,7 +77,9 @@ def _content_kind(value: Any) -> str:
 
 
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[ContentPart], Field(min_length=1), Tag("parts")], Discriminator(_content_kind)
+    Annotated[str, Tag("text")]
+    | Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("parts")],
+    Discriminator(_content_kind),
 ]
 
 
@@ -91,10 +96,13 @@ class Message(Schema):
     tool_call_id: Annotated[Any, NoOp()] = None
 
 
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
 class ChatCompletionRequest(GenerationRequest):
     """OpenAI's request, and the sampling options that vLLM adds to it."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Annotated[int | None, Field(ge=1, le=UINT32_MAX, description="Most tokens per choice.")] = None
     max_tokens: Annotated[int | None, Field(ge=1, le=UINT32_MAX, description="Older name of max_completion_tokens.")] = None
     logprobs: Annotated[bool | None, Field(description="Send the log probability of each output token.")] = None
@@ -106,7 +114,8 @@ class ChatCompletionRequest(GenerationRequest):
 
     # Labels and hints that by OpenAI's own meaning change nothing in the answer.
     metadata: Annotated[
-        dict[str, str] | None, Field(max_length=16, description="Labels for stored completions; nothing is stored here.")
+        Annotated[dict[str, str], Field(max_length=16, fail_fast=True)] | None,
+        Field(description="Labels for stored completions; nothing is stored here."),
     ] = None
     safety_identifier: Annotated[str | None, Field(description="A label of the end user; it changes nothing here.")] = None
     prompt_cache_key: Annotated[

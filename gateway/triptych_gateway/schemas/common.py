@@ -6,6 +6,7 @@ Whatever is not declared is refused. null always means "not given".
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Annotated, Any, Literal, Self
 
 import orjson
@@ -23,12 +24,30 @@ from pydantic_core import PydanticCustomError, core_schema
 
 UINT32_MAX = 2**32 - 1
 MAX_STOP_STRINGS = 16
+#: Token ids in one list that is no prompt.
+MAX_TOKEN_IDS = 65_536
+MAX_LOGIT_BIASES = 4096
+#: Unknown fields that are told of each object.
+_MAX_UNKNOWN_FIELDS = 8
 
 
 class Schema(BaseModel):
-    """A JSON object from a client: strict types, no unknown fields."""
+    """A JSON object from a client: strict types, no unknown fields.
+
+    Validation runs on the event loop, and each error costs far more than the bytes that caused it. So the number of errors is
+    bounded: lists and dicts of a schema are `fail_fast`, and of unknown fields only the first few are told.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_unknown_fields(cls, value: Any) -> Any:
+        fields = cls.model_fields
+        if not isinstance(value, dict) or len(value) <= len(fields) + _MAX_UNKNOWN_FIELDS:
+            return value
+        unknown = islice((name for name in value if name not in fields), _MAX_UNKNOWN_FIELDS)
+        return {name: value[name] for name in fields if name in value} | {name: value[name] for name in unknown}
 
 
 def refuse(message: str, kind: Literal["request", "unsupported"] = "request") -> PydanticCustomError:
@@ -61,7 +80,8 @@ class NoOp:
 
 
 TokenId = Annotated[int, Field(ge=0, le=UINT32_MAX)]
-TokenIdList = Annotated[list[TokenId], Field(min_length=1)]
+PromptTokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+TokenIdList = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
 
 
 def _stop_list(value: Any) -> Any:
@@ -70,8 +90,8 @@ def _stop_list(value: Any) -> Any:
 
 StopStrings = Annotated[
     list[Annotated[str, Field(min_length=1)]],
+    Field(max_length=MAX_STOP_STRINGS, description="Strings that end a choice; they are not sent.", fail_fast=True),
     BeforeValidator(_stop_list, json_schema_input_type=str | list[str]),
-    Field(max_length=MAX_STOP_STRINGS, description="Strings that end a choice; they are not sent."),
 ]
 
 
@@ -89,8 +109,8 @@ def _token_id_keys(value: Any) -> Any:
 
 LogitBias = Annotated[
     dict[int, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_LOGIT_BIASES, description="Token id -> bias in [-100, 100] that is added to its logit.", fail_fast=True),
     BeforeValidator(_token_id_keys, json_schema_input_type=dict[str, float]),
-    Field(description="Token id -> bias in [-100, 100] that is added to its logit."),
 ]
 
 
@@ -137,8 +157,10 @@ class GenerationRequest(Schema):
     repetition_penalty: Annotated[float | None, Field(gt=0, le=10)] = None
     min_tokens: Annotated[int | None, Field(ge=0, le=UINT32_MAX, description="Tokens before a stop token may end a choice.")] = None
     ignore_eos: Annotated[bool | None, Field(description="Go on past the model's own end-of-sequence tokens.")] = None
-    stop_token_ids: list[TokenId] | None = None
-    allowed_token_ids: Annotated[TokenIdList | None, Field(description="Only these tokens can be generated.")] = None
+    stop_token_ids: TokenIdList | None = None
+    allowed_token_ids: Annotated[
+        Annotated[TokenIdList, Field(min_length=1)] | None, Field(description="Only these tokens can be generated.")
+    ] = None
     skip_special_tokens: Annotated[bool | None, Field(description="Leave special tokens out of the text. Default true.")] = None
     include_stop_str_in_output: Annotated[bool | None, Field(description="Send the stop string too.")] = None
     priority: Annotated[int | None, Field(ge=-(2**31), le=2**31 - 1, description="Lower runs first. Default 0.")] = None

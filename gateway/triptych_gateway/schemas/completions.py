@@ -6,15 +6,15 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest, NoOp, TokenIdList, Usage, at
+from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest, NoOp, PromptTokenIds, Usage, at
 
 #: Prompts of one request. Each is a call of its own to the frontend.
 MAX_PROMPTS = 256
 #: OpenAI's, for requests that name no max_tokens.
 DEFAULT_MAX_TOKENS = 16
 
-TextList = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-TokenIdLists = Annotated[list[TokenIdList], Field(min_length=1, max_length=MAX_PROMPTS)]
+TextList = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+TokenIdLists = Annotated[list[PromptTokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 
 
 def _prompt_kind(value: Any) -> str:
@@ -28,7 +28,7 @@ def _prompt_kind(value: Any) -> str:
 Prompt = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[TextList, Tag("texts")]
-    | Annotated[TokenIdList, Tag("token_ids")]
+    | Annotated[PromptTokenIds, Tag("token_ids")]
     | Annotated[TokenIdLists, Tag("token_id_lists")],
     Discriminator(_prompt_kind),
 ]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from triptych_gateway.schemas.chat import Message
+from triptych_gateway.schemas.chat import Messages
 from triptych_gateway.schemas.common import JsonObject, NoOp, Schema, TokenId, at
 
 _CHAT_ONLY = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
@@ -20,7 +20,7 @@ class TokenizeRequest(Schema):
     add_special_tokens: Annotated[bool | None, Field(description="Let the tokenizer add its own to the prompt. Default true.")] = (
         None
     )
-    messages: Annotated[list[Message] | None, Field(min_length=1)] = None
+    messages: Messages | None = None
     add_generation_prompt: Annotated[bool | None, Field(description="End with the start of an assistant turn. Default true.")] = (
         None
     )
@@ -58,7 +58,7 @@ class DetokenizeRequest(Schema):
     """Token ids."""
 
     model: Annotated[str | None, Field(description="A name from /v1/models; by default the only one.")] = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 class DetokenizeResponse(BaseModel):
