@@ -17,9 +17,9 @@ from triptych_engine.request import SamplingParams, TokenLogprobs
 VOCAB_SIZE = 50
 
 
-def next_token(token_ids: list[int], cache_salt: str = "") -> int:
+def next_token(token_ids: list[int]) -> int:
     """The token that follows a sequence."""
-    return hashlib.sha256(array("I", token_ids).tobytes() + cache_salt.encode()).digest()[0] % VOCAB_SIZE
+    return hashlib.sha256(array("I", token_ids).tobytes()).digest()[0] % VOCAB_SIZE
 
 
 def expected_output(prompt: list[int], sampling: SamplingParams, max_model_len: int = 256) -> list[int]:
@@ -47,6 +47,7 @@ class FakeRunner:
         self._computed: dict[str, int] = {}
         self._sampling: dict[str, SamplingParams] = {}
         self._num_prompt_tokens: dict[str, int] = {}
+        self.salts: dict[str, str] = {}  # request_id -> salt, of those that have one: blocks must not be shared across
         self.num_steps = 0
         self.max_batched_tokens = 0
         self.fail_requests: set[str] = set()  # these get an error of their own
@@ -122,4 +123,4 @@ class FakeRunner:
             assert found == self._prefix_hash(request_id, position), f"{request_id} reads another sequence's keys"
 
     def _prefix_hash(self, request_id: str, position: int) -> int:
-        return hash(tuple(self.sequences[request_id][: position + 1]))
+        return hash((self.salts.get(request_id, ""), *self.sequences[request_id][: position + 1]))

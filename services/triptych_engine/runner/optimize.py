@@ -8,7 +8,7 @@ On CPUs in bfloat16:
 - where all norms could be replaced, the residual stream is kept in float32: the embedding hands out float32, type promotion
   carries it from layer to layer, and the norms narrow it for the matrix products. That costs next to nothing;
 - the output head returns float32 logits whose top is exact (a bfloat16 logit of 25 is a multiple of 1/8).
-The last two together bring the distribution four times closer to the float32 model's (docs/performance.md).
+The last two together bring the distribution nearer to the float32 model's than transformers' own bfloat16 is (docs/performance.md).
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from triptych_common.errors import InternalError, NeverFitsError, QueueFullError
 from triptych_engine.output import SchedulerOutput, SequenceOutput
 from triptych_engine.request import FinishReason, Request
 
-# Few distinct tokens and lengths around block borders, so that prefixes collide.
-PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=21)
+# Few distinct tokens, lengths around block borders and some prompts that come again, so that prefixes collide.
+PROMPTS = st.one_of(st.sampled_from([[0] * 9, [0] * 13, [0, 1] * 8]), st.lists(st.integers(0, 1), min_size=1, max_size=21))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -65,6 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         except QueueFullError:
             return
         self.requests[request.request_id] = request
+        self.runner.salts[request.request_id] = salt
         self.tokens[request.request_id] = []
         if fails:
             self.runner.fail_requests.add(request.request_id)
