@@ -9,8 +9,8 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
-from triptych_common.channels import open_channel
-from triptych_common.errors import InternalError, ServiceUnavailableError, TriptychError
+from triptych_common.channels import MAX_MESSAGE_BYTES, open_channel
+from triptych_common.errors import InternalError, InvalidRequestError, ServiceUnavailableError, TriptychError
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.status import from_request_error, from_rpc_error
 
@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 2.0
 #: How long a new session may take to say what the engine serves.
 HANDSHAKE_TIMEOUT_S = 30.0
-#: Prompt tokens in one message, about: keeps messages far below the channel's limit.
-_MAX_TOKENS_PER_MESSAGE = 1_000_000
+#: Largest request, and most bytes of requests in one message: leaves room for aborts below the channel's limit.
+_MAX_ADD_BYTES = MAX_MESSAGE_BYTES // 4
 
 _Session = grpc.aio.StreamStreamCall[engine_pb2.SessionRequest, engine_pb2.SessionResponse]
 
@@ -127,6 +127,7 @@ class EngineClient:
 
         Raises:
             ServiceUnavailableError: the engine is away.
+            InvalidRequestError: a request is too large for one message.
             InternalError: a request id is that of a live sequence.
         """
         if not self.is_connected:
@@ -135,6 +136,14 @@ class EngineClient:
         for request_id in request_ids:
             if request_id in self._calls:
                 raise InternalError(f"the engine request id {request_id} is in use")
+        for request in requests:
+            # Alone it would fail the session, and with it the calls of everybody else.
+            if (num_bytes := request.ByteSize()) > _MAX_ADD_BYTES:
+                raise InvalidRequestError(
+                    f"the request, encoded for the engine, may have at most {_MAX_ADD_BYTES} bytes; it has {num_bytes}",
+                    limit=_MAX_ADD_BYTES,
+                    value=num_bytes,
+                )
         call = EngineCall(self, request_ids)
         self._calls.update(dict.fromkeys(request_ids, call))
         self._adds += requests
@@ -259,11 +268,11 @@ class EngineClient:
                     return  # the reader sees the same loss, and tells the calls
 
     def _next_adds(self) -> list[engine_pb2.EngineRequest]:
-        num_tokens, num_requests = 0, 0
+        num_bytes, num_requests = 0, 0
         for request in self._adds:
-            num_tokens += len(request.prompt_token_ids)
-            num_requests += 1
-            if num_tokens >= _MAX_TOKENS_PER_MESSAGE:
+            num_bytes += request.ByteSize()
+            if num_bytes > _MAX_ADD_BYTES:
                 break
+            num_requests += 1
         adds, self._adds = self._adds[:num_requests], self._adds[num_requests:]
         return adds

@@ -150,9 +150,19 @@ def _check_range(field: str, value: float, least: float, most: float, is_open: b
 
 
 def _check_tokens(sampling: common_pb2.SamplingParams, vocab_size: int) -> None:
+    """Refuse what is not in the vocabulary, and drop repeats."""
     _check_token_ids(f"{_FIELD}.logit_bias", sampling.logit_bias, vocab_size)
     for name in ("allowed_token_ids", "bad_token_ids", "stop_token_ids"):
-        _check_token_ids(f"{_FIELD}.{name}", getattr(sampling, name), vocab_size)
+        field, token_ids = f"{_FIELD}.{name}", getattr(sampling, name)
+        if len(token_ids) > vocab_size:
+            raise InvalidRequestError(
+                f"{field} may have at most as many token ids as the vocabulary, {vocab_size}; given: {len(token_ids)}",
+                field=field,
+                limit=vocab_size,
+                value=len(token_ids),
+            )
+        _check_token_ids(field, token_ids, vocab_size)
+        token_ids[:] = dict.fromkeys(token_ids)
 
 
 def _check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:

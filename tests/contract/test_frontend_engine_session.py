@@ -15,7 +15,7 @@ from fakes.engine import FakeEngine, says
 from fakes.grpc_server import serving
 from grpc.aio import AioRpcError
 from triptych_common.channels import open_channel
-from triptych_common.errors import ContextLengthError, InternalError, ServiceUnavailableError, TriptychError
+from triptych_common.errors import ContextLengthError, InternalError, InvalidRequestError, ServiceUnavailableError, TriptychError
 from triptych_common.model_store import model_info
 from triptych_common.pb import common_pb2, control_pb2, engine_pb2, generation_pb2, generation_pb2_grpc
 from triptych_common.status import from_rpc_error
@@ -178,12 +178,24 @@ async def test_an_engine_request_id_in_use_is_refused_and_its_owner_keeps_it() -
 
 
 async def test_a_huge_fan_out_is_sent_in_bounded_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych_frontend.engine_client._MAX_TOKENS_PER_MESSAGE", 100)
+    monkeypatch.setattr("triptych_frontend.engine_client._MAX_ADD_BYTES", 1000)
     async with frontend_bench() as bench:
-        request = generation_pb2.CompleteRequest(text="\n" * 40, options=Options(n=10))
+        # The size is mostly the salt's: prompt tokens are not all that a request carries.
+        request = generation_pb2.CompleteRequest(text="\n", options=Options(n=10, cache_salt="s" * 200))
         responses = await collect(bench.generation.Complete(request))
         assert max(len(message.add) for message in bench.engine.messages) == 3
+        assert max(message.ByteSize() for message in bench.engine.messages) < 1100
     assert {joined(responses, index) for index in range(10)} == {"Hello there"}
+
+
+async def test_a_request_too_large_for_a_message_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych_frontend.engine_client._MAX_ADD_BYTES", 1000)
+    async with frontend_bench() as bench:
+        refused = await error_of(bench.generation.Chat(chat_request(options=Options(cache_salt="s" * 1000))))
+        assert joined(await collect(bench.generation.Chat(chat_request()))) == "Hello there"
+        assert len(bench.engine.requests) == 1
+    assert isinstance(refused, InvalidRequestError)
+    assert refused.limit == "1000"
 
 
 async def test_draining_finishes_live_calls_and_takes_no_more_until_it_is_woken() -> None:

@@ -34,9 +34,9 @@ def check(echo: bool = False, **fields: Any) -> GenerationParams:
         ("repetition_penalty", [0.1, 10], [0, -1, 10.1]),
         ("logprobs", [0, 20], [21]),
         ("logit_bias", [{0: -100, 99: 100}], [{1: 101}, {1: -101}, {1: math.nan}, {100: 1}]),
-        ("allowed_token_ids", [[0, 99]], [[100]]),
-        ("bad_token_ids", [[0, 99]], [[100]]),
-        ("stop_token_ids", [[0, 99]], [[100]]),
+        ("allowed_token_ids", [[0, 99], [5] * 100], [[100], [5] * 101]),
+        ("bad_token_ids", [[0, 99], [5] * 100], [[100], [5] * 101]),
+        ("stop_token_ids", [[0, 99], [5] * 100], [[100], [5] * 101]),
     ],
 )
 def test_sampling_parameters_have_the_contracts_ranges(name: str, good: list[Any], bad: list[Any]) -> None:
@@ -66,6 +66,10 @@ def test_options_are_refused_by_name(fields: dict[str, Any], field: str) -> None
     with pytest.raises(InvalidRequestError) as caught:
         check(**fields)
     assert caught.value.field == field
+
+
+def test_token_ids_that_repeat_are_sent_once() -> None:
+    assert check(stop_token_ids=[7, 3, 7, 7]).sampling.stop_token_ids == [7, 3]
 
 
 def test_defaults_are_the_contracts() -> None:
