@@ -101,7 +101,7 @@ def _token_id_keys(value: Any) -> Any:
         return value
     biases: dict[int, Any] = {}
     for key, bias in value.items():
-        if not (isinstance(key, str) and key.isascii() and key.isdecimal() and int(key[:12]) <= UINT32_MAX):
+        if not (isinstance(key, str) and len(key) <= 10 and key.isascii() and key.isdecimal() and int(key) <= UINT32_MAX):
             raise refuse(f"each key must be a token id, an integer in [0, {UINT32_MAX}]; given: {str(key)[:40]!r}")
         biases[int(key)] = bias
     return biases
