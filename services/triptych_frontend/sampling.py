@@ -19,6 +19,8 @@ MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 _FIELD = "options.sampling"
 
+#: 0.01 as the message's float32 has it, which is a little less.
+_LEAST_REPETITION_PENALTY = common_pb2.SamplingParams(repetition_penalty=0.01).repetition_penalty
 #: field -> least, most, and whether the least itself is out of range.
 _RANGES: dict[str, tuple[float, float, bool]] = {
     "temperature": (0, 100, False),
@@ -26,7 +28,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "min_p": (0, 1, False),
     "presence_penalty": (-2, 2, False),
     "frequency_penalty": (-2, 2, False),
-    "repetition_penalty": (0, 10, True),
+    "repetition_penalty": (_LEAST_REPETITION_PENALTY, 10, False),
     "logprobs": (0, MAX_LOGPROBS, False),
     "prompt_logprobs": (0, MAX_LOGPROBS, False),
 }

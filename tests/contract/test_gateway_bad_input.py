@@ -47,6 +47,7 @@ CHAT_ROWS: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"frequency_penalty": -2.5}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 0.0099}, "repetition_penalty"),
     ({"logit_bias": {"5": 101}}, "logit_bias.5"),
     ({"logit_bias": {"five": 1}}, "logit_bias"),
     ({"logit_bias": {"4294967296": 1}}, "logit_bias"),

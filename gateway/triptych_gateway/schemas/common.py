@@ -154,7 +154,7 @@ class GenerationRequest(Schema):
     min_p: Annotated[float | None, Field(ge=0, le=1, description="Drop tokens less likely than this share of the likeliest.")] = (
         None
     )
-    repetition_penalty: Annotated[float | None, Field(gt=0, le=10)] = None
+    repetition_penalty: Annotated[float | None, Field(ge=0.01, le=10)] = None
     min_tokens: Annotated[int | None, Field(ge=0, le=UINT32_MAX, description="Tokens before a stop token may end a choice.")] = None
     ignore_eos: Annotated[bool | None, Field(description="Go on past the model's own end-of-sequence tokens.")] = None
     stop_token_ids: TokenIdList | None = None

@@ -31,7 +31,7 @@ def check(echo: bool = False, **fields: Any) -> GenerationParams:
         ("min_p", [0, 1], [-0.1, 1.1, math.nan]),
         ("presence_penalty", [-2, 2], [-2.1, 2.1]),
         ("frequency_penalty", [-2, 2], [-2.1, 2.1]),
-        ("repetition_penalty", [0.1, 10], [0, -1, 10.1]),
+        ("repetition_penalty", [0.01, 10], [0, 0.0099, -1, 10.1]),
         ("logprobs", [0, 20], [21]),
         ("logit_bias", [{0: -100, 99: 100}], [{1: 101}, {1: -101}, {1: math.nan}, {100: 1}]),
         ("allowed_token_ids", [[0, 99], [5] * 100], [[100], [5] * 101]),
