@@ -39,7 +39,7 @@ class Choice:
         self._token_texts = tokenizer.token_texts
         self._eos_token_ids = eos_token_ids
         self._detokenizer = IncrementalDetokenizer(tokenizer, prompt.token_ids, params.skip_special_tokens)
-        self._matcher = StopStringMatcher(params.stop, params.include_stop) if params.stop else None
+        self._matcher = StopStringMatcher(params.stop_automaton, params.include_stop) if params.stop else None
         #: Output tokens that are part of the choice.
         self.num_tokens = 0
         #: The engine's last words on the sequence; None while it runs.

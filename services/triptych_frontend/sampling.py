@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from triptych_common.errors import ContextLengthError, InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
+
+from triptych_frontend.stop_strings import StopAutomaton
 
 MAX_STOP_STRINGS = 16
 #: Longest stop string, in characters: it is held in memory for each choice.
@@ -50,6 +53,11 @@ class GenerationParams:
     return_token_ids: bool
     priority: int
     cache_salt: str
+
+    @cached_property
+    def stop_automaton(self) -> StopAutomaton:
+        """Finds the stop strings; built once for all choices."""
+        return StopAutomaton(self.stop)
 
     @property
     def wants_logprobs(self) -> bool:

@@ -11,8 +11,12 @@ from collections import deque
 from collections.abc import Sequence
 
 
-class _Automaton:
-    """Trie of the stop strings with failure links; state 0 is the root."""
+class StopAutomaton:
+    """Trie of the stop strings with failure links; state 0 is the root. Never changes: matchers of many texts may share it.
+
+    Args:
+        stops: the stop strings, none empty.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._children: list[dict[str, int]] = [{}]
@@ -59,17 +63,17 @@ class StopStringMatcher:
     Of several stop strings the one that ends first counts; of those that end together, the longest.
 
     Args:
-        stops: the stop strings, none empty.
+        automaton: of the stop strings.
         include_stop: pass the matched stop string on, too.
 
     Example:
-        >>> matcher = StopStringMatcher(["END"])
+        >>> matcher = StopStringMatcher(StopAutomaton(["END"]))
         >>> matcher.feed("the E"), matcher.feed("ND of it"), matcher.matched
         ('the ', '', 'END')
     """
 
-    def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
-        self._automaton = _Automaton(stops)
+    def __init__(self, automaton: StopAutomaton, include_stop: bool = False) -> None:
+        self._automaton = automaton
         self._include_stop = include_stop
         self._state = 0
         self._held = ""

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from triptych_frontend.stop_strings import StopStringMatcher
+from triptych_frontend.stop_strings import StopAutomaton, StopStringMatcher
 
 # Few characters, so that stop strings occur, overlap and contain each other.
 TEXTS = st.text("ab<|", max_size=24)
@@ -27,7 +27,7 @@ def reference(text: str, stops: list[str], include_stop: bool) -> tuple[str, str
 @given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 24)), include_stop=st.booleans())
 @example(text="aab", stops=["aab", "ab"], cuts=[1, 2], include_stop=False)
 def test_streamed_text_ends_where_the_whole_text_would(text: str, stops: list[str], cuts: list[int], include_stop: bool) -> None:
-    matcher = StopStringMatcher(stops, include_stop)
+    matcher = StopStringMatcher(StopAutomaton(stops), include_stop)
     bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     streamed = ""
     for start, end in pairwise(bounds):
@@ -40,7 +40,7 @@ def test_streamed_text_ends_where_the_whole_text_would(text: str, stops: list[st
 
 @given(text=TEXTS, stops=STOPS)
 def test_no_more_is_held_back_than_may_begin_a_stop_string(text: str, stops: list[str]) -> None:
-    matcher = StopStringMatcher(stops)
+    matcher = StopStringMatcher(StopAutomaton(stops))
     sent = "".join(matcher.feed(char) for char in text)
     if matcher.matched is None:
         held = text[len(sent) :]
@@ -48,7 +48,7 @@ def test_no_more_is_held_back_than_may_begin_a_stop_string(text: str, stops: lis
 
 
 def test_text_after_a_match_is_dropped() -> None:
-    matcher = StopStringMatcher(["END"])
+    matcher = StopStringMatcher(StopAutomaton(["END"]))
     assert matcher.feed("the END of it") == "the "
     assert matcher.feed("more") == ""
     assert matcher.flush() == ""
@@ -57,7 +57,15 @@ def test_text_after_a_match_is_dropped() -> None:
 
 @pytest.mark.parametrize("length", [1, 1024])
 def test_a_stop_string_that_repeats_itself_is_found_in_linear_time(length: int) -> None:
-    matcher = StopStringMatcher(["a" * length + "b"])
+    matcher = StopStringMatcher(StopAutomaton(["a" * length + "b"]))
     assert matcher.feed("a" * 100_000) == "a" * (100_000 - length)
     assert matcher.feed("b") == ""
     assert matcher.matched is not None
+
+
+def test_matchers_that_share_an_automaton_do_not_disturb_each_other() -> None:
+    automaton = StopAutomaton(["END"])
+    first, second = StopStringMatcher(automaton), StopStringMatcher(automaton)
+    assert (first.feed("a EN"), second.feed("b E")) == ("a ", "b ")
+    assert (first.feed("D"), second.feed("X")) == ("", "EX")
+    assert (first.matched, second.matched) == ("END", None)
