@@ -64,6 +64,15 @@ async def test_choice_i_of_prompt_p_has_index_p_n_plus_i(stream: bool, prompt: A
     assert len(set(frontend.request_ids)) == num_prompts
 
 
+async def test_the_longest_request_id_stays_recognizable_in_each_prompts_id() -> None:
+    frontend, request_id = FakeFrontend(), "x" * 128
+    async with gateway_client(frontend) as client:
+        body = COMPLETION | {"prompt": ["a"] * 12}
+        response = await client.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+    assert response.headers["x-request-id"] == request_id
+    assert sorted(frontend.request_ids) == sorted(f"{'x' * 124}-{number}" for number in range(12))
+
+
 async def test_prompts_run_at_the_same_time() -> None:
     frontend = FakeFrontend()
     gate = asyncio.Semaphore(0)

@@ -15,9 +15,12 @@ from triptych_gateway.formats.completions import CompletionFormat
 from triptych_gateway.generation import Generation
 from triptych_gateway.routes.json_body import JsonRoute
 from triptych_gateway.schemas.chat import ChatCompletion, ChatCompletionRequest
-from triptych_gateway.schemas.completions import Completion, CompletionRequest
+from triptych_gateway.schemas.completions import MAX_PROMPTS, Completion, CompletionRequest
 from triptych_gateway.sse import EventStreamResponse
 from triptych_gateway.state import gateway_of, request_id_of
+
+#: Longer ids are replaced by the frontend, as the contract has it.
+_MAX_REQUEST_ID_CHARS = 128
 
 router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 _EVENTS = "One JSON object; or, when stream is true, server-sent events with chunks of it, and data: [DONE] at the end."
@@ -40,8 +43,9 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
     """Continue one or several prompts."""
     frontend, request_id = gateway_of(request).frontend, request_id_of(request)
     calls = convert.complete_requests(body)
-    # The ids of requests that run at the same time must differ.
-    ids = [request_id] if len(calls) == 1 else [f"{request_id}-{number}" for number in range(len(calls))]
+    # The ids of requests that run at the same time must differ, and one that is too long would be replaced.
+    stem = request_id[: _MAX_REQUEST_ID_CHARS - len(f"-{MAX_PROMPTS}")]
+    ids = [request_id] if len(calls) == 1 else [f"{stem}-{number}" for number in range(len(calls))]
     return await _answer(request, body, CompletionFormat, [frontend.complete(*call) for call in zip(calls, ids, strict=True)])
 
 
