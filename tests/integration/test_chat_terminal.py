@@ -6,6 +6,7 @@ import asyncio
 import os
 import pty
 import re
+import signal
 import sys
 
 from fakes.echo_frontend import echo_frontend
@@ -35,7 +36,13 @@ async def test_a_conversation() -> None:
     terminal = Terminal(leader)
     async with asyncio.timeout(60), echo_frontend() as (frontend, address):
         process = await asyncio.create_subprocess_exec(
-            *(*_COMMAND, address), stdin=follower, stdout=follower, stderr=follower, env={**os.environ, "TERM": "dumb"}
+            *(*_COMMAND, address),
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            env={**os.environ, "TERM": "dumb"},
+            # Tests that were started in the background of a shell ignore SIGINT, and so would their children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(follower)
         await terminal.wait_for(r"fake — Ctrl-C stops an answer.*\n> ")
