@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import re
 import secrets
@@ -122,7 +123,8 @@ def _ranged(message: common_pb2.SamplingParams, name: str, default: float, low: 
         return default
     value: float = getattr(message, name)
     excluded = name in _POSITIVE and value == low
-    if not math.isfinite(value) or not low <= value <= high or excluded:
+    # The field is float32: 0.01 arrives as 0.0099999998.
+    if not math.isfinite(value) or not ctypes.c_float(low).value <= value <= high or excluded:
         bracket = "(" if name in _POSITIVE else "["
         raise InvalidRequestError(
             f"sampling.{name} must be in {bracket}{low:g}, {high:g}]; given: {value:g}",

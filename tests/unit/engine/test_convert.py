@@ -38,6 +38,11 @@ def test_zero_is_a_value():
     assert (sampling.temperature, sampling.seed, sampling.logprobs, sampling.max_tokens) == (0.0, 0, 0, 0)
 
 
+def test_the_ends_of_a_range_belong_to_it():
+    assert convert(message(repetition_penalty=0.01)).sampling.repetition_penalty == pytest.approx(0.01)
+    assert convert(message(temperature=100, top_p=1, min_p=1, presence_penalty=-2)).sampling.temperature == 100
+
+
 def test_requests_without_a_seed_get_different_ones():
     assert convert(message()).sampling.seed != convert(message()).sampling.seed
 
