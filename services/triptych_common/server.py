@@ -88,7 +88,7 @@ class ServiceServer:
 def bind(server: grpc.aio.Server, host: str, port: int, flag: str) -> int:
     """Bind the server; returns the port in force. Raises StartupError naming the flag when it is taken."""
     try:
-        return server.add_insecure_port(f"{host}:{port}")
+        return server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     except RuntimeError as error:
         raise StartupError(f"cannot listen on {host}:{port} (is the port taken?); choose another with {flag}") from error
 

@@ -83,7 +83,8 @@ def _to_sampling(
             )
     stop_token_ids = set(message.stop_token_ids)
     if not message.ignore_eos:
-        stop_token_ids.update(model.eos_token_ids)
+        # Some configurations name end tokens that the model has no logit for.
+        stop_token_ids.update(token_id for token_id in model.eos_token_ids if token_id < vocab_size)
     max_tokens = _max_tokens(message, num_prompt_tokens, model.max_model_len, capacity_tokens)
     if message.min_tokens > max_tokens:
         raise InvalidRequestError(

@@ -237,7 +237,7 @@ def gather_logprobs(logits: torch.Tensor, token_ids: np.ndarray, num_top: int) -
     logprobs = logits.float().log_softmax(-1)
     chosen = logprobs.gather(-1, torch.from_numpy(token_ids).to(logits.device)[:, None])
     ranks = (logprobs > chosen).sum(-1) + 1
-    values, ids = logprobs.topk(num_top) if num_top else (logprobs[:, :0], logprobs[:, :0].long())
+    values, ids = logprobs.topk(min(num_top, logprobs.shape[-1])) if num_top else (logprobs[:, :0], logprobs[:, :0].long())
     columns = (token_ids.tolist(), chosen[:, 0].tolist(), ranks.tolist(), ids.tolist(), values.tolist())
     return [
         TokenLogprobs(token_id, logprob, rank, tuple(top_ids), tuple(top))

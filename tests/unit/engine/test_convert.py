@@ -56,6 +56,11 @@ def test_ignore_eos_leaves_the_request_s_own_stop_tokens():
     assert convert(message(stop_token_ids=[7])).sampling.stop_token_ids == {2, 3, 7}
 
 
+def test_end_tokens_outside_of_the_vocabulary_are_left_out():
+    model = common_pb2.ModelInfo(name="m", max_model_len=100, vocab_size=50, eos_token_ids=[2, 50])
+    assert to_request(message(min_tokens=1), model, 1000).sampling.stop_token_ids == {2}
+
+
 def test_a_temperature_too_small_to_divide_by_is_greedy():
     assert convert(message(temperature=1e-30)).sampling.temperature == 0.0
 
