@@ -88,6 +88,8 @@ def measure(targets: dict[str, PutLoad], stack: Stack, peak: MemoryPeak, args: a
         for repeat in range(args.repeats):
             batch = prompts.take(max(concurrency * args.requests_per_stream, MIN_REQUESTS))
             for name, put in targets.items():
+                # Idle since its last turn: systems page idle programs out, and reading them in again is nobody's serving.
+                put(prompts.take(1), 1, WARM_UP_TOKENS)
                 watching = name == TRIPTYCH and concurrency == max(args.concurrency)
                 with peak.watching(stack) if watching else contextlib.nullcontext():
                     figures = put(batch, concurrency, args.max_tokens)
@@ -192,8 +194,10 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    # So that a SIGTERM, too, unwinds the blocks that end the processes.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    # So that each way of being told to stop unwinds the blocks that end the processes: asyncio turns SIGINT into a cancellation,
+    # also where a shell had set it to be ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
         results = run(args)
     except ChildError as error:
