@@ -8,6 +8,7 @@
     ├── DuplicateRequestError          the request id is in use                   ALREADY_EXISTS
     ├── QueueFullError                 try again later                            RESOURCE_EXHAUSTED
     ├── ServiceUnavailableError        a service that is needed is away           UNAVAILABLE
+    ├── EmbeddingUnavailableError      the encoder no longer holds it; encode again  FAILED_PRECONDITION
     ├── RequestAbortedError            ended on request                           ABORTED
     ├── UnimplementedError             understood, and not offered here           UNIMPLEMENTED
     ├── InternalError                  our own fault                              INTERNAL
@@ -109,6 +110,13 @@ class ServiceUnavailableError(TriptychError):
 
     code = Code.UNAVAILABLE
     reason = "SERVICE_UNAVAILABLE"
+
+
+class EmbeddingUnavailableError(TriptychError):
+    """An embedding that the request needs is not held any more, or its encoder is away: encode it again, here or elsewhere."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "EMBEDDING_UNAVAILABLE"
 
 
 class RequestAbortedError(TriptychError):

@@ -174,16 +174,26 @@ class MediaItem(_message.Message):
     def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., data: _Optional[bytes] = ..., url: _Optional[str] = ..., uuid: _Optional[str] = ..., processor_options_json: _Optional[str] = ...) -> None: ...
 
 class MediaRef(_message.Message):
-    __slots__ = ("modality", "key", "encoder_address", "lease_id")
+    __slots__ = ("modality", "key", "encoder_address", "lease_id", "layout")
     MODALITY_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     ENCODER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     modality: Modality
     key: bytes
     encoder_address: str
     lease_id: str
-    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., key: _Optional[bytes] = ..., encoder_address: _Optional[str] = ..., lease_id: _Optional[str] = ...) -> None: ...
+    layout: _containers.RepeatedCompositeFieldContainer[NamedTensor]
+    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., key: _Optional[bytes] = ..., encoder_address: _Optional[str] = ..., lease_id: _Optional[str] = ..., layout: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ...) -> None: ...
+
+class NamedTensor(_message.Message):
+    __slots__ = ("name", "tensor")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tensor: Tensor
+    def __init__(self, name: _Optional[str] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class PlaceholderRange(_message.Message):
     __slots__ = ("offset", "length", "media_index")

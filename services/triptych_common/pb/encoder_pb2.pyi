@@ -21,6 +21,20 @@ CACHE_TIER_LOCAL: CacheTier
 CACHE_TIER_SHARED: CacheTier
 CACHE_TIER_JOINED: CacheTier
 
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeResponse(_message.Message):
+    __slots__ = ("model", "key_scope", "modalities")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    KEY_SCOPE_FIELD_NUMBER: _ClassVar[int]
+    MODALITIES_FIELD_NUMBER: _ClassVar[int]
+    model: _common_pb2.ModelInfo
+    key_scope: bytes
+    modalities: _containers.RepeatedScalarFieldContainer[_common_pb2.Modality]
+    def __init__(self, model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., key_scope: _Optional[bytes] = ..., modalities: _Optional[_Iterable[_Union[_common_pb2.Modality, str]]] = ...) -> None: ...
+
 class EncodeItem(_message.Message):
     __slots__ = ("key", "modality", "data", "processor_options_json", "tenant_salt")
     KEY_FIELD_NUMBER: _ClassVar[int]

@@ -35,6 +35,11 @@ class EncoderServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Describe = channel.unary_unary(
+                '/triptych.v1.EncoderService/Describe',
+                request_serializer=triptych_dot_v1_dot_encoder__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_encoder__pb2.DescribeResponse.FromString,
+                _registered_method=True)
         self.Encode = channel.unary_unary(
                 '/triptych.v1.EncoderService/Encode',
                 request_serializer=triptych_dot_v1_dot_encoder__pb2.EncodeRequest.SerializeToString,
@@ -75,6 +80,13 @@ class EncoderServiceStub:
 class EncoderServiceServicer:
     """Encodes pictures, sounds and video once and keeps the result.
     """
+
+    def Describe(self, request, context):
+        """What this encoder serves, and what its keys depend on beside the item.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Encode(self, request, context):
         """Makes sure that the embeddings of each item exist, and leases them. Identical items in flight are computed once. Items fail
@@ -128,6 +140,11 @@ class EncoderServiceServicer:
 
 def add_EncoderServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=triptych_dot_v1_dot_encoder__pb2.DescribeRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_encoder__pb2.DescribeResponse.SerializeToString,
+            ),
             'Encode': grpc.unary_unary_rpc_method_handler(
                     servicer.Encode,
                     request_deserializer=triptych_dot_v1_dot_encoder__pb2.EncodeRequest.FromString,
@@ -174,6 +191,33 @@ def add_EncoderServiceServicer_to_server(servicer, server):
 class EncoderService:
     """Encodes pictures, sounds and video once and keeps the result.
     """
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.EncoderService/Describe',
+            triptych_dot_v1_dot_encoder__pb2.DescribeRequest.SerializeToString,
+            triptych_dot_v1_dot_encoder__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Encode(request,

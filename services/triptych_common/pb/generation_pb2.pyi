@@ -169,6 +169,46 @@ class TopLogprob(_message.Message):
     logprob: float
     def __init__(self, token_id: _Optional[int] = ..., token: _Optional[str] = ..., token_bytes: _Optional[bytes] = ..., logprob: _Optional[float] = ...) -> None: ...
 
+class GenerationServiceSessionRequest(_message.Message):
+    __slots__ = ("start", "cancel")
+    START_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    start: _containers.RepeatedCompositeFieldContainer[GenerationCall]
+    cancel: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, start: _Optional[_Iterable[_Union[GenerationCall, _Mapping]]] = ..., cancel: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GenerationCall(_message.Message):
+    __slots__ = ("number", "request_id", "chat", "complete")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    request_id: str
+    chat: ChatRequest
+    complete: CompleteRequest
+    def __init__(self, number: _Optional[int] = ..., request_id: _Optional[str] = ..., chat: _Optional[_Union[ChatRequest, _Mapping]] = ..., complete: _Optional[_Union[CompleteRequest, _Mapping]] = ...) -> None: ...
+
+class GenerationServiceSessionResponse(_message.Message):
+    __slots__ = ("responses",)
+    RESPONSES_FIELD_NUMBER: _ClassVar[int]
+    responses: _containers.RepeatedCompositeFieldContainer[GenerationCallResponse]
+    def __init__(self, responses: _Optional[_Iterable[_Union[GenerationCallResponse, _Mapping]]] = ...) -> None: ...
+
+class GenerationCallResponse(_message.Message):
+    __slots__ = ("number", "choices", "usage", "timings", "error")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    choices: _containers.RepeatedCompositeFieldContainer[ChoiceDelta]
+    usage: _common_pb2.Usage
+    timings: _common_pb2.Timings
+    error: _common_pb2.RequestError
+    def __init__(self, number: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[ChoiceDelta, _Mapping]]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.RequestError, _Mapping]] = ...) -> None: ...
+
 class ListModelsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

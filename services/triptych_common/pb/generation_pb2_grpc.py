@@ -45,6 +45,11 @@ class GenerationServiceStub:
                 request_serializer=triptych_dot_v1_dot_generation__pb2.CompleteRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_generation__pb2.CompleteResponse.FromString,
                 _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/triptych.v1.GenerationService/Session',
+                request_serializer=triptych_dot_v1_dot_generation__pb2.GenerationServiceSessionRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_generation__pb2.GenerationServiceSessionResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/triptych.v1.GenerationService/ListModels',
                 request_serializer=triptych_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
@@ -70,6 +75,15 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Session(self, request_iterator, context):
+        """Many calls on one stream: what Chat and Complete do, for a gateway that carries many clients. Whatever is due at the same time,
+        as after each engine step, travels in one message, which costs both ends a fraction of a stream per call. Ending the stream
+        cancels what it started.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """The models that can be named in a request.
         """
@@ -89,6 +103,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Complete,
                     request_deserializer=triptych_dot_v1_dot_generation__pb2.CompleteRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_generation__pb2.CompleteResponse.SerializeToString,
+            ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=triptych_dot_v1_dot_generation__pb2.GenerationServiceSessionRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_generation__pb2.GenerationServiceSessionResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -151,6 +170,33 @@ class GenerationService:
             '/triptych.v1.GenerationService/Complete',
             triptych_dot_v1_dot_generation__pb2.CompleteRequest.SerializeToString,
             triptych_dot_v1_dot_generation__pb2.CompleteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/triptych.v1.GenerationService/Session',
+            triptych_dot_v1_dot_generation__pb2.GenerationServiceSessionRequest.SerializeToString,
+            triptych_dot_v1_dot_generation__pb2.GenerationServiceSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,
