@@ -24,7 +24,7 @@ from triptych_common.server import ServiceServer, run_service
 from triptych_frontend.admission import Admission
 from triptych_frontend.chat_template import ChatTemplate
 from triptych_frontend.engine_client import EngineClient
-from triptych_frontend.generation import Generator
+from triptych_frontend.generator import Generator
 from triptych_frontend.no_torch import forbid_torch
 from triptych_frontend.preprocess import Preprocessor
 from triptych_frontend.served_model import ServedModel
@@ -61,14 +61,14 @@ class Frontend:
         self._admission = Admission(settings.max_live_requests)
         self._preprocessor = Preprocessor(self._tokenizer, template, settings, self._model.info.vocab_size)
         self._client = EngineClient(settings.engine_address, self._model.info, self._engine_changed)
-        self._generator = Generator(self._client, self._tokenizer, self._model)
+        self._generator = Generator(self._admission, self._model, self._preprocessor, self._client, self._tokenizer)
+        self._generation = GenerationServicer(self._model, self._generator)
         self.server = ServiceServer("frontend", settings, SERVICES, self.register, self)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the servicers to a server."""
         admission, model, preprocessor = self._admission, self._model, self._preprocessor
-        generation = GenerationServicer(admission, model, preprocessor, self._generator)
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._generation, server)
         preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server(PreprocessServicer(admission, model, preprocessor), server)
         detokenize = DetokenizeServicer(admission, self._tokenizer, preprocessor)
         detokenize_pb2_grpc.add_DetokenizeServiceServicer_to_server(detokenize, server)
@@ -81,6 +81,7 @@ class Frontend:
         try:
             yield session
         finally:
+            self._generation.refuse("the frontend is stopping")
             await self.server.stop()
             session.cancel()
             await asyncio.gather(session, return_exceptions=True)
@@ -110,6 +111,7 @@ class Frontend:
 
     async def drain(self, timeout_s: float) -> bool:
         self._admission.close()
+        self._generation.refuse("the frontend is draining and takes no more requests")
         await self._report_readiness()
         return await self._admission.wait_idle(timeout_s)
 
@@ -121,6 +123,7 @@ class Frontend:
 
     async def wake_up(self) -> None:
         self._admission.open()
+        self._generation.accept()
         await self._report_readiness()
 
 
