@@ -28,7 +28,7 @@ class EngineSettings(GrpcServiceSettings):
     served_model_name: Annotated[str | None, Field(description="Name that clients use; by default the model's.")] = None
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
-        Field(description="auto takes the checkpoint's, in float32 kept as it is."),
+        Field(description="auto takes the checkpoint's where the device computes in it, else float32."),
     ] = "auto"
     device: Annotated[str, Field(description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")] = "auto"
     attention: Annotated[Literal["auto", "cpu", "torch"], Field(description="Attention backend.")] = "auto"

@@ -108,6 +108,14 @@ def attending(backend: AttentionBackend) -> Iterator[None]:
         _backend.reset(token)
 
 
+def current_backend() -> AttentionBackend:
+    """The backend of the step. Raises RuntimeError outside of one."""
+    backend = _backend.get()
+    if backend is None:
+        raise RuntimeError("paged attention was called outside of a step")
+    return backend
+
+
 def paged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -121,12 +129,9 @@ def paged_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T, Hq, Dv]."""
-    backend = _backend.get()
-    if backend is None:
-        raise RuntimeError("paged attention was called outside of a step")
     if attention_mask is not None:
         raise RuntimeError("the model built an attention mask; the paged cache has none")
-    out = backend.forward(
+    out = current_backend().forward(
         int(module.layer_idx),  # type: ignore[arg-type]
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),

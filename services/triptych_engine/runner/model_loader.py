@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from triptych_common.errors import StartupError, UnsupportedModelError
 
 from triptych_engine.runner.attention import ATTENTION_NAME, AttentionBackend, LayerObserver, LayerShape, attending
+from triptych_engine.runner.precision import checkpoint_dtype, compute_dtype
 from triptych_engine.runner.refusals import check_supported, is_multimodal
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torc
     """Load the language model of a checkpoint.
 
     Args:
-        dtype: None takes the checkpoint's own.
+        dtype: None takes the one that serves the checkpoint best on the device.
 
     Raises:
         UnsupportedModelError: it could not be run correctly.
@@ -83,7 +84,11 @@ def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torc
     except (ValueError, OSError) as error:
         raise UnsupportedModelError(f"cannot serve {name}: {str(error).splitlines()[0]}") from error
     check_supported(config, name, max_model_len)
-    dtype = dtype or getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None) or torch.float32
+    checkpoint = checkpoint_dtype(config)
+    if dtype is None:
+        dtype = compute_dtype(checkpoint, device)
+        if dtype != checkpoint:
+            log.info("computing in %s: this CPU has no instructions for the checkpoint's %s", dtype, checkpoint)
     try:
         model = _model_class(config).from_pretrained(path, config=config, dtype=dtype, attn_implementation="eager")
     except OSError as error:

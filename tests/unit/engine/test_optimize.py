@@ -6,14 +6,54 @@ import pytest
 import torch
 from builders_engine import a_tiny_llama_config
 from torch import nn
-from transformers import AutoModelForCausalLM, GemmaConfig, GPT2Config
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    GemmaConfig,
+    GPT2Config,
+    GraniteConfig,
+    MistralConfig,
+    Olmo2Config,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+from triptych_engine.runner.attention import ATTENTION_NAME, attending
 from triptych_engine.runner.cpu_kernels import load_kernels
-from triptych_engine.runner.optimize import ExactTopHead, FusedRMSNorm, GatedMLP, LinearPart, PackedLinear, optimize
+from triptych_engine.runner.decoder_layer import FusedDecoderLayer
+from triptych_engine.runner.modules import ExactTopHead, FusedRMSNorm, GatedMLP, LinearPart, PackedLinear
+from triptych_engine.runner.optimize import optimize
 
 
 def a_model(config) -> nn.Module:
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config).to(torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16).eval()
+    model.set_attn_implementation(ATTENTION_NAME)
+    return model
+
+
+class Attention:
+    """Attends without a cache: softmax over all tokens of the batch."""
+
+    def forward(self, layer, query, key, value, *, scaling, window, softcap, sinks):
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        weights = torch.einsum("qhd,khd->hqk", query, key.to(query.dtype)).mul(scaling).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, value.to(query.dtype)).to(value.dtype).contiguous()
+
+
+TOKENS = torch.arange(20)
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def kinds(model: nn.Module) -> set[type]:
@@ -22,8 +62,9 @@ def kinds(model: nn.Module) -> set[type]:
 
 def test_a_llama_is_replaced_throughout():
     model = a_model(a_tiny_llama_config())
-    optimize(model, load_kernels())
-    assert {GatedMLP, LinearPart, FusedRMSNorm, ExactTopHead, PackedLinear} <= kinds(model)
+    optimize(model, load_kernels(), TOKENS)
+    assert {FusedDecoderLayer, FusedRMSNorm, ExactTopHead} <= kinds(model)
+    assert not {"LlamaDecoderLayer", "LlamaAttention", "LlamaMLP"} & {kind.__name__ for kind in kinds(model)}
     assert model.get_input_embeddings()(torch.tensor([1])).dtype == torch.float32
 
 
@@ -31,26 +72,68 @@ def test_gelu_mlps_and_layer_norms_are_left_alone():
     model = a_model(
         GemmaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, head_dim=16)
     )
-    optimize(model, load_kernels())
+    optimize(model, load_kernels(), TOKENS)
     assert GatedMLP not in kinds(model)
     assert FusedRMSNorm in kinds(model)
     gpt2 = a_model(GPT2Config(vocab_size=97, n_embd=32, n_layer=1, n_head=2))
-    optimize(gpt2, load_kernels())
+    optimize(gpt2, load_kernels(), TOKENS)
     assert FusedRMSNorm not in kinds(gpt2)
     assert gpt2.get_input_embeddings()(torch.tensor([1])).dtype == torch.bfloat16
 
 
 def test_without_kernels_only_linear_layers_are_replaced():
     model = a_model(a_tiny_llama_config())
-    optimize(model, None)
+    optimize(model, None, TOKENS)
     assert {LinearPart, PackedLinear} <= kinds(model)
-    assert not {GatedMLP, FusedRMSNorm, ExactTopHead} & kinds(model)
+    assert not {GatedMLP, FusedRMSNorm, ExactTopHead, FusedDecoderLayer} & kinds(model)
 
 
-def test_float32_models_are_left_alone():
-    model = a_model(a_tiny_llama_config()).float()
+LLAMA_LIKE = [
+    a_tiny_llama_config(),
+    a_tiny_llama_config(attention_bias=True),
+    Qwen2Config(**SIZES),
+    Qwen3Config(**SIZES, head_dim=16),
+    MistralConfig(**SIZES, sliding_window=4),
+]
+
+
+@pytest.mark.parametrize("config", LLAMA_LIKE, ids=lambda config: config.model_type)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_fused_layer_computes_what_it_replaces(config, dtype: torch.dtype):
+    reference, model = a_model(config).float(), a_model(config).to(dtype)
+    optimize(model, load_kernels(), TOKENS)
+    assert FusedDecoderLayer in kinds(model)
+    with torch.inference_mode(), attending(Attention()):
+        # Other tokens than those that it was tried on, at other positions.
+        token_ids, positions = torch.arange(60, 90)[None], torch.arange(7, 37)[None]
+        expected = reference(token_ids, position_ids=positions).logits
+        got = model(token_ids, position_ids=positions).logits
+    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(got.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GraniteConfig(**SIZES, residual_multiplier=0.5),
+        CohereConfig(**SIZES),
+        Olmo2Config(**SIZES),
+        Qwen3MoeConfig(**SIZES, head_dim=16, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_layers_of_another_kind_are_left_alone(config):
+    reference, model = a_model(config).float(), a_model(config).float()
+    optimize(model, load_kernels(), TOKENS)
+    assert FusedDecoderLayer not in kinds(model)
+    with torch.inference_mode(), attending(Attention()):
+        torch.testing.assert_close(model(TOKENS[None]).logits, reference(TOKENS[None]).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_float16_models_are_left_alone():
+    model = a_model(a_tiny_llama_config()).half()
     before = kinds(model)
-    optimize(model, load_kernels())
+    optimize(model, load_kernels(), TOKENS)
     assert kinds(model) == before
 
 
@@ -69,7 +152,7 @@ def test_a_shared_product_is_not_reused_for_another_input():
     linears = [attention.q_proj, attention.k_proj, attention.v_proj]
     inputs = [torch.randn(1, 3, 32).bfloat16() for _ in range(2)]
     expected = [[linear(x) for linear in linears] for x in inputs]
-    optimize(model, load_kernels())
+    optimize(model, None, TOKENS)  # kernels would take the attention away
     parts = [attention.q_proj, attention.k_proj, attention.v_proj]
     for x, wanted in zip(inputs, expected, strict=True):
         for part, one in zip(parts, wanted, strict=True):
