@@ -29,7 +29,7 @@ from triptych_frontend.chat_template import ChatTemplate
 from triptych_frontend.encoder_client import EncoderClient
 from triptych_frontend.encoder_pool import EncoderPool
 from triptych_frontend.engine_client import EngineClient
-from triptych_frontend.generation import Generator
+from triptych_frontend.generator import Generator
 from triptych_frontend.media_fetch import MediaFetcher
 from triptych_frontend.media_preparer import MediaPreparer
 from triptych_frontend.media_processor import default_chat_template, load_media_processor
@@ -78,14 +78,14 @@ class Frontend:
         vocab_size = self._model.info.vocab_size
         self._preprocessor = Preprocessor(self._tokenizer, template, settings, vocab_size, self._media)
         self._client = EngineClient(settings.engine_address, self._model.info, self._engine_changed)
-        self._generator = Generator(self._client, self._tokenizer, self._model)
+        self._generator = Generator(self._admission, self._model, self._preprocessor, self._client, self._tokenizer)
+        self._generation = GenerationServicer(self._model, self._generator)
         self.server = ServiceServer("frontend", settings, SERVICES, self.register, self)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the servicers to a server."""
         admission, model, preprocessor = self._admission, self._model, self._preprocessor
-        generation = GenerationServicer(admission, model, preprocessor, self._generator)
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._generation, server)
         stages = PreprocessServicer(admission, model, preprocessor, self._encoder_client)
         preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server(stages, server)
         detokenize = DetokenizeServicer(admission, self._tokenizer, preprocessor)
@@ -100,6 +100,7 @@ class Frontend:
         try:
             yield session
         finally:
+            self._generation.refuse("the frontend is stopping")
             await self.server.stop()
             await self._encoder_client.close()
             for task in (session, encoders):
@@ -133,6 +134,7 @@ class Frontend:
 
     async def drain(self, timeout_s: float) -> bool:
         self._admission.close()
+        self._generation.refuse("the frontend is draining and takes no more requests")
         await self._report_readiness()
         return await self._admission.wait_idle(timeout_s)
 
@@ -144,6 +146,7 @@ class Frontend:
 
     async def wake_up(self) -> None:
         self._admission.open()
+        self._generation.accept()
         await self._report_readiness()
 
 

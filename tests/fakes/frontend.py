@@ -23,6 +23,7 @@ from triptych_common.pb import (
 )
 
 from fakes.grpc_server import serving
+from fakes.session import SessionOverCalls
 
 MODEL = common_pb2.ModelInfo(name="fake/model", fingerprint="0123456789abcdef", max_model_len=2048, vocab_size=100)
 STOP = common_pb2.FINISH_REASON_STOP
@@ -60,7 +61,7 @@ def says(*texts: str, **options: object) -> Script:
 
 
 class FakeFrontend(
-    generation_pb2_grpc.GenerationServiceServicer,
+    SessionOverCalls,
     preprocess_pb2_grpc.PreprocessServiceServicer,
     detokenize_pb2_grpc.DetokenizeServiceServicer,
 ):
