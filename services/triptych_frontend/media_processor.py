@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -93,18 +94,33 @@ def _load(path: Path, class_name: str, hf_tokenizer: Any) -> Any:
 
 def _processor_class(name: str) -> Any:
     """The class, with its parts not checked for their classes, as stand-ins are among them."""
-    base: Any = pixtral_processor() if name == "PixtralProcessor" else None
-    if base is None:
-        from transformers.models.auto.processing_auto import processor_class_from_name
-
-        base = processor_class_from_name(name)
-    if base is None:
-        raise StartupError("transformers has no such class")
+    base = pixtral_processor() if name == "PixtralProcessor" else _class_of_transformers(name)
     adapter = ADAPTERS.get(name)
     bases = (adapter, base) if adapter else (base,)
     # from_args_and_dict reads the arguments' names off the function itself.
-    methods = {"check_argument_for_proper_class": lambda self, name, value: type(value), "__init__": base.__init__}
+    methods = {
+        "check_argument_for_proper_class": lambda self, name, value: type(value),
+        "__init__": base.__init__,
+        # transformers' own writes all parts as JSON, and is called for a log line.
+        "__repr__": object.__repr__,
+    }
     return type(name, bases, methods)
+
+
+def _class_of_transformers(name: str) -> Any:
+    """The class from the module that defines it: `transformers` itself hands out empty ones where it misses torch."""
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    model_type = next((model_type for model_type, found in PROCESSOR_MAPPING_NAMES.items() if found == name), None)
+    if model_type is None:
+        raise StartupError("transformers has no such class")
+    family = model_type_to_module_name(model_type)
+    module = importlib.import_module(f"transformers.models.{family}.processing_{family}")
+    if name == "SmolVLMProcessor" and not module.num2words:
+        # A package that it insists on and needs for videos alone, which are not taken here.
+        module.num2words = str
+    return getattr(module, name)
 
 
 def _video_config(path: Path) -> dict[str, Any]:
