@@ -28,7 +28,9 @@ def checkpoint(family: str) -> Path:
     return build_checkpoint(family, path)
 
 
-def image(width: int = 40, height: int = 30, kind: str = "PNG", mode: str = "RGB", orientation: int | None = None, **save: Any) -> bytes:
+def image(
+    width: int = 40, height: int = 30, kind: str = "PNG", mode: str = "RGB", orientation: int | None = None, **save: Any
+) -> bytes:
     """A picture of one colour; `orientation` is EXIF's."""
     picture, file = Image.new(mode, (width, height), 128), io.BytesIO()
     if orientation is not None:
@@ -50,7 +52,9 @@ def huge_png(width: int = 60_000, height: int = 60_000) -> bytes:
     """A PNG of a few bytes whose header promises billions of pixels."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"\0" * 100)), (b"IEND", b"")]
-    body = b"".join(struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks)
+    body = b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
     return b"\x89PNG\r\n\x1a\n" + body
 
 

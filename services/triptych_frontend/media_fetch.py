@@ -81,9 +81,10 @@ class MediaFetcher:
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError, RuntimeError):
             raise refusal from None
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise refusal
         with os.fdopen(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise refusal
             content = file.read(self._settings.max_media_bytes + 1)
         if len(content) > self._settings.max_media_bytes:
             raise _TooLargeError(self._settings.max_media_bytes)

@@ -18,8 +18,8 @@ from triptych_common.pb import common_pb2
 
 from triptych_frontend.media_item import AUDIO, IMAGE, AudioHeader, ImageHeader, MediaHeader, VideoHeader
 
-#: Formats that are read. Others that Pillow knows start programs (EPS) or have no place here.
-IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "PPM", "AVIF", "ICO")
+#: Formats that are read; MPO comes as JPEG. Others that Pillow knows start programs (EPS) or have no place here.
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "ICO")
 _ORIENTATION_TAG = 0x0112
 #: EXIF orientations that swap width and height.
 _TURNED = frozenset({5, 6, 7, 8})
@@ -75,6 +75,8 @@ def _image_header(content: bytes, limits: HeaderLimits, field: str) -> ImageHead
 
 
 def _orientation(image: Image.Image, content: bytes) -> Any:
+    if image.format == "TIFF":
+        return None  # Pillow turns these itself, and says their upright size
     if image.format == "PNG" and "exif" not in image.info:
         exif = _png_exif(content)
         if exif is not None:

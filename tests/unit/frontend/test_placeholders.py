@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,12 @@ from builders_multimodal import FAMILIES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from transformers.models.auto.processing_auto import processor_class_from_name
 from triptych_common.errors import InvalidRequestError
 from triptych_common.media_geometry import FrameSampling, resampled_length
 from triptych_common.model_store import read_json
 from triptych_frontend.chat_template import ChatTemplate, ChatTurn
 from triptych_frontend.media_item import AUDIO, IMAGE, MODALITY_NAMES, VIDEO, AudioHeader, ImageHeader, MediaPart, VideoHeader
+from triptych_frontend.media_processor import _class_of_transformers
 from triptych_frontend.placeholders import PlaceholderExpander, placeholder_ranges
 from triptych_frontend.service import _load_text_and_media
 from triptych_frontend.torchless_processors import VideoGeometry
@@ -43,9 +44,13 @@ def loaded(family: str) -> tuple[Any, PlaceholderExpander, ChatTemplate]:
 def reference(family: str) -> Any:
     """transformers' processor with real parts, but for videos, whose processors need torchvision."""
     path = checkpoint(family)
-    name = read_json(path / "processor_config.json")["processor_class"]
-    base = getattr(transformers, name, None) or processor_class_from_name(name)
-    cls = type(name, (base,), {"check_argument_for_proper_class": lambda *_: None, "__init__": base.__init__})
+    # Its own module needs torchvision, for a name that the PIL backend's module has as well.
+    from transformers.models.pixtral import image_processing_pil_pixtral
+
+    sys.modules.setdefault("transformers.models.pixtral.image_processing_pixtral", image_processing_pil_pixtral)
+    base = _class_of_transformers(read_json(path / "processor_config.json")["processor_class"])
+    own = {"check_argument_for_proper_class": lambda *_: None, "__init__": base.__init__, "__repr__": object.__repr__}
+    cls = type(base.__name__, (base,), own)
     loaders = {
         "tokenizer": lambda: transformers.AutoTokenizer.from_pretrained(path),
         "image_processor": lambda: transformers.AutoImageProcessor.from_pretrained(path, backend="pil"),
@@ -128,8 +133,9 @@ def test_sounds_take_what_transformers_gives_them(family: str) -> None:
         chat = turn(*[AUDIO] * len(lengths))
         sounds = [np.zeros(length, np.float32) for length in lengths]
         tensors = "pt" if family == "audioflamingo3" else "np"
-        # Alone, as the encoder does it: padding to another item of the batch changes nothing that matters here.
-        inputs = processor(text=[rendered_text(family, chat)], audio=sounds, sampling_rate=RATE, padding=True, return_tensors=tensors)
+        inputs = processor(
+            text=[rendered_text(family, chat)], audio=sounds, sampling_rate=RATE, padding=True, return_tensors=tensors
+        )
         ids = [int(token_id) for token_id in inputs["input_ids"][0]]
         check_prompt(family, chat, [AudioHeader(length, RATE) for length in lengths], ids)
 
@@ -209,7 +215,13 @@ def test_options_that_nobody_knows_are_refused() -> None:
     own, used = expander.options_for(VIDEO, {"fps": 1, "images_kwargs": {"size": {}}, "videos_kwargs": {"max_frames": 4}}, "f")
     assert own == {"fps": 1, "max_frames": 4}
     assert used == {"fps", "videos_kwargs"}
-    for options in ({"colour": 1}, {"images_kwargs": {"fps": 1}}, {"images_kwargs": 3}, {"return_tensors": "pt"}, {"device": "cpu"}):
+    for options in (
+        {"colour": 1},
+        {"images_kwargs": {"fps": 1}},
+        {"images_kwargs": 3},
+        {"return_tensors": "pt"},
+        {"device": "cpu"},
+    ):
         with pytest.raises(InvalidRequestError, match="f: "):
             expander.options_for(IMAGE, options, "f")
 
@@ -232,8 +244,9 @@ def test_ranges_cover_each_item_once(items: list[list[str]]) -> None:
     offsets = [found.offset for found in ranges]
     assert offsets == sorted(offsets)
     covered = [(place, found.media_index) for found in ranges for place in range(found.offset, found.offset + found.length)]
-    places = [(place, index) for place, (index, token) in enumerate((i, t) for i, item in enumerate(items) for t in item) if token == "E"]
-    assert covered == places
+    places = [
+        (place, index) for place, (index, token) in enumerate((i, t) for i, item in enumerate(items) for t in item) if token == "E"
+    ]
 
 
 def test_a_prompt_that_does_not_fit_its_items_is_an_error() -> None:
@@ -272,8 +285,8 @@ def test_a_template_that_places_images_first_joins_no_token() -> None:
 
 def test_a_template_that_takes_strings_gets_placeholders_in_them() -> None:
     tokenizer, expander, _ = loaded("llava_siglip")
-    template = ChatTemplate(tokenizer, "{% for m in messages %}USER: {{ m.content + ' ' }}{% endfor %}", {IMAGE: "<image>"},
-                            expander.embed_token_ids)  # fmt: skip
+    source = "{% for m in messages %}USER: {{ m.content + ' ' }}{% endfor %}"
+    template = ChatTemplate(tokenizer, source, {IMAGE: "<image>"}, expander.embed_token_ids)
     expansion = expander.expand(ImageHeader(50, 50), {}, "item")
     prompt = template.render([ChatTurn("user", (MediaPart(IMAGE), "What?"))], {}, True, False, [(IMAGE, expansion)])
     assert prompt.text == "USER: <image>\nWhat? "
@@ -282,7 +295,9 @@ def test_a_template_that_takes_strings_gets_placeholders_in_them() -> None:
 
 def test_a_template_without_a_place_for_media_is_refused() -> None:
     tokenizer, expander, _ = loaded("llava_siglip")
-    template = ChatTemplate(tokenizer, "{% for m in messages %}{{ m.role }}{% endfor %}", {IMAGE: "<image>"}, expander.embed_token_ids)
+    template = ChatTemplate(
+        tokenizer, "{% for m in messages %}{{ m.role }}{% endfor %}", {IMAGE: "<image>"}, expander.embed_token_ids
+    )
     expansion = expander.expand(ImageHeader(50, 50), {}, "item")
     with pytest.raises(InvalidRequestError, match="no place for image items"):
         template.render([ChatTurn("user", (MediaPart(IMAGE),))], {}, True, False, [(IMAGE, expansion)])
