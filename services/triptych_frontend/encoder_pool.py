@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 #: Pause before asking again, in seconds; doubles from the first to the last.
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 2.0
 _DESCRIBE_TIMEOUT_S = 10.0
+#: How long a request waits for an encoder that is starting, or starting again.
+_GRACE_S = 3.0
 
 
 class Encoder:
@@ -47,6 +49,8 @@ class EncoderPool:
         self._expected = expected
         self._on_change = on_change
         self._encoders: list[Encoder] = []
+        #: Set while an encoder can be used.
+        self._has_some = asyncio.Event()
 
     @property
     def connected(self) -> list[Encoder]:
@@ -59,6 +63,15 @@ class EncoderPool:
             if encoder.description is not None:
                 return encoder.description.key_scope
         raise self.none_left()
+
+    async def until_some(self) -> None:
+        """Wait a little for an encoder. Raises ServiceUnavailableError when none came."""
+        if not self._addresses:
+            raise self.none_left()
+        try:
+            await asyncio.wait_for(self._has_some.wait(), _GRACE_S)
+        except TimeoutError:
+            raise self.none_left() from None
 
     def none_left(self) -> ServiceUnavailableError:
         """The error for a request that needs an encoder when there is none."""
@@ -88,6 +101,7 @@ class EncoderPool:
         finally:
             for encoder in self._encoders:
                 encoder.description = None
+                self._has_some.clear()
                 await encoder.channel.close()
 
     async def _watch(self, encoder: Encoder) -> None:
@@ -133,5 +147,9 @@ class EncoderPool:
         elif description is not None and had is None:
             log.info("encoder at %s serves %s", encoder.address, description.model.name)
         encoder.why_away = why_away
+        if self.connected:
+            self._has_some.set()
+        else:
+            self._has_some.clear()
         if (had is None) != (description is None) and self._on_change is not None:
             await self._on_change()

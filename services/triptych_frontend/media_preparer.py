@@ -12,6 +12,7 @@ from triptych_common.errors import InvalidRequestError
 from triptych_common.media_key import canonical_options, content_hash, media_key_of_hash
 from triptych_common.pb import common_pb2
 
+from triptych_frontend.encoder_pool import EncoderPool
 from triptych_frontend.media_fetch import MediaFetcher
 from triptych_frontend.media_header import HeaderLimits, read_header
 from triptych_frontend.media_item import MODALITY_NAMES, MediaInput, PreparedMedia
@@ -30,7 +31,7 @@ class MediaPreparer:
     Args:
         expander: None for a model that takes text only, or whose processor does not run here.
         why_text_only: why there is no expander.
-        key_scope: what keys depend on beside the item; raises ServiceUnavailableError while no encoder is there to say it.
+        encoders: say what keys depend on beside the item.
     """
 
     def __init__(
@@ -38,13 +39,13 @@ class MediaPreparer:
         expander: PlaceholderExpander | None,
         fetcher: MediaFetcher,
         settings: FrontendSettings,
-        key_scope: Callable[[], bytes],
+        encoders: EncoderPool,
         why_text_only: str = "this model takes text only",
     ) -> None:
         self._expander = expander
         self._fetcher = fetcher
         self._settings = settings
-        self._key_scope = key_scope
+        self._encoders = encoders
         self._why_text_only = why_text_only
         self._limits = HeaderLimits(settings.max_image_pixels, settings.max_audio_s, settings.max_video_s)
         self.aliases = UuidAliases(settings.max_media_aliases)
@@ -66,7 +67,7 @@ class MediaPreparer:
             ServiceUnavailableError: no encoder is there.
         """
         inputs = self._checked(items)
-        self._key_scope()  # before anything is fetched for nothing
+        await self._encoders.until_some()  # before anything is fetched for nothing
         tasks = [asyncio.create_task(self._prepare_one(media, tenant_salt)) for media in inputs]
         try:
             return list(await asyncio.gather(*tasks))
@@ -134,7 +135,7 @@ class MediaPreparer:
         expander = self._expander
         expansion = await self._run(lambda: expander.expand(known.header, media.options, media.field))
         options_json = canonical_options(media.options)
-        key = media_key_of_hash(self._key_scope(), known.modality, known.content_hash, options_json, tenant_salt)
+        key = media_key_of_hash(self._encoders.key_scope(), known.modality, known.content_hash, options_json, tenant_salt)
         return PreparedMedia(known.modality, key, content, options_json, expansion, media.field, tenant_salt)
 
     async def _content(self, media: MediaInput) -> bytes | None:

@@ -74,7 +74,7 @@ class Frontend:
         self._encoders = EncoderPool(settings.encoder_addresses, self._model.info)
         self._encoder_client = EncoderClient(self._encoders, settings.encode_timeout_s)
         self._fetcher = MediaFetcher(settings)
-        self._media = MediaPreparer(expander, self._fetcher, settings, self._encoders.key_scope, why_text_only)
+        self._media = MediaPreparer(expander, self._fetcher, settings, self._encoders, why_text_only)
         vocab_size = self._model.info.vocab_size
         self._preprocessor = Preprocessor(self._tokenizer, template, settings, vocab_size, self._media)
         self._client = EngineClient(settings.engine_address, self._model.info, self._engine_changed)

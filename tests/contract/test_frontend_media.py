@@ -72,8 +72,8 @@ async def test_positions_get_what_they_need() -> None:
         items = [Item(modality=VIDEO, data=media.video()), Item(modality=IMAGE, data=media.image(100, 60))]
         response = await preprocess(bench, chat(items[0], "and", items[1], "?"))
     layouts = [{named.name: to_numpy(named.tensor).tolist() for named in ref.layout} for ref in response.media]
-    assert layouts == [{"video_grid_thw": [[2, 4, 6]], "second_per_grid_ts": [1.0]}, {"image_grid_thw": [[1, 4, 8]]}]
-    assert [(found.media_index, found.length) for found in response.placeholders] == [(0, 12), (1, 8)]
+    assert layouts == [{"video_grid_thw": [[2, 4, 4]], "second_per_grid_ts": [1.0]}, {"image_grid_thw": [[1, 4, 8]]}]
+    assert [(found.media_index, found.length) for found in response.placeholders] == [(0, 8), (1, 8)]
 
 
 async def test_sounds_by_bytes_and_several_items() -> None:

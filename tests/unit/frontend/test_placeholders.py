@@ -133,9 +133,7 @@ def test_sounds_take_what_transformers_gives_them(family: str) -> None:
         chat = turn(*[AUDIO] * len(lengths))
         sounds = [np.zeros(length, np.float32) for length in lengths]
         tensors = "pt" if family == "audioflamingo3" else "np"
-        inputs = processor(
-            text=[rendered_text(family, chat)], audio=sounds, sampling_rate=RATE, padding=True, return_tensors=tensors
-        )
+        inputs = processor(text=[rendered_text(family, chat)], audio=sounds, sampling_rate=RATE, return_tensors=tensors)
         ids = [int(token_id) for token_id in inputs["input_ids"][0]]
         check_prompt(family, chat, [AudioHeader(length, RATE) for length in lengths], ids)
 
@@ -244,9 +242,8 @@ def test_ranges_cover_each_item_once(items: list[list[str]]) -> None:
     offsets = [found.offset for found in ranges]
     assert offsets == sorted(offsets)
     covered = [(place, found.media_index) for found in ranges for place in range(found.offset, found.offset + found.length)]
-    places = [
-        (place, index) for place, (index, token) in enumerate((i, t) for i, item in enumerate(items) for t in item) if token == "E"
-    ]
+    tokens = [(index, token) for index, item in enumerate(items) for token in item]
+    assert covered == [(place, index) for place, (index, token) in enumerate(tokens) if token == "E"]
 
 
 def test_a_prompt_that_does_not_fit_its_items_is_an_error() -> None:
