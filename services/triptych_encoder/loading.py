@@ -44,7 +44,9 @@ def load_config(path: Path, name: str) -> PretrainedConfig:
     return getattr(config, "thinker_config", config)
 
 
-def load_towers(path: Path, name: str, config: PretrainedConfig, *, dtype: torch.dtype | None, device: torch.device) -> LoadedTowers:
+def load_towers(
+    path: Path, name: str, config: PretrainedConfig, *, dtype: torch.dtype | None, device: torch.device
+) -> LoadedTowers:
     """Load the towers of a checkpoint onto a device.
 
     Args:

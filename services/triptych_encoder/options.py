@@ -12,7 +12,9 @@ from triptych_encoder.media.limits import MediaLimits
 
 FIELD = "processor_options_json"
 #: Options that choose representations or places rather than how a picture is seen.
-_NOT_FOR_REQUESTS = frozenset({"return_tensors", "device", "data_format", "input_data_format", "disable_grouping", "video_metadata"})
+_NOT_FOR_REQUESTS = frozenset(
+    {"return_tensors", "device", "data_format", "input_data_format", "disable_grouping", "video_metadata"}
+)
 #: Edge lengths below this would cut a picture into more tiles than it has sense.
 _MIN_EDGE = 8
 _MAX_TILES = 64

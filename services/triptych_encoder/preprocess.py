@@ -107,6 +107,9 @@ class Preprocessor:
 class ProcessorCalls:
     """Calls the checkpoint's processor with one item and one placeholder, and counts what the placeholder became."""
 
+    image_processor: Any
+    feature_extractor: Any
+
     def __init__(self, path: Path, config: PretrainedConfig) -> None:
         self._config = config
         self._processor = load_processor(path, config)
@@ -131,7 +134,10 @@ class ProcessorCalls:
         if modality == Modality.MODALITY_VIDEO:
             taken = {name: value for name, value in options.items() if name not in SAMPLING_OPTIONS}
             metadata = _metadata(media)
-            arguments = {"videos": [media.frames], "videos_kwargs": {**taken, "do_sample_frames": False, "video_metadata": [metadata]}}
+            arguments = {
+                "videos": [media.frames],
+                "videos_kwargs": {**taken, "do_sample_frames": False, "video_metadata": [metadata]},
+            }
         elif modality == Modality.MODALITY_AUDIO:
             self._check_window(media)
             arguments = {"audio": [media], "audio_kwargs": {**options, "sampling_rate": self.sampling_rate}}

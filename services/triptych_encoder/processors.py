@@ -66,7 +66,8 @@ def _with_video_stand_in(cls: type[ProcessorMixin], path: Path, config: Pretrain
     stand_in = QwenVideoProcessor(_qwen_video_settings(path), budget_per_video=config.model_type in _BUDGET_PER_VIDEO)
     loaders = {"image_processor": AutoImageProcessor, "feature_extractor": AutoFeatureExtractor, "tokenizer": AutoTokenizer}
     parts = [
-        stand_in if attribute == "video_processor" else loaders[attribute].from_pretrained(path) for attribute in cls.get_attributes()
+        stand_in if attribute == "video_processor" else loaders[attribute].from_pretrained(path)
+        for attribute in cls.get_attributes()
     ]
     settings, _ = cls.get_processor_dict(path)
     template = path / "chat_template.jinja"

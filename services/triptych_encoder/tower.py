@@ -4,8 +4,8 @@ transformers' `get_image_features`, `get_audio_features` and `get_video_features
 return; the differences are in this file alone:
 
 - what they take is read from their signatures;
-- embeddings are a tuple or list with one tensor per picture, one tensor of rows, or one of [tiles, rows]: in the order of the items in
-  all of them, so the rows are put together and cut by the number of tokens that each item takes in a prompt;
+- embeddings are a tuple or list with one tensor per picture, one tensor of rows, or one of [tiles, rows]: all in the
+  order of the items, so the rows are put together and cut by the number of tokens that each item takes in a prompt;
 - Omni's sounds are in `last_hidden_state`; Qwen3-VL adds `deepstack_features`, one tensor of rows per layer;
 - Qwen2-Audio has no such method: what its forward does stands here.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 from triptych_common.errors import InternalError
 from triptych_common.pb import common_pb2
 
@@ -38,10 +38,9 @@ class Tower:
 
     Args:
         model: the checkpoint's model without its language model.
-        modalities: those that it shall serve.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> None:
         self._device, self._dtype = device, dtype
         self._methods = _find_methods(model)
         self._takes = {modality: frozenset(inspect.signature(method).parameters) for modality, method in self._methods.items()}
@@ -86,7 +85,7 @@ class Tower:
         return tensor.to(self._device)
 
 
-def _find_methods(model: nn.Module) -> dict[common_pb2.Modality, Callable[..., Any]]:
+def _find_methods(model: PreTrainedModel) -> dict[common_pb2.Modality, Callable[..., Any]]:
     inner = getattr(model, getattr(model, "base_model_prefix", ""), model)
     methods: dict[common_pb2.Modality, Callable[..., Any]] = {}
     for modality, name in _METHODS.items():

@@ -65,7 +65,9 @@ class QwenVideoProcessor(VideoProcessorMixin):
         patches, grids = [], []
         for video in videos:
             frames = torch.from_numpy(video).permute(0, 3, 1, 2)
-            height, width = self._resized(len(frames), *frames.shape[2:], size["shortest_edge"], size["longest_edge"])
+            height, width = self._resized(
+                len(frames), frames.shape[2], frames.shape[3], size["shortest_edge"], size["longest_edge"]
+            )
             if frames.shape[2:] != (height, width):
                 frames = torch.nn.functional.interpolate(frames, (height, width), mode="bicubic", antialias=True)
             flat, grid = self._patchify(self._normalize(frames))
@@ -97,7 +99,9 @@ class QwenVideoProcessor(VideoProcessorMixin):
                 max_pixels = max(min(max_pixels, total * frame_step // num_frames), int(min_pixels * 1.05))
             weight = rounded_weight = 1
         if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:
-            raise ValueError(f"absolute aspect ratio must be smaller than {MAX_ASPECT_RATIO}, got {max(height, width) / min(height, width)}")
+            raise ValueError(
+                f"absolute aspect ratio must be smaller than {MAX_ASPECT_RATIO}, got {max(height, width) / min(height, width)}"
+            )
         new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
         if rounded_weight * new_height * new_width > max_pixels:
             beta = math.sqrt(weight * height * width / max_pixels)

@@ -57,7 +57,10 @@ def _check_header(rate: int, num_samples: int, limits: MediaLimits) -> None:
 
 def _too_long(seconds: float, limits: MediaLimits) -> Exception:
     return bad_media(
-        "audio", f"is {seconds:.1f} s long or more; at most {limits.max_audio_s:g} s are taken", limits.max_audio_s, f"{seconds:.1f}"
+        "audio",
+        f"is {seconds:.1f} s long or more; at most {limits.max_audio_s:g} s are taken",
+        limits.max_audio_s,
+        f"{seconds:.1f}",
     )
 
 

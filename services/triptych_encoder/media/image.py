@@ -49,4 +49,3 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         image = image.convert("RGBA")
     return image if image.mode == "RGB" else image.convert("RGB")
-
