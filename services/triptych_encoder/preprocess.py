@@ -30,6 +30,8 @@ Modality = common_pb2.Modality
 _KINDS = {Modality.MODALITY_IMAGE: "image", Modality.MODALITY_AUDIO: "audio", Modality.MODALITY_VIDEO: "video"}
 #: Results of processors that positions depend on.
 _LAYOUT = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid", "image_sizes")
+#: For the media alone: PaliGemma's processor stumbles over token ids that are tensors.
+_TENSORS = {"return_tensors": "pt"}
 _TEXT_RESULTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"})
 
 
@@ -140,11 +142,11 @@ class ProcessorCalls:
             }
         elif modality == Modality.MODALITY_AUDIO:
             self._check_window(media)
-            arguments = {"audio": [media], "audio_kwargs": {**options, "sampling_rate": self.sampling_rate}}
+            arguments = {"audio": [media], "audio_kwargs": {**options, **_TENSORS, "sampling_rate": self.sampling_rate}}
         else:
-            arguments = {"images": [media], "images_kwargs": dict(options)}
-        features = self._processor(text=self._placeholder(kind), return_tensors="pt", **arguments)
-        num_tokens = int((features["input_ids"] == _token_id(self._config, kind)).sum())
+            arguments = {"images": [media], "images_kwargs": {**options, **_TENSORS}}
+        features = self._processor(text=self._placeholder(kind), **arguments)
+        num_tokens = int((torch.as_tensor(features["input_ids"]) == _token_id(self._config, kind)).sum())
         return prepared_item(modality, features, num_tokens)
 
     def _placeholder(self, kind: str) -> str:

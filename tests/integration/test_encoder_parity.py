@@ -52,8 +52,9 @@ class FullModel:
         ids = torch.tensor([[5, *[token_id] * num_tokens, 6, 7]])
         is_placeholder = ids[0] == token_id
         more: dict[str, Any] = {}
-        if any("grid" in name for name in inputs) and "Omni" not in type(self.model).__name__:
-            more["mm_token_type_ids"] = is_placeholder[None].int() * (2 if modality == "video" else 1)
+        if any("grid" in name for name in inputs):
+            # Positions have no influence on what is scattered; given, they need not be found.
+            more["position_ids"] = torch.arange(ids.shape[1]).expand(3, 1, -1)
         with torch.inference_mode():
             self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs, **more)
         rows = {"embeds": self._given["inputs_embeds"][0][is_placeholder]}
