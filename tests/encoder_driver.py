@@ -63,7 +63,8 @@ class RunningEncoder:
         pieces: dict[str, list[bytes]] = {}
         is_over = False
         async for chunk in self.stub.Fetch(encoder_pb2.FetchRequest(keys=[key], **options)):
-            assert chunk.key == key and not is_over
+            assert chunk.key == key
+            assert not is_over
             is_over = chunk.last_chunk_of_item
             if chunk.HasField("error"):
                 raise LookupError(chunk.error.reason)

@@ -17,6 +17,7 @@ from transformers.utils import is_torchvision_available
 from triptych_common.errors import StartupError, UnsupportedModelError
 
 from triptych_encoder.processors import PROCESSOR_FILES
+from triptych_encoder.tower import TOWER_METHODS, WITHOUT_METHOD
 
 log = logging.getLogger(__name__)
 #: What Omni checkpoints have beside the thinker.
@@ -78,6 +79,8 @@ def _model_class(config: PretrainedConfig, name: str) -> type[PreTrainedModel]:
     cls = getattr(transformers, candidates[0], None) if candidates else None
     if cls is None:
         raise UnsupportedModelError(f"{name} ({config.model_type}) is no multimodal model that transformers knows")
+    if not any(hasattr(cls, method) for method in TOWER_METHODS.values()) and config.model_type not in WITHOUT_METHOD:
+        raise UnsupportedModelError(f"{name} ({config.model_type}) has no towers for pictures, sounds or video")
     return cls
 
 

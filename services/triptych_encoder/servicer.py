@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
-from triptych_common.errors import InvalidRequestError, ServiceUnavailableError, TriptychError, UnimplementedError
+from triptych_common.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
 from triptych_common.media_key import canonical_options, media_key
 from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.status import to_request_error
@@ -102,7 +102,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         _check_key(item.key)
         if item.modality not in self._description.modalities:
             name = common_pb2.Modality.Name(item.modality).removeprefix("MODALITY_").lower()
-            raise UnimplementedError(f"{self._description.model.name} takes no {name} here", field="modality", value=name)
+            raise InvalidRequestError(f"{self._description.model.name} takes no {name}", field="modality", value=name)
         options = parse_options(item.processor_options_json)
         if item.data:
             arguments = (

@@ -24,11 +24,14 @@ from triptych_common.pb import common_pb2
 from triptych_encoder.item import PreparedItem
 
 Modality = common_pb2.Modality
-_METHODS = {
+#: What computes the embeddings of each modality, in transformers' models.
+TOWER_METHODS = {
     Modality.MODALITY_IMAGE: "get_image_features",
     Modality.MODALITY_AUDIO: "get_audio_features",
     Modality.MODALITY_VIDEO: "get_video_features",
 }
+#: Model types that have a tower and no such method.
+WITHOUT_METHOD = frozenset({"qwen2_audio"})
 #: Inputs that say where things are, rather than what they look like: never converted to the model's dtype.
 _FLOATING_GEOMETRY = frozenset({"second_per_grid_ts", "video_second_per_grid"})
 
@@ -88,12 +91,12 @@ class Tower:
 def _find_methods(model: PreTrainedModel) -> dict[common_pb2.Modality, Callable[..., Any]]:
     inner = getattr(model, getattr(model, "base_model_prefix", ""), model)
     methods: dict[common_pb2.Modality, Callable[..., Any]] = {}
-    for modality, name in _METHODS.items():
+    for modality, name in TOWER_METHODS.items():
         # The inner model's first: the outer one's is a shell around it, which may hide what it takes.
         method = getattr(inner, name, None) or getattr(model, name, None)
         if method is not None:
             methods[modality] = method
-    if Modality.MODALITY_AUDIO not in methods and model.config.model_type == "qwen2_audio":
+    if Modality.MODALITY_AUDIO not in methods and model.config.model_type in WITHOUT_METHOD:
         methods[Modality.MODALITY_AUDIO] = _Qwen2Audio(inner)
     return methods
 

@@ -11,8 +11,9 @@ from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from triptych_encoder.media.limits import MediaLimits, bad_media, check_pixels, check_size
 
-#: Formats that are read. Others that Pillow knows start programs (EPS) or have no place here.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "PPM", "AVIF", "ICO")
+Image.init()
+#: Formats that are read, as far as this Pillow was built with them. Others start programs (EPS) or have no place here.
+FORMATS = tuple(name for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "ICO") if name in Image.OPEN)
 #: What Pillow's decoders raise for broken files.
 _DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error, zlib.error)
 
