@@ -1,94 +1,80 @@
-"""Media files made in code, good and bad, and tiny multimodal checkpoints to prepare them for."""
+"""Small media files of real formats, made in code."""
 
 from __future__ import annotations
 
-import atexit
-import functools
-import io
-import shutil
 import struct
-import tempfile
-import zipfile
 import zlib
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 
 import av
 import numpy as np
 import soundfile
-from builders_multimodal import build_checkpoint
 from PIL import Image
 
 
-@functools.cache
-def checkpoint(family: str) -> Path:
-    """A tiny checkpoint of the family, written once per test run."""
-    path = Path(tempfile.mkdtemp(prefix=f"triptych-test-{family}-"))
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
-    return build_checkpoint(family, path)
+def a_picture(width: int = 90, height: int = 50, seed: int = 0, mode: str = "RGB") -> Image.Image:
+    """Noise on a gradient: nothing that a resize or a crop would hide."""
+    rng = np.random.default_rng(seed)
+    gradient = np.linspace(0, 128, width * height * 3).reshape(height, width, 3)
+    pixels = (gradient + rng.integers(0, 127, gradient.shape)).astype(np.uint8)
+    return Image.fromarray(pixels).convert(mode)
 
 
-def image(
-    width: int = 40, height: int = 30, kind: str = "PNG", mode: str = "RGB", orientation: int | None = None, **save: Any
-) -> bytes:
-    """A picture of one colour; `orientation` is EXIF's."""
-    picture, file = Image.new(mode, (width, height), 128), io.BytesIO()
-    if orientation is not None:
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        save["exif"] = exif
-    picture.save(file, kind, **save)
+def an_image_file(kind: str = "PNG", image: Image.Image | None = None, **options: Any) -> bytes:
+    file = BytesIO()
+    (image or a_picture()).save(file, kind, **options)
     return file.getvalue()
 
 
-def animation(width: int = 40, height: int = 30) -> bytes:
-    """A GIF of three frames."""
-    frames, file = [Image.new("P", (width, height), shade) for shade in (1, 2, 3)], io.BytesIO()
-    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
-    return file.getvalue()
+def a_png_that_claims(width: int, height: int) -> bytes:
+    """A PNG whose header promises more than its few bytes hold."""
 
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-def huge_png(width: int = 60_000, height: int = 60_000) -> bytes:
-    """A PNG of a few bytes whose header promises billions of pixels."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"\0" * 100)), (b"IEND", b"")]
-    body = b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    )
-    return b"\x89PNG\r\n\x1a\n" + body
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
 
 
-def archive() -> bytes:
-    """A zip file."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as zipped:
-        zipped.writestr("a.txt", "no picture")
+def samples(seconds: float = 1.0, rate: int = 16_000, channels: int = 1, seed: int = 0) -> np.ndarray:
+    """[num_samples, channels] float32: a tone with noise."""
+    rng = np.random.default_rng(seed)
+    time = np.arange(round(seconds * rate)) / rate
+    tone = 0.3 * np.sin(2 * np.pi * 440 * time)[:, None] + 0.05 * rng.standard_normal((len(time), channels))
+    return tone.astype(np.float32)
+
+
+def a_sound_file(kind: str = "WAV", rate: int = 16_000, data: np.ndarray | None = None, **options: Any) -> bytes:
+    file = BytesIO()
+    soundfile.write(file, samples(rate=rate) if data is None else data, rate, format=kind, **options)
     return file.getvalue()
 
 
-def sound(num_samples: int = 8000, rate: int = 16_000, kind: str = "WAV", channels: int = 1) -> bytes:
-    """A quiet noise."""
-    samples, file = np.random.default_rng(0).normal(0, 0.1, (num_samples, channels)), io.BytesIO()
-    soundfile.write(file, samples, rate, format=kind)
-    return file.getvalue()
-
-
-def lying_wav(num_samples: int, claimed_bytes: int) -> bytes:
-    """A WAV file whose header claims another size of its data."""
-    content = bytearray(sound(num_samples))
-    at = content.index(b"data") + 4
-    content[at : at + 4] = struct.pack("<I", claimed_bytes)
-    return bytes(content)
-
-
-def video(num_frames: int = 20, width: int = 64, height: int = 48, fps: int = 10, kind: str = "mp4") -> bytes:
-    """A video whose frames get brighter."""
-    file = io.BytesIO()
-    with av.open(file, "w", format=kind) as container:
+def a_video_file(num_frames: int = 31, width: int = 96, height: int = 64, fps: int = 10, seed: int = 0) -> bytes:
+    """An MP4 without sound."""
+    file = BytesIO()
+    rng = np.random.default_rng(seed)
+    with av.open(file, "w", format="mp4") as container:
         stream = container.add_stream("mpeg4", rate=fps)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for number in range(num_frames):
-            frame = av.VideoFrame.from_ndarray(np.full((height, width, 3), number * 5 % 256, np.uint8), format="rgb24")
-            container.mux(stream.encode(frame))
+        for index in range(num_frames):
+            pixels = rng.integers(0, 127, (height, width, 3), dtype=np.uint8) + np.uint8(index * 4 % 128)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+def a_container_sound_file(kind: str = "mp4", codec: str = "aac", rate: int = 16_000, seconds: float = 1.0) -> bytes:
+    """A sound in a container that libsndfile cannot read."""
+    file = BytesIO()
+    mono = samples(seconds, rate)[:, 0]
+    with av.open(file, "w", format=kind) as container:
+        stream = container.add_stream(codec, rate=rate, layout="mono")
+        frame = av.AudioFrame.from_ndarray(mono[None], format="fltp", layout="mono")
+        frame.sample_rate = rate
+        resampler = av.AudioResampler(format=stream.format, layout="mono", rate=rate, frame_size=stream.frame_size or 1024)
+        for part in [*resampler.resample(frame), *resampler.resample(None)]:
+            container.mux(stream.encode(part))
         container.mux(stream.encode())
     return file.getvalue()

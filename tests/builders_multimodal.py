@@ -166,10 +166,16 @@ def _qwen_vl(config: type[PretrainedConfig], tower: dict[str, Any], **text: Any)
     return build
 
 
-def _llava(tower: PretrainedConfig, text: type[PretrainedConfig], token: str = "<image>", **more: Any) -> Callable[[_Ids], Any]:
+def _llava(
+    tower: PretrainedConfig, text: type[PretrainedConfig], placeholder: str = "<image>", **more: Any
+) -> Callable[[_Ids], Any]:
     def build(ids: _Ids) -> PretrainedConfig:
         return transformers.LlavaConfig(
-            vision_config=tower, text_config=text(**ids.text()), image_token_id=ids(token), image_token_index=ids(token), **more
+            vision_config=tower,
+            text_config=text(**ids.text()),
+            image_token_id=ids(placeholder),
+            image_token_index=ids(placeholder),
+            **more,
         )
 
     return build
@@ -233,9 +239,7 @@ _IDEFICS3 = _Family(
 )
 _QWEN2_5_OMNI = _Family(
     model_class="Qwen2_5OmniThinkerForConditionalGeneration",
-    config=_qwen_omni(
-        transformers.Qwen2_5OmniThinkerConfig, {"n_window": 16}, {**_QWEN_TOWER, "fullatt_block_indexes": [1]}
-    ),
+    config=_qwen_omni(transformers.Qwen2_5OmniThinkerConfig, {"n_window": 16}, {**_QWEN_TOWER, "fullatt_block_indexes": [1]}),
     processor_class="Qwen2_5OmniProcessor",
     preprocessor={**_QWEN_IMAGES, **_feature_extractor(chunk_length=2, return_attention_mask=True)},
     video_preprocessor=_QWEN_VIDEOS,
@@ -271,9 +275,7 @@ _FAMILIES: dict[str, _Family] = {
     "llava_clip": _LLAVA_CLIP,
     "llava_siglip": _Family(
         model_class="LlavaForConditionalGeneration",
-        config=_llava(
-            transformers.SiglipVisionConfig(**_SIGLIP), transformers.Qwen2Config, vision_feature_select_strategy="full"
-        ),
+        config=_llava(transformers.SiglipVisionConfig(**_SIGLIP), transformers.Qwen2Config, vision_feature_select_strategy="full"),
         processor_class="LlavaProcessor",
         processor={"patch_size": 7, "vision_feature_select_strategy": "full"},
         preprocessor=_SIGLIP_28,
@@ -495,7 +497,7 @@ def _tokenizer(family: _Family) -> PreTrainedTokenizerFast:
     named = dict(family.named_tokens)
     base = byte_level_tokenizer(family.first_tokens)
     base.add_special_tokens([*dict.fromkeys([*named.values(), *family.other_tokens])])
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=base,
         bos_token=family.bos,
         eos_token="<|im_end|>",
@@ -503,13 +505,10 @@ def _tokenizer(family: _Family) -> PreTrainedTokenizerFast:
         unk_token="<|endoftext|>",
         extra_special_tokens=named,
     )
-    return tokenizer
 
 
 def _chat_template(family: _Family) -> str:
-    branches = "".join(
-        f"{{%- elif part.type == '{modality}' -%}}{{{{ {text!r} }}}}" for modality, text in family.parts.items()
-    )
+    branches = "".join(f"{{%- elif part.type == '{modality}' -%}}{{{{ {text!r} }}}}" for modality, text in family.parts.items())
     return (
         "{%- for message in messages -%}<|im_start|>{{ message.role }}{{ '\\n' }}"
         "{%- if message.content is string -%}{{ message.content }}"

@@ -68,8 +68,10 @@ def _ghost_backend(backend: type) -> type:
                 )
             elif size.max_height and size.max_width:
                 new_size = get_image_size_for_max_height_width((height, width), size.max_height, size.max_width)
-            else:
+            elif size.height and size.width:
                 new_size = (size.height, size.width)
+            else:
+                raise ValueError(f"no image can be resized to {size.height}x{size.width}")
             return zeros(image.shape[0], *new_size, dtype=image.dtype)
 
         def rescale(self, image: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import Any
 from triptych_common.errors import InvalidRequestError
 from triptych_common.media_key import canonical_options, content_hash, media_key_of_hash
 from triptych_common.pb import common_pb2
+from triptych_common.processor_options import check_option_numbers
 
 from triptych_frontend.encoder_pool import EncoderPool
 from triptych_frontend.media_fetch import MediaFetcher
@@ -96,6 +97,7 @@ class MediaPreparer:
                 raise InvalidRequestError(message, field=f"{field}.uuid", limit=_MAX_UUID_CHARS, value=len(item.uuid))
             all_options = _options(item, field)
             options, names = self._expander.options_for(item.modality, all_options, f"{field}.processor_options_json")
+            check_option_numbers(options, self._settings.max_image_pixels, f"{field}.processor_options_json")
             given.update(dict.fromkeys(all_options, field))
             used |= names
             inputs.append(MediaInput(item, field, options))

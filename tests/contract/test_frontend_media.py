@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import builders_media as media
+import builders_media_files as media
 import pytest
 from builders_frontend import Bench, chat_request, frontend_bench
 from fakes.encoder import SCOPE, FakeEncoder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
-import builders_media as media
+import builders_media_files as media
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

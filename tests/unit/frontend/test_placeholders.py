@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from builders_media import checkpoint
+from builders_media_files import checkpoint
 from builders_multimodal import FAMILIES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
