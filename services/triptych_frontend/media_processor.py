@@ -94,7 +94,7 @@ def _load(path: Path, class_name: str, hf_tokenizer: Any) -> Any:
 
 def _processor_class(name: str) -> Any:
     """The class, with its parts not checked for their classes, as stand-ins are among them."""
-    base = pixtral_processor() if name == "PixtralProcessor" else _class_of_transformers(name)
+    base: Any = pixtral_processor() if name == "PixtralProcessor" else _class_of_transformers(name)
     adapter = ADAPTERS.get(name)
     bases = (adapter, base) if adapter else (base,)
     # from_args_and_dict reads the arguments' names off the function itself.
@@ -116,7 +116,7 @@ def _class_of_transformers(name: str) -> Any:
     if model_type is None:
         raise StartupError("transformers has no such class")
     family = model_type_to_module_name(model_type)
-    module = importlib.import_module(f"transformers.models.{family}.processing_{family}")
+    module: Any = importlib.import_module(f"transformers.models.{family}.processing_{family}")
     if name == "SmolVLMProcessor" and not module.num2words:
         # A package that it insists on and needs for videos alone, which are not taken here.
         module.num2words = str
