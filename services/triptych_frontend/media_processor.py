@@ -71,7 +71,9 @@ def _processor_class_name(path: Path) -> str | None:
 
 
 def _load(path: Path, class_name: str, hf_tokenizer: Any) -> Any:
-    from transformers import AutoFeatureExtractor, AutoImageProcessor
+    # Not from transformers itself, which in some versions hands out empty ones where it misses torchvision.
+    from transformers.models.auto.feature_extraction_auto import AutoFeatureExtractor
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     cls = _processor_class(class_name)
     parts: list[Any] = []
@@ -144,5 +146,7 @@ def merged_options(processor: Any, kind: str, options: dict[str, Any]) -> dict[s
         ValueError, TypeError: an option has a value that the processor does not take.
     """
     init_kwargs = getattr(processor.tokenizer, "init_kwargs", {})
-    merged = processor._merge_kwargs(tokenizer_init_kwargs=init_kwargs, **{kind: copy.deepcopy(options)})[kind]
+    merged = processor._merge_kwargs(
+        processor.valid_processor_kwargs, tokenizer_init_kwargs=init_kwargs, **{kind: copy.deepcopy(options)}
+    )[kind]
     return {**merged, "return_tensors": "np"}

@@ -126,8 +126,8 @@ def _reference_ids(processor: Any, text: str, images: Any, prefix: str | None) -
 @pytest.mark.parametrize("family", AUDIO_FAMILIES)
 def test_sounds_take_what_transformers_gives_them(family: str) -> None:
     processor = reference(family)
-    # AudioFlamingo3 takes one. Qwen3-Omni's extractor pads a sound to the longest of its batch, and gives it another number of frames
-    # then; here each is taken by itself.
+    # AudioFlamingo3 takes one. Qwen3-Omni's extractor pads a sound to the longest of its batch, which changes its number of frames
+    # there; here each is taken by itself.
     max_sounds = 1 if family in ("audioflamingo3", "qwen3_omni") else 2
 
     @many
