@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
-from triptych_common.settings import DEFAULT_MODEL, GrpcServiceSettings, Port
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-def parse_bytes(value: object) -> object:
-    """`512M`, `2GiB` or a plain number of bytes; anything else is left to be refused."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(value).strip(), re.IGNORECASE)
-    return int(float(match[1]) * _UNITS[match[2].upper()]) if match else value
+from triptych_common.settings import DEFAULT_MODEL, GrpcServiceSettings, Port, parse_bytes
 
 
 class EngineSettings(GrpcServiceSettings):

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable
 from typing import TypeAlias
 
+from triptych_common.errors import UnimplementedError
 from triptych_common.logs import request_id_var
 from triptych_common.pb import engine_pb2, generation_pb2
 
@@ -53,6 +54,8 @@ class Generator:
                 method, prompt_field, echo = "Chat", "messages", False
                 params = check_options(request.options, self._model.info.vocab_size)
                 prompt = await self._preprocessor.chat(request)
+                if prompt.media:
+                    raise UnimplementedError("media are preprocessed, but nothing is generated from them yet", field="messages")
             else:
                 method, prompt_field, echo = "Complete", "prompt", request.echo
                 params = check_options(request.options, self._model.info.vocab_size, echo)

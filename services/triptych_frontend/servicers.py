@@ -21,6 +21,7 @@ from triptych_common.pb import (
 
 from triptych_frontend.admission import Admission
 from triptych_frontend.detokenizer import IncrementalDetokenizer
+from triptych_frontend.encoder_client import EncoderClient, media_ref
 from triptych_frontend.generator import Generator, Request
 from triptych_frontend.preprocess import Preprocessor
 from triptych_frontend.served_model import ServedModel
@@ -116,10 +117,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
     """Preprocess, Tokenize."""
 
-    def __init__(self, admission: Admission, model: ServedModel, preprocessor: Preprocessor) -> None:
+    def __init__(self, admission: Admission, model: ServedModel, preprocessor: Preprocessor, encoders: EncoderClient) -> None:
         self._admission = admission
         self._model = model
         self._preprocessor = preprocessor
+        self._encoders = encoders
 
     async def Preprocess(
         self, request: preprocess_pb2.PreprocessRequest, context: grpc.aio.ServicerContext
@@ -135,7 +137,12 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
                 self._model.check_name(request.complete.model)
                 prompt = await self._preprocessor.complete(request.complete)
             return preprocess_pb2.PreprocessResponse(
-                prompt=prompt.text, token_ids=prompt.token_ids, max_model_len=self._model.info.max_model_len
+                prompt=prompt.text,
+                token_ids=prompt.token_ids,
+                placeholders=prompt.placeholders,
+                # Nothing is encoded, so there are no leases; the address is that of the encoder which each key belongs to.
+                media=[media_ref(item, self._encoders.ranked(item.key)[0].address) for item in prompt.media],
+                max_model_len=self._model.info.max_model_len,
             )
 
     async def Tokenize(
