@@ -168,7 +168,7 @@ class EncoderService:
         config = load_config(path, name)
         dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
         towers = load_towers(path, name, config, dtype=dtype, device=self._device)
-        tower = Tower(towers.model, towers.device, towers.dtype)
+        tower = Tower(towers.model, towers.device, towers.dtype, towers.embedding_dtype)
         preprocessor = Preprocessor(path, config, media_limits(settings))
         modalities = tuple(modality for modality in self._load_in_pool(preprocessor) if modality in tower.modalities)
         if not modalities:

@@ -22,7 +22,7 @@ class EncoderSettings(GrpcServiceSettings):
     max_model_len: Annotated[int | None, Field(ge=2, description="The engine's longest sequence, for its description.")] = None
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
-        Field(description="Of towers and embeddings; auto takes the checkpoint's."),
+        Field(description="Of the embeddings; auto takes the checkpoint's."),
     ] = "auto"
     device: Annotated[str, Field(description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")] = "auto"
     num_threads: Annotated[
