@@ -63,7 +63,7 @@ class EncoderService:
         self._servicer = EncoderServicer(self._evictions, settings.max_items_per_request)
         self._server = ServiceServer("encoder", settings, [_DESCRIPTOR], self._register, self)
         is_cpu = self._device.type == "cpu"
-        self._device_loop = DeviceLoop(settings.max_batch_embeddings or (1024 if is_cpu else 16_384), self._yield_cores)
+        self._device_loop = DeviceLoop(settings.max_batch_embeddings or (256 if is_cpu else 16_384), self._yield_cores)
         self._pool = ThreadPoolExecutor(settings.num_preprocess_threads, "preprocess", initializer=self._yield_cores)
 
     # -- Controllable -----------------------------------------------------------------------------------------------------------

@@ -36,7 +36,8 @@ class EncoderSettings(GrpcServiceSettings):
     ] = None
     num_preprocess_threads: Annotated[int, Field(ge=1, le=64, description="Threads that decode and preprocess.")] = 2
     max_batch_embeddings: Annotated[
-        int | None, Field(ge=1, description="Embeddings of a batch; by default 1024 on a CPU, 16384 on a GPU.")
+        int | None,
+        Field(ge=1, description="Embeddings of a batch; by default 256 on a CPU, where batches gain nothing, 16384 on a GPU."),
     ] = None
     max_queue: Annotated[int, Field(ge=1, description="Items on their way at once; further ones are refused.")] = 256
     max_prepared: Annotated[int, Field(ge=1, description="Items in memory as pixels or samples at once.")] = 16
