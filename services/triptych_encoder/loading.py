@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 from transformers.utils import is_torchvision_available
 from triptych_common.errors import StartupError, UnsupportedModelError
 
+from triptych_encoder.packed_linear import compute_dtype, pack_linears
 from triptych_encoder.processors import PROCESSOR_FILES
 from triptych_encoder.tower import TOWER_METHODS, WITHOUT_METHOD
 
@@ -30,7 +31,8 @@ class LoadedTowers:
 
     model: PreTrainedModel
     config: PretrainedConfig
-    dtype: torch.dtype
+    dtype: torch.dtype  # that they compute in
+    embedding_dtype: torch.dtype
     device: torch.device
     #: sha256 of what every embedding depends on.
     key_scope: bytes
@@ -51,14 +53,16 @@ def load_towers(
     """Load the towers of a checkpoint onto a device.
 
     Args:
-        dtype: None takes the checkpoint's own.
+        dtype: of the embeddings; None takes the checkpoint's own. Towers compute in it too, but in float32 on a CPU to which it is
+            foreign: there it would be emulated, several times slower.
 
     Raises:
         UnsupportedModelError: the model has no towers, or is unknown to transformers.
         StartupError: its files cannot be read or lack weights.
     """
     cls = _model_class(config, name)
-    dtype = dtype or getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.float32
+    embedding_dtype = dtype or getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.float32
+    dtype = compute_dtype(embedding_dtype, device)
     try:
         model, info = _towers_only(cls).from_pretrained(path, config=config, dtype=dtype, output_loading_info=True)
     except (OSError, RuntimeError) as error:
@@ -67,10 +71,12 @@ def load_towers(
         missing = sorted(info["missing_keys"])
         raise StartupError(f"the checkpoint of {name} lacks {len(missing)} weights of its towers, e.g. {missing[0]}")
     model = model.eval().requires_grad_(False)
-    scope = _key_scope(model, path, dtype)
+    scope = _key_scope(model, path, f"{embedding_dtype}:{dtype}")
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     log.info("loaded towers and projector: %.1f million parameters in %s", num_parameters / 1e6, str(dtype).removeprefix("torch."))
-    return LoadedTowers(model.to(device), config, dtype, device, scope)
+    model = model.to(device)
+    pack_linears(model)
+    return LoadedTowers(model, config, dtype, embedding_dtype, device, scope)
 
 
 def _model_class(config: PretrainedConfig, name: str) -> type[PreTrainedModel]:
@@ -120,9 +126,9 @@ def _drop_language_model(model: Any) -> list[str]:
     return dropped
 
 
-def _key_scope(model: nn.Module, path: Path, dtype: torch.dtype) -> bytes:
+def _key_scope(model: nn.Module, path: Path, dtypes: str) -> bytes:
     """sha256 over the weights that are loaded, not only their files' names: fine-tunes differ in nothing else."""
-    digest = hashlib.sha256(f"{transformers.__version__}:{dtype}:torchvision={is_torchvision_available()}".encode())
+    digest = hashlib.sha256(f"{transformers.__version__}:{dtypes}:torchvision={is_torchvision_available()}".encode())
     for file in ("config.json", *PROCESSOR_FILES):
         content = (path / file).read_bytes() if (path / file).is_file() else b""
         digest.update(f"{file}:{len(content)}:".encode() + content)

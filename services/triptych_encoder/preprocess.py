@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoFeatureExtractor, AutoImageProcessor, PretrainedConfig
 from transformers.video_utils import VideoMetadata
 from triptych_common import model_store
@@ -32,6 +33,17 @@ _KINDS = {Modality.MODALITY_IMAGE: "image", Modality.MODALITY_AUDIO: "audio", Mo
 _LAYOUT = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid", "image_sizes")
 #: For the media alone: PaliGemma's processor stumbles over token ids that are tensors.
 _TENSORS = {"return_tensors": "pt"}
+#: What processors raise for media and options that they cannot use.
+_PROCESSOR_ERRORS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    ZeroDivisionError,
+    AttributeError,
+    RuntimeError,
+    StrictDataclassError,
+)
 _TEXT_RESULTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"})
 
 
@@ -57,9 +69,8 @@ class Preprocessor:
         self._video_config = video_config(path)
         self._per_thread = threading.local()
 
-    @property
-    def served(self) -> tuple[common_pb2.Modality, ...]:
-        """Modalities that can be preprocessed here."""
+    def load(self) -> tuple[common_pb2.Modality, ...]:
+        """Load this thread's processor, which the first item would wait for; returns the modalities that it can preprocess."""
         calls = self._calls()
         video = (Modality.MODALITY_VIDEO,) if self._config.model_type in VIDEO_MODEL_TYPES else ()
         image = (Modality.MODALITY_IMAGE,) if calls.image_processor is not None else ()
@@ -81,8 +92,8 @@ class Preprocessor:
             item = calls.preprocess(modality, media, options)
         except TriptychError:
             raise
-        except (ValueError, TypeError, KeyError, IndexError, ZeroDivisionError, AttributeError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        except _PROCESSOR_ERRORS as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise bad_media(kind, f"cannot be preprocessed for this model: {reason}") from error
         if item.num_tokens < 1:
             raise bad_media(kind, "is too small or too short to give any embeddings", value=0)

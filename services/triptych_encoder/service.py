@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -27,7 +28,7 @@ from triptych_encoder.item import EncodedItem
 from triptych_encoder.loading import load_config, load_towers
 from triptych_encoder.media.limits import MediaLimits
 from triptych_encoder.pipeline import EncodingPipeline
-from triptych_encoder.preprocess import Preprocessor
+from triptych_encoder.preprocess import Prepared, Preprocessor
 from triptych_encoder.servicer import EncoderServicer
 from triptych_encoder.settings import EncoderSettings
 from triptych_encoder.store import SharedStore
@@ -62,7 +63,7 @@ class EncoderService:
         self._servicer = EncoderServicer(self._evictions, settings.max_items_per_request)
         self._server = ServiceServer("encoder", settings, [_DESCRIPTOR], self._register, self)
         is_cpu = self._device.type == "cpu"
-        self._device_loop = DeviceLoop(settings.max_batch_embeddings or (1024 if is_cpu else 16_384), self._yield_cores)
+        self._device_loop = DeviceLoop(settings.max_batch_embeddings or (256 if is_cpu else 16_384), self._yield_cores)
         self._pool = ThreadPoolExecutor(settings.num_preprocess_threads, "preprocess", initializer=self._yield_cores)
 
     # -- Controllable -----------------------------------------------------------------------------------------------------------
@@ -75,6 +76,11 @@ class EncoderService:
     def port(self) -> int:
         """The port in force."""
         return self._server.port
+
+    @property
+    def control_port(self) -> int:
+        """The control port in force."""
+        return self._server.control_port
 
     @property
     def num_live_requests(self) -> int:
@@ -162,12 +168,29 @@ class EncoderService:
         config = load_config(path, name)
         dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
         towers = load_towers(path, name, config, dtype=dtype, device=self._device)
-        tower = Tower(towers.model, towers.device, towers.dtype)
+        tower = Tower(towers.model, towers.device, towers.dtype, towers.embedding_dtype)
         preprocessor = Preprocessor(path, config, media_limits(settings))
-        modalities = tuple(modality for modality in preprocessor.served if modality in tower.modalities)
+        modalities = tuple(modality for modality in self._load_in_pool(preprocessor) if modality in tower.modalities)
         if not modalities:
             raise UnsupportedModelError(f"{name} ({config.model_type}) has towers for nothing that this encoder can read")
-        return _Loaded(tower, preprocessor, modalities, towers.key_scope, warm_up(tower, preprocessor, modalities, name))
+
+        def prepare(*item: Any) -> Prepared:
+            return self._pool.submit(preprocessor.prepare, *item).result()
+
+        return _Loaded(tower, preprocessor, modalities, towers.key_scope, warm_up(tower, prepare, modalities, name))
+
+    def _load_in_pool(self, preprocessor: Preprocessor) -> tuple[common_pb2.Modality, ...]:
+        """Load the processor in each thread of the pool; returns the modalities that it can preprocess."""
+        num_threads = self._settings.num_preprocess_threads
+        together = threading.Barrier(num_threads)
+
+        def load() -> tuple[common_pb2.Modality, ...]:
+            together.wait()  # so that no thread loads twice and none not at all
+            return preprocessor.load()
+
+        loads = [self._pool.submit(load) for _ in range(num_threads)]
+        modalities = [done.result() for done in loads]
+        return modalities[0]
 
     def _serve(self, loaded: _Loaded, model: common_pb2.ModelInfo) -> None:
         settings = self._settings

@@ -139,7 +139,8 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             try:
                 _check_key(key)
                 item = await pipeline.wait_for(key, max(0.0, deadline_s - time.monotonic()))
-            except TriptychError as error:
+            except Exception as error:
+                # One item's; what is not ours to show is reported as internal, and was logged where it happened.
                 yield encoder_pb2.FetchResponse(key=key, last_chunk_of_item=True, error=to_request_error(error))
                 continue
             for chunk in chunks(key, item, chunk_bytes):

@@ -22,7 +22,7 @@ class EncoderSettings(GrpcServiceSettings):
     max_model_len: Annotated[int | None, Field(ge=2, description="The engine's longest sequence, for its description.")] = None
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
-        Field(description="Of towers and embeddings; auto takes the checkpoint's."),
+        Field(description="Of the embeddings; auto takes the checkpoint's."),
     ] = "auto"
     device: Annotated[str, Field(description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")] = "auto"
     num_threads: Annotated[
@@ -36,7 +36,8 @@ class EncoderSettings(GrpcServiceSettings):
     ] = None
     num_preprocess_threads: Annotated[int, Field(ge=1, le=64, description="Threads that decode and preprocess.")] = 2
     max_batch_embeddings: Annotated[
-        int | None, Field(ge=1, description="Embeddings of a batch; by default 1024 on a CPU, 16384 on a GPU.")
+        int | None,
+        Field(ge=1, description="Embeddings of a batch; by default 256 on a CPU, where batches gain nothing, 16384 on a GPU."),
     ] = None
     max_queue: Annotated[int, Field(ge=1, description="Items on their way at once; further ones are refused.")] = 256
     max_prepared: Annotated[int, Field(ge=1, description="Items in memory as pixels or samples at once.")] = 16

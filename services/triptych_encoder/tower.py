@@ -41,10 +41,14 @@ class Tower:
 
     Args:
         model: the checkpoint's model without its language model.
+        dtype: that the model computes in.
+        embedding_dtype: of the results; by default the same.
     """
 
-    def __init__(self, model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> None:
-        self._device, self._dtype = device, dtype
+    def __init__(
+        self, model: PreTrainedModel, device: torch.device, dtype: torch.dtype, embedding_dtype: torch.dtype | None = None
+    ) -> None:
+        self._device, self._dtype, self._embedding_dtype = device, dtype, embedding_dtype or dtype
         self._methods = _find_methods(model)
         self._takes = {modality: frozenset(inspect.signature(method).parameters) for modality, method in self._methods.items()}
 
@@ -76,7 +80,7 @@ class Tower:
         rows = {"embeds": _rows(_embeddings(output))}
         for layer, features in enumerate(_field(output, "deepstack_features") or ()):
             rows[f"deepstack.{layer}"] = _rows(features)
-        split = {name: _cut(tensor, lengths) for name, tensor in rows.items()}
+        split = {name: _cut(tensor.to(self._embedding_dtype), lengths) for name, tensor in rows.items()}
         return [{name: tensors[index] for name, tensors in split.items()} for index in range(len(items))]
 
     def _inputs(self, item: PreparedItem) -> dict[str, torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 
 import numpy as np
@@ -14,7 +14,7 @@ from triptych_common.errors import TriptychError, UnsupportedModelError
 from triptych_common.pb import common_pb2
 
 from triptych_encoder.item import PreparedItem
-from triptych_encoder.preprocess import Preprocessor
+from triptych_encoder.preprocess import Prepared
 from triptych_encoder.tower import Tower
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,11 @@ _MIN_SIMILARITY = {torch.float32: 0.9999}
 _MIN_SIMILARITY_ROUNDED = 0.99
 
 
-def warm_up(tower: Tower, preprocessor: Preprocessor, modalities: Iterable[common_pb2.Modality], name: str) -> bool:
+def warm_up(tower: Tower, prepare: Callable[..., Prepared], modalities: Iterable[common_pb2.Modality], name: str) -> bool:
     """Encode two made-up items of each modality, alone and together.
+
+    Args:
+        prepare: `Preprocessor.prepare`, wherever it shall run.
 
     Returns:
         Whether items may share a batch: a family whose results depend on the company must be encoded one by one.
@@ -40,7 +43,7 @@ def warm_up(tower: Tower, preprocessor: Preprocessor, modalities: Iterable[commo
             continue  # its tower is that of pictures
         make = _picture if modality == Modality.MODALITY_IMAGE else _sound
         try:
-            items = [preprocessor.prepare(modality, make(seed), {}).item for seed in (1, 2)]
+            items = [prepare(modality, make(seed), {}).item for seed in (1, 2)]
             alone = [tower.encode([item])[0] for item in items]
             may_share = may_share and _agree(alone, _together(tower, items))
         except (TriptychError, RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:

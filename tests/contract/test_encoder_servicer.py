@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -314,6 +315,63 @@ async def test_leases_have_limits() -> None:
         for lease_s in (0.5, 601.0):
             with pytest.raises(grpc.aio.AioRpcError, match="lease_s"):
                 await served.client.encode(lease_s=lease_s)
+
+
+async def test_a_fetch_of_an_item_that_fails_says_so_and_goes_on() -> None:
+    async with an_encoder(gated=True) as served:
+        good, bad = served.item(b"good"), served.item(b"!stumbles")
+        calls = [asyncio.create_task(served.client.encode(item)) for item in (bad, good)]
+        await served.until(lambda: served.pipeline.num_in_flight == 2)
+        stream = served.client.stub.Fetch(encoder_pb2.FetchRequest(keys=[bad.key, good.key]))
+        reading = asyncio.create_task(_read_all(stream))
+        await asyncio.sleep(0.05)
+        assert served.tower.gate is not None
+        served.tower.gate.release(10)
+        first, second = await reading
+        assert (first.key, first.error.reason, first.last_chunk_of_item) == (bad.key, "INTERNAL", True)
+        assert (second.key, second.last_chunk_of_item) == (good.key, True)
+        await asyncio.gather(*calls)
+
+
+async def _read_all(stream: AsyncIterator[encoder_pb2.FetchResponse]) -> list[encoder_pb2.FetchResponse]:
+    return [chunk async for chunk in stream]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_storm_of_items_leaves_nothing_behind(seed: int) -> None:
+    """Encodes, fetches, cancellations, releases and evictions at random, on a cache that holds a few items: all end in a reply."""
+    rng = random.Random(seed)
+    files = [bytes([65 + index]) * rng.randint(1, 8) for index in range(12)] + [b"bad", b"!x"]
+    allowed = {"", "QUEUE_FULL", "MEDIA_NOT_FOUND", "INVALID_REQUEST", "INTERNAL", "EMBEDDING_UNAVAILABLE"}
+    async with an_encoder(capacity_bytes=24 * BYTES_PER_TOKEN, max_queue=6) as served:
+
+        async def one() -> None:
+            item = served.item(rng.choice(files), with_data=rng.random() < 0.8)
+            [result] = await served.client.encode(item)
+            assert result.error.reason in allowed, result.error
+            if result.HasField("error"):
+                return
+            if rng.random() < 0.5:
+                assert (await served.client.fetch(item.key))["embeds"].shape == (result.num_tokens, HIDDEN)
+            await served.client.stub.Release(encoder_pb2.ReleaseRequest(lease_ids=[result.lease_id]))
+            if rng.random() < 0.2:
+                await served.client.stub.Evict(encoder_pb2.EvictRequest(keys=[item.key]))
+
+        tasks = []
+        for _ in range(300):
+            tasks.append(asyncio.create_task(one()))
+            if rng.random() < 0.2:
+                rng.choice(tasks).cancel()
+            if rng.random() < 0.3:
+                await asyncio.sleep(0.001)
+        outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        assert not failures, failures[:3]
+        await served.until(lambda: served.pipeline.num_in_flight == 0)
+        [last] = await served.client.encode(served.item(b"and one more"), lease_s=1.0)
+        assert last.error.reason in ("", "QUEUE_FULL")
+        stats = await served.stats()
+        assert stats.used_bytes <= stats.capacity_bytes
 
 
 class BrokenStore:
