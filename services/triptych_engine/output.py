@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from triptych_engine.media import NO_MEDIA, EmbeddingSlice, EmbeddingSource, Modality, PromptMedia
 from triptych_engine.request import FinishReason, SamplingParams, TokenLogprobs
 
 
@@ -17,6 +18,7 @@ class NewSequence:
     num_computed_tokens: int
     block_ids: list[int]
     sampling: SamplingParams
+    media: PromptMedia = NO_MEDIA
 
 
 @dataclass(slots=True)
@@ -30,6 +32,8 @@ class SchedulerOutput:
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     #: Sequences that the runner shall forget before this step: finished, aborted or preempted since the last.
     dropped: list[str] = field(default_factory=list)
+    #: request_id -> embeddings that stand for some of its scheduled tokens.
+    embeddings: dict[str, list[EmbeddingSlice]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -55,6 +59,24 @@ class Timings:
     num_preemptions: int
 
 
+@dataclass(frozen=True, slots=True)
+class MediaFetch:
+    """What it took to have the embeddings of one item. source: None when the sequence ended before they were asked for."""
+
+    source: EmbeddingSource | None
+    fetch_s: float
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MediaUsage:
+    """What the media of a sequence took."""
+
+    num_tokens: dict[Modality, int]
+    num_cached_tokens: int
+    fetches: tuple[MediaFetch, ...]  # in the order of the items
+
+
 @dataclass(slots=True)
 class SequenceOutput:
     """What one step brought one sequence."""
@@ -68,4 +90,6 @@ class SequenceOutput:
     #: On the last output: prompt, output and cached tokens.
     usage: tuple[int, int, int] | None = None
     timings: Timings | None = None
+    #: On the last output of a sequence with media.
+    media: MediaUsage | None = None
     error: Exception | None = None

@@ -35,6 +35,12 @@ class EngineSettings(GrpcServiceSettings):
     kv_cache_memory: Annotated[
         int, BeforeValidator(parse_bytes), Field(gt=0, description="KV cache in bytes, e.g. 512M or 2G.")
     ] = 1 << 30
+    embedding_cache_memory: Annotated[
+        int, BeforeValidator(parse_bytes), Field(gt=0, description="Embeddings of media held or on their way at once, in bytes.")
+    ] = 256 << 20
+    embedding_timeout_s: Annotated[
+        float, Field(gt=0, le=3600, description="Longest wait for a media item's embeddings, its encoding included, in seconds.")
+    ] = 60.0
     enable_prefix_caching: Annotated[bool, Field(description="Share the KV blocks of equal prefixes.")] = True
     num_threads: Annotated[
         int | None, Field(ge=1, description="Compute threads; by default as many as the cores that this process may use.")

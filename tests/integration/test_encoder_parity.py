@@ -16,13 +16,9 @@ import transformers
 from builders_media import a_picture, a_sound_file, a_video_file, an_image_file, samples
 from builders_multimodal import FAMILIES, build_checkpoint, modalities
 from encoder_driver import RunningEncoder, an_encoder
+from media_reference import audio_inputs, image_inputs, video_inputs
 from PIL import Image
-from transformers import AutoFeatureExtractor, AutoImageProcessor
-from triptych_common.media_geometry import FrameSampling
-from triptych_encoder.media.limits import MediaLimits
-from triptych_encoder.media.video import decode_video
 from triptych_encoder.processors import VIDEO_MODEL_TYPES
-from triptych_encoder.video_processor import QwenVideoProcessor
 
 pytestmark = pytest.mark.model
 TOLERANCE = 1e-5
@@ -31,7 +27,6 @@ CASES = [(family, modality) for family in FAMILIES for modality in modalities(fa
 #: Sizes of pictures: landscape, portrait, smaller than a patch grid.
 SIZES = ((90, 50), (40, 70), (33, 31))
 SECONDS = (1.0, 0.37)
-_NO_LIMITS = MediaLimits(1 << 30, 1 << 30, 1e4, 1e4, 1 << 40)
 
 
 class FullModel:
@@ -61,33 +56,6 @@ class FullModel:
         for layer, features in enumerate(self._given.get("deepstack_visual_embeds") or ()):
             rows[f"deepstack.{layer}"] = features
         return rows
-
-
-def image_inputs(path: Path, image: Image.Image) -> dict[str, torch.Tensor]:
-    """Of transformers' own image processor, called as the family's processor calls it."""
-    model_type = transformers.AutoConfig.from_pretrained(path).model_type
-    options: dict[str, Any] = {"internvl": {"crop_to_patches": True}, "mistral3": {"patch_size": 16}}.get(model_type, {})
-    features = AutoImageProcessor.from_pretrained(path)([image], return_tensors="pt", **options)
-    return {name: tensor for name, tensor in features.items() if name not in ("num_patches", "num_crops", "rows", "cols")}
-
-
-def audio_inputs(path: Path, sound: Any) -> dict[str, torch.Tensor]:
-    """Of transformers' own feature extractor, called as the family's processor calls it."""
-    model_type = transformers.AutoConfig.from_pretrained(path).model_type
-    extractor = AutoFeatureExtractor.from_pretrained(path)
-    common = {"sampling_rate": 16_000, "return_tensors": "pt"}
-    if model_type == "voxtral":
-        features = extractor(sound, padding=True, truncation=False, pad_to_multiple_of=480_000, **common)
-        return {"input_features": features["input_features"].reshape(8, -1, 3000).transpose(0, 1)}
-    if model_type == "audioflamingo3":
-        windows = [sound[start : start + 16_000] for start in range(0, len(sound), 16_000)]
-        features = extractor(windows, return_attention_mask=True, **common)
-        return {"input_features": features["input_features"], "input_features_mask": features["attention_mask"]}
-    padding: dict[str, Any] = {"padding": "max_length"}
-    if model_type.startswith("qwen3_omni"):
-        padding = {"padding": True, "truncation": False}
-    features = extractor(sound, return_attention_mask=True, **padding, **common)
-    return {"input_features": features["input_features"], "feature_attention_mask": features["attention_mask"]}
 
 
 def assert_equal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -129,20 +97,8 @@ async def test_embeddings_of_videos_are_those_of_the_full_model(family: str, tmp
     path = build_checkpoint(family, tmp_path / family)
     full = FullModel(path)
     files = [a_video_file(31), a_video_file(45, width=64, height=96, seed=1)]
-    is_qwen3 = family == "qwen3_vl"
-    kind = "Qwen3VLVideoProcessor" if is_qwen3 else "Qwen2VLVideoProcessor"
-    rule = {"video_processor_type": kind, "fps": 2.0, "min_frames": 4, "max_frames": 16}
-    size = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * (64 if is_qwen3 else 24)}
-    mean_and_std = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if is_qwen3 else {}
-    processor = QwenVideoProcessor({"size": size, "patch_size": 14, **mean_and_std}, budget_per_video=is_qwen3)
-
-    def inputs(index: int) -> dict[str, torch.Tensor]:
-        video = decode_video(files[index], FrameSampling.from_config(rule, {}), _NO_LIMITS)
-        features = processor([video.frames])
-        return {name: features[name] for name in ("pixel_values_videos", "video_grid_thw")}
-
     async with an_encoder(path, dtype="float32") as encoder:
-        await check(encoder, full, "video", files, inputs)
+        await check(encoder, full, "video", files, lambda index: video_inputs(family, files[index]))
 
 
 async def test_a_jpeg_is_what_pillow_decodes(tmp_path: Path) -> None:
