@@ -48,6 +48,7 @@ class MediaStack:
     stub: engine_pb2_grpc.EngineServiceStub
     preprocessor: Preprocessor
     client: EncoderClient
+    embed_token_ids: frozenset[int]
 
     async def prompt(self, *parts: Part) -> Prompt:
         """A user's turn of texts and files."""
@@ -68,8 +69,10 @@ class MediaStack:
     async def generate(
         self, prompt: Prompt, refs: Sequence[common_pb2.MediaRef], request_id: str = "r", max_tokens: int = 8, **more: Any
     ) -> Answer:
-        """Greedy, with log probabilities."""
-        sampling = common_pb2.SamplingParams(max_tokens=max_tokens, temperature=0, logprobs=3, ignore_eos=True)
+        """Greedy, with log probabilities; placeholder tokens are never generated, as transformers takes them for media."""
+        sampling = common_pb2.SamplingParams(
+            max_tokens=max_tokens, temperature=0, logprobs=3, ignore_eos=True, bad_token_ids=sorted(self.embed_token_ids)
+        )
         request = engine_pb2.EngineRequest(
             request_id=request_id, prompt_token_ids=prompt.token_ids, sampling=sampling, media=refs,
             placeholders=prompt.placeholders, **more,
@@ -98,7 +101,10 @@ class MediaStack:
 async def a_media_stack(path: Path, **engine_settings: Any) -> AsyncIterator[MediaStack]:
     """Encoder and engine of a checkpoint, in float32, on free ports."""
     info = model_info(path, path.name)
-    async with an_encoder(path, dtype="float32", served_model_name=path.name) as encoder, an_engine(path, **engine_settings) as engine:
+    async with (
+        an_encoder(path, dtype="float32", served_model_name=path.name) as encoder,
+        an_engine(path, **engine_settings) as engine,
+    ):
         pool = EncoderPool([f"127.0.0.1:{encoder.service.port}"], info)
         client, settings = EncoderClient(pool, 30), FrontendSettings(max_media_items=64)
         tokenizer, expander, why = _load_text_and_media(path)
@@ -110,7 +116,9 @@ async def a_media_stack(path: Path, **engine_settings: Any) -> AsyncIterator[Med
         watch = asyncio.create_task(pool.run())
         try:
             async with open_channel(f"127.0.0.1:{engine._server.port}") as channel:
-                yield MediaStack(engine, encoder, engine_pb2_grpc.EngineServiceStub(channel), preprocessor, client)
+                stub = engine_pb2_grpc.EngineServiceStub(channel)
+                ids = frozenset(token_id for token_id in expander.embed_token_ids if token_id < engine.model_info().vocab_size)
+                yield MediaStack(engine, encoder, stub, preprocessor, client, ids)
         finally:
             await client.close()
             watch.cancel()

@@ -103,7 +103,7 @@ def _placeholders(
             raise InvalidRequestError(message, field=f"{field}.offset", limit=end, value=one.offset)
         end = one.offset + one.length
         if not one.length or end > num_prompt_tokens:
-            message = f"{field} must have tokens, and end within the prompt of {num_prompt_tokens}; given: {one.length}, ending at {end}"
+            message = f"{field} must have tokens and end within the prompt's {num_prompt_tokens}; given: {one.length}, to {end}"
             raise InvalidRequestError(message, field=f"{field}.length", limit=num_prompt_tokens, value=end)
         item = items[one.media_index]
         placeholders.append(Placeholder(one.offset, one.length, item, item.num_tokens))

@@ -85,7 +85,7 @@ class EmbeddingFetcher:
             result = error
         except Exception as error:
             log.exception("unexpected error while embeddings were fetched from %s", order.encoder_address)
-            result = InternalError(f"the embeddings could not be fetched ({type(error).__name__}); the engine's log has the details")
+            result = InternalError(f"embeddings could not be fetched ({type(error).__name__}); the engine's log has the details")
         finally:
             del self._tasks[order.number]
         if isinstance(result, TriptychError):

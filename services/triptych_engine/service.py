@@ -149,9 +149,7 @@ class EngineService:
             max_model_len=model.max_model_len,
             max_embeddings=settings.embedding_cache_memory // runner.embedding_bytes,
         )
-        self._core = EngineCore(
-            scheduler, runner, self._outbox.publish, self._on_death, self._device_thread, self._fetcher
-        )
+        self._core = EngineCore(scheduler, runner, self._outbox.publish, self._on_death, self._device_thread, self._fetcher)
         self._core.start()
         self._model = model
         capacity = scheduler.kv_cache.capacity_tokens

@@ -75,8 +75,9 @@ class WholeModel:
         return logits[len(prompt.token_ids) - 1 : -1].log_softmax(-1)
 
 
-def assert_parity(answer: Answer, reference: torch.Tensor) -> None:
-    assert answer.token_ids == reference.argmax(-1).tolist()
+def assert_parity(answer: Answer, reference: torch.Tensor, banned: frozenset[int]) -> None:
+    allowed = reference.index_fill(1, torch.tensor(sorted(banned), dtype=torch.long), float("-inf"))
+    assert answer.token_ids == allowed.argmax(-1).tolist()
     for entry, line in zip(answer.logprobs, reference, strict=True):
         assert entry.logprob == pytest.approx(line[entry.token_id].item(), abs=2e-4)
         assert list(entry.top_logprobs) == pytest.approx(line.topk(3).values.tolist(), abs=2e-4)
@@ -93,7 +94,7 @@ async def test_tokens_and_logprobs_equal_the_whole_model(family: str, modality: 
         ]
         answers = await asyncio.gather(*(stack.answer(prompt, f"r{i}", max_tokens=8) for i, prompt in enumerate(prompts)))
         for prompt, answer, inputs in zip(prompts, answers, media.inputs, strict=True):
-            assert_parity(answer, whole.logprobs(prompt, modality, answer.token_ids, inputs))
+            assert_parity(answer, whole.logprobs(prompt, modality, answer.token_ids, inputs), stack.embed_token_ids)
             assert getattr(answer.last.usage, f"{modality}_tokens") == sum(p.length for p in prompt.placeholders)
             assert [fetch.source for fetch in answer.last.media] == [common_pb2.EMBEDDING_SOURCE_ENCODER]
         await _ask_again(stack, prompts[0], answers[0])

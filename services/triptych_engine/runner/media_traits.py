@@ -11,7 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from triptych_engine.media import TEXT_ONLY, Bidirectional, MediaTraits, Modality
 from triptych_engine.runner.refusals import is_multimodal
 
-#: Model type -> which prompt tokens see tokens after them. Others that know types of tokens are refused: they have rules of their own.
+#: Model type -> which prompt tokens see tokens after them. Others that tell types of tokens apart have rules of their own.
 _BIDIRECTIONAL = {"gemma3": Bidirectional.IMAGES, "paligemma": Bidirectional.PROMPT}
 #: Argument of get_rope_index -> the modality whose items it describes.
 _LAYOUTS = {"image_grid_thw": Modality.IMAGE, "video_grid_thw": Modality.VIDEO, "audio_seqlens": Modality.AUDIO}

@@ -160,8 +160,9 @@ def language_model_only(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
             language_model = inner.get_decoder() if hasattr(inner, "get_decoder") else inner.language_model
             towers = [n for n, child in inner.named_children() if not any(m is language_model for m in child.modules())]
             for tower in towers:
+                stand_in = _AbsentTower() if isinstance(getattr(inner, tower), PreTrainedModel) else None
                 delattr(inner, tower)
-                setattr(inner, tower, None)
+                setattr(inner, tower, stand_in)
             names = {parameter for parameter, _ in self.named_parameters(remove_duplicate=False)}
             tied = getattr(self, "all_tied_weights_keys", None) or {}
             self.all_tied_weights_keys = {a: b for a, b in tied.items() if a in names and b in names}
@@ -170,6 +171,12 @@ def language_model_only(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
     LanguageModelOnly.__name__, LanguageModelOnly.__qualname__ = cls.__name__, cls.__qualname__
     LanguageModelOnly.__module__ = cls.__module__
     return LanguageModelOnly
+
+
+class _AbsentTower(nn.Module):
+    """Stands where a tower was, for forwards that ask on which device it is before they see that there is nothing to encode."""
+
+    device = torch.device("cpu")
 
 
 def _observe_layers(model: PreTrainedModel, config: PretrainedConfig, name: str, probe: torch.Tensor) -> dict[int, LayerShape]:
