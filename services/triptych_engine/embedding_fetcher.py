@@ -24,7 +24,7 @@ _GRACE_S = 5.0
 #: Channels that are kept open though nothing is fetched through them.
 _MAX_IDLE_CHANNELS = 32
 #: Errors that are the item's own: encoding it once more would not help.
-_FINAL_CODES = {Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED}
+_FINAL_CODES = {Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED, Code.INTERNAL}
 #: element type -> how its bytes are read, and the bits that are all set in numbers that are not finite.
 _EXPONENTS = {"float32": ("<u4", 0x7F80_0000), "float16": ("<u2", 0x7C00), "bfloat16": ("<u2", 0x7F80)}
 
@@ -192,7 +192,7 @@ class _Receiver:
 
 def _unavailable(error: TriptychError, status: str, address: str) -> TriptychError:
     """The item's own error, or that its embeddings are not to be had there."""
-    if not status and (error.code in _FINAL_CODES or type(error) is InternalError):
+    if not status and error.code in _FINAL_CODES:
         return error
     reason = f"{status}: {error.message}" if status else error.message
     return EmbeddingUnavailableError(f"no embeddings from the encoder at {address}: {reason}")

@@ -162,8 +162,8 @@ class PromptMedia:
     _identities: dict[int, bytes] = field(default_factory=dict)  # index of an item -> its identity
 
     def __post_init__(self) -> None:
-        ends = [part.end for part in (*self.placeholders[-1:], *self.spans[-1:])]
-        object.__setattr__(self, "end", max(ends, default=0))
+        ends = (self.placeholders[-1].end if self.placeholders else 0, self.spans[-1].end if self.spans else 0)
+        object.__setattr__(self, "end", max(ends))
 
     def overlapping(self, start: int, end: int) -> Sequence[Placeholder]:
         """The placeholders with tokens in [start, end)."""

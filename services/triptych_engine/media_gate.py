@@ -8,12 +8,13 @@ what it needs next, and no two requests wait for each other.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from triptych_common.errors import NeverFitsError, TriptychError
 
 from triptych_engine.embedding_cache import EmbeddingCache
-from triptych_engine.media import Embeddings, EmbeddingSlice, FetchOrder, MediaItem
+from triptych_engine.media import EmbeddingSlice, MediaItem
 from triptych_engine.request import Request, RequestStatus
 
 
@@ -37,11 +38,17 @@ class MediaGate:
     Args:
         cache: room for embeddings.
         max_span: tokens that one step can compute.
+        worthwhile: so many tokens before an item are computed before its embeddings are there.
+        max_stalled: requests that may hold blocks while their next embeddings are not there.
+        max_stalled_blocks: KV blocks that they may hold.
     """
 
-    def __init__(self, cache: EmbeddingCache, max_span: int) -> None:
+    def __init__(self, cache: EmbeddingCache, *, max_span: int, worthwhile: int, max_stalled: int, max_stalled_blocks: int) -> None:
         self.cache = cache
         self._max_span = max_span
+        self._worthwhile = worthwhile
+        self._max_stalled, self._max_stalled_blocks = max_stalled, max_stalled_blocks
+        self.parked: dict[str, Request] = {}  # request_id -> waiting request that has nothing to compute
         self._needs: dict[str, _Need] = {}  # request_id -> what it needs, of live requests with media
         self._changed = False  # since requests were last given room
 
@@ -111,6 +118,11 @@ class MediaGate:
                 self.cache.release(item)
         self._changed = True
 
+    def forget(self, request: Request) -> None:
+        """Note that a request has ended."""
+        self.parked.pop(request.request_id, None)
+        self.release(request)
+
     def num_computable(self, request: Request, start: int) -> int:
         """How many tokens from `start` can be computed with the embeddings that are there, in whole spans."""
         media = request.media
@@ -126,16 +138,34 @@ class MediaGate:
         ahead = request.media.overlapping(start, request.media.end)
         return not ahead or self.num_computable(request, start) > max(0, ahead[0].offset - start)
 
-    def is_ready(self, request: Request, worthwhile: int) -> bool:
-        """Whether a waiting request has something to compute: its next embeddings are there, or so many tokens come before them."""
+    def is_ready(self, request: Request) -> bool:
+        """Whether a waiting request has something to compute: its next embeddings are there, or enough tokens before them."""
         need = self._needs.get(request.request_id)
         start = request.media.end if need is None else need.start
-        return self.has_next(request, start) or self.num_computable(request, start) >= worthwhile
+        return self.has_next(request, start) or self.num_computable(request, start) >= self._worthwhile
 
-    def stalled(self) -> list[Request]:
-        """Running requests whose next embeddings are not there."""
-        running = (need for need in self._needs.values() if need.request.status is RequestStatus.RUNNING)
-        return [need.request for need in running if not self.has_next(need.request, need.start)]
+    def may_start(self, request: Request, start: int, num_blocks: int) -> bool:
+        """Whether a waiting request shall be given blocks, to compute from `start` on what its embeddings allow."""
+        self.expect_start(request, start)
+        if self.has_next(request, start):
+            return True
+        # Text before an item is computed while the item is encoded, but those who then wait must leave room for others.
+        running = [need for need in self._needs.values() if need.request.status is RequestStatus.RUNNING]
+        stalled = [need.request for need in running if not self.has_next(need.request, need.start)]
+        num_held = sum(len(one.block_ids) for one in stalled)
+        fits = len(stalled) < self._max_stalled and num_held + num_blocks <= self._max_stalled_blocks
+        return fits and self.num_computable(request, start) >= self._worthwhile
+
+    def park(self, request: Request) -> None:
+        """Keep a waiting request until its embeddings are there."""
+        self.parked[request.request_id] = request
+
+    def unpark(self, requests: Iterable[Request]) -> list[Request]:
+        """Those of the requests that are parked and have something to compute now; they are parked no more."""
+        ready = {one.request_id: one for one in requests if one.request_id in self.parked and self.is_ready(one)}
+        for request_id in ready:
+            del self.parked[request_id]
+        return list(ready.values())
 
     def slices(self, request: Request, start: int, num_tokens: int) -> list[EmbeddingSlice]:
         """The embeddings that stand for tokens of a step, which must be there."""
@@ -175,18 +205,10 @@ class MediaGate:
                 return self.cache.hold(item, need.request)
         return False
 
-    def arrive(self, number: int, embeddings: Embeddings) -> list[Request]:
-        """Take fetched embeddings; returns the requests that wait for them."""
-        return self.cache.arrive(number, embeddings)
-
     def fail(self, number: int, error: TriptychError) -> list[tuple[Request, TriptychError]]:
         """Note that a fetch failed; returns the requests that fail with it."""
         self._changed = True
         return self.cache.fail(number, error)
-
-    def take_orders(self) -> tuple[list[FetchOrder], list[int]]:
-        """What is to be fetched, and which earlier orders are not wanted any more."""
-        return self.cache.take_orders()
 
     def check_integrity(self, live: set[Request]) -> None:
         """Raise AssertionError unless needs and cache agree. For tests."""
@@ -194,4 +216,6 @@ class MediaGate:
             raise AssertionError("a request that ended needs embeddings")
         if not self.cache.holders() <= {need.request for need in self._needs.values()}:
             raise AssertionError("a request that needs none holds embeddings")
+        if not set(self.parked.values()) <= live:
+            raise AssertionError("a request that ended is parked")
         self.cache.check_integrity(live)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
+from triptych_common.errors import TriptychError
+
 from triptych_engine.media import NO_MEDIA, EmbeddingSlice, EmbeddingSource, Modality, PromptMedia
-from triptych_engine.request import FinishReason, SamplingParams, TokenLogprobs
+from triptych_engine.request import FinishReason, Request, SamplingParams, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -93,3 +96,39 @@ class SequenceOutput:
     #: On the last output of a sequence with media.
     media: MediaUsage | None = None
     error: Exception | None = None
+
+
+def last_output(request: Request, error: TriptychError | None = None) -> SequenceOutput:
+    """What a request that has ended gets last: why, and what it took."""
+    return SequenceOutput(
+        request.request_id,
+        finish_reason=request.finish_reason,
+        stop_token_id=request.stop_token_id,
+        usage=(request.num_prompt_tokens, request.num_output_tokens, request.num_cached_tokens or 0),
+        timings=_timings(request),
+        media=_media_usage(request) if request.media.items else None,
+        error=error,
+    )
+
+
+def _media_usage(request: Request) -> MediaUsage:
+    media, num_cached = request.media, request.num_cached_tokens or 0
+    spared = EmbeddingSource.PREFIX_CACHE
+    fetches = (
+        MediaFetch(spared if item.source is None and item.end <= num_cached else item.source, item.fetch_s, item.num_bytes)
+        for item in media.items
+    )
+    num_tokens = {item.modality: media.num_tokens(item.modality) for item in media.items}
+    return MediaUsage(num_tokens, media.num_cached(num_cached), tuple(fetches))
+
+
+def _timings(request: Request) -> Timings:
+    now = time.monotonic()
+    scheduled = request.first_scheduled_time or now
+    first_token = request.first_token_time or now
+    return Timings(
+        queue_s=scheduled - request.arrival_time,
+        prefill_s=first_token - scheduled,
+        decode_s=now - first_token,
+        num_preemptions=request.num_preemptions,
+    )

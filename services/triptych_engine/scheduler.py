@@ -23,17 +23,9 @@ from triptych_common.errors import DuplicateRequestError, InternalError, NeverFi
 
 from triptych_engine.embedding_cache import EmbeddingCache
 from triptych_engine.kv_cache import KVCacheManager
-from triptych_engine.media import Embeddings, EmbeddingSource, FetchOrder
+from triptych_engine.media import Embeddings, FetchOrder
 from triptych_engine.media_gate import MediaGate
-from triptych_engine.output import (
-    MediaFetch,
-    MediaUsage,
-    NewSequence,
-    SchedulerOutput,
-    SequenceOutput,
-    StepResult,
-    Timings,
-)
+from triptych_engine.output import NewSequence, SchedulerOutput, SequenceOutput, StepResult, last_output
 from triptych_engine.request import FinishReason, Request, RequestStatus
 from triptych_engine.request_queue import RequestQueue
 
@@ -66,11 +58,16 @@ class Scheduler:
         self._max_waiting = max_waiting
         self._max_model_len = max_model_len
         self._waiting = RequestQueue()
-        self._parked: dict[str, Request] = {}  # request_id -> waiting request whose next embeddings are not there
         self._running: list[Request] = []  # by queue_key: the last one loses its blocks first
         self._requests: dict[str, Request] = {}  # request_id -> each live request
         self._dropped: list[str] = []  # ids that the runner knows and shall forget
-        self._media = MediaGate(EmbeddingCache(max_embeddings), max_num_batched_tokens)
+        self._media = MediaGate(
+            EmbeddingCache(max_embeddings),
+            max_span=max_num_batched_tokens,
+            worthwhile=kv_cache.block_size,
+            max_stalled=max_num_seqs // 2,
+            max_stalled_blocks=kv_cache.pool.num_blocks // 2,
+        )
         # The last step had no room for a span; in the next one, so many tokens are kept for its request.
         self._reserved: tuple[Request, int] | None = None
         self._idle = False  # nothing can be computed until somebody comes, goes, or gets embeddings
@@ -84,7 +81,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + len(self._parked)
+        return len(self._waiting) + len(self._media.parked)
 
     @property
     def live_request_ids(self) -> list[str]:
@@ -148,14 +145,15 @@ class Scheduler:
 
     def take_fetches(self) -> tuple[list[FetchOrder], list[int]]:
         """Embeddings to fetch now, and numbers of earlier orders that are not wanted any more. To be called after each change."""
-        self._unpark(self._media.acquire())
-        return self._media.take_orders()
+        if served := self._media.acquire():
+            self._unpark(served)
+        return self._media.cache.take_orders()
 
     def arrive(self, number: int, result: Embeddings | TriptychError) -> list[SequenceOutput]:
         """Take what came of an order; returns the last outputs of the requests that fail with it."""
         self._idle = False
         if not isinstance(result, TriptychError):
-            self._unpark(self._media.arrive(number, result))
+            self._unpark(self._media.cache.arrive(number, result))
             return []
         failed = {request.request_id: (request, error) for request, error in self._media.fail(number, result)}
         return [self._finish(request, FinishReason.ERROR, error) for request, error in failed.values()]
@@ -171,27 +169,15 @@ class Scheduler:
         if request.media.items:
             cached_blocks = self.kv_cache.find_cached_prefix(request)
             self._media.want(request, len(cached_blocks) * self.kv_cache.block_size)
-            if not self._media.is_ready(request, self.kv_cache.block_size):
-                self._parked[request.request_id] = request
+            if not self._media.is_ready(request):
+                self._media.park(request)
                 return
         self._waiting.push(request)
 
     def _unpark(self, requests: Iterable[Request]) -> None:
-        for request in requests:
-            self._idle = False
-            if request.request_id in self._parked and self._media.is_ready(request, self.kv_cache.block_size):
-                self._waiting.push(self._parked.pop(request.request_id))
-
-    def _may_start(self, request: Request, start: int) -> bool:
-        """Whether a waiting request shall be admitted, to compute from `start` on what its embeddings allow."""
-        self._media.expect_start(request, start)
-        if self._media.has_next(request, start):
-            return True
-        # Text before an item is computed while the item is encoded, but those who then wait must leave room for others.
-        stalled = self._media.stalled()
-        num_blocks = sum(len(one.block_ids) for one in stalled) + self.kv_cache.num_blocks_for(request.num_tokens)
-        fits = len(stalled) < self._max_num_seqs // 2 and num_blocks <= self.kv_cache.pool.num_blocks // 2
-        return fits and self._media.num_computable(request, start) >= self.kv_cache.block_size
+        for request in self._media.unpark(requests):
+            self._waiting.push(request)
+        self._idle = False
 
     # -- one step -------------------------------------------------------------------------------------------------------------
 
@@ -271,9 +257,11 @@ class Scheduler:
         while budget > 0 and len(self._running) < self._max_num_seqs and (request := self._waiting.peek()) is not None:
             cached_blocks = self.kv_cache.find_cached_prefix(request)
             start = len(cached_blocks) * self.kv_cache.block_size
-            if start < request.media.end and not self._may_start(request, start):
-                self._parked[request.request_id] = self._waiting.pop()
-                continue
+            if start < request.media.end:
+                num_blocks = self.kv_cache.num_blocks_for(request.num_tokens)
+                if not self._media.may_start(request, start, num_blocks):
+                    self._media.park(self._waiting.pop())
+                    continue
             num_tokens = self._chunk(request, start, _own_budget(request, budget, reserved))
             if not num_tokens or not self.kv_cache.admit(request, cached_blocks):
                 break  # the first in line waits for blocks, or for room in a step; nobody overtakes it
@@ -345,31 +333,23 @@ class Scheduler:
         self._idle = False
         if request.request_id in self._waiting:
             self._waiting.remove(request.request_id)
-        elif self._parked.pop(request.request_id, None) is None:
+        elif request.request_id not in self._media.parked:
             self._stop_running(request)
         if request.media.items:
-            self._media.release(request)
+            self._media.forget(request)
         del self._requests[request.request_id]
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
-        return SequenceOutput(
-            request.request_id,
-            finish_reason=reason,
-            stop_token_id=request.stop_token_id,
-            usage=(request.num_prompt_tokens, request.num_output_tokens, request.num_cached_tokens or 0),
-            timings=_timings(request),
-            media=_media_usage(request),
-            error=error,
-        )
+        return last_output(request, error)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, requests and blocks agree. For tests."""
         running, live = set(self._running), set(self._requests.values())
-        if not running <= live or len(live) != len(running) + len(self._waiting) + len(self._parked):
+        if not running <= live or len(live) != len(running) + self.num_waiting:
             raise AssertionError("each live request must be running, waiting or parked")
-        if any(request.request_id in self._waiting or request.request_id in self._parked for request in running):
+        if any(request.request_id in self._waiting or request.request_id in self._media.parked for request in running):
             raise AssertionError("a running request waits")
-        if any(request_id in self._waiting for request_id in self._parked):
+        if any(request_id in self._waiting for request_id in self._media.parked):
             raise AssertionError("a parked request waits")
         for request in live:
             if request not in running and (request.block_ids or request.num_computed_tokens):
@@ -387,28 +367,3 @@ def _own_budget(request: Request, budget: int, reserved: tuple[Request, int] | N
     if reserved is None or reserved[0] is request or reserved[0].status is RequestStatus.FINISHED:
         return budget
     return max(0, budget - reserved[1])
-
-
-def _media_usage(request: Request) -> MediaUsage | None:
-    media, num_cached = request.media, request.num_cached_tokens or 0
-    if not media.items:
-        return None
-    spared = EmbeddingSource.PREFIX_CACHE
-    fetches = (
-        MediaFetch(spared if item.source is None and item.end <= num_cached else item.source, item.fetch_s, item.num_bytes)
-        for item in media.items
-    )
-    num_tokens = {item.modality: media.num_tokens(item.modality) for item in media.items}
-    return MediaUsage(num_tokens, media.num_cached(num_cached), tuple(fetches))
-
-
-def _timings(request: Request) -> Timings:
-    now = time.monotonic()
-    scheduled = request.first_scheduled_time or now
-    first_token = request.first_token_time or now
-    return Timings(
-        queue_s=scheduled - request.arrival_time,
-        prefill_s=first_token - scheduled,
-        decode_s=now - first_token,
-        num_preemptions=request.num_preemptions,
-    )

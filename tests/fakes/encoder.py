@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 from triptych_common.errors import Code, TriptychError
@@ -43,6 +43,10 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         #: When set, items with bytes wait for it.
         self.gate: asyncio.Event | None = None
         self.counts: Counter[str] = Counter()
+        #: key -> messages that a fetch of it gets; others are not found.
+        self.fetches: dict[bytes, list[encoder_pb2.FetchResponse]] = {}
+        #: When set, fetches wait for it.
+        self.fetch_gate: asyncio.Event | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add it to a server."""
@@ -76,6 +80,21 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
             return encoder_pb2.EncodeResult(key=item.key, error=error)
         lease_id = f"lease {len(self.requests)}"
         return encoder_pb2.EncodeResult(key=item.key, lease_id=lease_id, num_tokens=self.held[item.key], tier=tier)
+
+    async def Fetch(
+        self, request: encoder_pb2.FetchRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[encoder_pb2.FetchResponse]:
+        self.counts["fetch"] += 1
+        try:
+            if self.fetch_gate is not None:
+                await self.fetch_gate.wait()
+        except asyncio.CancelledError:
+            self.counts["cancelled"] += 1
+            raise
+        for key in request.keys:
+            lost = common_pb2.RequestError(code=Code.FAILED_PRECONDITION, reason="EMBEDDING_UNAVAILABLE", message="it is gone")
+            for message in self.fetches.get(key, [encoder_pb2.FetchResponse(key=key, last_chunk_of_item=True, error=lost)]):
+                yield message
 
     async def Release(self, request: encoder_pb2.ReleaseRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.ReleaseResponse:
         self.released += request.lease_ids

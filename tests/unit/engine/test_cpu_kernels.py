@@ -25,15 +25,20 @@ def kernels() -> CpuKernels:
     return loaded
 
 
-def metadata(lengths: list[int], computed: list[int], block_table: np.ndarray, block_size: int) -> AttentionMetadata:
+def metadata(lengths: list[int], computed: list[int], block_table: np.ndarray, block_size: int, span: int = 0) -> AttentionMetadata:
+    """Of a step; with a span, the tokens of each sequence see each other in groups of so many."""
     positions = np.concatenate([np.arange(c, c + n) for n, c in zip(lengths, computed, strict=True)])
     rows = np.repeat(np.arange(len(lengths)), lengths)
+    ends = np.array(computed) + lengths
     return AttentionMetadata(
         query_start_loc=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-        seq_lens=(np.array(computed) + lengths).astype(np.int32),
+        seq_lens=ends.astype(np.int32),
         block_table=block_table,
         slots=block_table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size,
         positions=positions.astype(np.int32),
+        key_end=None
+        if not span
+        else np.minimum((positions // span + 1) * span, (np.array(computed) + lengths)[rows]).astype(np.int32),
     )
 
 
@@ -46,6 +51,7 @@ def run_both(
     steps: list[list[int]],
     block_size: int = 16,
     query_dtype: torch.dtype | None = None,
+    span: int = 0,
     **options: object,
 ) -> float:
     """Feed the same ragged steps to the kernel and to plain torch; returns the largest difference."""
@@ -72,7 +78,7 @@ def run_both(
         value = torch.randn(shape.num_kv_heads, num_tokens, shape.v_head_dim, generator=generator).transpose(0, 1).to(dtype)
         outputs = []
         for backend in backends:
-            backend.begin(metadata(lengths, [computed[i] for i in active], np.ascontiguousarray(table[active]), block_size))
+            backend.begin(metadata(lengths, [computed[i] for i in active], np.ascontiguousarray(table[active]), block_size, span))
             outputs.append(backend.forward(0, query, key, value, **arguments))  # type: ignore[arg-type]
         assert outputs[0].shape == (num_tokens, num_q_heads, shape.v_head_dim)
         assert outputs[0].dtype == dtype
@@ -102,6 +108,13 @@ def test_paged_attention_matches_torch(
 ):
     worst = run_both(kernels, shape=shape, num_q_heads=num_q_heads, dtype=dtype, steps=RAGGED, block_size=block_size, **options)
     assert worst < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 10}, {"window": 3}])
+def test_tokens_of_a_span_see_each_other(kernels: CpuKernels, options: dict):
+    shape = LayerShape(2, 32, 32)
+    worst = run_both(kernels, shape=shape, num_q_heads=4, dtype=torch.float32, steps=RAGGED, span=7, **options)
+    assert worst < TOLERANCE[torch.float32]
 
 
 def test_queries_may_be_wider_than_the_cache(kernels: CpuKernels):
