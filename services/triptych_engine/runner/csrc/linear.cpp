@@ -97,7 +97,8 @@ void triptych_linear(const float* x, int64_t x_stride, const uint32_t* packed, c
 #pragma omp parallel
   for (int64_t row = 0; row < rows; row += kRowBlock) {
     const int64_t num_rows = std::min(kRowBlock, rows - row);
-#pragma omp for schedule(static) nowait
+    // Dynamic, because other processes on the cores take their share of one thread or the other.
+#pragma omp for schedule(dynamic, 2) nowait
     for (int64_t p = 0; p < num_panels; p++) {
       const Panel panel{packed + p * in_features * kLanes, bias ? bias + p * kPanel : nullptr, in_features,
                         std::min(kPanel, out_features - p * kPanel)};
