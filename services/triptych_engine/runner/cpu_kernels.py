@@ -92,6 +92,10 @@ class CpuKernels:
         self._qk_norm_rope = {dtype: getattr(library, f"triptych_qk_norm_rope_{name}") for dtype, name in _SHORT.items()}
         for function in self._qk_norm_rope.values():
             function.argtypes = [pointer, count, pointer, pointer, ctypes.c_float, pointer, pointer, count, pointer, *[count] * 4]
+        self.linear_panel: int = library.triptych_linear_panel()
+        self._linear_pack, self._linear = library.triptych_linear_pack, library.triptych_linear
+        self._linear_pack.argtypes = [pointer, pointer, count, count]
+        self._linear.argtypes = [pointer, count, pointer, pointer, pointer, count, count, count]
         self._refine_logits = library.triptych_refine_logits
         self._refine_logits.argtypes = [pointer] * 5 + [count] * 3
         self._argmax = library.triptych_argmax
@@ -100,6 +104,23 @@ class CpuKernels:
     def paged_attention(self, args: KernelArgs, query_dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
         """One layer: write keys and values, attend. Queries and keys are of the first type, everything else of the second."""
         self._attention[query_dtype, cache_dtype](ctypes.byref(args))
+
+    def pack_linear(self, weight: torch.Tensor) -> torch.Tensor:
+        """A weight [out, in] bf16 as `linear` wants it: [ceil(out / linear_panel), in, linear_panel / 2] int32."""
+        out_features, in_features = weight.shape
+        panel = self.linear_panel
+        packed = torch.empty(-(-out_features // panel), in_features, panel // 2, dtype=torch.int32)
+        self._linear_pack(weight.contiguous().data_ptr(), packed.data_ptr(), out_features, in_features)
+        return packed
+
+    def linear(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
+        """x weight^T + bias in fp32. x: [rows, in], its rows dense; bias: [panels * linear_panel], padded; result [rows, out]."""
+        out = torch.empty(x.shape[0], out_features)
+        self._linear(
+            x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
+            x.shape[0], out_features, x.shape[1],
+        )  # fmt: skip
+        return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
         """x / rms(x) * weight over the last dimension; x fp32 or bf16, weight fp32, result of `dtype`."""

@@ -1,7 +1,8 @@
 """Replaces modules of a loaded model by faster or more exact equals, by pattern, whatever the architecture.
 
 On CPUs, in bfloat16 and float32:
-- linear layers get their weights packed once, in oneDNN's own layout; q, k and v, which read the same input, become one product;
+- linear layers get their weights packed once, in oneDNN's own layout, or, where a float32 model's weights are bfloat16 numbers, in
+  ours, which keeps them so; q, k and v, which read the same input, become one product;
 - gated MLPs become two products and one kernel between them;
 - RMS norms become one kernel. Norms and MLPs are recognised by name and verified on random input before they are replaced, so
   that a family with another formula keeps its own;
@@ -25,7 +26,7 @@ from transformers import PreTrainedModel
 
 from triptych_engine.runner.cpu_kernels import CpuKernels
 from triptych_engine.runner.decoder_layer import fuse_layers
-from triptych_engine.runner.modules import ExactTopHead, FusedRMSNorm, GatedMLP, LinearPart, PackedLinear, SharedProduct
+from triptych_engine.runner.modules import ExactTopHead, FusedRMSNorm, GatedMLP, LinearPart, PackedLinear, SharedProduct, pack
 
 log = logging.getLogger(__name__)
 #: What rounding explains when a replacement is compared with what it replaces, relative to the largest value.
@@ -52,8 +53,8 @@ def optimize(model: PreTrainedModel, kernels: CpuKernels | None, token_ids: torc
         if model.dtype == torch.bfloat16:
             _replace_head(model, kernels)
         _replace(model, lambda module: _gated_mlp(module, kernels))
-    _share_products(model)
-    num_linears = _replace(model, _packed_linear)
+    _share_products(model, kernels)
+    num_linears = _replace(model, lambda module: _packed_linear(module, kernels))
     for parameter in model.parameters():
         if parameter is not embedding:
             _detach_from_file(parameter)
@@ -98,8 +99,8 @@ def _replace(model: nn.Module, make: Callable[[nn.Module], nn.Module | None]) ->
     return num_replaced
 
 
-def _packed_linear(module: nn.Module) -> nn.Module | None:
-    return PackedLinear(module) if type(module) is nn.Linear and _can_pack(module.weight.dtype) else None
+def _packed_linear(module: nn.Module, kernels: CpuKernels | None) -> nn.Module | None:
+    return pack(kernels, module) if type(module) is nn.Linear and _can_pack(module.weight.dtype) else None
 
 
 def _linears(module: nn.Module, *names: str) -> list[nn.Linear] | None:
@@ -109,13 +110,13 @@ def _linears(module: nn.Module, *names: str) -> list[nn.Linear] | None:
     return linears if len(linears) == len(names) else None
 
 
-def _share_products(model: nn.Module) -> None:
+def _share_products(model: nn.Module, kernels: CpuKernels | None) -> None:
     """Join the q, k and v projections of each attention."""
     names = ("q_proj", "k_proj", "v_proj")
     for module in model.modules():
         linears = _linears(module, *names)
         if linears and len({(linear.in_features, linear.bias is None) for linear in linears}) == 1:
-            product = SharedProduct(linears)
+            product = SharedProduct(kernels, linears)
             for index, name in enumerate(names):
                 setattr(module, name, LinearPart(product, index))
 

@@ -21,7 +21,15 @@ from transformers import (
 from triptych_engine.runner.attention import ATTENTION_NAME, attending
 from triptych_engine.runner.cpu_kernels import load_kernels
 from triptych_engine.runner.decoder_layer import FusedDecoderLayer
-from triptych_engine.runner.modules import ExactTopHead, FusedRMSNorm, GatedMLP, LinearPart, PackedLinear
+from triptych_engine.runner.modules import (
+    ExactTopHead,
+    FusedRMSNorm,
+    GatedMLP,
+    LinearPart,
+    OneDnnLinear,
+    WideningLinear,
+    pack,
+)
 from triptych_engine.runner.optimize import optimize
 
 
@@ -84,7 +92,7 @@ def test_gelu_mlps_and_layer_norms_are_left_alone():
 def test_without_kernels_only_linear_layers_are_replaced():
     model = a_model(a_tiny_llama_config())
     optimize(model, None, TOKENS)
-    assert {LinearPart, PackedLinear} <= kinds(model)
+    assert {LinearPart, OneDnnLinear} <= kinds(model)
     assert not {GatedMLP, FusedRMSNorm, ExactTopHead, FusedDecoderLayer} & kinds(model)
 
 
@@ -139,11 +147,26 @@ def test_float16_models_are_left_alone():
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("num_tokens", [1, 7, 100])
-def test_packed_linears_side_by_side(bias: bool, num_tokens: int):
-    linears = [nn.Linear(32, size, bias=bias).bfloat16().requires_grad_(False) for size in (48, 16)]
-    x = torch.randn(1, num_tokens, 32).bfloat16()
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [(torch.bfloat16, OneDnnLinear), (torch.float32, WideningLinear)], ids=["bfloat16", "float32"]
+)
+def test_packed_linears_side_by_side(bias: bool, num_tokens: int, dtype: torch.dtype, kind: type):
+    # Weights that are bfloat16 numbers in either type.
+    linears = [nn.Linear(32, size, bias=bias).bfloat16().to(dtype).requires_grad_(False) for size in (48, 9)]
+    x = torch.randn(1, num_tokens, 32).to(dtype)
     expected = torch.cat([linear(x) for linear in linears], -1)
-    torch.testing.assert_close(PackedLinear(*linears)(x), expected, rtol=2e-2, atol=2e-2)
+    packed = pack(load_kernels(), *linears)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-6
+    torch.testing.assert_close(packed(x), expected, rtol=tolerance, atol=tolerance)
+    assert type(packed) is kind
+
+
+def test_float32_weights_with_more_than_bfloat16_in_them_keep_it():
+    linear = nn.Linear(32, 48).requires_grad_(False)
+    x = torch.randn(1, 5, 32)
+    packed = pack(load_kernels(), linear)
+    assert type(packed) is OneDnnLinear
+    torch.testing.assert_close(packed(x), linear(x), rtol=1e-6, atol=1e-6)
 
 
 def test_a_shared_product_is_not_reused_for_another_input():
