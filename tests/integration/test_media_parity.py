@@ -7,9 +7,11 @@ Two requests run in one ragged batch, in chunks as small as the family allows; p
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 import transformers
@@ -17,12 +19,14 @@ from builders_media import a_picture, a_sound_file, a_video_file, an_image_file,
 from builders_multimodal import FAMILIES, build_checkpoint, modalities
 from media_reference import audio_inputs, image_inputs, video_inputs
 from media_stack import Answer, MediaStack, a_media_stack
+from triptych_common.errors import EmbeddingUnavailableError
 from triptych_common.pb import common_pb2
+from triptych_common.status import from_rpc_error
 from triptych_encoder.processors import VIDEO_MODEL_TYPES
 from triptych_frontend.preprocess import Prompt
 
 pytestmark = pytest.mark.model
-_TYPES = {"image": 1, "video": 2, "audio": 3}
+_TYPES = {common_pb2.MODALITY_IMAGE: 1, common_pb2.MODALITY_VIDEO: 2, common_pb2.MODALITY_AUDIO: 3}
 CASES = [(family, modality) for family in FAMILIES for modality in modalities(family) if modality != "video"]
 CASES += [(family, "video") for family in FAMILIES if family in VIDEO_MODEL_TYPES]
 #: Prompts of PaliGemma are computed in one step.
@@ -56,11 +60,16 @@ class WholeModel:
         cls = getattr(transformers, self._config.architectures[0])
         self._model = cls.from_pretrained(path, dtype=torch.float32).eval()
 
-    def logprobs(self, prompt: Prompt, modality: str, output: list[int], inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """[len(output), vocab]: of the token at each place of the output, given all before it."""
+    def logprobs(self, prompt: Prompt, output: list[int], inputs: Sequence[dict[str, torch.Tensor]]) -> torch.Tensor:
+        """[len(output), vocab]: of the token at each place of the output, given all before it.
+
+        Args:
+            inputs: of each item.
+        """
         ids = torch.tensor([prompt.token_ids + output])
         types = torch.zeros_like(ids, dtype=torch.int)
         for placeholder in prompt.placeholders:
+            modality = prompt.media[placeholder.media_index].modality
             types[0, placeholder.offset : placeholder.offset + placeholder.length] = _TYPES[modality]
         more: dict[str, Any] = {}
         kind = self._config.model_type
@@ -70,8 +79,10 @@ class WholeModel:
             more["token_type_ids"] = types
         elif kind == "paligemma":
             more["token_type_ids"] = (torch.arange(ids.shape[1]) >= len(prompt.token_ids)).int()[None]
+        names = dict.fromkeys(name for one in inputs for name in one)
+        joined = {name: torch.cat([one[name] for one in inputs if name in one]) for name in names}
         with torch.inference_mode():
-            logits = self._model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs, **more).logits[0]
+            logits = self._model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **joined, **more).logits[0]
         return logits[len(prompt.token_ids) - 1 : -1].log_softmax(-1)
 
 
@@ -94,10 +105,71 @@ async def test_tokens_and_logprobs_equal_the_whole_model(family: str, modality: 
         ]
         answers = await asyncio.gather(*(stack.answer(prompt, f"r{i}", max_tokens=8) for i, prompt in enumerate(prompts)))
         for prompt, answer, inputs in zip(prompts, answers, media.inputs, strict=True):
-            assert_parity(answer, whole.logprobs(prompt, modality, answer.token_ids, inputs), stack.embed_token_ids)
+            assert_parity(answer, whole.logprobs(prompt, answer.token_ids, [inputs]), stack.embed_token_ids)
             assert getattr(answer.last.usage, f"{modality}_tokens") == sum(p.length for p in prompt.placeholders)
             assert [fetch.source for fetch in answer.last.media] == [common_pb2.EMBEDDING_SOURCE_ENCODER]
         await _ask_again(stack, prompts[0], answers[0])
+
+
+@pytest.mark.parametrize("settings", [{}, {"attention": "torch", "block_size": 5}])
+@pytest.mark.parametrize(
+    ("family", "order"),
+    [
+        ("qwen2_vl", ["image", "video", "image"]),
+        ("qwen2_5_vl", ["video", "image"]),
+        ("qwen3_vl", ["image", "video", "image"]),
+        ("gemma3", ["image", "image"]),
+        ("qwen2_5_omni", ["audio", "image"]),
+        ("qwen3_omni", ["image", "audio", "image"]),
+    ],
+)
+async def test_several_items_of_several_modalities(family: str, order: list[str], settings: dict, tmp_path: Path) -> None:
+    path = build_checkpoint(family, tmp_path / family)
+    media, whole = {modality: Media(path, family, modality) for modality in order}, WholeModel(path)
+    async with a_media_stack(path, max_num_batched_tokens=16, **settings) as stack:
+        items = [(modality, order[:index].count(modality)) for index, modality in enumerate(order)]
+        files = [(modality, media[modality].files[number]) for modality, number in items]
+        inputs = [media[modality].inputs[number] for modality, number in items]
+        prompts = [await stack.prompt("These:", *files, "Well?"), await stack.prompt(*files[:1], "and", *files[1:])]
+        answers = await asyncio.gather(*(stack.answer(prompt, f"r{i}", max_tokens=6) for i, prompt in enumerate(prompts)))
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert_parity(answer, whole.logprobs(prompt, answer.token_ids, inputs), stack.embed_token_ids)
+
+
+async def test_text_does_not_change_under_preemption_and_little_room_for_embeddings(tmp_path: Path) -> None:
+    path = build_checkpoint("qwen3_vl", tmp_path / "qwen3_vl")
+    media, whole = Media(path, "qwen3_vl", "image"), WholeModel(path)
+    # Room for six pictures or so, of which each request needs two; two KV caches' worth of tokens.
+    room = 6 * 3 * 64 * 4 * 3
+    async with a_media_stack(path, max_num_batched_tokens=16, kv_cache_memory=140_000, embedding_cache_memory=room) as stack:
+        items = [("image", file) for file in media.files]
+        prompts = [await stack.prompt("x" * number, items[number % 2], "and", items[1 - number % 2]) for number in range(6)]
+        answers = await asyncio.gather(*(stack.answer(prompt, f"r{i}", max_tokens=24) for i, prompt in enumerate(prompts)))
+        assert stack.engine._loaded().load.num_preemptions > 0
+        for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            inputs = [media.inputs[number % 2], media.inputs[1 - number % 2]]
+            assert_parity(answer, whole.logprobs(prompt, answer.token_ids, inputs), stack.embed_token_ids)
+
+
+async def test_a_dead_encoder_fails_who_needs_it_and_leaves_text_alone(tmp_path: Path) -> None:
+    path = build_checkpoint("llava_siglip", tmp_path / "llava")
+    async with a_media_stack(path, embedding_timeout_s=2) as stack:
+        picture, text = await stack.prompt(("image", an_image_file())), await stack.prompt("Hello")
+        encoding = stack.begin(picture)
+        await encoding.wait()
+        refs = encoding.refs
+        refs[0].encoder_address = "127.0.0.1:1"
+        lost, answer = await asyncio.gather(
+            stack.generate(picture, refs, "lost"), stack.generate(text, [], "text"), return_exceptions=True
+        )
+        assert isinstance(lost, grpc.aio.AioRpcError)
+        error = from_rpc_error(lost)
+        assert isinstance(error, EmbeddingUnavailableError)
+        assert error.field == "media[0]"
+        assert isinstance(answer, Answer)
+        assert len(answer.token_ids) == 8
+        assert len((await stack.generate(picture, encoding.refs, "again")).token_ids) == 8
+        await encoding.close()
 
 
 async def _ask_again(stack: MediaStack, prompt: Prompt, before: Answer) -> None:
