@@ -42,6 +42,11 @@ class LoadedModel:
     probe_token_ids: torch.Tensor  # [num_probe_tokens] int64
     probe_logits: torch.Tensor  # [num_probe_tokens, vocab] of transformers' ordinary forward pass
 
+    def position_ids(self, positions: torch.Tensor) -> torch.Tensor:
+        """Positions [num_tokens] of text as the model wants them."""
+        axes = self.num_position_axes
+        return positions[None].expand(axes, 1, -1) if axes else positions[None]
+
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, logits_indices: torch.Tensor, backend: AttentionBackend
     ) -> torch.Tensor:
@@ -54,13 +59,10 @@ class LoadedModel:
         Returns:
             [n, vocab_size].
         """
-        position_ids = positions[None]
-        if self.num_position_axes:
-            position_ids = position_ids.expand(self.num_position_axes, 1, -1)
         with attending(backend):
             output = self.model(
                 input_ids=token_ids[None],
-                position_ids=position_ids,
+                position_ids=self.position_ids(positions),
                 attention_mask=None,
                 past_key_values=None,
                 use_cache=False,
