@@ -53,7 +53,7 @@ class FrontendClient:
         Nothing is sent before the first item is asked for. The first error ends all calls; closing the generator cancels them.
         """
         if self._session is None or not self._session.is_open:
-            self._session = FrontendSession(self._generation.Session(), self._translated)
+            self._session = FrontendSession(self._generation.Session(), self.address)
         calls = self._session.start(requests, request_ids)
         try:
             while responses := await calls.next():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 
 import grpc
 from triptych_common.channels import MAX_MESSAGE_BYTES
@@ -13,6 +14,7 @@ from triptych_common.errors import InvalidRequestError, ServiceUnavailableError,
 from triptych_common.pb import generation_pb2
 from triptych_common.status import from_request_error
 
+log = logging.getLogger(__name__)
 Request = generation_pb2.ChatRequest | generation_pb2.CompleteRequest
 Response = generation_pb2.GenerationCallResponse
 _Stream = grpc.aio.StreamStreamCall[generation_pb2.GenerationServiceSessionRequest, generation_pb2.GenerationServiceSessionResponse]
@@ -27,7 +29,8 @@ class Calls:
         self._session = session
         #: number -> place among the calls, of those that have not ended
         self._live = {number: place for place, number in enumerate(numbers)}
-        self._waiting: list[tuple[int, Response]] = []
+        #: place -> what came since the last `next`, merged: a slow client costs the memory of its own answer and nothing more
+        self._waiting: dict[int, Response] = {}
         self._error: TriptychError | None = None
         self._wake_up: asyncio.Future[None] | None = None
 
@@ -44,8 +47,8 @@ class Calls:
                 return []
             self._wake_up = asyncio.get_running_loop().create_future()
             await self._wake_up
-        waiting, self._waiting = self._waiting, []
-        return waiting
+        waiting, self._waiting = self._waiting, {}
+        return list(waiting.items())
 
     def close(self) -> None:
         """Cancel what has not ended. May be called twice."""
@@ -59,10 +62,8 @@ class Calls:
         if place is None:
             return
         if response.choices or response.HasField("usage"):
-            # A copy: the response itself keeps the whole message, with what all other calls got, in memory.
-            own = Response()
-            own.CopyFrom(response)
-            self._waiting.append((place, own))
+            # Into a message of its own: the response itself keeps the whole step's, with what all other calls got, in memory.
+            _merge(self._waiting.setdefault(place, Response()), response)
         if response.HasField("usage") or response.HasField("error"):
             del self._live[response.number]
         if response.HasField("error"):
@@ -80,17 +81,33 @@ class Calls:
             self._wake_up.set_result(None)
 
 
+def _merge(into: Response, new: Response) -> None:
+    """Append what is new in a call."""
+    for delta in new.choices:
+        own = next((choice for choice in into.choices if choice.index == delta.index), None)
+        if own is None:
+            into.choices.append(delta)
+            continue
+        text = own.text + delta.text
+        own.MergeFrom(delta)
+        own.text = text
+    if new.HasField("usage"):
+        into.usage.CopyFrom(new.usage)
+        into.timings.CopyFrom(new.timings)
+    into.media.extend(new.media)
+
+
 class FrontendSession:
     """One stream, from its first call to its loss.
 
     Args:
         stream: just opened.
-        translate: makes an error for clients of what ended the stream.
+        address: the frontend's, for the log.
     """
 
-    def __init__(self, stream: _Stream, translate: Callable[[grpc.aio.AioRpcError], TriptychError]) -> None:
+    def __init__(self, stream: _Stream, address: str) -> None:
         self._stream = stream
-        self._translate = translate
+        self._address = address
         self._numbers = itertools.count(1)
         #: number -> the calls that it is one of
         self._calls: dict[int, Calls] = {}
@@ -141,13 +158,14 @@ class FrontendSession:
 
     async def _read(self) -> None:
         """Hand out responses until the stream is lost; then nothing is left waiting."""
-        error: TriptychError = ServiceUnavailableError("the model's frontend ended its work; try again")
+        # Whatever ended the stream is no single call's fault.
+        error = ServiceUnavailableError("the model's frontend is away; try again")
         try:
             while isinstance(message := await self._stream.read(), generation_pb2.GenerationServiceSessionResponse):
                 for response in message.responses:
                     self._dispatch(response)
         except grpc.aio.AioRpcError as lost:
-            error = self._translate(lost)
+            log.warning("lost the session with the frontend at %s: %s %s", self._address, lost.code().name, lost.details())
         finally:
             self.is_open = False
             self._stream.cancel()

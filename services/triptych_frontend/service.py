@@ -100,6 +100,7 @@ class Frontend:
         try:
             yield session
         finally:
+            self._admission.close()
             self._generation.refuse("the frontend is stopping")
             await self.server.stop()
             await self._encoder_client.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from triptych_common.channels import MAX_MESSAGE_BYTES
@@ -20,8 +21,9 @@ log = logging.getLogger(__name__)
 Request = generation_pb2.GenerationServiceSessionRequest
 Response = generation_pb2.GenerationServiceSessionResponse
 CallResponse = generation_pb2.GenerationCallResponse
-#: Most bytes of responses in one message, and of one response: well below the channel's limit, beyond which the stream would fail.
-_MAX_RESPONSE_BYTES = MAX_MESSAGE_BYTES // 4
+#: Largest response, and most bytes of responses in a message of several: beyond the channel's limit the stream would fail.
+_MAX_RESPONSE_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
+_MAX_MESSAGE_BYTES = MAX_MESSAGE_BYTES // 4
 
 
 class GenerationSession:
@@ -35,8 +37,8 @@ class GenerationSession:
         self._live: dict[int, Generation] = {}
         #: Calls with something to take, in order.
         self._with_news: dict[int, None] = {}
-        #: Last responses of calls that could not start.
-        self._refusals: list[CallResponse] = []
+        #: Responses that were made and not sent yet: of calls that could not start, and what the last message had no room for.
+        self._due: deque[CallResponse] = deque()
         self._changed = asyncio.Event()
         self._ends_when_idle = False
 
@@ -97,10 +99,11 @@ class GenerationSession:
             log.exception("unexpected error")
             self._refuse(number, InternalError(f"internal error ({type(error).__name__}); the service's log has the details"))
         finally:
-            self._preparing.pop(number, None)
+            if self._preparing.get(number) is asyncio.current_task():
+                del self._preparing[number]
 
     def _refuse(self, number: int, error: TriptychError) -> None:
-        self._refusals.append(CallResponse(number=number, error=to_request_error(error)))
+        self._due.append(CallResponse(number=number, error=to_request_error(error)))
         self._changed.set()
 
     def _on_news(self, number: int) -> None:
@@ -117,16 +120,24 @@ class GenerationSession:
 
     def _next_message(self) -> Response | None:
         """What is due, up to the limit; None when that is nothing."""
-        responses, self._refusals = self._refusals, []
-        num_bytes = 0
-        while self._with_news and num_bytes < _MAX_RESPONSE_BYTES:
+        message, num_bytes = Response(), 0
+        while response := self._next_due():
+            num_bytes += response.ByteSize()
+            if message.responses and num_bytes > _MAX_MESSAGE_BYTES:
+                self._due.appendleft(response)
+                break
+            message.responses.append(response)
+        return message if message.responses else None
+
+    def _next_due(self) -> CallResponse | None:
+        if self._due:
+            return self._due.popleft()
+        while self._with_news:
             number = next(iter(self._with_news))
             del self._with_news[number]
-            response = self._take(number)
-            if response is not None:
-                num_bytes += response.ByteSize()
-                responses.append(response)
-        return Response(responses=responses) if responses else None
+            if response := self._take(number):
+                return response
+        return None
 
     def _take(self, number: int) -> CallResponse | None:
         generation = self._live.get(number)

@@ -199,7 +199,29 @@ async def test_an_answer_too_large_for_the_stream_fails_alone(monkeypatch: pytes
     (refusal,) = client.responses[1]
     assert refusal.error.limit == "2000"
     assert joined(client.responses[2]) == "word " * 1000
-    assert max(message.ByteSize() for message in client.messages) < 5000
+
+
+async def test_large_answers_do_not_share_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "_MAX_MESSAGE_BYTES", 2000)
+    text = "word " * 300
+    async with a_session(says(ids(text), tokens_per_step=10_000)) as (bench, client):
+        await bench.engine.pause()
+        await client.start(*(chat(number) for number in range(8)))
+        await bench.engine.until(lambda: len(bench.engine.requests) == 8)
+        await bench.engine.resume()
+        await client.until_ended(range(8))
+    assert [joined(client.responses[number]) for number in range(8)] == [text] * 8
+    assert max(message.ByteSize() for message in client.messages) < 3500
+
+
+async def test_what_a_client_wrote_is_cut_in_errors_and_ends_nobody_elses_call() -> None:
+    async with a_session() as (_, client):
+        huge = chat_request(model="\x7f" * 14_000_000)
+        await client.start(chat(1))
+        await client.start(Call(number=2, chat=huge), Call(number=3, chat=huge))
+        await client.until_ended([1, 2, 3])
+    assert joined(client.responses[1]) == "Hello there"
+    assert client.responses[2][0].ByteSize() < 10_000
 
 
 async def test_full_is_said_to_the_call_that_is_too_many() -> None:

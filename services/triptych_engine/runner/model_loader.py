@@ -49,6 +49,15 @@ class LoadedModel:
     probe_token_ids: torch.Tensor  # [num_probe_tokens] int64
     probe_logits: torch.Tensor  # [num_probe_tokens, vocab] of transformers' ordinary forward pass
 
+    def position_ids(self, positions: torch.Tensor) -> torch.Tensor:
+        """Positions as the model wants them; [num_tokens], or [num_position_axes, num_tokens] where they differ."""
+        if self.first_position:
+            positions = positions + self.first_position
+        if positions.ndim == 2:
+            return positions[:, None]
+        axes = self.num_position_axes
+        return positions[None].expand(axes, 1, -1) if axes else positions[None]
+
     def forward(
         self,
         token_ids: torch.Tensor,
@@ -68,14 +77,9 @@ class LoadedModel:
         Returns:
             [n, vocab_size].
         """
-        position_ids = positions[None] if positions.ndim == 1 else positions[:, None]
-        if self.first_position:
-            position_ids = position_ids + self.first_position
-        if self.num_position_axes and positions.ndim == 1:
-            position_ids = position_ids.expand(self.num_position_axes, 1, -1)
         inputs: dict[str, Any] = {
             "input_ids": token_ids[None] if inputs_embeds is None else None,
-            "position_ids": position_ids,
+            "position_ids": self.position_ids(positions),
             "attention_mask": None,
             "past_key_values": None,
             "use_cache": False,

@@ -65,7 +65,9 @@ class ModelRunner:
             config.model_path, config.model_name, dtype=config.dtype, device=config.device, max_model_len=config.max_model_len
         )
         kernels = load_kernels() if config.device.type == "cpu" and config.attention != "torch" else None
-        optimize(self._model.model, kernels, self._model.probe_token_ids)
+        probe = self._model.probe_token_ids
+        spread = torch.linspace(0, config.max_model_len - 1, len(probe), dtype=torch.float64).long()
+        optimize(self._model.model, kernels, probe, self._model.position_ids(spread))
         gc.collect()
         self.media_traits = media_traits(self._model.model, self._model.config, self._model.num_position_axes)
         self._media = None

@@ -12,12 +12,14 @@ from transformers import (
     GemmaConfig,
     GPT2Config,
     GraniteConfig,
+    Ministral3Config,
     MistralConfig,
     Olmo2Config,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
 )
+from transformers.models.llama.modeling_llama import LlamaMLP
 from triptych_engine.runner.attention import ATTENTION_NAME, attending
 from triptych_engine.runner.cpu_kernels import load_kernels
 from triptych_engine.runner.decoder_layer import FusedDecoderLayer
@@ -50,6 +52,7 @@ class Attention:
 
 
 TOKENS = torch.arange(20)
+POSITIONS = torch.arange(0, 60, 3)[None]
 SIZES = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -70,7 +73,7 @@ def kinds(model: nn.Module) -> set[type]:
 
 def test_a_llama_is_replaced_throughout():
     model = a_model(a_tiny_llama_config())
-    optimize(model, load_kernels(), TOKENS)
+    optimize(model, load_kernels(), TOKENS, POSITIONS)
     assert {FusedDecoderLayer, FusedRMSNorm, ExactTopHead} <= kinds(model)
     assert not {"LlamaDecoderLayer", "LlamaAttention", "LlamaMLP"} & {kind.__name__ for kind in kinds(model)}
     assert model.get_input_embeddings()(torch.tensor([1])).dtype == torch.float32
@@ -80,18 +83,18 @@ def test_gelu_mlps_and_layer_norms_are_left_alone():
     model = a_model(
         GemmaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, head_dim=16)
     )
-    optimize(model, load_kernels(), TOKENS)
+    optimize(model, load_kernels(), TOKENS, POSITIONS)
     assert GatedMLP not in kinds(model)
     assert FusedRMSNorm in kinds(model)
     gpt2 = a_model(GPT2Config(vocab_size=97, n_embd=32, n_layer=1, n_head=2))
-    optimize(gpt2, load_kernels(), TOKENS)
+    optimize(gpt2, load_kernels(), TOKENS, POSITIONS)
     assert FusedRMSNorm not in kinds(gpt2)
     assert gpt2.get_input_embeddings()(torch.tensor([1])).dtype == torch.bfloat16
 
 
 def test_without_kernels_only_linear_layers_are_replaced():
     model = a_model(a_tiny_llama_config())
-    optimize(model, None, TOKENS)
+    optimize(model, None, TOKENS, POSITIONS)
     assert {LinearPart, OneDnnLinear} <= kinds(model)
     assert not {GatedMLP, FusedRMSNorm, ExactTopHead, FusedDecoderLayer} & kinds(model)
 
@@ -109,7 +112,7 @@ LLAMA_LIKE = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_fused_layer_computes_what_it_replaces(config, dtype: torch.dtype):
     reference, model = a_model(config).float(), a_model(config).to(dtype)
-    optimize(model, load_kernels(), TOKENS)
+    optimize(model, load_kernels(), TOKENS, POSITIONS)
     assert FusedDecoderLayer in kinds(model)
     with torch.inference_mode(), attending(Attention()):
         # Other tokens than those that it was tried on, at other positions.
@@ -132,16 +135,51 @@ def test_a_fused_layer_computes_what_it_replaces(config, dtype: torch.dtype):
 )
 def test_layers_of_another_kind_are_left_alone(config):
     reference, model = a_model(config).float(), a_model(config).float()
-    optimize(model, load_kernels(), TOKENS)
+    optimize(model, load_kernels(), TOKENS, POSITIONS)
     assert FusedDecoderLayer not in kinds(model)
     with torch.inference_mode(), attending(Attention()):
         torch.testing.assert_close(model(TOKENS[None]).logits, reference(TOKENS[None]).logits, rtol=1e-4, atol=1e-4)
 
 
+def test_an_attention_that_changes_far_into_the_context_is_noticed():
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 2.0,
+        "original_max_position_embeddings": 32,
+        "llama_4_scaling_beta": 0.1,
+    }
+    model = a_model(Ministral3Config(**SIZES, head_dim=16, rope_parameters=rope)).float()
+    optimize(model, load_kernels(), TOKENS, POSITIONS)
+    assert FusedDecoderLayer not in kinds(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("factor", [1, 300, 3000])
+def test_a_factor_is_noticed_beside_huge_channels(dtype: torch.dtype, factor: int):
+    model = a_model(GraniteConfig(**SIZES, residual_multiplier=0.22)).to(dtype)
+    model.get_input_embeddings().weight.data[:, 5] *= factor
+    optimize(model, load_kernels(), TOKENS, POSITIONS)
+    assert FusedDecoderLayer not in kinds(model)
+
+
+def test_a_gated_mlp_that_bounds_its_values_is_left_alone():
+    model = a_model(a_tiny_llama_config()).float()
+
+    class BoundedMLP(LlamaMLP):
+        def forward(self, x):
+            return self.down_proj(self.act_fn(self.gate_proj(x)).clamp(max=16) * self.up_proj(x).clamp(-16, 16))
+
+    for layer in model.model.layers:
+        layer.mlp.__class__ = BoundedMLP
+    optimize(model, load_kernels(), TOKENS, POSITIONS)
+    assert not {GatedMLP, FusedDecoderLayer} & kinds(model)
+
+
 def test_float16_models_are_left_alone():
     model = a_model(a_tiny_llama_config()).half()
     before = kinds(model)
-    optimize(model, load_kernels(), TOKENS)
+    optimize(model, load_kernels(), TOKENS, POSITIONS)
     assert kinds(model) == before
 
 
@@ -175,7 +213,7 @@ def test_a_shared_product_is_not_reused_for_another_input():
     linears = [attention.q_proj, attention.k_proj, attention.v_proj]
     inputs = [torch.randn(1, 3, 32).bfloat16() for _ in range(2)]
     expected = [[linear(x) for linear in linears] for x in inputs]
-    optimize(model, None, TOKENS)  # kernels would take the attention away
+    optimize(model, None, TOKENS, POSITIONS)  # kernels would take the attention away
     parts = [attention.q_proj, attention.k_proj, attention.v_proj]
     for x, wanted in zip(inputs, expected, strict=True):
         for part, one in zip(parts, wanted, strict=True):
