@@ -136,6 +136,18 @@ async def test_several_items_of_several_modalities(family: str, order: list[str]
             assert_parity(answer, whole.logprobs(prompt, answer.token_ids, inputs), stack.embed_token_ids)
 
 
+@pytest.mark.parametrize("family", ["llava_siglip", "qwen3_vl", "gemma3"])
+async def test_the_optimised_bfloat16_path_keeps_to_transformers(family: str, tmp_path: Path) -> None:
+    path = build_checkpoint(family, tmp_path / family)
+    media, whole = Media(path, family, "image"), WholeModel(path)
+    async with a_media_stack(path, max_num_batched_tokens=16, dtype="bfloat16") as stack:
+        prompt = await stack.prompt(_TEXT, ("image", media.files[0]))
+        answer = await stack.answer(prompt)
+    reference = whole.logprobs(prompt, answer.token_ids, media.inputs[:1])
+    for entry, line in zip(answer.logprobs, reference, strict=True):
+        assert entry.logprob == pytest.approx(line[entry.token_id].item(), abs=0.5)
+
+
 async def test_text_does_not_change_under_preemption_and_little_room_for_embeddings(tmp_path: Path) -> None:
     path = build_checkpoint("qwen3_vl", tmp_path / "qwen3_vl")
     media, whole = Media(path, "qwen3_vl", "image"), WholeModel(path)
