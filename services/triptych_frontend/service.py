@@ -71,14 +71,17 @@ class Frontend:
         embed_token_ids = expander.embed_token_ids if expander else frozenset()
         template = ChatTemplate(self._tokenizer, source, placeholders, embed_token_ids)
         self._admission = Admission(settings.max_live_requests)
-        self._encoders = EncoderPool(settings.encoder_addresses, self._model.info)
+        # A text model needs no encoder, though one may be named in the same settings for all models.
+        self._encoders = EncoderPool(settings.encoder_addresses if expander is not None else (), self._model.info)
         self._encoder_client = EncoderClient(self._encoders, settings.encode_timeout_s)
         self._fetcher = MediaFetcher(settings)
         self._media = MediaPreparer(expander, self._fetcher, settings, self._encoders, why_text_only)
         vocab_size = self._model.info.vocab_size
         self._preprocessor = Preprocessor(self._tokenizer, template, settings, vocab_size, self._media)
         self._client = EngineClient(settings.engine_address, self._model.info, self._engine_changed)
-        self._generator = Generator(self._admission, self._model, self._preprocessor, self._client, self._tokenizer)
+        self._generator = Generator(
+            self._admission, self._model, self._preprocessor, self._client, self._encoder_client, self._tokenizer
+        )
         self._generation = GenerationServicer(self._model, self._generator)
         self.server = ServiceServer("frontend", settings, SERVICES, self.register, self)
 
