@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import builders_media_files as media
+import httpx
 import pytest
 from builders_frontend import Bench, chat_request, frontend_bench, joined
 from fakes.encoder import SCOPE, FakeEncoder
@@ -289,3 +290,23 @@ async def test_sessions_report_media_too() -> None:
         await stream.done_writing()
         await bench.until_nothing_is_left()
     assert [report.key for report in reports] == [KEY]
+
+
+async def test_metrics_tell_tiers_and_rungs() -> None:
+    async with media_bench(metrics_port=0) as bench:
+        bench.encoder.num_lost_before_fetch = 1
+        await bench.chat(PICTURE, "What is this?")
+        await bench.until_nothing_is_left()
+        port = bench.bench.frontend.server.metrics_port
+        async with httpx.AsyncClient(trust_env=False) as client:
+            lines = (await client.get(f"http://127.0.0.1:{port}/metrics")).text.splitlines()
+    for line in (
+        "triptych_frontend_ready 1.0",
+        "triptych_frontend_live_requests 0.0",
+        "triptych_frontend_encoders_connected 1.0",
+        'triptych_frontend_media_items_total{tier="miss"} 2.0',
+        "triptych_frontend_media_uploads_total 2.0",
+        'triptych_frontend_media_rungs_total{rung="again"} 1.0',
+        'triptych_frontend_media_rungs_total{rung="failed"} 0.0',
+    ):
+        assert line in lines

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 import torch
 from builders_media import a_picture, a_png_that_claims, a_sound_file, a_video_file, an_image_file, samples
@@ -37,6 +38,24 @@ def two_files(modality: str) -> list[bytes]:
     if modality == "audio":
         return [a_sound_file(data=samples(seed=seed)) for seed in (1, 2)]
     return [a_video_file(seed=seed) for seed in (1, 2)]
+
+
+async def test_prometheus_can_scrape_it(tmp_path: Path) -> None:
+    path = build_checkpoint("llava_clip", tmp_path / "model")
+    async with an_encoder(path, metrics_port=0) as encoder, httpx.AsyncClient(trust_env=False) as client:
+        item = encoder.item("image", an_image_file())
+        await encoder.encode(item)
+        await encoder.encode(item)
+        text = (await client.get(f"http://127.0.0.1:{encoder.service.metrics_port}/metrics")).text
+    for line in (
+        "triptych_encoder_ready 1.0",
+        'triptych_encoder_items_total{tier="miss"} 1.0',
+        'triptych_encoder_items_total{tier="local"} 1.0',
+        "triptych_encoder_evictions_total 0.0",
+        "triptych_encoder_queue_length 0.0",
+        "triptych_encoder_leases 2.0",
+    ):
+        assert line in text.splitlines()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
