@@ -145,7 +145,7 @@ def _flat(ports: dict[str, tuple[int, int]]) -> list[int]:
 def serving(*args: str) -> Iterator[Serving]:
     """Run `triptych serve` on free ports. Raises StartupError where the default model was not fetched."""
     resolve_model(DEFAULT_MODEL)
-    ports = ["--port", "0", "--frontend-port", "0", "--engine-port", "0"]
+    ports = ["--port", "0", "--frontend-port", "0", "--encoder-port", "0", "--engine-port", "0"]
     command = [sys.executable, "-c", "from triptych_cli.main import app; app()", "serve", *ports, *args]
     environment = {**os.environ, "COLUMNS": "200"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as process:
