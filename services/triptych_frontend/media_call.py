@@ -70,8 +70,8 @@ class MediaCall:
         self._listener = listener
         self._sequences = [_MediaSequence(self, index, request) for index, request in enumerate(requests)]
         self._num_unstarted = len(self._sequences)
-        #: Sequences that ended without their embeddings, and are to be handed over again.
-        self._lost: list[_MediaSequence] = []
+        #: Sequences that ended without their embeddings, and are to be handed over again -> why
+        self._lost: dict[_MediaSequence, TriptychError] = {}
         self._has_lost = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -150,9 +150,9 @@ class MediaCall:
         self._listener.on_output(sequence.index, output)
 
     def on_sequence_error(self, sequence: _MediaSequence, error: TriptychError) -> None:
-        if isinstance(error, EmbeddingUnavailableError) and not sequence.has_started:
+        if _can_be_put_right(error) and not sequence.has_started:
             log.warning("the engine did not get embeddings: %s", error.message)
-            self._lost.append(sequence)
+            self._lost[sequence] = error
             self._has_lost.set()
         else:
             self._fail(error)
@@ -168,13 +168,13 @@ class MediaCall:
                     await self._has_lost.wait()
                     await self._encoding.again()
                 # Else it asked in vain while the items were being encoded, which by now they are.
-                lost, self._lost = self._lost, []
+                lost, self._lost = self._lost, {}
                 self._has_lost.clear()
                 self._encoders.counts["resubmitted"] += 1
-                self._submit(lost)
+                self._submit(list(lost))
             await self._has_lost.wait()
             self._encoders.counts["failed"] += 1
-            raise EmbeddingUnavailableError(f"the embeddings of its media were lost {_MAX_RESUBMISSIONS + 1} times")
+            raise next(iter(self._lost.values()))
         except TriptychError as error:
             self._fail(error)
         except Exception as error:
@@ -204,6 +204,14 @@ class MediaCall:
         if isinstance(error, EmbeddingUnavailableError):
             kind, retry_after_s = ServiceUnavailableError, _RETRY_AFTER_S
         return kind(message, field=field, limit=error.limit, value=error.value, retry_after_s=retry_after_s)
+
+
+def _can_be_put_right(error: TriptychError) -> bool:
+    """Whether another encoder, or the same once more, may do what the engine's error says went wrong with an item."""
+    if isinstance(error, EmbeddingUnavailableError):
+        return True
+    # An encoder's failure can come by way of the engine before it comes from the encoder, and the ladder goes on meanwhile.
+    return isinstance(error, InternalError) and _ENGINE_FIELD.match(error.field) is not None
 
 
 def _add_encoding(report: generation_pb2.MediaReport, encoded: EncodedItem | None) -> None:

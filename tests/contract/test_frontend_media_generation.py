@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import builders_media_files as media
@@ -173,7 +173,8 @@ async def test_embeddings_that_are_lost_each_time_end_the_call() -> None:
         assert joined(await bench.chat(PICTURE, "And now?"))
         await bench.until_nothing_is_left()
     assert isinstance(error, ServiceUnavailableError)
-    assert "were lost 4 times" in error.message
+    assert error.message == "messages[0].content[0].media: the encoder does not hold it"
+    assert error.field == "messages[0].content[0].media"
     assert (bench.counts["resubmitted"], bench.counts["failed"]) == (3, 1)
 
 
@@ -212,6 +213,34 @@ async def test_an_encoder_killed_while_it_encodes() -> None:
             await bench.until_nothing_is_left()
     assert isinstance(error, ServiceUnavailableError)
     assert error.retry_after_s is not None
+
+
+async def test_an_encoder_killed_while_it_encodes_has_a_successor() -> None:
+    path = media.checkpoint("llava_siglip")
+    encoders = [FakeEncoder(model_info(path, path.name), lambda item: 16) for _ in range(2)]
+    for encoder in encoders:
+        encoder.gate = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        servers = [AsyncExitStack() for _ in encoders]
+        addresses = []
+        for encoder, server in zip(encoders, servers, strict=True):
+            stack.push_async_exit(server)
+            addresses.append(await server.enter_async_context(serving(encoder.register)))
+        found = await stack.enter_async_context(
+            frontend_bench(says([20]), model=path, engine_class=FakeMediaEngine, encoder_addresses=tuple(addresses))
+        )
+        await until(lambda: len(found.frontend._encoders.connected) == 2)
+        answer = asyncio.create_task(MediaBench(found, encoders[0]).chat(PICTURE, "What is this?"))
+        await found.engine.until(lambda: bool(found.engine.requests))
+        await until(lambda: any(encoder.counts["bytes"] for encoder in encoders))
+        home = next(index for index, encoder in enumerate(encoders) if encoder.counts["bytes"])
+        encoders[1 - home].gate.set()
+        await servers[home].aclose()
+        responses = await answer
+    assert joined(responses)
+    assert encoders[1 - home].counts == {"key": 1, "bytes": 1, "fetch": 1}
+    first, second = found.engine.requests
+    assert (first.media[0].encoder_address, second.media[0].encoder_address) == (addresses[home], addresses[1 - home])
 
 
 async def test_a_client_that_leaves_leaves_nothing() -> None:
