@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from triptych_common.errors import EmbeddingUnavailableError, InternalError, ServiceUnavailableError, TriptychError
 from triptych_common.pb import engine_pb2, generation_pb2
 
-from triptych_frontend.encoder_client import EncodedItem, EncoderClient, MediaEncoding
+from triptych_frontend.encoder_client import EncoderClient
 from triptych_frontend.engine_client import EngineCall, EngineClient, Listener
+from triptych_frontend.media_encoding import EncodedItem, MediaEncoding
 from triptych_frontend.preprocess import Prompt
 
 log = logging.getLogger(__name__)

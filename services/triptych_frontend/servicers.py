@@ -21,8 +21,9 @@ from triptych_common.pb import (
 
 from triptych_frontend.admission import Admission
 from triptych_frontend.detokenizer import IncrementalDetokenizer
-from triptych_frontend.encoder_client import EncoderClient, media_ref
+from triptych_frontend.encoder_client import EncoderClient
 from triptych_frontend.generator import Generator, Request
+from triptych_frontend.media_encoding import media_ref
 from triptych_frontend.preprocess import Preprocessor
 from triptych_frontend.served_model import ServedModel
 from triptych_frontend.session import GenerationSession

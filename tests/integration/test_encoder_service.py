@@ -158,6 +158,14 @@ async def test_the_control_port_drains_and_wakes(tmp_path: Path) -> None:
         assert (await control.Sleep(control_pb2.SleepRequest(timeout_s=5))).freed_bytes > 0
 
 
+def test_the_process_ends_cleanly_where_there_is_nothing_to_encode(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "text")
+    command = [sys.executable, "-m", "triptych_encoder", "--model", str(path), "--port", "0", "--control-port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "text takes text only: there is nothing to encode" in done.stderr
+
+
 async def test_the_process_serves_yields_its_cores_and_stops(tmp_path: Path) -> None:
     path = build_checkpoint("llava_siglip", tmp_path / "model")
     command = [sys.executable, "-m", "triptych_encoder", "--model", str(path), "--port", "0", "--control-port", "0"]
