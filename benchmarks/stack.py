@@ -97,7 +97,7 @@ class MemoryPeak:
 @contextmanager
 def running_stack(model: str, serve_args: Sequence[str]) -> Iterator[Stack]:
     """`triptych serve` on free ports for the time of the block."""
-    ports = ["--port", "0", "--frontend-port", "0", "--engine-port", "0"]
+    ports = ["--port", "0", "--frontend-port", "0", "--encoder-port", "0", "--engine-port", "0"]
     command = [sys.executable, "-c", "from triptych_cli.main import app; app()", "serve", model, *ports, *serve_args]
     # A wide terminal: the line that is waited for must not be wrapped.
     with Child(command, {**os.environ, "COLUMNS": "200"}) as child:

@@ -23,7 +23,7 @@ from triptych_common.pb import (
     preprocess_pb2,
     preprocess_pb2_grpc,
 )
-from triptych_common.status import DETAILS_KEY, from_rpc_error
+from triptych_common.status import from_rpc_error, has_details
 
 from triptych_gateway.frontend_session import FrontendSession, Request
 
@@ -101,7 +101,7 @@ class FrontendClient:
 
     def _translated(self, error: grpc.aio.AioRpcError) -> TriptychError:
         """The frontend's own error, or what the transport's error means to a client."""
-        if any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ()):
+        if has_details(error):
             return from_rpc_error(error)
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             log.warning("frontend at %s is away: %s", self.address, error.details())

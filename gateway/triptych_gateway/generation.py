@@ -8,6 +8,7 @@ from contextlib import aclosing
 from triptych_common.errors import InternalError
 from triptych_common.pb import common_pb2, generation_pb2
 
+from triptych_gateway.cost import Cost
 from triptych_gateway.formats.common import AnswerFormat, Choice
 from triptych_gateway.metrics import GenerationMeter
 from triptych_gateway.sse import DONE
@@ -36,7 +37,7 @@ class Generation:
         self._num_choices_in_all = num_prompts * num_choices
         self._format = answer_format
         self._meter = meter
-        self._usage = common_pb2.Usage()
+        self._cost = Cost()
 
     async def events(self, include_usage: bool) -> AsyncGenerator[bytes, None]:
         """The server-sent events; the first item comes with the first response, when the request is known to be accepted."""
@@ -47,14 +48,14 @@ class Generation:
                     for delta in response.choices:
                         events += self._format.delta(prompt * self._num_choices + delta.index, delta)
                         num_finished += delta.finish_reason != common_pb2.FINISH_REASON_UNSPECIFIED
-                    self._count(response)
+                    self._cost.add(response)
                 if events:
                     self._meter.event()
                     yield events
                     events = b""
         self._check_finished(num_finished)
-        self._meter.finished(self._usage)
-        yield self._format.usage(self._usage) + DONE if include_usage else DONE
+        self._meter.finished(self._cost)
+        yield self._format.usage(self._cost) + DONE if include_usage else DONE
 
     async def whole(self) -> bytes:
         """The JSON of the whole answer."""
@@ -64,17 +65,11 @@ class Generation:
                 for prompt, response in batch:
                     for delta in response.choices:
                         choices[prompt * self._num_choices + delta.index].add(delta)
-                    self._count(response)
+                    self._cost.add(response)
         self._check_finished(sum(choice.finish_reason is not None for choice in choices))
-        self._meter.finished(self._usage)
-        return self._format.whole(choices, self._usage)
+        self._meter.finished(self._cost)
+        return self._format.whole(choices, self._cost)
 
     def _check_finished(self, num_finished: int) -> None:
         if num_finished != self._num_choices_in_all:
             raise InternalError(f"the frontend finished {num_finished} of {self._num_choices_in_all} choices")
-
-    def _count(self, response: Response) -> None:
-        if response.HasField("usage"):
-            self._usage.prompt_tokens += response.usage.prompt_tokens
-            self._usage.completion_tokens += response.usage.completion_tokens
-            self._usage.cached_tokens += response.usage.cached_tokens

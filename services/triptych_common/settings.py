@@ -54,6 +54,7 @@ class GrpcServiceSettings(ServiceSettings):
 
     control_host: Annotated[str, Field(description="Address of the control port.")] = "127.0.0.1"
     control_port: Annotated[Port | None, Field(description="Control port; by default the port plus 100.")] = None
+    metrics_port: Annotated[Port | None, Field(description="Port of GET /metrics for Prometheus; off by default.")] = None
 
     @model_validator(mode="after")
     def _control_port_in_range(self) -> Self:

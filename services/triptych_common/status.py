@@ -54,6 +54,11 @@ async def abort_call(context: grpc.aio.ServicerContext, error: TriptychError) ->
     raise AssertionError("abort returns never")
 
 
+def has_details(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a service of ours raised it, and not the transport."""
+    return any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
+
+
 def from_rpc_error(error: grpc.aio.AioRpcError) -> TriptychError:
     """The error that the other service raised, of the same class, with the same field, limit and value."""
     code: int = error.code().value[0]

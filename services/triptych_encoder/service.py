@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import psutil
 import torch
+from prometheus_client import Metric
 from triptych_common import model_store
 from triptych_common.control import State
 from triptych_common.errors import ServiceUnavailableError, UnsupportedModelError
@@ -27,6 +28,7 @@ from triptych_encoder.evictions import EvictionFeed
 from triptych_encoder.item import EncodedItem
 from triptych_encoder.loading import load_config, load_towers
 from triptych_encoder.media.limits import MediaLimits
+from triptych_encoder.metrics import families
 from triptych_encoder.pipeline import EncodingPipeline
 from triptych_encoder.preprocess import Prepared, Preprocessor
 from triptych_encoder.servicer import EncoderServicer
@@ -61,7 +63,7 @@ class EncoderService:
         )
         self._evictions = EvictionFeed()
         self._servicer = EncoderServicer(self._evictions, settings.max_items_per_request)
-        self._server = ServiceServer("encoder", settings, [_DESCRIPTOR], self._register, self)
+        self._server = ServiceServer("encoder", settings, [_DESCRIPTOR], self._register, self, self._metrics)
         is_cpu = self._device.type == "cpu"
         self._device_loop = DeviceLoop(settings.max_batch_embeddings or (256 if is_cpu else 16_384), self._yield_cores)
         self._pool = ThreadPoolExecutor(settings.num_preprocess_threads, "preprocess", initializer=self._yield_cores)
@@ -81,6 +83,11 @@ class EncoderService:
     def control_port(self) -> int:
         """The control port in force."""
         return self._server.control_port
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port of metrics in force; None while they are off."""
+        return self._server.metrics_port
 
     @property
     def num_live_requests(self) -> int:
@@ -215,6 +222,9 @@ class EncoderService:
 
     def _register(self, server: grpc.aio.Server) -> None:
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(self._servicer, server)
+
+    def _metrics(self) -> list[Metric]:
+        return families(self._pipeline) if self._pipeline is not None else []
 
     def _yield_cores(self) -> None:
         """Lower the priority of this thread, and of those that it starts: text that decodes on the same cores goes first."""

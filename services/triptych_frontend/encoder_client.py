@@ -5,8 +5,8 @@
     requests = [... media=encoding.refs ...]   # to the engine
     await encoding.wait()                      # beside the generation: raises the error of an item that cannot be had
     await encoding.again()                     # when the engine answers EMBEDDING_UNAVAILABLE: then submit once more, with new refs
-    encoding.drop_bytes()                      # at the first token
-    await encoding.close()                     # in the end, whatever it was
+    encoding.settle()                          # at the first token
+    encoding.end()                             # in the end, whatever it was
 
 `await client.ensure(items)` is begin and wait.
 
@@ -17,11 +17,11 @@ when it does not hold the key; the same encoder once more; the other encoders; t
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import grpc
 from triptych_common.errors import (
@@ -32,29 +32,21 @@ from triptych_common.errors import (
     ServiceUnavailableError,
     TriptychError,
 )
-from triptych_common.pb import common_pb2, encoder_pb2
-from triptych_common.status import from_request_error, from_rpc_error
-from triptych_common.tensors import from_numpy
+from triptych_common.pb import encoder_pb2
+from triptych_common.status import from_request_error, from_rpc_error, has_details
 
 from triptych_frontend.encoder_pool import Encoder, EncoderPool
+from triptych_frontend.media_encoding import EncodedItem, MediaEncoding
 from triptych_frontend.media_item import PreparedMedia
 
 log = logging.getLogger(__name__)
 #: How long an encoder keeps an embedding for the engine; a request that waits longer has it encoded again.
 LEASE_S = 60.0
 _RELEASE_TIMEOUT_S = 5.0
+#: What the transport says of an encoder that ends or is not there.
+_TRANSPORT_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 #: Items whose bytes are on their way, or being encoded, at the same time: what this frontend may put into its encoders' queues.
 _MAX_UPLOADS = 256
-
-
-@dataclasses.dataclass(frozen=True)
-class EncodedItem:
-    """What became of one item, and what it cost."""
-
-    encoder_address: str
-    result: encoder_pb2.EncodeResult
-    #: Wall time of the calls to the encoder, less what the encoder itself reports; in seconds.
-    transfer_s: float
 
 
 class EncoderClient:
@@ -71,7 +63,7 @@ class EncoderClient:
         self._tasks: set[asyncio.Task[None]] = set()
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
         #: What happened how often: local, shared, joined, miss (tiers of results), bytes_sent, same_encoder, other_encoder, failed
-        #: (rungs of the ladder), again (embeddings that the engine did not get).
+        #: (rungs of the ladder), again (embeddings that were lost on the way to the engine), resubmitted (to it, for that reason).
         self.counts: Counter[str] = Counter()
 
     def begin(self, items: list[PreparedMedia]) -> MediaEncoding:
@@ -120,6 +112,9 @@ class EncoderClient:
                 error = failure
                 log.warning("encoder at %s failed for %s: %s", encoder.address, item.field, error)
         self.counts["failed"] += 1
+        if isinstance(error, EmbeddingUnavailableError):
+            # The client named it by its uuid alone, and can send it.
+            raise InvalidRequestError(error.message, field=f"{item.field}.uuid") from error
         assert error is not None  # noqa: S101 - there is at least one encoder
         raise _named(error, item)
 
@@ -132,7 +127,7 @@ class EncoderClient:
             on_asked()
         if result.HasField("error") and result.error.code == Code.NOT_FOUND:
             if item.content is None:
-                raise EmbeddingUnavailableError(f"the encoder no longer holds {item.field}", field=item.field)
+                raise EmbeddingUnavailableError(f"the encoder no longer holds {item.field}; send the item itself")
             self.counts["bytes_sent"] += 1
             async with self._uploads:
                 result = await self._call(encoder, item, item.content)
@@ -171,6 +166,9 @@ class EncoderClient:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 message = f"the encoder did not answer within {self._timeout_s:g} s (encode_timeout_s)"
                 raise ServiceUnavailableError(message, retry_after_s=1) from error
+            if error.code() in _TRANSPORT_LOST and not has_details(error):
+                message = f"the encoder at {encoder.address} went away"
+                raise ServiceUnavailableError(message, retry_after_s=1) from error
             raise from_rpc_error(error) from error
         if len(response.results) != 1:
             raise ServiceUnavailableError(f"the encoder answered with {len(response.results)} results for one item")
@@ -184,9 +182,13 @@ class EncoderClient:
         for address, lease_ids in by_address.items():
             encoder = self._pool.find(address)
             if encoder is not None:
-                task = asyncio.create_task(self._release(encoder, lease_ids), name="release leases")
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self.in_background(self._release(encoder, lease_ids))
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what nobody waits for but `close`."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _release(self, encoder: Encoder, lease_ids: Sequence[str]) -> None:
         try:
@@ -196,116 +198,8 @@ class EncoderClient:
 
     async def close(self) -> None:
         """Wait for what runs in the background."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-class MediaEncoding:
-    """The media of one call, encoded or about to be. See the module for how to use it."""
-
-    def __init__(self, client: EncoderClient, items: list[PreparedMedia]) -> None:
-        self._client = client
-        self._items = items
-        # Equal items of one call are encoded once.
-        self._by_key = {item.key: item for item in items}
-        self._addresses = {key: client.ranked(key)[0].address for key in self._by_key}
-        #: key -> what became of it
-        self._encoded: dict[bytes, EncodedItem] = {}
-        self._unasked = set(self._by_key)
-        self._asked = asyncio.Event()
-        self._task = self._start()
-
-    @property
-    def refs(self) -> list[common_pb2.MediaRef]:
-        """Where each item is, or will be, in the order of the items. Leases are named once `wait` returned."""
-        return [self._ref(item) for item in self._items]
-
-    @property
-    def results(self) -> list[EncodedItem]:
-        """What became of each item, in the order of the items; after `wait`."""
-        return [self._encoded[item.key] for item in self._items]
-
-    async def announced(self) -> None:
-        """Until the encoders know the keys: a fetch then waits for an item that is being encoded. Raises nothing."""
-        await self._asked.wait()
-
-    async def wait(self) -> None:
-        """Until all items are encoded.
-
-        Raises:
-            InvalidRequestError: an item cannot be encoded, by anybody.
-            TriptychError: no encoder could; names the item.
-        """
-        # Shielded: a caller that stops to wait does not stop the work, `close` does.
-        await asyncio.shield(self._task)
-
-    async def again(self) -> None:
-        """The engine could not fetch embeddings: ask their encoders for them, and others when they are gone for good.
-
-        Raises as `wait` does.
-        """
-        self._client.counts["again"] += 1
-        if not self._task.done():
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        self._release()
-        self._task = self._start()
-        await self.wait()
-
-    def drop_bytes(self) -> None:
-        """Let go of the raw files, in the list that was handed over too: their KV is computed, or on its way."""
-        self._items[:] = [dataclasses.replace(item, content=None) for item in self._items]
-        self._by_key = {item.key: item for item in self._items}
-
-    async def close(self) -> None:
-        """Stop what still runs, and end the leases."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._release()
-
-    def _start(self) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._encode_all(), name="encode media")
-        # Whoever never waits has learnt the error from the engine.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task
-
-    async def _encode_all(self) -> None:
-        async def encode(item: PreparedMedia) -> None:
-            encoded = await self._client.encode(item, lambda: self._note_asked(item.key))
-            self._encoded[item.key] = encoded
-            self._addresses[item.key] = encoded.encoder_address
-
-        tasks = [asyncio.create_task(encode(item)) for item in self._by_key.values()]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            self._asked.set()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _note_asked(self, key: bytes) -> None:
-        self._unasked.discard(key)
-        if not self._unasked:
-            self._asked.set()
-
-    def _release(self) -> None:
-        self._client.release([(one.encoder_address, one.result.lease_id) for one in self._encoded.values()])
-        self._encoded.clear()
-
-    def _ref(self, item: PreparedMedia) -> common_pb2.MediaRef:
-        encoded = self._encoded.get(item.key)
-        return media_ref(item, self._addresses[item.key], encoded.result.lease_id if encoded is not None else "")
-
-
-def media_ref(item: PreparedMedia, address: str = "", lease_id: str = "") -> common_pb2.MediaRef:
-    """The item as the engine knows it."""
-    return common_pb2.MediaRef(
-        modality=item.modality,
-        key=item.key,
-        encoder_address=address,
-        lease_id=lease_id,
-        layout=[common_pb2.NamedTensor(name=name, tensor=from_numpy(array)) for name, array in item.expansion.layout],
-    )
+        while self._tasks:  # the end of an encoding begins the release of its leases
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 def _named(error: TriptychError, item: PreparedMedia) -> TriptychError:

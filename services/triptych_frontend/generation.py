@@ -5,16 +5,30 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from triptych_common.errors import InternalError, TriptychError
 from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
 from triptych_common.status import to_request_error
 
 from triptych_frontend.choice import Choice
-from triptych_frontend.engine_client import EngineCall
+from triptych_frontend.media_call import MediaCall
+from triptych_frontend.media_item import AUDIO, IMAGE, VIDEO
 from triptych_frontend.preprocess import Prompt
 
 log = logging.getLogger(__name__)
+
+
+class Sequences(Protocol):
+    """A call's sequences in the engine: an EngineCall or a MediaCall."""
+
+    def abort(self, index: int) -> None:
+        """End the sequence of this choice. Its last output still comes."""
+        ...
+
+    def close(self) -> None:
+        """End all, and listen no more. May be called twice."""
+        ...
 
 
 class Generation:
@@ -46,7 +60,8 @@ class Generation:
         self._num_running = len(choices)
         self._on_news = on_news
         self._on_end = on_end
-        self._call: EngineCall | None = None
+        self._call: Sequences | None = None
+        self._media: MediaCall | None = None
         #: Indices of choices that the engine spoke of since the last `take`, in that order.
         self._fed: dict[int, None] = {}
         self._is_announced = False
@@ -55,9 +70,10 @@ class Generation:
         #: What ended the call, when it failed.
         self.error: TriptychError | None = None
 
-    def attach(self, call: EngineCall) -> None:
-        """Say which sequences of the engine the choices are."""
+    def attach(self, call: Sequences, media: MediaCall | None = None) -> None:
+        """Say which sequences of the engine the choices are, and what reports on their media."""
         self._call = call
+        self._media = media
 
     def take(self) -> generation_pb2.GenerationCallResponse | None:
         """What is new since the last time; None when that is nothing. One with usage or an error is the last."""
@@ -71,7 +87,8 @@ class Generation:
             return generation_pb2.GenerationCallResponse(choices=deltas) if deltas else None
         self.close()
         usage, timings = _usage(self._prompt, self._choices), _timings(self._prompt, self._choices)
-        return generation_pb2.GenerationCallResponse(choices=deltas, usage=usage, timings=timings)
+        media = self._media.reports(self._choices[0].last) if self._media is not None else ()
+        return generation_pb2.GenerationCallResponse(choices=deltas, usage=usage, timings=timings, media=media)
 
     def close(self) -> None:
         """End what still runs in the engine, and log what the call cost. May be called twice."""
@@ -134,12 +151,19 @@ class Generation:
 
 def _usage(prompt: Prompt, choices: Sequence[Choice]) -> common_pb2.Usage:
     first = choices[0].last
-    return common_pb2.Usage(
+    usage = common_pb2.Usage(
         prompt_tokens=len(prompt.token_ids),
         completion_tokens=sum(choice.num_tokens for choice in choices),
         # The prompt counts once, so do its cached tokens: further choices find what the first one computed.
         cached_tokens=first.usage.cached_tokens if first is not None else 0,
+        cached_media_tokens=first.usage.cached_media_tokens if first is not None else 0,
     )
+    if prompt.media:
+        usage.image_tokens, usage.audio_tokens, usage.video_tokens = (
+            sum(item.expansion.num_embeds for item in prompt.media if item.modality == modality)
+            for modality in (IMAGE, AUDIO, VIDEO)
+        )
+    return usage
 
 
 def _timings(prompt: Prompt, choices: Sequence[Choice]) -> common_pb2.Timings:

@@ -7,14 +7,15 @@ import secrets
 from collections.abc import Callable
 from typing import TypeAlias
 
-from triptych_common.errors import UnimplementedError
 from triptych_common.logs import request_id_var
 from triptych_common.pb import engine_pb2, generation_pb2
 
 from triptych_frontend.admission import Admission
 from triptych_frontend.choice import Choice
+from triptych_frontend.encoder_client import EncoderClient
 from triptych_frontend.engine_client import EngineClient
 from triptych_frontend.generation import Generation
+from triptych_frontend.media_call import MediaCall
 from triptych_frontend.preprocess import Preprocessor, Prompt
 from triptych_frontend.sampling import GenerationParams, check_options, max_output_tokens
 from triptych_frontend.served_model import ServedModel
@@ -27,12 +28,19 @@ class Generator:
     """Starts generations on one engine."""
 
     def __init__(
-        self, admission: Admission, model: ServedModel, preprocessor: Preprocessor, client: EngineClient, tokenizer: Tokenizer
+        self,
+        admission: Admission,
+        model: ServedModel,
+        preprocessor: Preprocessor,
+        client: EngineClient,
+        encoders: EncoderClient,
+        tokenizer: Tokenizer,
     ) -> None:
         self._admission = admission
         self._model = model
         self._preprocessor = preprocessor
         self._client = client
+        self._encoders = encoders
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(model.info.eos_token_ids)
 
@@ -45,7 +53,7 @@ class Generator:
         Raises:
             InvalidRequestError: the request is at fault; ContextLengthError when prompt and output do not fit the model's context.
             QueueFullError: there is no place left.
-            ServiceUnavailableError: the engine is away, or this frontend drains.
+            ServiceUnavailableError: the engine is away, no encoder is there for media, or this frontend drains.
         """
         with contextlib.ExitStack() as place:
             place.enter_context(self._admission.admit())
@@ -54,8 +62,6 @@ class Generator:
                 method, prompt_field, echo = "Chat", "messages", False
                 params = check_options(request.options, self._model.info.vocab_size)
                 prompt = await self._preprocessor.chat(request)
-                if prompt.media:
-                    raise UnimplementedError("media are preprocessed, but nothing is generated from them yet", field="messages")
             else:
                 method, prompt_field, echo = "Complete", "prompt", request.echo
                 params = check_options(request.options, self._model.info.vocab_size, echo)
@@ -66,7 +72,11 @@ class Generator:
             requests = self._engine_requests(prompt, params, prompt_field)
             generation = Generation(method, request_id_var.get(), prompt, choices, on_news, place.pop_all().close)
             try:
-                generation.attach(self._client.start(requests, generation))
+                if prompt.media:
+                    media = await MediaCall.start(self._client, self._encoders, prompt, requests, generation)
+                    generation.attach(media, media)
+                else:
+                    generation.attach(self._client.start(requests, generation))
             except BaseException:
                 generation.close()
                 raise

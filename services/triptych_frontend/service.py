@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
+from prometheus_client import Metric
 from triptych_common.control import State, cannot_sleep
 from triptych_common.errors import StartupError
 from triptych_common.model_store import model_info, resolve_model, served_name
@@ -33,6 +34,7 @@ from triptych_frontend.generator import Generator
 from triptych_frontend.media_fetch import MediaFetcher
 from triptych_frontend.media_preparer import MediaPreparer
 from triptych_frontend.media_processor import default_chat_template, load_media_processor
+from triptych_frontend.metrics import families
 from triptych_frontend.no_torch import forbid_torch
 from triptych_frontend.placeholders import PlaceholderExpander
 from triptych_frontend.preprocess import Preprocessor
@@ -71,16 +73,19 @@ class Frontend:
         embed_token_ids = expander.embed_token_ids if expander else frozenset()
         template = ChatTemplate(self._tokenizer, source, placeholders, embed_token_ids)
         self._admission = Admission(settings.max_live_requests)
-        self._encoders = EncoderPool(settings.encoder_addresses, self._model.info)
+        # A text model needs no encoder, though one may be named in the same settings for all models.
+        self._encoders = EncoderPool(settings.encoder_addresses if expander is not None else (), self._model.info)
         self._encoder_client = EncoderClient(self._encoders, settings.encode_timeout_s)
         self._fetcher = MediaFetcher(settings)
         self._media = MediaPreparer(expander, self._fetcher, settings, self._encoders, why_text_only)
         vocab_size = self._model.info.vocab_size
         self._preprocessor = Preprocessor(self._tokenizer, template, settings, vocab_size, self._media)
         self._client = EngineClient(settings.engine_address, self._model.info, self._engine_changed)
-        self._generator = Generator(self._admission, self._model, self._preprocessor, self._client, self._tokenizer)
+        self._generator = Generator(
+            self._admission, self._model, self._preprocessor, self._client, self._encoder_client, self._tokenizer
+        )
         self._generation = GenerationServicer(self._model, self._generator)
-        self.server = ServiceServer("frontend", settings, SERVICES, self.register, self)
+        self.server = ServiceServer("frontend", settings, SERVICES, self.register, self, self._metrics)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the servicers to a server."""
@@ -117,6 +122,9 @@ class Frontend:
 
     async def _report_readiness(self) -> None:
         await self.server.health.set_ready(self.state == State.SERVER_STATE_SERVING)
+
+    def _metrics(self) -> list[Metric]:
+        return families(self._client, self._encoders, self._encoder_client, self._media.aliases)
 
     # What the control port answers, see triptych_common.control.Controllable.
 

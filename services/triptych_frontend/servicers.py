@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TypeVar
 
 import grpc
@@ -21,14 +21,18 @@ from triptych_common.pb import (
 
 from triptych_frontend.admission import Admission
 from triptych_frontend.detokenizer import IncrementalDetokenizer
-from triptych_frontend.encoder_client import EncoderClient, media_ref
+from triptych_frontend.encoder_client import EncoderClient
 from triptych_frontend.generator import Generator, Request
+from triptych_frontend.media_encoding import media_ref
 from triptych_frontend.preprocess import Preprocessor
 from triptych_frontend.served_model import ServedModel
 from triptych_frontend.session import GenerationSession
 from triptych_frontend.tokenizer import Tokenizer
 
 Response = TypeVar("Response", generation_pb2.ChatResponse, generation_pb2.CompleteResponse)
+_MEDIA_TRAILER = "triptych-media-bin"
+#: Metadata of more than 8 KiB make calls fail, and others add theirs.
+_MAX_TRAILER_BYTES = 4096
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
@@ -80,13 +84,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     continue
                 is_last = new.HasField("usage")
                 if new.choices:
-                    yield respond(
-                        request_id=request_id,
-                        model=self._model.info.name,
-                        choices=new.choices,
-                        usage=new.usage if is_last else None,
-                        timings=new.timings if is_last else None,
-                    )
+                    response = respond(request_id=request_id, model=self._model.info.name, choices=new.choices)
+                    if is_last:
+                        response.usage.CopyFrom(new.usage)
+                        response.timings.CopyFrom(new.timings)
+                    if isinstance(response, generation_pb2.ChatResponse) and new.media:
+                        response.media.extend(new.media)
+                        _set_media_trailers(context, new.media)
+                    yield response
                 if generation.error is not None:
                     raise generation.error
         finally:
@@ -112,6 +117,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> generation_pb2.ListModelsResponse:
         return generation_pb2.ListModelsResponse(models=[self._model.info])
+
+
+def _set_media_trailers(context: grpc.aio.ServicerContext, reports: Sequence[generation_pb2.MediaReport]) -> None:
+    if sum(report.ByteSize() for report in reports) <= _MAX_TRAILER_BYTES:
+        context.set_trailing_metadata(tuple((_MEDIA_TRAILER, report.SerializeToString()) for report in reports))
 
 
 class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):

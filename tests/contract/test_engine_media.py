@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import grpc
 import pytest
 from builders_engine import GREEDY, a_media_message, a_scheduler, traits
-from fakes.encoder import FakeEncoder
+from fakes.fetch_encoder import FakeEncoder
 from fakes.grpc_server import serving
 from fakes.runner import VOCAB_SIZE, FakeRunner, embedding, expected_output, seen
 from fakes.waiting import until

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 import grpc
-from triptych_common.errors import Code, TriptychError
+from triptych_common.errors import Code, EmbeddingUnavailableError, TriptychError
 from triptych_common.media_key import media_key
 from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.status import to_request_error
@@ -43,10 +43,10 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         #: When set, items with bytes wait for it.
         self.gate: asyncio.Event | None = None
         self.counts: Counter[str] = Counter()
-        #: key -> messages that a fetch of it gets; others are not found.
-        self.fetches: dict[bytes, list[encoder_pb2.FetchResponse]] = {}
-        #: When set, fetches wait for it.
-        self.fetch_gate: asyncio.Event | None = None
+        #: Items that are lost when they are fetched, before they are sent: so many of the next fetches fail.
+        self.num_lost_before_fetch = 0
+        #: key -> set when its bytes came and were encoded, or were not
+        self._coming: dict[bytes, asyncio.Event] = {}
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add it to a server."""
@@ -67,15 +67,19 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         self.counts["bytes" if item.data else "key"] += 1
         tier = encoder_pb2.CACHE_TIER_LOCAL
         if item.data:
-            if self.gate is not None:
-                await self.gate.wait()
-            if self.item_errors:
-                return encoder_pb2.EncodeResult(key=item.key, error=to_request_error(self.item_errors.pop(0)))
-            options, salt = item.processor_options_json, item.tenant_salt
-            assert item.key == media_key(self._scope, item.modality, item.data, options, salt)
-            self.held[item.key] = self._num_tokens(item)
-            tier = encoder_pb2.CACHE_TIER_MISS
+            try:
+                if self.gate is not None:
+                    await self.gate.wait()
+                if self.item_errors:
+                    return encoder_pb2.EncodeResult(key=item.key, error=to_request_error(self.item_errors.pop(0)))
+                options, salt = item.processor_options_json, item.tenant_salt
+                assert item.key == media_key(self._scope, item.modality, item.data, options, salt)
+                self.held[item.key] = self._num_tokens(item)
+                tier = encoder_pb2.CACHE_TIER_MISS
+            finally:
+                self._coming.pop(item.key, asyncio.Event()).set()
         if item.key not in self.held:
+            self._coming.setdefault(item.key, asyncio.Event())
             error = common_pb2.RequestError(code=Code.NOT_FOUND, message="send the bytes")
             return encoder_pb2.EncodeResult(key=item.key, error=error)
         lease_id = f"lease {len(self.requests)}"
@@ -84,17 +88,18 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
     async def Fetch(
         self, request: encoder_pb2.FetchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[encoder_pb2.FetchResponse]:
-        self.counts["fetch"] += 1
-        try:
-            if self.fetch_gate is not None:
-                await self.fetch_gate.wait()
-        except asyncio.CancelledError:
-            self.counts["cancelled"] += 1
-            raise
         for key in request.keys:
-            lost = common_pb2.RequestError(code=Code.FAILED_PRECONDITION, reason="EMBEDDING_UNAVAILABLE", message="it is gone")
-            for message in self.fetches.get(key, [encoder_pb2.FetchResponse(key=key, last_chunk_of_item=True, error=lost)]):
-                yield message
+            self.counts["fetch"] += 1
+            if key in self._coming:
+                await self._coming[key].wait()
+            if self.num_lost_before_fetch:
+                self.num_lost_before_fetch -= 1
+                self.held.pop(key, None)
+            if key in self.held:
+                yield encoder_pb2.FetchResponse(key=key, tensor_name="embeds", last_chunk_of_tensor=True, last_chunk_of_item=True)
+            else:
+                error = to_request_error(EmbeddingUnavailableError("it is not held"))
+                yield encoder_pb2.FetchResponse(key=key, last_chunk_of_item=True, error=error)
 
     async def Release(self, request: encoder_pb2.ReleaseRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.ReleaseResponse:
         self.released += request.lease_ids

@@ -27,8 +27,11 @@ class SessionOverCalls(generation_pb2_grpc.GenerationServiceServicer):
             try:
                 stream = self.Chat(call.chat, context) if call.HasField("chat") else self.Complete(call.complete, context)
                 async for response in stream:
-                    usage = response.usage if response.HasField("usage") else None
-                    responses.put_nowait(CallResponse(number=call.number, choices=response.choices, usage=usage))
+                    own = CallResponse(number=call.number, choices=response.choices, media=getattr(response, "media", ()))
+                    for name in ("usage", "timings"):
+                        if response.HasField(name):
+                            getattr(own, name).CopyFrom(getattr(response, name))
+                    responses.put_nowait(own)
             except Exception as error:
                 responses.put_nowait(CallResponse(number=call.number, error=to_request_error(error)))
 

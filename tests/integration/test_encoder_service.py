@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 import torch
 from builders_media import a_picture, a_png_that_claims, a_sound_file, a_video_file, an_image_file, samples
@@ -37,6 +38,24 @@ def two_files(modality: str) -> list[bytes]:
     if modality == "audio":
         return [a_sound_file(data=samples(seed=seed)) for seed in (1, 2)]
     return [a_video_file(seed=seed) for seed in (1, 2)]
+
+
+async def test_prometheus_can_scrape_it(tmp_path: Path) -> None:
+    path = build_checkpoint("llava_clip", tmp_path / "model")
+    async with an_encoder(path, metrics_port=0) as encoder, httpx.AsyncClient(trust_env=False) as client:
+        item = encoder.item("image", an_image_file())
+        await encoder.encode(item)
+        await encoder.encode(item)
+        text = (await client.get(f"http://127.0.0.1:{encoder.service.metrics_port}/metrics")).text
+    for line in (
+        "triptych_encoder_ready 1.0",
+        'triptych_encoder_items_total{tier="miss"} 1.0',
+        'triptych_encoder_items_total{tier="local"} 1.0',
+        "triptych_encoder_evictions_total 0.0",
+        "triptych_encoder_queue_length 0.0",
+        "triptych_encoder_leases 2.0",
+    ):
+        assert line in text.splitlines()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -137,6 +156,14 @@ async def test_the_control_port_drains_and_wakes(tmp_path: Path) -> None:
         assert again.tier == encoder_pb2.CACHE_TIER_MISS
         await encoder.stub.Release(encoder_pb2.ReleaseRequest(lease_ids=[again.lease_id]))
         assert (await control.Sleep(control_pb2.SleepRequest(timeout_s=5))).freed_bytes > 0
+
+
+def test_the_process_ends_cleanly_where_there_is_nothing_to_encode(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "text")
+    command = [sys.executable, "-m", "triptych_encoder", "--model", str(path), "--port", "0", "--control-port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "text takes text only: there is nothing to encode" in done.stderr
 
 
 async def test_the_process_serves_yields_its_cores_and_stops(tmp_path: Path) -> None:

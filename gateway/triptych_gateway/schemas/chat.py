@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest, JsonObject, NoOp, Schema, Usage, at, refuse
+from triptych_gateway.schemas.answers import TriptychExtension, Usage
+from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest, JsonObject, NoOp, Schema, at, refuse
 
 MAX_MESSAGES = 4096
 #: Content parts of one message.
@@ -249,3 +250,4 @@ class ChatCompletion(BaseModel):
     system_fingerprint: str | None
     choices: list[ChatChoice]
     usage: Usage
+    triptych: TriptychExtension

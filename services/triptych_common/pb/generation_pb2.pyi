@@ -91,7 +91,7 @@ class ChatResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[ChoiceDelta, _Mapping]]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., media: _Optional[_Iterable[_Union[MediaReport, _Mapping]]] = ...) -> None: ...
 
 class MediaReport(_message.Message):
-    __slots__ = ("modality", "key", "num_tokens", "tier", "encode", "source", "fetch_s")
+    __slots__ = ("modality", "key", "num_tokens", "tier", "encode", "source", "fetch_s", "transfer_s")
     MODALITY_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class MediaReport(_message.Message):
     ENCODE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     FETCH_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
     modality: _common_pb2.Modality
     key: bytes
     num_tokens: int
@@ -106,7 +107,8 @@ class MediaReport(_message.Message):
     encode: _encoder_pb2.EncodeTimings
     source: _common_pb2.EmbeddingSource
     fetch_s: float
-    def __init__(self, modality: _Optional[_Union[_common_pb2.Modality, str]] = ..., key: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., tier: _Optional[_Union[_encoder_pb2.CacheTier, str]] = ..., encode: _Optional[_Union[_encoder_pb2.EncodeTimings, _Mapping]] = ..., source: _Optional[_Union[_common_pb2.EmbeddingSource, str]] = ..., fetch_s: _Optional[float] = ...) -> None: ...
+    transfer_s: float
+    def __init__(self, modality: _Optional[_Union[_common_pb2.Modality, str]] = ..., key: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., tier: _Optional[_Union[_encoder_pb2.CacheTier, str]] = ..., encode: _Optional[_Union[_encoder_pb2.EncodeTimings, _Mapping]] = ..., source: _Optional[_Union[_common_pb2.EmbeddingSource, str]] = ..., fetch_s: _Optional[float] = ..., transfer_s: _Optional[float] = ...) -> None: ...
 
 class CompleteRequest(_message.Message):
     __slots__ = ("model", "text", "token_ids", "options", "echo", "add_special_tokens")
