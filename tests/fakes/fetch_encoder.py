@@ -1,85 +1,27 @@
-"""An encoder without a model: a real servicer on real gRPC that keeps keys, counts calls and fails on demand."""
+"""An encoder whose fetches are written out by the test."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import grpc
-from triptych_common.errors import Code, TriptychError
-from triptych_common.media_key import media_key
-from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
+from triptych_common.errors import EmbeddingUnavailableError
+from triptych_common.pb import common_pb2, encoder_pb2
 from triptych_common.status import to_request_error
 
-SCOPE = b"scope of the fake encoder"
+from fakes.encoder import FakeEncoder
 
 
-class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
-    """Encodes everything into `num_tokens(item)` tokens, and remembers what it was asked.
+class FetchEncoder(FakeEncoder):
+    """Sends what it was told to for a key, and nothing else."""
 
-    Args:
-        model: what it claims to serve.
-        num_tokens: how many embeddings an item has.
-    """
-
-    def __init__(
-        self,
-        model: common_pb2.ModelInfo,
-        num_tokens: Callable[[encoder_pb2.EncodeItem], int] = lambda item: 1,
-        scope: bytes = SCOPE,
-    ) -> None:
-        self._model = model
-        self._num_tokens = num_tokens
-        self._scope = scope
-        #: key -> number of tokens
-        self.held: dict[bytes, int] = {}
-        self.requests: list[encoder_pb2.EncodeItem] = []
-        self.released: list[str] = []
-        #: Raised by the next calls, one each.
-        self.call_errors: list[TriptychError] = []
-        #: Reported for the next items that come with bytes, one each.
-        self.item_errors: list[TriptychError] = []
-        #: When set, items with bytes wait for it.
-        self.gate: asyncio.Event | None = None
-        self.counts: Counter[str] = Counter()
+    def __init__(self, model: common_pb2.ModelInfo) -> None:
+        super().__init__(model)
         #: key -> messages that a fetch of it gets; others are not found.
         self.fetches: dict[bytes, list[encoder_pb2.FetchResponse]] = {}
         #: When set, fetches wait for it.
         self.fetch_gate: asyncio.Event | None = None
-
-    def register(self, server: grpc.aio.Server) -> None:
-        """Add it to a server."""
-        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(self, server)
-
-    async def Describe(
-        self, request: encoder_pb2.DescribeRequest, context: grpc.aio.ServicerContext
-    ) -> encoder_pb2.DescribeResponse:
-        return encoder_pb2.DescribeResponse(model=self._model, key_scope=self._scope)
-
-    async def Encode(self, request: encoder_pb2.EncodeRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.EncodeResponse:
-        if self.call_errors:
-            raise self.call_errors.pop(0)
-        return encoder_pb2.EncodeResponse(results=[await self._encode(item) for item in request.items])
-
-    async def _encode(self, item: encoder_pb2.EncodeItem) -> encoder_pb2.EncodeResult:
-        self.requests.append(item)
-        self.counts["bytes" if item.data else "key"] += 1
-        tier = encoder_pb2.CACHE_TIER_LOCAL
-        if item.data:
-            if self.gate is not None:
-                await self.gate.wait()
-            if self.item_errors:
-                return encoder_pb2.EncodeResult(key=item.key, error=to_request_error(self.item_errors.pop(0)))
-            options, salt = item.processor_options_json, item.tenant_salt
-            assert item.key == media_key(self._scope, item.modality, item.data, options, salt)
-            self.held[item.key] = self._num_tokens(item)
-            tier = encoder_pb2.CACHE_TIER_MISS
-        if item.key not in self.held:
-            error = common_pb2.RequestError(code=Code.NOT_FOUND, message="send the bytes")
-            return encoder_pb2.EncodeResult(key=item.key, error=error)
-        lease_id = f"lease {len(self.requests)}"
-        return encoder_pb2.EncodeResult(key=item.key, lease_id=lease_id, num_tokens=self.held[item.key], tier=tier)
 
     async def Fetch(
         self, request: encoder_pb2.FetchRequest, context: grpc.aio.ServicerContext
@@ -92,10 +34,6 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
             self.counts["cancelled"] += 1
             raise
         for key in request.keys:
-            lost = common_pb2.RequestError(code=Code.FAILED_PRECONDITION, reason="EMBEDDING_UNAVAILABLE", message="it is gone")
+            lost = to_request_error(EmbeddingUnavailableError("it is gone"))
             for message in self.fetches.get(key, [encoder_pb2.FetchResponse(key=key, last_chunk_of_item=True, error=lost)]):
                 yield message
-
-    async def Release(self, request: encoder_pb2.ReleaseRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.ReleaseResponse:
-        self.released += request.lease_ids
-        return encoder_pb2.ReleaseResponse(num_released=len(request.lease_ids))
