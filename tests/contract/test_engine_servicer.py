@@ -132,6 +132,8 @@ async def test_one_message_per_step_carries_all_requests():
         engine.runner.gate = threading.Semaphore(0)
         prompts = {f"r{i}": [i, i + 1] for i in range(6)}
         await session.add(*(a_message(request_id, prompt) for request_id, prompt in prompts.items()))
+        # All are there before the first step ends, which may have begun with some of them: nine steps are enough.
+        await until(lambda: engine.outbox.num_live_requests == len(prompts))
         for _ in range(9):
             engine.runner.gate.release()
         await session.until_ended(*prompts)
