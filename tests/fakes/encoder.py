@@ -43,6 +43,10 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         #: When set, items with bytes wait for it.
         self.gate: asyncio.Event | None = None
         self.counts: Counter[str] = Counter()
+        #: key -> messages that a fetch of it gets, instead of what is made up for a key that is held.
+        self.fetches: dict[bytes, list[encoder_pb2.FetchResponse]] = {}
+        #: When set, fetches wait for it.
+        self.fetch_gate: asyncio.Event | None = None
         #: Items that are lost when they are fetched, before they are sent: so many of the next fetches fail.
         self.num_lost_before_fetch = 0
         #: key -> set when its bytes came and were encoded, or were not
@@ -88,18 +92,27 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
     async def Fetch(
         self, request: encoder_pb2.FetchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[encoder_pb2.FetchResponse]:
+        self.counts["fetch"] += 1
+        try:
+            if self.fetch_gate is not None:
+                await self.fetch_gate.wait()
+        except asyncio.CancelledError:
+            self.counts["cancelled"] += 1
+            raise
         for key in request.keys:
-            self.counts["fetch"] += 1
             if key in self._coming:
                 await self._coming[key].wait()
             if self.num_lost_before_fetch:
                 self.num_lost_before_fetch -= 1
                 self.held.pop(key, None)
-            if key in self.held:
-                yield encoder_pb2.FetchResponse(key=key, tensor_name="embeds", last_chunk_of_tensor=True, last_chunk_of_item=True)
-            else:
-                error = to_request_error(EmbeddingUnavailableError("it is not held"))
-                yield encoder_pb2.FetchResponse(key=key, last_chunk_of_item=True, error=error)
+            for message in self.fetches.get(key, [self._fetched(key)]):
+                yield message
+
+    def _fetched(self, key: bytes) -> encoder_pb2.FetchResponse:
+        if key in self.held:
+            return encoder_pb2.FetchResponse(key=key, tensor_name="embeds", last_chunk_of_tensor=True, last_chunk_of_item=True)
+        error = to_request_error(EmbeddingUnavailableError("it is gone"))
+        return encoder_pb2.FetchResponse(key=key, last_chunk_of_item=True, error=error)
 
     async def Release(self, request: encoder_pb2.ReleaseRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.ReleaseResponse:
         self.released += request.lease_ids
