@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import grpc
 import pytest
 from builders_engine import GREEDY, a_media_message, a_scheduler, traits
-from fakes.fetch_encoder import FetchEncoder
+from fakes.encoder import FakeEncoder
 from fakes.grpc_server import serving
 from fakes.runner import VOCAB_SIZE, FakeRunner, embedding, expected_output, seen
 from fakes.waiting import until
@@ -35,7 +35,7 @@ class Served:
     """A running engine, its stub, and an encoder."""
 
     stub: engine_pb2_grpc.EngineServiceStub
-    encoder: FetchEncoder
+    encoder: FakeEncoder
     address: str
     core: EngineCore
     fetcher: EmbeddingFetcher
@@ -61,7 +61,7 @@ class Served:
 
 @asynccontextmanager
 async def an_engine(timeout_s: float = 10.0) -> AsyncIterator[Served]:
-    encoder = FetchEncoder(MODEL)
+    encoder = FakeEncoder(MODEL)
     outbox = Outbox(asyncio.get_running_loop(), lambda load: servicer.on_load(load))
     servicer = EngineServicer(outbox)
     fetcher = EmbeddingFetcher(traits(), timeout_s, lambda number, result: core.deliver(number, result))
@@ -101,7 +101,7 @@ def alone(message: engine_pb2.EngineRequest) -> list[int]:
     return expected_output(seen(list(message.prompt_token_ids), media), replace(GREEDY, max_tokens=8))
 
 
-def holding(encoder: FetchEncoder, *names: bytes) -> None:
+def holding(encoder: FakeEncoder, *names: bytes) -> None:
     encoder.fetches |= {name.ljust(32, b"."): chunks(name) for name in names}
 
 
