@@ -36,7 +36,9 @@ async def tell_to_end(directory: Path, name: str, code: int) -> None:
 
 def pids(directory: Path, name: str) -> list[int]:
     """Process ids of all that ran under this name, oldest first."""
-    return [int(line) for line in (directory / f"{name}.pids").read_text().split()]
+    file = directory / f"{name}.pids"
+    # A child that was ended before it could write is not there, and gone.
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 
 class RecordingReporter:
