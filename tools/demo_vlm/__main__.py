@@ -1,0 +1,99 @@
+"""The demo vision-language model: train it, examine it, draw examples.
+
+python -m tools.demo_vlm train                    # some hours on one core; goes on where it was interrupted
+python -m tools.demo_vlm join DIRECTORY           # what was trained and SmolLM2, as one LLaVA checkpoint
+python -m tools.demo_vlm evaluate DIRECTORY       # of the joined checkpoint
+python -m tools.demo_vlm examples DIRECTORY       # draws some pictures to ask about
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+_VISION_PART = _ROOT / "build" / "demo_vlm" / "part"
+#: The part's files that are not trained.
+_CHECKPOINT = Path(__file__).parent / "checkpoint"
+_TEXT_MODEL = "smollm2-135m-instruct"
+_STAGES = ("look", "pretrain", "codebook", "project", "align")
+
+
+def _train(options: argparse.Namespace) -> None:
+    from triptych_common.model_store import resolve_model
+
+    from . import align, codebook, export, pretrain
+
+    options.work.mkdir(parents=True, exist_ok=True)
+    text_model = options.text_model or resolve_model(_TEXT_MODEL)
+    stages = {
+        "look": lambda: pretrain.look(options.work, options.look_steps),
+        "pretrain": lambda: pretrain.pretrain(options.work, options.pretrain_steps),
+        "codebook": lambda: codebook.train_codebook(options.work, text_model, options.codebook_steps),
+        "project": lambda: align.project(options.work, options.project_steps),
+        "align": lambda: align.align(options.work, text_model, options.align_steps),
+    }
+    for stage in options.stages:
+        stages[stage]()
+    if options.stages[-1] == _STAGES[-1]:
+        shutil.copytree(_CHECKPOINT, options.out, dirs_exist_ok=True)
+        size = export.export(options.work / "align.pt", options.out / "vision.safetensors")
+        print(f"{options.out}: {size / 1e6:.1f} MB")
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from .evaluate import evaluate
+
+    result = evaluate(options.directory, options.scenes)
+    print("\n".join(result.lines()))
+    sys.exit(result.accuracy < options.least)
+
+
+def _join(options: argparse.Namespace) -> None:
+    from triptych_common.model_store import resolve_model
+
+    from .join import join
+
+    join(options.text_model or resolve_model(_TEXT_MODEL), options.part, options.directory)
+
+
+def _examples(options: argparse.Namespace) -> None:
+    from .examples import write_examples
+
+    write_examples(options.directory)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    train = commands.add_parser("train", help="all stages, then write the vision part")
+    train.add_argument(
+        "--work", type=Path, default=_ROOT / "build" / "demo_vlm", help="checkpoints, with which a later run goes on"
+    )
+    train.add_argument("--out", type=Path, default=_VISION_PART, help="where the vision part is written")
+    train.add_argument("--text-model", type=Path, help=f"directory of the text model; else {_TEXT_MODEL} as fetched")
+    train.add_argument("--stages", nargs="+", choices=_STAGES, default=_STAGES, help="only these")
+    for stage, steps in (("look", 1000), ("pretrain", 2000), ("codebook", 150), ("project", 1000), ("align", 300)):
+        train.add_argument(f"--{stage}-steps", type=int, default=steps)
+    train.set_defaults(run=_train)
+    joining = commands.add_parser("join", help="write the joined checkpoint")
+    joining.add_argument("directory", type=Path)
+    joining.add_argument("--part", type=Path, default=_VISION_PART, help="what train wrote")
+    joining.add_argument("--text-model", type=Path, help=f"directory of the text model; else {_TEXT_MODEL} as fetched")
+    joining.set_defaults(run=_join)
+    evaluate = commands.add_parser("evaluate", help="ask a joined checkpoint about pictures that training did not see")
+    evaluate.add_argument("directory", type=Path)
+    evaluate.add_argument("--scenes", type=int, default=200)
+    evaluate.add_argument("--least", type=float, default=0.95, help="least share of right answers; below it the exit status is 1")
+    evaluate.set_defaults(run=_evaluate)
+    examples = commands.add_parser("examples", help="draw the pictures of examples/")
+    examples.add_argument("directory", type=Path)
+    examples.set_defaults(run=_examples)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()
