@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ import pytest
 import torch
 from encoder_driver import RunningEncoder
 from fakes.grpc_server import serving
+from fakes.waiting import until
 from triptych_common.channels import open_channel
 from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
@@ -81,11 +82,6 @@ class Served:
         self.pipeline.cache.check_integrity()
         return stats
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():  # noqa: ASYNC110 - the condition is of several threads
-                await asyncio.sleep(0.005)
-
 
 @asynccontextmanager
 async def an_encoder(
@@ -135,7 +131,7 @@ async def test_an_item_is_computed_once_and_found_again() -> None:
 async def test_the_same_item_at_once_is_joined() -> None:
     async with an_encoder(gated=True) as served:
         calls = [asyncio.create_task(served.client.encode(served.item(b"same"))) for _ in range(5)]
-        await served.until(lambda: served.pipeline.counters.num_joined == 4)
+        await until(lambda: served.pipeline.counters.num_joined == 4)
         assert served.tower.gate is not None
         served.tower.gate.release(10)
         tiers = sorted([result.tier for [result] in await asyncio.gather(*calls)])
@@ -158,9 +154,9 @@ async def test_a_failing_batch_is_tried_one_by_one() -> None:
     async with an_encoder(gated=True) as served:
         assert served.tower.gate is not None
         calls = [asyncio.create_task(served.client.encode(served.item(b"first")))]
-        await served.until(lambda: served.tower.num_waiting == 1)
+        await until(lambda: served.tower.num_waiting == 1)
         calls += [asyncio.create_task(served.client.encode(served.item(data))) for data in (b"a", b"!b", b"c")]
-        await served.until(lambda: served.pipeline._device_loop.queue_length == 3)
+        await until(lambda: served.pipeline._device_loop.queue_length == 3)
         served.tower.gate.release(10)
         results = [result for [result] in await asyncio.gather(*calls)]
         assert [bool(result.error.reason) for result in results] == [False, False, True, False]
@@ -217,7 +213,7 @@ async def test_a_key_that_nobody_announced_is_not_waited_for() -> None:
 async def test_a_fetch_gives_up_in_time() -> None:
     async with an_encoder(gated=True) as served:
         call = asyncio.create_task(served.client.encode(served.item(b"slow")))
-        await served.until(lambda: served.pipeline.num_in_flight == 1)
+        await until(lambda: served.pipeline.num_in_flight == 1)
         with pytest.raises(LookupError, match="EMBEDDING_UNAVAILABLE"):
             await served.client.fetch(served.item(b"slow").key, timeout_s=0.05)
         assert served.tower.gate is not None
@@ -229,7 +225,7 @@ async def test_a_fetch_gives_up_in_time() -> None:
 async def test_a_full_queue_refuses_at_once() -> None:
     async with an_encoder(gated=True, max_queue=2) as served:
         calls = [asyncio.create_task(served.client.encode(served.item(data))) for data in (b"a", b"b")]
-        await served.until(lambda: served.pipeline.num_in_flight == 2)
+        await until(lambda: served.pipeline.num_in_flight == 2)
         [refused] = await served.client.encode(served.item(b"c"))
         assert refused.error.reason == "QUEUE_FULL"
         assert refused.error.retry_after_s > 0
@@ -243,11 +239,11 @@ async def test_a_full_queue_refuses_at_once() -> None:
 async def test_what_nobody_waits_for_is_not_computed() -> None:
     async with an_encoder(gated=True) as served:
         first = asyncio.create_task(served.client.encode(served.item(b"first")))
-        await served.until(lambda: served.tower.num_waiting == 1)
+        await until(lambda: served.tower.num_waiting == 1)
         given_up = asyncio.create_task(served.client.encode(served.item(b"given up")))
-        await served.until(lambda: served.pipeline._device_loop.queue_length == 1)
+        await until(lambda: served.pipeline._device_loop.queue_length == 1)
         given_up.cancel()
-        await served.until(lambda: served.pipeline.num_in_flight == 1)
+        await until(lambda: served.pipeline.num_in_flight == 1)
         assert served.tower.gate is not None
         served.tower.gate.release(10)
         await first
@@ -321,7 +317,7 @@ async def test_a_fetch_of_an_item_that_fails_says_so_and_goes_on() -> None:
     async with an_encoder(gated=True) as served:
         good, bad = served.item(b"good"), served.item(b"!stumbles")
         calls = [asyncio.create_task(served.client.encode(item)) for item in (bad, good)]
-        await served.until(lambda: served.pipeline.num_in_flight == 2)
+        await until(lambda: served.pipeline.num_in_flight == 2)
         stream = served.client.stub.Fetch(encoder_pb2.FetchRequest(keys=[bad.key, good.key]))
         reading = asyncio.create_task(_read_all(stream))
         await asyncio.sleep(0.05)
@@ -367,7 +363,7 @@ async def test_a_storm_of_items_leaves_nothing_behind(seed: int) -> None:
         outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
         failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         assert not failures, failures[:3]
-        await served.until(lambda: served.pipeline.num_in_flight == 0)
+        await until(lambda: served.pipeline.num_in_flight == 0)
         [last] = await served.client.encode(served.item(b"and one more"), lease_s=1.0)
         assert last.error.reason in ("", "QUEUE_FULL")
         stats = await served.stats()

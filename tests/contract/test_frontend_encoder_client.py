@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from fakes.encoder import SCOPE, FakeEncoder
 from fakes.grpc_server import serving
+from fakes.waiting import until
 from hypothesis import given
 from hypothesis import strategies as st
 from triptych_common.errors import InternalError, InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
@@ -204,9 +205,7 @@ async def test_an_encoder_that_dies_is_forgotten_and_found_again() -> None:
 
 
 async def _until(pool: EncoderPool, count: int) -> None:
-    async with asyncio.timeout(15):
-        while len(pool.connected) != count:  # noqa: ASYNC110 - the pool has one listener, the frontend
-            await asyncio.sleep(0.02)
+    await until(lambda: len(pool.connected) == count, timeout_s=15)
 
 
 async def test_an_encoder_with_other_embeddings_is_not_mixed_in() -> None:
