@@ -115,6 +115,11 @@ class Request:
         """Smaller runs first."""
         return self.priority, self.arrival
 
+    @property
+    def shortness_key(self) -> tuple[int, int, int]:
+        """Smaller has less to compute, or came first, among those of the smallest priority."""
+        return self.priority, self.num_tokens - self.num_computed_tokens, self.arrival
+
     def append(self, token_id: int, max_model_len: int) -> FinishReason | None:
         """Take a new token; says why the sequence ends with it, None when it goes on."""
         self.token_ids.append(token_id)

@@ -1,4 +1,4 @@
-"""The waiting queue: by priority, then arrival."""
+"""The waiting queue: by priority, then arrival; and, beside it, by priority, then length."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from triptych_engine.request import Request
 
 
 class RequestQueue:
-    """A heap of waiting requests; removed ones are skipped when they surface."""
+    """Two heaps of the same waiting requests; those that are removed are skipped when they surface."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], Request]] = []
+        self._by_arrival: list[tuple[tuple[int, ...], Request]] = []
+        self._by_length: list[tuple[tuple[int, ...], Request]] = []
         self._waiting: dict[str, Request] = {}  # request_id -> request
 
     def __len__(self) -> int:
@@ -22,26 +23,25 @@ class RequestQueue:
 
     def push(self, request: Request) -> None:
         self._waiting[request.request_id] = request
-        heapq.heappush(self._heap, (request.queue_key, request))
+        heapq.heappush(self._by_arrival, (request.queue_key, request))
+        heapq.heappush(self._by_length, (request.shortness_key, request))
 
-    def peek(self) -> Request | None:
-        """The request that runs next; None when none waits."""
-        while self._heap:
-            request = self._heap[0][1]
-            if self._waiting.get(request.request_id) is request:
-                return request
-            heapq.heappop(self._heap)
-        return None
+    def first(self) -> Request | None:
+        """The request that is first in line; None when none waits."""
+        return self._top(self._by_arrival)
 
-    def pop(self) -> Request:
-        """Take the request that `peek` shows. Raises IndexError when none waits."""
-        request = self.peek()
-        if request is None:
-            raise IndexError("pop from an empty request queue")
-        heapq.heappop(self._heap)
-        del self._waiting[request.request_id]
-        return request
+    def shortest(self) -> Request | None:
+        """The request with the fewest tokens among those of the first one's priority; None when none waits."""
+        return self._top(self._by_length)
 
     def remove(self, request_id: str) -> None:
         """Take a request out, wherever it stands. Raises KeyError when it does not wait."""
         del self._waiting[request_id]
+
+    def _top(self, heap: list[tuple[tuple[int, ...], Request]]) -> Request | None:
+        while heap:
+            request = heap[0][1]
+            if self._waiting.get(request.request_id) is request:
+                return request
+            heapq.heappop(heap)
+        return None

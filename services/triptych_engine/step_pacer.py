@@ -8,12 +8,12 @@ cores, is learned from each step.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from statistics import median
 
-#: Weight of the newest step in what is learned.
-_GAIN = 0.2
-#: A step may be off by so much; beyond that something else happened than computing (the process was stopped, say).
-_LEAST_FACTOR, _LARGEST_FACTOR = 0.2, 5.0
+#: Steps whose median says what steps take lately: enough that one or two during which the process stood still do not count.
+_WINDOW = 7
 #: Where decoding alone takes longer than the longest step wanted, prompts may add this share of it.
 _LEAST_PROMPT_SHARE = 0.25
 
@@ -40,9 +40,9 @@ class StepPacer:
         min_prompt_tokens: however slow the machine, prompts go on by so many tokens.
     """
 
-    def __init__(self, costs: StepCosts, max_step_s: float, min_prompt_tokens: int = 16) -> None:
+    def __init__(self, costs: StepCosts, max_step_s: float, min_prompt_tokens: int = 8) -> None:
         self._costs, self._max_step_s, self._min_prompt_tokens = costs, max_step_s, min_prompt_tokens
-        self._factor = 1.0  # what steps take lately, in units of the costs
+        self._factors: deque[float] = deque([1.0], _WINDOW)  # what the last steps took, in units of the costs
 
     def prompt_tokens(self, num_decoding: int, num_prompts: int) -> int:
         """Prompt tokens for the next step.
@@ -54,14 +54,14 @@ class StepPacer:
             num_decoding: sequences that wait for their next token; at least one.
             num_prompts: requests that have prompt tokens to compute.
         """
-        decoding_s = self._factor * self._costs.step_s(num_decoding, 0)
+        factor = median(self._factors)
+        decoding_s = factor * self._costs.step_s(num_decoding, 0)
         longest_s = max(self._max_step_s, decoding_s * (1 + _LEAST_PROMPT_SHARE))
         fair_s = decoding_s * (num_decoding + num_prompts) / num_decoding
         prompts_s = min(longest_s, fair_s) - decoding_s
-        return max(self._min_prompt_tokens, round(prompts_s / (self._factor * max(self._costs.prompt_token_s, 1e-9))))
+        return max(self._min_prompt_tokens, round(prompts_s / (factor * max(self._costs.prompt_token_s, 1e-9))))
 
     def observe(self, num_decoding: int, num_prompt_tokens: int, step_s: float) -> None:
         """Learn from a step that took so long."""
-        off_by = step_s / self._costs.step_s(num_decoding, num_prompt_tokens)
-        off_by = min(_LARGEST_FACTOR, max(_LEAST_FACTOR, off_by))
-        self._factor += _GAIN * (off_by - self._factor)
+        if num_decoding:  # others are never bounded
+            self._factors.append(max(step_s, 1e-9) / self._costs.step_s(num_decoding, num_prompt_tokens))

@@ -21,7 +21,7 @@ def test_one_prompt_beside_four_streams_makes_a_step_a_quarter_longer():
 
 
 def test_as_many_prompts_as_streams_get_half_of_the_step():
-    assert StepPacer(COSTS, max_step_s=1.0).prompt_tokens(num_decoding=10, num_prompts=10) == 16  # 15 would be 30 ms
+    assert StepPacer(COSTS, max_step_s=1.0).prompt_tokens(num_decoding=10, num_prompts=10) == 15
 
 
 def test_however_many_prompts_wait_no_step_exceeds_the_longest():
@@ -36,17 +36,18 @@ def test_where_decoding_alone_is_too_slow_prompts_still_go_on():
 def test_it_learns_that_tokens_cost_more_than_they_did():
     pacer = StepPacer(COSTS, max_step_s=0.1, min_prompt_tokens=1)
     before = pacer.prompt_tokens(4, 100)
-    for _ in range(50):
+    for _ in range(10):
+        pacer.observe(4, 0, 2 * COSTS.step_s(4, 0))
         pacer.observe(4, 10, 2 * COSTS.step_s(4, 10))
     assert pacer.prompt_tokens(4, 100) == 13 < before  # (100 - 48) / 4
 
 
-def test_one_step_during_which_the_process_stood_still_changes_little():
+@pytest.mark.parametrize("num_prompt_tokens", [0, 10])
+def test_two_steps_during_which_the_process_stood_still_change_nothing(num_prompt_tokens: int):
     pacer = StepPacer(COSTS, max_step_s=0.1)
-    pacer.observe(4, 10, 3600.0)
-    for _ in range(10):
-        pacer.observe(4, 10, COSTS.step_s(4, 10))
-    assert pacer.prompt_tokens(4, 100) >= 30
+    for step_s in (COSTS.step_s(4, num_prompt_tokens), COSTS.step_s(4, num_prompt_tokens), 3600.0, 3600.0):
+        pacer.observe(4, num_prompt_tokens, step_s)
+    assert pacer.prompt_tokens(4, 100) == 38
 
 
 @given(
@@ -62,7 +63,7 @@ def test_prompts_always_go_on(
     pacer = StepPacer(costs, max_step_s)
     for step in steps:
         pacer.observe(*step)
-    assert pacer.prompt_tokens(num_decoding, num_prompts) >= 16
+    assert pacer.prompt_tokens(num_decoding, num_prompts) >= 8
 
 
 def a_paced_scheduler(**options: int) -> Scheduler:
@@ -113,3 +114,44 @@ def test_a_span_longer_than_the_share_is_computed_in_the_next_step():
     scheduler.arrive(order.number, fake_embeddings(order.key, order.num_tokens))
     assert step(scheduler, runner) == {"stream": 1}
     assert step(scheduler, runner) == {"stream": 1, "picture": 20}
+
+
+def test_a_short_prompt_does_not_wait_for_all_the_long_ones_before_it():
+    scheduler, runner = a_scheduler(max_num_batched_tokens=10), FakeRunner()
+    for name in ("first", "second"):
+        scheduler.add(a_request(name, list(range(40))))
+    step(scheduler, runner)
+    scheduler.add(a_request("short", [1, 2, 3]))
+    steps = [step(scheduler, runner) for _ in range(3)]
+    assert any("short" in computed for computed in steps[:2])
+    assert all("first" in computed for computed in steps)
+
+
+def test_the_short_ones_do_not_stop_a_long_one():
+    scheduler, runner = a_scheduler(max_num_batched_tokens=4, max_num_seqs=4), FakeRunner()
+    scheduler.add(a_request("long", list(range(40)), max_tokens=1))
+    for number in range(60):
+        scheduler.add(a_request(f"short {number}", [number, 1, 2, 3], max_tokens=1))
+        step(scheduler, runner)
+    assert "long" not in scheduler.live_request_ids
+
+
+def test_nobody_takes_the_blocks_that_the_first_in_line_waits_for():
+    scheduler, runner = a_scheduler(num_blocks=16, max_num_batched_tokens=64), FakeRunner()  # 16 blocks of 4 tokens
+    scheduler.add(a_request("running", list(range(20)), max_tokens=12))
+    step(scheduler, runner)
+    scheduler.add(a_request("long", [9] * 48))
+    for number in range(30):
+        scheduler.add(a_request(f"short {number}", [number, 1, 2], max_tokens=4))
+    while "running" in scheduler.live_request_ids:
+        assert set(step(scheduler, runner)) == {"running"}
+    assert "long" in {**step(scheduler, runner), **step(scheduler, runner)}
+
+
+def test_priority_comes_before_length():
+    scheduler, runner = a_scheduler(max_num_batched_tokens=10), FakeRunner()
+    urgent = a_request("urgent", list(range(40)))
+    urgent.priority = -1
+    scheduler.add(urgent)
+    scheduler.add(a_request("short", [1]))
+    assert [list(step(scheduler, runner)) for _ in range(3)] == [["urgent"]] * 3
