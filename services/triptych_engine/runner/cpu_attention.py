@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import torch
 
 from triptych_engine.runner.attention import AttentionMetadata, LayerShape
-from triptych_engine.runner.cpu_kernels import CpuKernels, KernelArgs
+from triptych_engine.runner.cpu_kernels import CpuKernels
+from triptych_engine.runner.kernel_args import KernelArgs
 
 _LANES = 16
 
@@ -77,21 +80,41 @@ class CpuAttention:
         value = value.to(self._dtype)
         out = value.new_empty(num_tokens, num_q_heads, v_head_dim)
         k_cache, v_cache = self._cache[layer]
-        tile_seq, tile_start, tile_len = self._tiles_for(num_q_heads // num_kv_heads)
+        self._set_tiles(num_q_heads // num_kv_heads)
         args = self._args
         args.q, args.k, args.v, args.out = query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
         args.k_cache, args.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
         args.q_stride_t, args.q_stride_h, _ = query.stride()
         args.k_stride_t, args.k_stride_h, _ = key.stride()
         args.v_stride_t, args.v_stride_h, _ = value.stride()
-        args.tile_seq, args.tile_start, args.tile_len = tile_seq.ctypes.data, tile_start.ctypes.data, tile_len.ctypes.data
-        args.num_tiles = len(tile_seq)
         args.num_q_heads, args.num_kv_heads, args.head_dim, args.v_head_dim = num_q_heads, num_kv_heads, head_dim, v_head_dim
         args.scaling, args.softcap, args.window = scaling, softcap, window
         sinks = None if sinks is None else sinks.float().contiguous()
         args.sinks = None if sinks is None else sinks.data_ptr()
         self._kernels.paged_attention(args, query.dtype, self._dtype)
         return out
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the cache."""
+        return self._dtype
+
+    def layer_args(self, layer: int, group: int) -> tuple[int, int, int]:
+        """For a kernel that computes more of a layer than its attention: addresses of the step's KernelArgs, in which what depends
+        on the layer is left out, and of the layer's keys and values.
+
+        Args:
+            group: query heads per key head.
+        """
+        k_cache, v_cache = self._cache[layer]
+        self._set_tiles(group)
+        return ctypes.addressof(self._args), k_cache.data_ptr(), v_cache.data_ptr()
+
+    def _set_tiles(self, group: int) -> None:
+        args = self._args
+        tile_seq, tile_start, tile_len = self._tiles_for(group)
+        args.tile_seq, args.tile_start, args.tile_len = tile_seq.ctypes.data, tile_start.ctypes.data, tile_len.ctypes.data
+        args.num_tiles = len(tile_seq)
 
     def _tiles_for(self, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Cut each sequence's tokens into tiles of at most row_tile / group: (sequence, first token, tokens) of each, int32."""

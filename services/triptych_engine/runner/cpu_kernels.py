@@ -23,6 +23,8 @@ from pathlib import Path
 import torch
 from triptych_common.model_store import cache_dir
 
+from triptych_engine.runner.kernel_args import DecoderLayerArgs, DecoderStepArgs, KernelArgs
+
 log = logging.getLogger(__name__)
 _SOURCES = sorted((Path(__file__).parent / "csrc").iterdir())
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
@@ -35,20 +37,6 @@ _X86_LEVELS: dict[str, frozenset[str]] = {
     "x86-64-v3": frozenset({"avx2", "fma", "bmi2", "f16c"}),
     "x86-64-v2": frozenset({"sse4_2", "ssse3"}),
 }
-
-
-class KernelArgs(ctypes.Structure):
-    """Mirror of PagedAttentionArgs; the fields are described there."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "k_cache", "v_cache", "slots", "block_table")),
-        *((name, ctypes.c_void_p) for name in ("tile_seq", "tile_start", "tile_len", "positions", "key_end", "sinks")),
-        *((f"{name}_stride_{dim}", ctypes.c_int64) for name in "qkv" for dim in "th"),
-        *((name, ctypes.c_int32) for name in ("num_tokens", "num_tiles", "block_table_stride", "block_size")),
-        *((name, ctypes.c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "window")),
-        ("scaling", ctypes.c_float),
-        ("softcap", ctypes.c_float),
-    ]
 
 
 def isas() -> list[str]:
@@ -98,12 +86,31 @@ class CpuKernels:
         self._linear.argtypes = [pointer, count, pointer, pointer, pointer, count, count, count]
         self._refine_logits = library.triptych_refine_logits
         self._refine_logits.argtypes = [pointer] * 5 + [count] * 3
+        library.triptych_decoder_layer_args_size.restype = library.triptych_decoder_step_args_size.restype = count
+        sizes = library.triptych_decoder_layer_args_size(), library.triptych_decoder_step_args_size()
+        if sizes != (ctypes.sizeof(DecoderLayerArgs), ctypes.sizeof(DecoderStepArgs)):
+            raise AssertionError("DecoderLayerArgs and DecoderStepArgs do not mirror decoder_layer.cpp")
+        library.triptych_decoder_layer_workspace.restype = count
+        self._decoder_layer_workspace = library.triptych_decoder_layer_workspace
+        #: One layer: takes references to DecoderLayerArgs and DecoderStepArgs.
+        self.decoder_layer = library.triptych_decoder_layer
+        self._workspace = torch.empty(0)
         self._argmax = library.triptych_argmax
         self._argmax.argtypes = [pointer, count, count, pointer, pointer]
 
     def paged_attention(self, args: KernelArgs, query_dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
         """One layer: write keys and values, attend. Queries and keys are of the first type, everything else of the second."""
         self._attention[query_dtype, cache_dtype](ctypes.byref(args))
+
+    def decoder_layer_workspace(self, layer: DecoderLayerArgs) -> int:
+        """Floats of workspace that the layer needs per row."""
+        return int(self._decoder_layer_workspace(ctypes.byref(layer)))
+
+    def workspace(self, num_floats: int) -> int:
+        """Address of memory for so many floats, the same for all layers, which run one after the other."""
+        if len(self._workspace) < num_floats:
+            self._workspace = torch.empty(num_floats)
+        return self._workspace.data_ptr()
 
     def pack_linear(self, weight: torch.Tensor) -> torch.Tensor:
         """A weight [out, in] bf16 as `linear` wants it: [ceil(out / linear_panel), in, linear_panel / 2] int32."""

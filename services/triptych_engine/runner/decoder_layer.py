@@ -1,4 +1,5 @@
-"""A decoder layer of the common kind as four matrix products and five kernels between them, in place of some forty torch calls.
+"""A decoder layer of the common kind as four matrix products and five kernels between them, in place of some forty torch calls; in
+float32 as one kernel alone.
 
 With few rows most of a step's time goes into calling, not computing. Which layers are of the common kind is not decided by their
 class: a layer whose parts have the names that Llama gave them is run beside its replacement on a real input, and replaced when both
@@ -16,8 +17,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from triptych_engine.runner.attention import attending, current_backend
+from triptych_engine.runner.cpu_attention import CpuAttention
 from triptych_engine.runner.cpu_kernels import CpuKernels
-from triptych_engine.runner.modules import FusedRMSNorm, GatedMLP, LinearPart, PackedLinear
+from triptych_engine.runner.layer_kernel import LayerKernel, RotaryTables
+from triptych_engine.runner.modules import FusedRMSNorm, GatedMLP, LinearPart, PackedLinear, WideningLinear
 
 log = logging.getLogger(__name__)
 #: What rounding explains, relative to the typical value.
@@ -43,9 +46,10 @@ class FusedDecoderLayer(nn.Module):
     Args:
         layer: its parts are replaced modules already (see `optimize`).
         call: what the layer hands to its attention, for the shapes and the options.
+        tables: shared by all layers.
     """
 
-    def __init__(self, layer: nn.Module, call: AttentionCall, kernels: CpuKernels) -> None:
+    def __init__(self, layer: nn.Module, call: AttentionCall, kernels: CpuKernels, tables: RotaryTables) -> None:
         super().__init__()
         attention: Any = layer.self_attn
         norms: list[Any] = [layer.input_layernorm, layer.post_attention_layernorm]
@@ -61,20 +65,33 @@ class FusedDecoderLayer(nn.Module):
         self._layer, self._options = call.layer, call.options
         self._num_q_heads, self._head_dim = call.query.shape[1:]
         self._num_kv_heads, self._v_head_dim = call.value.shape[1:]
+        self._tables, self._whole = tables, self._make_whole(norms[0])
         if hasattr(layer, "attention_type"):  # the model asks which mask it wants
             self.attention_type = layer.attention_type
 
     def forward(self, hidden_states: torch.Tensor, *, position_embeddings: Any = None, **ignored: Any) -> torch.Tensor:
         """hidden_states: [1, num_tokens, hidden_size] fp32; position_embeddings: cos and sin, [1, num_tokens, rotary_dim]."""
         x = hidden_states[0].contiguous()
-        cos, sin = (part.view(part.shape[-2:]).float().contiguous() for part in position_embeddings)
+        cos, sin = self._tables.dense(position_embeddings)
+        backend = current_backend()
+        if self._whole is not None and isinstance(backend, CpuAttention) and backend.dtype == torch.float32:
+            return self._whole.forward(backend, x, cos, sin)[None]
         num_q_heads, num_kv_heads = self._num_q_heads, self._num_kv_heads
         qkv = self._qkv(self._norm(x))
         qk = self._kernels.qk_norm_rope(qkv, cos, sin, num_q_heads, num_kv_heads, self._head_dim, self._qk_norms)
         value = qkv[:, (num_q_heads + num_kv_heads) * self._head_dim :].view(-1, num_kv_heads, self._v_head_dim)
-        attended = current_backend().forward(self._layer, qk[:, :num_q_heads], qk[:, num_q_heads:], value, **self._options)
+        attended = backend.forward(self._layer, qk[:, :num_q_heads], qk[:, num_q_heads:], value, **self._options)
         x, normed = self._kernels.add_rms_norm(x, self._out(attended.flatten(1)), self._mlp_weight, self._mlp_eps)
         return x.add_(self._mlp(normed))[None]
+
+    def _make_whole(self, norm: FusedRMSNorm) -> LayerKernel | None:
+        """The layer as one kernel; None where its products are not all computed by our own."""
+        products: Any = (self._qkv, self._out, self._mlp.gate_up, self._mlp.down)
+        if not all(isinstance(product, WideningLinear) for product in products):
+            return None
+        norms = (norm.scale, norm.eps), (self._mlp_weight, self._mlp_eps)
+        heads = self._num_q_heads, self._num_kv_heads, self._head_dim, self._v_head_dim
+        return LayerKernel(self._kernels, self._layer, norms, self._qk_norms, products, heads, self._options)
 
 
 def fuse_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor, kernels: CpuKernels) -> int:
@@ -93,9 +110,9 @@ def fuse_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: t
         model(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)
         for hook in hooks:
             hook.remove()
-        num_fused = 0
+        num_fused, tables = 0, RotaryTables()
         for parent, name, layer in layers:
-            fused = _fused(layer, *inputs[layer], kernels) if layer in inputs else None
+            fused = _fused(layer, *inputs[layer], kernels, tables) if layer in inputs else None
             if fused is not None:
                 setattr(parent, name, fused)
                 num_fused += 1
@@ -121,7 +138,9 @@ def _consists_of(module: nn.Module, parts: dict[str, type]) -> bool:
     return not extra and all(isinstance(children.get(name), kind) for name, kind in parts.items())
 
 
-def _fused(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kernels: CpuKernels) -> FusedDecoderLayer | None:
+def _fused(
+    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kernels: CpuKernels, tables: RotaryTables
+) -> FusedDecoderLayer | None:
     """The layer's replacement, if it computes the same on these inputs."""
     cos = (kwargs.get("position_embeddings") or (None,))[0]
     hidden_states = args[0] if args else kwargs["hidden_states"]
@@ -134,7 +153,7 @@ def _fused(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kern
         or calls[0].key.shape[1:] != (calls[0].value.shape[1], calls[0].query.shape[2])
     ):
         return None
-    fused = FusedDecoderLayer(layer, calls[0], kernels)
+    fused = FusedDecoderLayer(layer, calls[0], kernels, tables)
     got, own_calls = _run(fused, args, kwargs)
     wanted, own = calls[0], own_calls[0]
     tolerance = _TOLERANCE[own.value.dtype]

@@ -36,17 +36,18 @@ class WideningLinear(PackedLinear):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: CpuKernels) -> None:
         super().__init__()
-        self._kernels, self._out_features = kernels, weight.shape[0]
-        self._weight = kernels.pack_linear(weight.bfloat16())
-        self._bias = None
-        if bias is not None:
-            self._bias = nn.functional.pad(bias, (0, -len(bias) % kernels.linear_panel))
+        self._kernels = kernels
+        self.out_features, self.in_features = weight.shape
+        #: As CpuKernels.pack_linear makes it.
+        self.weight = kernels.pack_linear(weight.bfloat16())
+        #: Padded to whole panels.
+        self.bias = None if bias is None else nn.functional.pad(bias, (0, -len(bias) % kernels.linear_panel))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
         if rows.stride(-1) != 1:
             rows = rows.contiguous()
-        return self._kernels.linear(rows, self._weight, self._bias, self._out_features).view(*x.shape[:-1], self._out_features)
+        return self._kernels.linear(rows, self.weight, self.bias, self.out_features).view(*x.shape[:-1], self.out_features)
 
 
 def pack(kernels: CpuKernels | None, *linears: nn.Linear) -> PackedLinear:
@@ -99,10 +100,12 @@ class GatedMLP(nn.Module):
 
     def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, kernels: CpuKernels) -> None:
         super().__init__()
-        self._gate_up, self._down, self._kernels = pack(kernels, gate, up), pack(kernels, down), kernels
+        #: Its two products; of the first, gate and up are side by side.
+        self.gate_up, self.down = pack(kernels, gate, up), pack(kernels, down)
+        self._kernels = kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down(self._kernels.silu_mul(self._gate_up(x)))
+        return self.down(self._kernels.silu_mul(self.gate_up(x)))
 
 
 class ExactTopHead(nn.Module):

@@ -1,6 +1,6 @@
 // Small operations around the matrix products, each in one pass over its data.
 
-#include "vector.h"
+#include "elementwise.h"
 
 namespace {
 
@@ -8,28 +8,6 @@ using namespace triptych;
 
 // Rows below this size are not worth waking another thread for.
 constexpr int64_t kParallelElements = 1 << 14;
-
-// 1 / rms(x).
-template <class In>
-float inverse_rms(const In* x, int64_t size, float eps) {
-  vf squares = vf{};
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    const vf v = load(x + i);
-    squares += v * v;
-  }
-  float sum = sum_of(squares);
-  for (; i < size; i++) sum += to_float(x[i]) * to_float(x[i]);
-  return 1.0f / __builtin_sqrtf(sum / size + eps);
-}
-
-template <class In, class Out>
-void norm_row(const In* x, const float* weight, Out* out, int64_t size, float eps) {
-  const float scale = inverse_rms(x, size, eps);
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) store(out + i, load(x + i) * scale * load(weight + i));
-  for (; i < size; i++) convert(to_float(x[i]) * scale * weight[i], out[i]);
-}
 
 template <class In, class Out>
 void rms_norm(const In* x, const float* weight, Out* out, int64_t rows, int64_t size, float eps) {
@@ -41,30 +19,7 @@ template <class T>
 void add_rms_norm(const float* x, const T* added, const float* weight, float* sum, T* out, int64_t rows, int64_t size, float eps) {
 #pragma omp parallel for schedule(static) if (rows * size >= kParallelElements)
   for (int64_t r = 0; r < rows; r++) {
-    const float* from = x + r * size;
-    const T* add = added + r * size;
-    float* to = sum + r * size;
-    int64_t i = 0;
-    for (; i + kLanes <= size; i += kLanes) store(to + i, load(from + i) + load(add + i));
-    for (; i < size; i++) to[i] = from[i] + to_float(add[i]);
-    norm_row(to, weight, out + r * size, size, eps);
-  }
-}
-
-// One head: out = rotated(normed(x)). cos, sin: [rotary_dim]; the dimensions beyond are copied.
-template <class T>
-void rope_head(const T* x, const float* weight, const float* cos, const float* sin, float* out, int64_t head_dim, int64_t rotary_dim,
-               float eps) {
-  if (weight) {
-    norm_row(x, weight, out, head_dim, eps);
-  } else {
-    for (int64_t i = 0; i < head_dim; i++) out[i] = to_float(x[i]);
-  }
-  const int64_t half = rotary_dim / 2;
-  for (int64_t i = 0; i < half; i++) {
-    const float a = out[i], b = out[i + half];
-    out[i] = a * cos[i] - b * sin[i];
-    out[i + half] = b * cos[i + half] + a * sin[i + half];
+    add_norm_row(x + r * size, added + r * size, weight, sum + r * size, out + r * size, size, eps);
   }
 }
 
@@ -87,11 +42,7 @@ void silu_mul(const T* gate_up, T* out, int64_t rows, int64_t size) {
 #pragma omp parallel for schedule(static) if (rows * size >= kParallelElements)
   for (int64_t r = 0; r < rows; r++) {
     const T* gate = gate_up + r * 2 * size;
-    const T* up = gate + size;
-    T* to = out + r * size;
-    int64_t i = 0;
-    for (; i + kLanes <= size; i += kLanes) store(to + i, silu(load(gate + i)) * load(up + i));
-    for (; i < size; i++) convert(silu(splat(to_float(gate[i])))[0] * to_float(up[i]), to[i]);
+    silu_mul_row(gate, gate + size, out + r * size, size);
   }
 }
 

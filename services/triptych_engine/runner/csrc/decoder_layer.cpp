@@ -1,0 +1,130 @@
+// A whole decoder layer of the common kind in one call and one parallel region: with few rows, a layer computes for some hundred
+// microseconds, and ten calls from Python take as long. fp32, with weights as in linear.h.
+
+#include "elementwise.h"
+#include "linear.h"
+#include "paged_attention.h"
+
+using namespace triptych;
+
+extern "C" {
+
+// What stays the same from step to step.
+struct DecoderLayerArgs {
+  const float* norm;      // [hidden]
+  const float* mlp_norm;  // [hidden]
+  const float* q_norm;    // [head_dim], or null
+  const float* k_norm;    // [head_dim], or null
+  PackedWeight qkv;       // hidden -> (num_q_heads + num_kv_heads) * head_dim + num_kv_heads * v_head_dim
+  PackedWeight out;       // num_q_heads * v_head_dim -> hidden
+  PackedWeight gate_up;   // hidden -> 2 * intermediate
+  PackedWeight down;      // intermediate -> hidden
+  const float* sinks;     // [num_q_heads], or null
+  int64_t rotary_dim;
+  int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim, window;
+  float norm_eps, mlp_norm_eps, qk_norm_eps, scaling, softcap;
+};
+
+// What a step brings.
+struct DecoderStepArgs {
+  const PagedAttentionArgs* attention;  // where the tokens stand; what depends on the layer is not read
+  void* k_cache;                        // of the layer
+  void* v_cache;
+  const float* x;    // [rows, hidden]
+  float* out;        // [rows, hidden]
+  const float* cos;  // [rows, rotary_dim]
+  const float* sin;  // [rows, rotary_dim]
+  float* workspace;  // rows * triptych_decoder_layer_workspace
+};
+}
+
+namespace {
+
+// Where the steps between x and out are kept, [rows, ...] each.
+struct Workspace {
+  float *normed, *qkv, *qk, *attended, *added, *gate_up, *gated;
+  int64_t per_row;
+
+  Workspace(const DecoderLayerArgs& l, float* memory, int64_t rows) {
+    const int64_t sizes[] = {l.qkv.in_features,  l.qkv.out_features,     (l.num_q_heads + l.num_kv_heads) * (int64_t)l.head_dim,
+                             l.out.in_features,  l.out.out_features,     l.gate_up.out_features,
+                             l.down.in_features};
+    float** parts[] = {&normed, &qkv, &qk, &attended, &added, &gate_up, &gated};
+    per_row = 0;
+    for (int i = 0; i < 7; i++) {
+      *parts[i] = memory + rows * per_row;
+      per_row += sizes[i];
+    }
+  }
+};
+
+PagedAttentionArgs attention_of(const DecoderLayerArgs& l, const DecoderStepArgs& s, const Workspace& w) {
+  PagedAttentionArgs a = *s.attention;
+  const int64_t num_heads = l.num_q_heads + l.num_kv_heads, keys = l.num_q_heads * (int64_t)l.head_dim;
+  a.q = w.qk, a.k = w.qk + keys, a.v = w.qkv + num_heads * l.head_dim, a.out = w.attended;
+  a.k_cache = s.k_cache, a.v_cache = s.v_cache, a.sinks = l.sinks;
+  a.q_stride_t = a.k_stride_t = num_heads * l.head_dim, a.v_stride_t = l.qkv.out_features;
+  a.q_stride_h = a.k_stride_h = l.head_dim, a.v_stride_h = l.v_head_dim;
+  a.num_q_heads = l.num_q_heads, a.num_kv_heads = l.num_kv_heads, a.head_dim = l.head_dim, a.v_head_dim = l.v_head_dim;
+  a.window = l.window, a.scaling = l.scaling, a.softcap = l.softcap;
+  return a;
+}
+
+void rotate_token(const DecoderLayerArgs& l, const DecoderStepArgs& s, const Workspace& w, int64_t t) {
+  const int64_t num_heads = l.num_q_heads + l.num_kv_heads;
+  for (int64_t h = 0; h < num_heads; h++) {
+    rope_head(w.qkv + t * l.qkv.out_features + h * l.head_dim, h < l.num_q_heads ? l.q_norm : l.k_norm, s.cos + t * l.rotary_dim,
+              s.sin + t * l.rotary_dim, w.qk + (t * num_heads + h) * l.head_dim, l.head_dim, l.rotary_dim, l.qk_norm_eps);
+  }
+}
+
+void add_row(float* to, const float* added, int64_t size) {
+  for (int64_t i = 0; i < size; i++) to[i] += added[i];
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t triptych_decoder_layer_args_size() { return sizeof(DecoderLayerArgs); }
+int64_t triptych_decoder_step_args_size() { return sizeof(DecoderStepArgs); }
+
+// Floats of workspace per row.
+int64_t triptych_decoder_layer_workspace(const DecoderLayerArgs* layer) { return Workspace(*layer, nullptr, 0).per_row; }
+
+void triptych_decoder_layer(const DecoderLayerArgs* layer, const DecoderStepArgs* step) {
+  const DecoderLayerArgs& l = *layer;
+  const DecoderStepArgs& s = *step;
+  const int64_t rows = s.attention->num_tokens, hidden = l.qkv.in_features, inner = l.down.in_features;
+  const Workspace w(l, s.workspace, rows);
+  const PagedAttentionArgs a = attention_of(l, s, w);
+#pragma omp parallel
+  {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < rows; r++) norm_row(s.x + r * hidden, l.norm, w.normed + r * hidden, hidden, l.norm_eps);
+    linear_shared(w.normed, hidden, l.qkv, w.qkv, rows);
+#pragma omp barrier
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+      rotate_token(l, s, w, r);
+      write_token<float, float>(a, int(r));
+    }
+    attend_shared<float, float>(a);
+    linear_shared(w.attended, l.out.in_features, l.out, w.added, rows);
+#pragma omp barrier
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+      add_norm_row(s.x + r * hidden, w.added + r * hidden, l.mlp_norm, s.out + r * hidden, w.normed + r * hidden, hidden,
+                   l.mlp_norm_eps);
+    }
+    linear_shared(w.normed, hidden, l.gate_up, w.gate_up, rows);
+#pragma omp barrier
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < rows; r++) silu_mul_row(w.gate_up + 2 * r * inner, w.gate_up + (2 * r + 1) * inner, w.gated + r * inner, inner);
+    linear_shared(w.gated, inner, l.down, w.added, rows);
+#pragma omp barrier
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < rows; r++) add_row(s.out + r * hidden, w.added + r * hidden, hidden);
+  }
+}
+}

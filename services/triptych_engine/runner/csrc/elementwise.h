@@ -1,0 +1,63 @@
+// What elementwise.cpp does to a row.
+#pragma once
+
+#include "vector.h"
+
+namespace triptych {
+
+// 1 / rms(x).
+template <class In>
+inline float inverse_rms(const In* x, int64_t size, float eps) {
+  vf squares = vf{};
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    const vf v = load(x + i);
+    squares += v * v;
+  }
+  float sum = sum_of(squares);
+  for (; i < size; i++) sum += to_float(x[i]) * to_float(x[i]);
+  return 1.0f / __builtin_sqrtf(sum / size + eps);
+}
+
+template <class In, class Out>
+inline void norm_row(const In* x, const float* weight, Out* out, int64_t size, float eps) {
+  const float scale = inverse_rms(x, size, eps);
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(out + i, load(x + i) * scale * load(weight + i));
+  for (; i < size; i++) convert(to_float(x[i]) * scale * weight[i], out[i]);
+}
+
+// sum = x + added; out = normed(sum).
+template <class T>
+inline void add_norm_row(const float* x, const T* added, const float* weight, float* sum, T* out, int64_t size, float eps) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(sum + i, load(x + i) + load(added + i));
+  for (; i < size; i++) sum[i] = x[i] + to_float(added[i]);
+  norm_row(sum, weight, out, size, eps);
+}
+
+// One head: out = rotated(normed(x)). cos, sin: [rotary_dim]; the dimensions beyond are copied.
+template <class T>
+inline void rope_head(const T* x, const float* weight, const float* cos, const float* sin, float* out, int64_t head_dim, int64_t rotary_dim,
+               float eps) {
+  if (weight) {
+    norm_row(x, weight, out, head_dim, eps);
+  } else {
+    for (int64_t i = 0; i < head_dim; i++) out[i] = to_float(x[i]);
+  }
+  const int64_t half = rotary_dim / 2;
+  for (int64_t i = 0; i < half; i++) {
+    const float a = out[i], b = out[i + half];
+    out[i] = a * cos[i] - b * sin[i];
+    out[i + half] = b * cos[i + half] + a * sin[i + half];
+  }
+}
+
+template <class T>
+inline void silu_mul_row(const T* gate, const T* up, T* out, int64_t size) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(out + i, silu(load(gate + i)) * load(up + i));
+  for (; i < size; i++) convert(silu(splat(to_float(gate[i])))[0] * to_float(up[i]), out[i]);
+}
+
+}  // namespace triptych

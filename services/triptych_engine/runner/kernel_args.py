@@ -1,0 +1,51 @@
+"""What the CPU kernels are called with: mirrors of the structures in csrc/."""
+
+from __future__ import annotations
+
+import ctypes
+
+
+class KernelArgs(ctypes.Structure):
+    """Mirror of PagedAttentionArgs; the fields are described there."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "k_cache", "v_cache", "slots", "block_table")),
+        *((name, ctypes.c_void_p) for name in ("tile_seq", "tile_start", "tile_len", "positions", "key_end", "sinks")),
+        *((f"{name}_stride_{dim}", ctypes.c_int64) for name in "qkv" for dim in "th"),
+        *((name, ctypes.c_int32) for name in ("num_tokens", "num_tiles", "block_table_stride", "block_size")),
+        *((name, ctypes.c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "window")),
+        ("scaling", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    ]
+
+
+class PackedWeight(ctypes.Structure):
+    """As in linear.h."""
+
+    _fields_ = [
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("in_features", ctypes.c_int64),
+        ("out_features", ctypes.c_int64),
+    ]
+
+
+class DecoderLayerArgs(ctypes.Structure):
+    """As in decoder_layer.cpp; the fields are described there."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("norm", "mlp_norm", "q_norm", "k_norm")),
+        *((name, PackedWeight) for name in ("qkv", "out", "gate_up", "down")),
+        ("sinks", ctypes.c_void_p),
+        ("rotary_dim", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "window")),
+        *((name, ctypes.c_float) for name in ("norm_eps", "mlp_norm_eps", "qk_norm_eps", "scaling", "softcap")),
+    ]
+
+
+class DecoderStepArgs(ctypes.Structure):
+    """As in decoder_layer.cpp; the fields are described there."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("attention", "k_cache", "v_cache", "x", "out", "cos", "sin", "workspace")),
+    ]

@@ -1,0 +1,85 @@
+"""A decoder layer of the common kind as one call of a kernel, where all of its parts are computed by our own in float32."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from triptych_engine.runner.cpu_attention import CpuAttention
+from triptych_engine.runner.cpu_kernels import CpuKernels
+from triptych_engine.runner.kernel_args import DecoderLayerArgs, DecoderStepArgs, PackedWeight
+from triptych_engine.runner.modules import WideningLinear
+
+
+class RotaryTables:
+    """Cosines and sines of a step, which all layers are handed alike, made dense once."""
+
+    def __init__(self) -> None:
+        self._given: Any = None
+        self._dense: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def dense(self, position_embeddings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, [1, num_tokens, rotary_dim] each, as [num_tokens, rotary_dim] fp32, dense."""
+        if self._dense is None or position_embeddings is not self._given:
+            cos, sin = (part.view(part.shape[-2:]).float().contiguous() for part in position_embeddings)
+            self._given, self._dense = position_embeddings, (cos, sin)
+        return self._dense
+
+
+class LayerKernel:
+    """Weights and shapes of one layer as the kernel wants them.
+
+    Args:
+        index: of the layer, as in the attention backend.
+        norms: weight [hidden_size] fp32 and epsilon, before the attention and before the MLP.
+        qk_norms: weights [head_dim] fp32 of queries' and keys' norms, and their epsilon; None for none.
+        products: q/k/v side by side, output, gate and up side by side, down.
+        heads: number of query heads and of key heads, extent of a query's head and of a value's.
+        options: of the attention, as its backend takes them.
+    """
+
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        index: int,
+        norms: tuple[tuple[torch.Tensor, float], tuple[torch.Tensor, float]],
+        qk_norms: tuple[torch.Tensor, torch.Tensor, float] | None,
+        products: tuple[WideningLinear, WideningLinear, WideningLinear, WideningLinear],
+        heads: tuple[int, int, int, int],
+        options: dict[str, Any],
+    ) -> None:
+        self._kernels, self._index = kernels, index
+        sinks = options["sinks"]
+        sinks = None if sinks is None else sinks.float().contiguous()
+        self._kept_alive = (norms, qk_norms, products, sinks)
+        (norm, norm_eps), (mlp_norm, mlp_norm_eps) = norms
+        q_norm, k_norm, qk_eps = qk_norms if qk_norms is not None else (None, None, 0.0)
+        self._group = heads[0] // heads[1]
+        self._layer = DecoderLayerArgs(
+            norm.data_ptr(), mlp_norm.data_ptr(), _address(q_norm), _address(k_norm), *(_packed(one) for one in products),
+            _address(sinks), 0, *heads, options["window"], norm_eps, mlp_norm_eps, qk_eps, options["scaling"], options["softcap"],
+        )  # fmt: skip
+        self._layer_ref = ctypes.byref(self._layer)
+        self._floats_per_row = kernels.decoder_layer_workspace(self._layer)
+        self._step = DecoderStepArgs()
+        self._step_ref = ctypes.byref(self._step)
+
+    def forward(self, backend: CpuAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """x: [num_tokens, hidden_size] fp32, dense; cos, sin: [num_tokens, rotary_dim] fp32, dense; result like x."""
+        step, out = self._step, torch.empty_like(x)
+        self._layer.rotary_dim = cos.shape[-1]
+        step.attention, step.k_cache, step.v_cache = backend.layer_args(self._index, self._group)
+        step.x, step.out, step.cos, step.sin = x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr()
+        step.workspace = self._kernels.workspace(x.shape[0] * self._floats_per_row)
+        self._kernels.decoder_layer(self._layer_ref, self._step_ref)
+        return out
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _packed(linear: WideningLinear) -> PackedWeight:
+    return PackedWeight(linear.weight.data_ptr(), _address(linear.bias), linear.in_features, linear.out_features)
