@@ -6,7 +6,7 @@ On CPUs, in bfloat16 and float32:
 - gated MLPs become two products and one kernel between them;
 - RMS norms become one kernel. Norms and MLPs are recognised by name and verified on random input before they are replaced, so
   that a family with another formula keeps its own;
-- decoder layers of the common kind become four products and five kernels (see decoder_layer).
+- decoder layers of the common kind become four products and five kernels, or in float32 one kernel (see decoder_layer).
 
 In bfloat16 also:
 - where all norms could be replaced, the residual stream is kept in float32: the embedding hands out float32, type promotion
