@@ -190,14 +190,15 @@ class Scheduler:
         if not has_preempted:
             self._idle = not (plan.output.num_scheduled_tokens or self._dropped or plan.reservation or plan.next_reservation)
         self._reservation = plan.next_reservation
-        plan.output.awaits_embeddings = self._media.cache.num_fetching > 0
+        plan.output.awaits_embeddings = self._awaits_embeddings
         plan.output.dropped, self._dropped = self._dropped, []
         return plan.output
 
     def observe(self, scheduled: SchedulerOutput, step_s: float) -> None:
         """Learn how long a step took."""
         if self._pacer is not None and scheduled.num_scheduled_tokens:
-            self._pacer.observe(scheduled.num_decoding, scheduled.num_prompt_tokens, step_s)
+            counts = scheduled.num_decoding, scheduled.num_prompt_tokens
+            self._pacer.observe(*counts, step_s, encoding=scheduled.awaits_embeddings)
 
     def _new_plan(self) -> StepPlan:
         num_decoding = sum(map(_decodes, self._running))
@@ -206,8 +207,13 @@ class Scheduler:
             free_seats = self._max_num_seqs - len(self._running)
             num_prompts = len(self._running) - num_decoding + min(free_seats, len(self._waiting))
             if num_prompts:
-                max_prompt_tokens = min(max_prompt_tokens, self._pacer.prompt_tokens(num_decoding, num_prompts))
+                paced = self._pacer.prompt_tokens(num_decoding, num_prompts, encoding=self._awaits_embeddings)
+                max_prompt_tokens = min(max_prompt_tokens, paced)
         return StepPlan(self._media, self._max_num_batched_tokens, max_prompt_tokens, self._reservation)
+
+    @property
+    def _awaits_embeddings(self) -> bool:
+        return self._media.cache.num_fetching > 0
 
     def _schedule_decoding(self, plan: StepPlan) -> None:
         index = 0

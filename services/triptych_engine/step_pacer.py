@@ -14,8 +14,10 @@ from statistics import median
 
 #: Steps whose median says what steps take lately: enough that one or two during which the process stood still do not count.
 _WINDOW = 7
-#: Where decoding alone takes longer than the longest step wanted, prompts may add this share of it.
-_LEAST_PROMPT_SHARE = 0.25
+#: Prompts that wait get at least this share of a step: with many streams, one of many requests would have next to nothing of it.
+_LEAST_SHARE = 0.5
+#: Where decoding alone takes longer than the longest step wanted, prompts may add this much of it.
+_LEAST_ADDITION = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +44,27 @@ class StepPacer:
 
     def __init__(self, costs: StepCosts, max_step_s: float, min_prompt_tokens: int = 8) -> None:
         self._costs, self._max_step_s, self._min_prompt_tokens = costs, max_step_s, min_prompt_tokens
-        self._factors: deque[float] = deque([1.0], _WINDOW)  # what the last steps took, in units of the costs
+        # What the last steps took, in units of the costs; of those beside an encoder on the same cores apart.
+        self._factors = {encoding: deque([1.0], _WINDOW) for encoding in (False, True)}
 
-    def prompt_tokens(self, num_decoding: int, num_prompts: int) -> int:
+    def prompt_tokens(self, num_decoding: int, num_prompts: int, *, encoding: bool = False) -> int:
         """Prompt tokens for the next step.
 
-        Each request has its turn: with as many prompts to compute as sequences that decode, a step takes twice as long as decoding
-        alone, within max_step_s.
+        Prompts get half of it, or as much as their share of all requests if that is more, but not more than max_step_s leaves.
 
         Args:
             num_decoding: sequences that wait for their next token; at least one.
             num_prompts: requests that have prompt tokens to compute.
+            encoding: media are being encoded meanwhile.
         """
-        factor = median(self._factors)
+        factor = median(self._factors[encoding])
         decoding_s = factor * self._costs.step_s(num_decoding, 0)
-        longest_s = max(self._max_step_s, decoding_s * (1 + _LEAST_PROMPT_SHARE))
-        fair_s = decoding_s * (num_decoding + num_prompts) / num_decoding
-        prompts_s = min(longest_s, fair_s) - decoding_s
+        share = max(_LEAST_SHARE, num_prompts / (num_decoding + num_prompts))
+        longest_s = max(self._max_step_s, decoding_s * (1 + _LEAST_ADDITION))
+        prompts_s = min(longest_s, decoding_s / (1 - share)) - decoding_s
         return max(self._min_prompt_tokens, round(prompts_s / (factor * max(self._costs.prompt_token_s, 1e-9))))
 
-    def observe(self, num_decoding: int, num_prompt_tokens: int, step_s: float) -> None:
+    def observe(self, num_decoding: int, num_prompt_tokens: int, step_s: float, *, encoding: bool = False) -> None:
         """Learn from a step that took so long."""
         if num_decoding:  # others are never bounded
-            self._factors.append(max(step_s, 1e-9) / self._costs.step_s(num_decoding, num_prompt_tokens))
+            self._factors[encoding].append(max(step_s, 1e-9) / self._costs.step_s(num_decoding, num_prompt_tokens))

@@ -15,9 +15,12 @@ from triptych_engine.step_pacer import StepCosts, StepPacer
 COSTS = StepCosts(0.020, 0.001, 0.002)
 
 
-def test_one_prompt_beside_four_streams_makes_a_step_a_quarter_longer():
-    pacer = StepPacer(COSTS, max_step_s=1.0, min_prompt_tokens=1)
-    assert pacer.prompt_tokens(num_decoding=4, num_prompts=1) == 3  # 24 ms of decoding, 6 ms for the prompt
+def test_a_prompt_beside_streams_makes_a_step_twice_as_long():
+    assert StepPacer(COSTS, max_step_s=1.0).prompt_tokens(num_decoding=4, num_prompts=1) == 12  # 24 ms each
+
+
+def test_more_prompts_than_streams_get_their_share():
+    assert StepPacer(COSTS, max_step_s=1.0).prompt_tokens(num_decoding=4, num_prompts=12) == 36  # three times 24 ms
 
 
 def test_as_many_prompts_as_streams_get_half_of_the_step():
@@ -30,7 +33,7 @@ def test_however_many_prompts_wait_no_step_exceeds_the_longest():
 
 def test_where_decoding_alone_is_too_slow_prompts_still_go_on():
     pacer = StepPacer(COSTS, max_step_s=0.001, min_prompt_tokens=1)
-    assert pacer.prompt_tokens(num_decoding=100, num_prompts=100) == 15  # a quarter of 120 ms
+    assert pacer.prompt_tokens(num_decoding=100, num_prompts=100) == 30  # half of 120 ms
 
 
 def test_it_learns_that_tokens_cost_more_than_they_did():
@@ -40,6 +43,14 @@ def test_it_learns_that_tokens_cost_more_than_they_did():
         pacer.observe(4, 0, 2 * COSTS.step_s(4, 0))
         pacer.observe(4, 10, 2 * COSTS.step_s(4, 10))
     assert pacer.prompt_tokens(4, 100) == 13 < before  # (100 - 48) / 4
+
+
+def test_steps_beside_an_encoder_count_apart():
+    pacer = StepPacer(COSTS, max_step_s=0.1)
+    for _ in range(10):
+        pacer.observe(4, 10, 2 * COSTS.step_s(4, 10), encoding=True)
+    assert pacer.prompt_tokens(4, 100) == 38
+    assert pacer.prompt_tokens(4, 100, encoding=True) == 13
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [0, 10])
