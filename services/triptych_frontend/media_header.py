@@ -14,6 +14,7 @@ import av
 import soundfile
 from PIL import Image, UnidentifiedImageError
 from triptych_common.errors import InvalidRequestError
+from triptych_common.media_container import open_container
 from triptych_common.pb import common_pb2
 
 from triptych_frontend.media_item import AUDIO, IMAGE, AudioHeader, ImageHeader, MediaHeader, VideoHeader
@@ -148,7 +149,7 @@ def _check_audio(rate: int, num_samples: int, limits: HeaderLimits, field: str) 
 def _container_audio(content: bytes, limits: HeaderLimits, field: str) -> tuple[int, int]:
     """Rate and samples of what libsndfile cannot read: m4a, webm, the sound track of a video. Decodes, and keeps nothing."""
     try:
-        with av.open(BytesIO(content)) as container:
+        with open_container(content, limits.max_pixels) as container:
             if not container.streams.audio:
                 raise InvalidRequestError(f"{field} has no sound in it", field=field)
             rate = int(container.streams.audio[0].codec_context.sample_rate)
@@ -165,7 +166,7 @@ def _container_audio(content: bytes, limits: HeaderLimits, field: str) -> tuple[
 
 def _video_header(content: bytes, limits: HeaderLimits, field: str) -> VideoHeader:
     try:
-        with av.open(BytesIO(content)) as container:
+        with open_container(content, limits.max_pixels) as container:
             if not container.streams.video:
                 raise InvalidRequestError(f"{field} has no pictures in it", field=field)
             stream = container.streams.video[0]

@@ -10,6 +10,7 @@ import av
 import numpy as np
 import soundfile
 from scipy.signal import resample_poly
+from triptych_common.media_container import open_container
 
 from triptych_encoder.media.limits import MediaLimits, bad_media, check_size
 
@@ -82,7 +83,7 @@ def _gather(blocks: Iterator[np.ndarray], rate: int, limits: MediaLimits) -> np.
 def _decode_container(data: bytes, limits: MediaLimits) -> tuple[int, np.ndarray]:
     """What libsndfile cannot read: m4a, webm, the sound track of a video. Returns rate and samples."""
     try:
-        with av.open(BytesIO(data)) as container:
+        with open_container(data, limits.max_pixels) as container:
             if not container.streams.audio:
                 raise bad_media("audio", "file has no sound in it")
             stream = container.streams.audio[0]
