@@ -17,12 +17,13 @@ from transformers.video_utils import VideoMetadata
 from triptych_common import model_store
 from triptych_common.errors import InvalidRequestError, TriptychError, UnimplementedError
 from triptych_common.media_geometry import SAMPLING_OPTIONS, FrameSampling
+from triptych_common.media_limits import MediaLimits
 from triptych_common.pb import common_pb2
 
 from triptych_encoder.item import PreparedItem
 from triptych_encoder.media.audio import decode_audio
 from triptych_encoder.media.image import decode_image
-from triptych_encoder.media.limits import MediaLimits, bad_media
+from triptych_encoder.media.limits import bad_media
 from triptych_encoder.media.video import SampledVideo, decode_video
 from triptych_encoder.options import check_options
 from triptych_encoder.processors import VIDEO_MODEL_TYPES, load_processor, video_config

@@ -15,7 +15,7 @@ from triptych_common.processor_options import check_option_numbers
 
 from triptych_frontend.encoder_pool import EncoderPool
 from triptych_frontend.media_fetch import MediaFetcher
-from triptych_frontend.media_header import HeaderLimits, read_header
+from triptych_frontend.media_header import read_header
 from triptych_frontend.media_item import MODALITY_NAMES, MediaInput, PreparedMedia
 from triptych_frontend.placeholders import PlaceholderExpander
 from triptych_frontend.settings import FrontendSettings
@@ -48,7 +48,7 @@ class MediaPreparer:
         self._settings = settings
         self._encoders = encoders
         self._why_text_only = why_text_only
-        self._limits = HeaderLimits(settings.max_image_pixels, settings.max_audio_s, settings.max_video_s)
+        self._limits = settings.media_limits
         self.aliases = UuidAliases(settings.max_media_aliases)
         self._pool = ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media")
 

@@ -8,12 +8,13 @@ from io import BytesIO
 
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from triptych_common.media_limits import IMAGE_FORMATS, MediaLimits
 
-from triptych_encoder.media.limits import MediaLimits, bad_media, check_pixels, check_size
+from triptych_encoder.media.limits import bad_media, check_pixels, check_size
 
 Image.init()
-#: Formats that are read, as far as this Pillow was built with them. Others start programs (EPS) or have no place here.
-FORMATS = tuple(name for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "ICO") if name in Image.OPEN)
+#: As far as this Pillow was built with them.
+FORMATS = tuple(name for name in IMAGE_FORMATS if name in Image.OPEN)
 #: What Pillow's decoders raise for broken files.
 _DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error, zlib.error)
 

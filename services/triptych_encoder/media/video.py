@@ -9,8 +9,9 @@ import av
 import numpy as np
 from triptych_common.media_container import open_container
 from triptych_common.media_geometry import FrameSampling
+from triptych_common.media_limits import MediaLimits
 
-from triptych_encoder.media.limits import MediaLimits, bad_media, check_pixels, check_size
+from triptych_encoder.media.limits import bad_media, check_pixels, check_size
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from triptych_common.errors import InvalidRequestError
 from triptych_common.media_geometry import FrameSampling, resampled_length
+from triptych_common.media_limits import MediaLimits
 from triptych_encoder.media.audio import decode_audio, resample
 from triptych_encoder.media.image import decode_image
-from triptych_encoder.media.limits import MediaLimits
 from triptych_encoder.media.video import decode_video
 
 LIMITS = MediaLimits(max_bytes=4 << 20, max_pixels=1_000_000, max_audio_s=20.0, max_video_s=20.0, max_video_pixels=2_000_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tracemalloc
 
 import builders_media_files as media
@@ -9,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from triptych_common.errors import InvalidRequestError
-from triptych_frontend.media_header import HeaderLimits, read_header
+from triptych_common.media_limits import MediaLimits
+from triptych_frontend.media_header import read_header
 from triptych_frontend.media_item import AUDIO, IMAGE, VIDEO, AudioHeader, ImageHeader
 
-LIMITS = HeaderLimits(max_pixels=50_000_000, max_audio_s=600, max_video_s=600)
+LIMITS = MediaLimits(1 << 25, max_pixels=50_000_000, max_audio_s=600, max_video_s=600, max_video_pixels=1 << 28)
 
 
-def header(content: bytes, modality: int, limits: HeaderLimits = LIMITS):
+def header(content: bytes, modality: int, limits: MediaLimits = LIMITS):
     return read_header(content, modality, limits, "messages[0].content[1].media")
 
 
@@ -108,7 +110,7 @@ def test_lengths_of_videos() -> None:
     found = header(media.video(25, 64, 48, fps=10), VIDEO)
     assert (found.num_frames, found.width, found.height, found.fps) == (25, 64, 48, 10.0)
     with pytest.raises(InvalidRequestError, match=r"2\.5 s long; at most 2 s"):
-        header(media.video(25, fps=10), VIDEO, HeaderLimits(50_000_000, 600, 2))
+        header(media.video(25, fps=10), VIDEO, dataclasses.replace(LIMITS, max_video_s=2))
 
 
 def test_a_huge_promise_takes_no_memory() -> None:
