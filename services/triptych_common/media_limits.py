@@ -13,8 +13,9 @@ from pydantic import BeforeValidator, Field
 from triptych_common.channels import MAX_MESSAGE_BYTES
 from triptych_common.settings import GrpcServiceSettings, parse_bytes
 
-#: Formats of pictures; MPO comes as JPEG. Others that Pillow knows start programs (EPS) or have no place here.
-IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "ICO")
+#: Formats of pictures; MPO comes as JPEG. Others that Pillow knows start programs (EPS), decode whatever they
+#: hold while they are opened (ICO), or have no place here.
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 #: Samples per second.
 MIN_SAMPLING_RATE, MAX_SAMPLING_RATE = 1_000, 768_000
 #: Sounds of a higher rate may be shorter, so that they have no more samples.

@@ -26,7 +26,7 @@ from triptych_encoder.media.image import decode_image
 from triptych_encoder.media.limits import bad_media
 from triptych_encoder.media.video import SampledVideo, decode_video
 from triptych_encoder.options import check_options
-from triptych_encoder.processors import VIDEO_MODEL_TYPES, load_processor, video_config
+from triptych_encoder.processors import VIDEO_MODEL_TYPES, bound_pictures, load_processor, video_config
 
 Modality = common_pb2.Modality
 _KINDS = {Modality.MODALITY_IMAGE: "image", Modality.MODALITY_AUDIO: "audio", Modality.MODALITY_VIDEO: "video"}
@@ -114,7 +114,7 @@ class Preprocessor:
     def _calls(self) -> ProcessorCalls:
         calls = getattr(self._per_thread, "calls", None)
         if calls is None:
-            calls = self._per_thread.calls = _calls_for(self._path, self._config)
+            calls = self._per_thread.calls = _calls_for(self._path, self._config, self._limits.max_pixels)
         return calls
 
 
@@ -124,9 +124,9 @@ class ProcessorCalls:
     image_processor: Any
     feature_extractor: Any
 
-    def __init__(self, path: Path, config: PretrainedConfig) -> None:
+    def __init__(self, path: Path, config: PretrainedConfig, max_pixels: int) -> None:
         self._config = config
-        self._processor = load_processor(path, config)
+        self._processor = load_processor(path, config, max_pixels)
         self.image_processor = getattr(self._processor, "image_processor", None)
         self.feature_extractor = getattr(self._processor, "feature_extractor", None)
 
@@ -181,8 +181,9 @@ class ProcessorCalls:
 class PixtralCalls(ProcessorCalls):
     """Pictures for Pixtral's tower by the image processor alone: the module of Pixtral's processor needs torchvision."""
 
-    def __init__(self, path: Path, config: PretrainedConfig) -> None:
+    def __init__(self, path: Path, config: PretrainedConfig, max_pixels: int) -> None:
         self.image_processor, self.feature_extractor = AutoImageProcessor.from_pretrained(path), None
+        bound_pictures(self.image_processor, max_pixels)
         settings = model_store.read_json(path / "processor_config.json")
         patch_size = settings.get("patch_size") or config.vision_config.patch_size
         self._patch_size = patch_size * (settings.get("spatial_merge_size") or getattr(config, "spatial_merge_size", 1))
@@ -221,12 +222,12 @@ class VoxtralCalls(ProcessorCalls):
         return prepared_item(modality, {"input_features": frames.transpose(0, 1)}, frames.shape[1] * self._tokens_per_window)
 
 
-def _calls_for(path: Path, config: PretrainedConfig) -> ProcessorCalls:
+def _calls_for(path: Path, config: PretrainedConfig, max_pixels: int) -> ProcessorCalls:
     if config.model_type == "voxtral":
         return VoxtralCalls(path, config)
     if getattr(getattr(config, "vision_config", None), "model_type", "") == "pixtral":
-        return PixtralCalls(path, config)
-    return ProcessorCalls(path, config)
+        return PixtralCalls(path, config, max_pixels)
+    return ProcessorCalls(path, config, max_pixels)
 
 
 def prepared_item(modality: common_pb2.Modality, features: Mapping[str, Any], num_tokens: int) -> PreparedItem:

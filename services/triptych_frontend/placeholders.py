@@ -12,6 +12,7 @@ from triptych_common.errors import InvalidRequestError
 from triptych_common.media_geometry import SAMPLING_OPTIONS, FrameSampling, resampled_length
 from triptych_common.media_key import canonical_options
 from triptych_common.pb import common_pb2
+from triptych_common.processor_options import NOT_FOR_REQUESTS
 
 from triptych_frontend.ghost_media import zeros
 from triptych_frontend.media_item import (
@@ -30,10 +31,6 @@ from triptych_frontend.torchless_processors import MAX_ITEMS
 
 _KINDS = {IMAGE: "images_kwargs", AUDIO: "audio_kwargs", VIDEO: "videos_kwargs"}
 _PARTS = {IMAGE: "image_processor", AUDIO: "feature_extractor", VIDEO: "video_processor"}
-#: Options that choose how arrays are handed over, not what is in them: ours to decide.
-_OWN_OPTIONS = frozenset(
-    {"return_tensors", "device", "data_format", "input_data_format", "return_metadata", "video_metadata", "disable_grouping"}
-)
 #: Options of Qwen's video processors, whose class this process cannot import.
 _VIDEO_OPTIONS = SAMPLING_OPTIONS | {"size", "min_pixels", "max_pixels", "cap_pixels_per_frame", "max_video_tokens", "do_resize"}
 _CACHE_SIZE = 4096
@@ -125,7 +122,7 @@ class PlaceholderExpander:
         valid = getattr(getattr(part, "valid_kwargs", None), "__annotations__", None)
         if valid is None:
             valid = self._processor.valid_processor_kwargs.__annotations__[_KINDS[modality]].__annotations__
-        return frozenset(valid) - _OWN_OPTIONS
+        return frozenset(valid) - NOT_FOR_REQUESTS
 
     def expand(self, header: MediaHeader, options: Mapping[str, Any], field: str) -> Expansion:
         """What an item becomes; remembered by size and options.

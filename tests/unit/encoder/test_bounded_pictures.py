@@ -1,0 +1,92 @@
+"""What a processor makes of a picture on its way is bounded, whatever the picture's shape and the request's options."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+from builders_media_files import checkpoint, image
+from triptych_common.errors import InvalidRequestError
+from triptych_common.media_geometry import resized
+from triptych_common.media_limits import MediaLimits
+from triptych_common.pb import common_pb2
+from triptych_common.processor_options import check_option_numbers
+from triptych_encoder.loading import load_config
+from triptych_encoder.media.image import decode_image
+from triptych_encoder.preprocess import Preprocessor
+from triptych_frontend.media_item import IMAGE, ImageHeader
+from triptych_frontend.placeholders import PlaceholderExpander
+from triptych_frontend.service import _load_text_and_media
+
+LIMITS = MediaLimits(1 << 25, 1_000_000, 600, 600, 1 << 28)
+
+
+@functools.cache
+def preprocessor(family: str) -> Preprocessor:
+    path = checkpoint(family)
+    return Preprocessor(path, load_config(path, family), LIMITS)
+
+
+@functools.cache
+def expander(family: str) -> PlaceholderExpander:
+    _, found, why = _load_text_and_media(checkpoint(family), LIMITS.max_pixels)
+    assert found is not None, why
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "width", "height", "options", "reason"),
+    [
+        # Resized by the shorter edge, a strip of 6,000 pixels becomes one of more than a million.
+        ("llava_clip", 2, 3000, {}, "it would be made 28x42000"),
+        ("llava_clip", 40, 30, {"size": {"shortest_edge": 900}}, "it would be made 1200x900"),
+        ("llava_onevision", 40, 30, {"image_grid_pinpoints": [[1400, 1400]]}, "it would be made"),
+    ],
+)
+def test_a_picture_is_not_made_larger_than_pictures_may_be(
+    family: str, width: int, height: int, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=reason):
+        preprocessor(family).prepare(common_pb2.MODALITY_IMAGE, image(width, height), options)
+    with pytest.raises(InvalidRequestError, match=reason) as refused:
+        expander(family).expand(ImageHeader(width, height), options, "messages[0].content[0].media")
+    assert refused.value.field == "messages[0].content[0].media"
+    good = preprocessor(family).prepare(common_pb2.MODALITY_IMAGE, image(40, 30), {})
+    assert good.item.num_tokens == expander(family).expand(ImageHeader(40, 30), {}, "item").num_embeds
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"image_grid_pinpoints": [[5000, 5000]]},
+        {"image_mean": [float("nan")] * 3},
+        {"size": {"height": 5000, "width": 40}},
+        {"patch_size": 1},
+    ],
+)
+def test_options_are_checked_alike(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match=next(iter(options))):
+        preprocessor("llava_onevision").prepare(common_pb2.MODALITY_IMAGE, image(), options)
+    with pytest.raises(InvalidRequestError, match=next(iter(options))):
+        check_option_numbers(expander("llava_onevision").options_for(IMAGE, options, "item")[0], LIMITS.max_pixels, "item")
+
+
+def test_a_format_that_is_decoded_when_opened_is_none() -> None:
+    icon = b"\0\0\1\0\1\0" + bytes([16, 16, 0, 0, 1, 0, 32, 0]) + len(image()).to_bytes(4, "little") + (22).to_bytes(4, "little")
+    with pytest.raises(InvalidRequestError, match="no known format"):
+        decode_image(icon + image(), LIMITS)
+
+
+def test_sizes_after_resizing() -> None:
+    class Size:
+        shortest_edge = longest_edge = height = width = max_height = max_width = None
+
+        def __init__(self, **edges: int) -> None:
+            self.__dict__.update(edges)
+
+    assert resized(30, 40, Size(shortest_edge=60)) == (60, 80)
+    assert resized(30, 40, Size(shortest_edge=60, longest_edge=40)) == (30, 40)
+    assert resized(30, 40, Size(max_height=15, max_width=400)) == (15, 20)
+    assert resized(30, 40, Size(height=7, width=9)) == (7, 9)
+    assert resized(30, 40, Size()) == (30, 40)
