@@ -91,6 +91,7 @@ class EncodingPipeline:
 
     Args:
         max_queue: items on their way at once; more are refused.
+        max_queue_bytes: of their files; a file beyond it is taken alone.
         max_prepared: of these, items that are decoded or preprocessed and not yet encoded: bounds the memory they take.
     """
 
@@ -103,11 +104,13 @@ class EncodingPipeline:
         store: Store | None,
         *,
         max_queue: int,
+        max_queue_bytes: int,
         max_prepared: int,
     ) -> None:
         self.cache, self.store, self.counters = cache, store, Counters()
         self._preprocessor, self._device_loop, self._pool = preprocessor, device_loop, pool
-        self._max_queue = max_queue
+        self._max_queue, self._max_queue_bytes = max_queue, max_queue_bytes
+        self._queued_bytes = 0
         self._prepared = asyncio.Semaphore(max_prepared)
         self._flights: dict[bytes, Flight[tuple[EncodedItem, Timings]]] = {}  # key -> the computation of it
         self._announced: OrderedDict[bytes, _Announcement] = OrderedDict()  # key -> somebody is about to send it
@@ -271,8 +274,17 @@ class EncodingPipeline:
                 value=len(self._flights),
                 retry_after_s=1.0,
             )
+        num_bytes = self._queued_bytes + len(wanted.data)
+        if self._flights and num_bytes > self._max_queue_bytes:
+            raise QueueFullError(
+                f"the files of the items on their way would have {num_bytes} bytes; at most {self._max_queue_bytes} may",
+                limit=self._max_queue_bytes,
+                value=num_bytes,
+                retry_after_s=1.0,
+            )
         self.counters.num_misses += 1
-        flight = Flight(self._compute(wanted), on_end=lambda: self._landed(wanted.key))
+        flight = Flight(self._compute(wanted), on_end=lambda: self._landed(wanted))
+        self._queued_bytes = num_bytes
         self._flights[wanted.key] = flight
         self._idle.clear()
         announcement = self._announced.pop(wanted.key, None)
@@ -280,8 +292,9 @@ class EncodingPipeline:
             announcement.begun.set()
         return flight
 
-    def _landed(self, key: bytes) -> None:
-        del self._flights[key]
+    def _landed(self, wanted: Wanted) -> None:
+        del self._flights[wanted.key]
+        self._queued_bytes -= len(wanted.data)
         if not self._flights:
             self._idle.set()
 

@@ -210,6 +210,7 @@ class EncoderService:
             self._pool,
             store,
             max_queue=settings.max_queue,
+            max_queue_bytes=settings.max_queue_bytes,
             max_prepared=settings.max_prepared,
         )
         self._model = model

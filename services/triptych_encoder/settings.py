@@ -41,6 +41,7 @@ class EncoderSettings(MediaLimitSettings):
         Field(ge=1, description="Embeddings of a batch; by default 256 on a CPU, where batches gain nothing, 16384 on a GPU."),
     ] = None
     max_queue: Annotated[int, Field(ge=1, description="Items on their way at once; further ones are refused.")] = 256
+    max_queue_bytes: Annotated[Bytes, Field(description="Bytes of their files together; further ones are refused.")] = 512 << 20
     max_prepared: Annotated[int, Field(ge=1, description="Items in memory as pixels or samples at once.")] = 16
     max_items_per_request: Annotated[int, Field(ge=1, description="Items of one Encode.")] = 256
     cache_memory: Annotated[Bytes, Field(description="Embeddings kept, in bytes, e.g. 512M or 2G.")] = 1 << 30

@@ -70,13 +70,14 @@ class EncoderClient:
         #: (rungs of the ladder), again (embeddings that were lost on the way to the engine), resubmitted (to it, for that reason).
         self.counts: Counter[str] = Counter()
 
-    def begin(self, items: list[PreparedMedia]) -> MediaEncoding:
+    def begin(self, items: list[PreparedMedia], on_drop: Callable[[], None] = lambda: None) -> MediaEncoding:
         """Start to encode the items of a call. Raises ServiceUnavailableError when no encoder is there.
 
         Args:
             items: handed over, see `MediaEncoding.drop_bytes`.
+            on_drop: called when their raw files are let go of; more than once, perhaps.
         """
-        return MediaEncoding(self, items)
+        return MediaEncoding(self, items, on_drop)
 
     async def ensure(self, items: list[PreparedMedia]) -> MediaEncoding:
         """Encode the items of a call. Raises as `MediaEncoding.wait` does, and then leaves nothing behind."""

@@ -124,7 +124,7 @@ class Frontend:
         await self.server.health.set_ready(self.state == State.SERVER_STATE_SERVING)
 
     def _metrics(self) -> list[Metric]:
-        return families(self._client, self._encoders, self._encoder_client, self._media.aliases)
+        return families(self._client, self._encoders, self._encoder_client, self._media.aliases, self._media.budget)
 
     # What the control port answers, see triptych_common.control.Controllable.
 
