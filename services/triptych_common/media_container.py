@@ -30,7 +30,10 @@ def open_container(content: bytes, max_pixels: int) -> Any:
         av.FFmpegError: it is of none of the formats, or damaged.
     """
     container = av.open(
-        BytesIO(content), container_options={"format_whitelist": FORMATS, "protocol_whitelist": "none"}, io_open=_refuse
+        BytesIO(content),
+        container_options={"format_whitelist": FORMATS, "protocol_whitelist": "none"},
+        io_open=_refuse,
+        metadata_errors="replace",
     )
     for stream in container.streams.video:
         if stream.codec_context is not None:

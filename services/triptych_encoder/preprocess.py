@@ -87,15 +87,20 @@ class Preprocessor:
         calls, kind = self._calls(), _KINDS[modality]
         check_options(kind, options, calls.valid_options(kind), self._limits)
         start_s = time.perf_counter()
-        media = self._decode(modality, data, options)
+        try:
+            media = self._decode(modality, data, options)
+        except TriptychError:
+            raise
+        # Decoders of many formats run here on files that anybody may have written; beside their own errors they stumble.
+        except Exception as error:
+            raise bad_media(kind, f"is damaged, or of a kind that cannot be decoded: {_reason(error)}") from error
         decoded_s = time.perf_counter()
         try:
             item = calls.preprocess(modality, media, options)
         except TriptychError:
             raise
         except _PROCESSOR_ERRORS as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise bad_media(kind, f"cannot be preprocessed for this model: {reason}") from error
+            raise bad_media(kind, f"cannot be preprocessed for this model: {_reason(error)}") from error
         if item.num_tokens < 1:
             raise bad_media(kind, "is too small or too short to give any embeddings", value=0)
         return Prepared(item, decoded_s - start_s, time.perf_counter() - decoded_s)
@@ -242,6 +247,10 @@ def prepared_item(modality: common_pb2.Modality, features: Mapping[str, Any], nu
     if mask is not None:
         layout["audio_seqlens"] = mask.sum(-1)
     return PreparedItem(modality, inputs, num_tokens, layout)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _metadata(video: SampledVideo) -> VideoMetadata:

@@ -17,7 +17,7 @@ from triptych_common.media_container import open_container
 from triptych_common.media_limits import IMAGE_FORMATS, MAX_SAMPLING_RATE, MIN_SAMPLING_RATE, MediaLimits
 from triptych_common.pb import common_pb2
 
-from triptych_frontend.media_item import AUDIO, IMAGE, AudioHeader, ImageHeader, MediaHeader, VideoHeader
+from triptych_frontend.media_item import AUDIO, IMAGE, MODALITY_NAMES, AudioHeader, ImageHeader, MediaHeader, VideoHeader
 
 _ORIENTATION_TAG = 0x0112
 #: EXIF orientations that swap width and height.
@@ -41,11 +41,17 @@ def read_header(content: bytes, modality: common_pb2.Modality, limits: MediaLimi
     """
     if not content:
         raise InvalidRequestError(f"{field} is an empty file (0 bytes)", field=field, limit=1, value=0)
-    if modality == IMAGE:
-        return _image_header(content, limits, field)
-    if modality == AUDIO:
-        return _audio_header(content, limits, field)
-    return _video_header(content, limits, field)
+    read = {IMAGE: _image_header, AUDIO: _audio_header}.get(modality, _video_header)
+    try:
+        return read(content, limits, field)
+    except InvalidRequestError:
+        raise
+    # Parsers of many formats run here on files that anybody may have written; beside their own errors they stumble.
+    except Exception as error:
+        name = MODALITY_NAMES.get(modality, "media")
+        raise InvalidRequestError(
+            f"{field} is damaged, or no {name} that can be read: {_first_line(error)}", field=field
+        ) from error
 
 
 def _image_header(content: bytes, limits: MediaLimits, field: str) -> ImageHeader:

@@ -67,6 +67,8 @@ class Frontend:
         self._tokenizer, expander, why_text_only = _load_text_and_media(path, settings.max_image_pixels)
         info = model_info(path, name, settings.max_model_len)
         info.vocab_size = info.vocab_size or len(self._tokenizer)
+        if expander is not None:
+            expander.max_embeds = info.max_model_len
         self._model = ServedModel(info)
         source = settings.chat_template.read_text(encoding="utf-8") if settings.chat_template else None
         placeholders = {modality: expander.placeholder(modality) for modality in expander.modalities} if expander else {}

@@ -6,8 +6,8 @@ import functools
 from typing import Any
 
 import pytest
-from builders_media_files import checkpoint, image
-from triptych_common.errors import InvalidRequestError
+from builders_media_files import checkpoint, image, video
+from triptych_common.errors import ContextLengthError, InvalidRequestError
 from triptych_common.media_geometry import resized
 from triptych_common.media_limits import MediaLimits
 from triptych_common.pb import common_pb2
@@ -15,7 +15,7 @@ from triptych_common.processor_options import check_option_numbers
 from triptych_encoder.loading import load_config
 from triptych_encoder.media.image import decode_image
 from triptych_encoder.preprocess import Preprocessor
-from triptych_frontend.media_item import IMAGE, ImageHeader
+from triptych_frontend.media_item import IMAGE, ImageHeader, VideoHeader
 from triptych_frontend.placeholders import PlaceholderExpander
 from triptych_frontend.service import _load_text_and_media
 
@@ -90,3 +90,25 @@ def test_sizes_after_resizing() -> None:
     assert resized(30, 40, Size(max_height=15, max_width=400)) == (15, 20)
     assert resized(30, 40, Size(height=7, width=9)) == (7, 9)
     assert resized(30, 40, Size()) == (30, 40)
+
+
+@pytest.mark.parametrize(
+    ("family", "modality", "data"),
+    [
+        ("qwen2_vl", common_pb2.MODALITY_VIDEO, video(kind="matroska").replace(b"V_MPEG4", b"V_XXXX4")),
+        ("qwen2_vl", common_pb2.MODALITY_IMAGE, image(kind="AVIF").replace(b"pitm", b"xitm")),
+    ],
+    ids=["video-of-no-codec", "avif-without-an-item"],
+)
+def test_what_makes_decoders_stumble_is_refused_in_words(family: str, modality: common_pb2.Modality, data: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="is damaged, or of a kind that cannot be decoded"):
+        preprocessor(family).prepare(modality, data, {})
+
+
+def test_a_video_that_options_make_longer_than_the_context_is_no_prompt() -> None:
+    _, found, _ = _load_text_and_media(checkpoint("qwen2_vl"), LIMITS.max_pixels)
+    assert found is not None
+    found.max_embeds = 1000
+    with pytest.raises(ContextLengthError, match=r"item takes \d+ tokens; the model's context has 1000") as refused:
+        found.expand(VideoHeader(640, 480, 1536, 2.0), {"max_frames": 768, "min_pixels": 3_000_000}, "item")
+    assert refused.value.field == "item"

@@ -7,6 +7,7 @@ import tracemalloc
 
 import builders_media_files as media
 import pytest
+from builders_media import a_container_sound_file
 from hypothesis import given
 from hypothesis import strategies as st
 from triptych_common.errors import InvalidRequestError
@@ -133,3 +134,21 @@ def test_any_bytes_give_a_header_or_a_refusal(content: bytes, modality: int, mag
         header(magic + content, modality)
     except InvalidRequestError as error:
         assert error.field  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("content", "modality", "kind"),
+    [
+        (media.video(kind="matroska").replace(b"V_MPEG4", b"V_XXXX4"), VIDEO, "video"),
+        (a_container_sound_file("matroska").replace(b"A_AAC", b"A_XXX"), AUDIO, "audio"),
+        (media.image(kind="AVIF").replace(b"pitm", b"xitm"), IMAGE, "image"),
+    ],
+    ids=["video-of-no-codec", "sound-of-no-codec", "avif-without-an-item"],
+)
+def test_what_makes_parsers_stumble_is_refused_in_words(content: bytes, modality: int, kind: str) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"messages\[0\].content\[1\].media is damaged, or no {kind} that can be read"):
+        header(content, modality)
+
+
+def test_names_in_other_spellings_than_utf8_do_no_harm() -> None:
+    assert header(media.video(6, kind="matroska").replace(b"Lavf", b"\xff\xfe\xff\xfe"), VIDEO).num_frames == 6
