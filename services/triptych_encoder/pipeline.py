@@ -18,9 +18,9 @@ from triptych_common.errors import EmbeddingUnavailableError, InvalidRequestErro
 from triptych_common.pb import common_pb2, encoder_pb2
 
 from triptych_encoder.cache import EmbeddingCache
-from triptych_encoder.device_loop import DeviceLoop
+from triptych_encoder.device_loop import DeviceLoop, Encoding
 from triptych_encoder.flight import Flight
-from triptych_encoder.item import EncodedItem
+from triptych_encoder.item import EncodedItem, PreparedItem
 from triptych_encoder.preprocess import Prepared
 
 log = logging.getLogger(__name__)
@@ -306,7 +306,7 @@ class EncodingPipeline:
                 prepared: Prepared = await loop.run_in_executor(
                     self._pool, self._preprocessor.prepare, wanted.modality, wanted.data, wanted.options
                 )
-                encoding = await asyncio.wrap_future(self._device_loop.submit(prepared.item))
+                encoding = await self._encode(prepared.item, wanted)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -321,6 +321,17 @@ class EncodingPipeline:
         busy_s = prepared.decode_s + prepared.preprocess_s + encoding.encode_s
         queue_s = max(0.0, time.perf_counter() - start_s - busy_s)
         return encoding.item, Timings(queue_s, prepared.decode_s, prepared.preprocess_s, encoding.encode_s)
+
+    async def _encode(self, item: PreparedItem, wanted: Wanted) -> Encoding:
+        try:
+            return await asyncio.wrap_future(self._device_loop.submit(item))
+        except Exception as error:
+            if not wanted.options:
+                raise
+            # Sizes that the processor makes and the weights do not take, a deviation of 0, and the like.
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            message = f"with these options the model cannot encode it: {reason}"
+            raise InvalidRequestError(message, field="processor_options_json") from error
 
 
 @dataclass

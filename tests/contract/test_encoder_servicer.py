@@ -63,6 +63,8 @@ class FakeTower:
         self.batches.append(len(items))
         if any(item.inputs["pixel_values"][0, 0] == ord("!") for item in items):
             raise RuntimeError("the tower stumbled")
+        if any(item.inputs["pixel_values"][0, 0] == 0 for item in items):
+            return [{"embeds": item.inputs["pixel_values"] / 0} for item in items]
         return [{"embeds": item.inputs["pixel_values"]} for item in items]
 
 
@@ -413,3 +415,14 @@ async def test_files_on_their_way_are_bounded_by_bytes() -> None:
         assert not (await first)[0].HasField("error"), "alone it is taken, whatever its size"
         results = await served.client.encode(served.item(b"c" * 6), served.item(b"d" * 4))
     assert not any(result.HasField("error") for result in results)
+
+
+@pytest.mark.parametrize("data", [b"!", b"\0"], ids=["an error", "no numbers"])
+async def test_what_options_make_impossible_is_the_requests_fault(data: bytes) -> None:
+    async with an_encoder() as served:
+        (own,) = await served.client.encode(served.item(data))
+        (asked,) = await served.client.encode(served.item(data, options={"size": 3}))
+        stats = await served.stats()
+    assert (own.error.reason, asked.error.reason) == ("INTERNAL", "INVALID_REQUEST")
+    assert asked.error.field == "processor_options_json"
+    assert (stats.num_entries, stats.num_failed) == (0, 2)
