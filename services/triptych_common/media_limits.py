@@ -18,6 +18,8 @@ from triptych_common.settings import GrpcServiceSettings, parse_bytes
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 #: Samples per second.
 MIN_SAMPLING_RATE, MAX_SAMPLING_RATE = 1_000, 768_000
+#: Frames of a video; counting more would take seconds.
+MAX_VIDEO_FRAMES = 200_000
 #: Sounds of a higher rate may be shorter, so that they have no more samples.
 _FULL_LENGTH_RATE = 96_000
 
@@ -31,6 +33,7 @@ class MediaLimits:
         max_pixels: of a picture, before and after resizing, or of one frame of a video.
         max_audio_s, max_video_s: duration in seconds.
         max_video_pixels: of all frames that are taken from a video together.
+        max_decode_s: wall time of decoding a sound or a video.
     """
 
     max_bytes: int
@@ -38,6 +41,7 @@ class MediaLimits:
     max_audio_s: float
     max_video_s: float
     max_video_pixels: int
+    max_decode_s: float = 60.0
 
     def max_samples(self, rate: int) -> float:
         """Samples per channel of a sound with so many per second."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import threading
@@ -175,7 +176,7 @@ class EncoderService:
         dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
         towers = load_towers(path, name, config, dtype=dtype, device=self._device)
         tower = Tower(towers.model, towers.device, towers.dtype, towers.embedding_dtype)
-        preprocessor = Preprocessor(path, config, settings.media_limits)
+        preprocessor = Preprocessor(path, config, dataclasses.replace(settings.media_limits, max_decode_s=settings.max_decode_s))
         modalities = tuple(modality for modality in self._load_in_pool(preprocessor) if modality in tower.modalities)
         if not modalities:
             raise UnsupportedModelError(f"{name} ({config.model_type}) has towers for nothing that this encoder can read")

@@ -44,6 +44,7 @@ class EncoderSettings(MediaLimitSettings):
     max_queue_bytes: Annotated[Bytes, Field(description="Bytes of their files together; further ones are refused.")] = 512 << 20
     max_prepared: Annotated[int, Field(ge=1, description="Items in memory as pixels or samples at once.")] = 16
     max_items_per_request: Annotated[int, Field(ge=1, description="Items of one Encode.")] = 256
+    max_decode_s: Annotated[float, Field(gt=0, description="Longest decoding of a sound or a video, in seconds.")] = 60.0
     cache_memory: Annotated[Bytes, Field(description="Embeddings kept, in bytes, e.g. 512M or 2G.")] = 1 << 30
     store_url: Annotated[
         str | None, Field(description="Valkey or Redis that encoders share, e.g. redis://host:6379/0; none by default.")

@@ -14,7 +14,7 @@ import soundfile
 from PIL import Image, UnidentifiedImageError
 from triptych_common.errors import InvalidRequestError
 from triptych_common.media_container import open_container
-from triptych_common.media_limits import IMAGE_FORMATS, MAX_SAMPLING_RATE, MIN_SAMPLING_RATE, MediaLimits
+from triptych_common.media_limits import IMAGE_FORMATS, MAX_SAMPLING_RATE, MAX_VIDEO_FRAMES, MIN_SAMPLING_RATE, MediaLimits
 from triptych_common.pb import common_pb2
 
 from triptych_frontend.media_item import AUDIO, IMAGE, MODALITY_NAMES, AudioHeader, ImageHeader, MediaHeader, VideoHeader
@@ -41,9 +41,12 @@ def read_header(content: bytes, modality: common_pb2.Modality, limits: MediaLimi
     """
     if not content:
         raise InvalidRequestError(f"{field} is an empty file (0 bytes)", field=field, limit=1, value=0)
-    read = {IMAGE: _image_header, AUDIO: _audio_header}.get(modality, _video_header)
     try:
-        return read(content, limits, field)
+        if modality == IMAGE:
+            return _image_header(content, limits, field)
+        if modality == AUDIO:
+            return _audio_header(content, limits, field)
+        return _video_header(content, limits, field)
     except InvalidRequestError:
         raise
     # Parsers of many formats run here on files that anybody may have written; beside their own errors they stumble.
@@ -167,7 +170,12 @@ def _video_header(content: bytes, limits: MediaLimits, field: str) -> VideoHeade
             _check_pixels(width, height, limits, field)
             rate = stream.average_rate or stream.base_rate or stream.guessed_rate
             # Headers may lie about the number of frames, or not know it.
-            num_frames = sum(1 for packet in container.demux(stream) if packet.size)
+            num_frames = 0
+            for packet in container.demux(stream):
+                num_frames += packet.size > 0
+                if num_frames > MAX_VIDEO_FRAMES:
+                    message = f"{field} has more than {MAX_VIDEO_FRAMES} frames"
+                    raise InvalidRequestError(message, field=field, limit=MAX_VIDEO_FRAMES)
     except (av.FFmpegError, EOFError, ValueError) as error:
         raise InvalidRequestError(
             f"{field} is no video of a known format, or damaged: {_first_line(error)}", field=field

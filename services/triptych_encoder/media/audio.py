@@ -13,7 +13,7 @@ from scipy.signal import resample_poly
 from triptych_common.media_container import open_container
 from triptych_common.media_limits import MAX_SAMPLING_RATE, MIN_SAMPLING_RATE, MediaLimits
 
-from triptych_encoder.media.limits import bad_media, check_size
+from triptych_encoder.media.limits import DecodeClock, bad_media, check_size
 
 _BLOCK_SAMPLES = 1 << 16
 
@@ -69,8 +69,9 @@ def _sound_blocks(file: soundfile.SoundFile) -> Iterator[np.ndarray]:
 
 
 def _gather(blocks: Iterator[np.ndarray], rate: int, limits: MediaLimits) -> np.ndarray:
-    gathered, num_samples = [], 0
+    gathered, num_samples, clock = [], 0, DecodeClock("audio", limits)
     for block in blocks:
+        clock.check()
         gathered.append(block)
         num_samples += len(block)
         _check_length(rate, num_samples, limits)

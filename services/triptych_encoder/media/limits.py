@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from triptych_common.errors import InvalidRequestError
 from triptych_common.media_limits import MediaLimits
 
@@ -30,3 +32,16 @@ def check_pixels(kind: str, width: int, height: int, limits: MediaLimits) -> Non
             limits.max_pixels,
             width * height,
         )
+
+
+class DecodeClock:
+    """The time that a file has to be decoded; to be looked at between two pieces of it."""
+
+    def __init__(self, kind: str, limits: MediaLimits) -> None:
+        self._kind, self._limit_s = kind, limits.max_decode_s
+        self._end_s = time.monotonic() + limits.max_decode_s
+
+    def check(self) -> None:
+        """Raises InvalidRequestError when the time is over."""
+        if time.monotonic() > self._end_s:
+            raise bad_media(self._kind, f"takes longer than {self._limit_s:g} s to decode (max_decode_s)", self._limit_s)

@@ -9,9 +9,9 @@ import av
 import numpy as np
 from triptych_common.media_container import open_container
 from triptych_common.media_geometry import FrameSampling
-from triptych_common.media_limits import MediaLimits
+from triptych_common.media_limits import MAX_VIDEO_FRAMES, MediaLimits
 
-from triptych_encoder.media.limits import bad_media, check_pixels, check_size
+from triptych_encoder.media.limits import DecodeClock, bad_media, check_pixels, check_size
 
 
 @dataclass(frozen=True)
@@ -77,18 +77,23 @@ def _probe(data: bytes, limits: MediaLimits) -> tuple[int, float, int, int]:
         rate = stream.average_rate or stream.base_rate or stream.guessed_rate
         if not rate:
             raise bad_media("video", "does not say how many frames per second it has")
-        total = sum(1 for packet in container.demux(stream) if packet.size)
+        total = 0
+        for packet in container.demux(stream):
+            total += packet.size > 0
+            if total > MAX_VIDEO_FRAMES:
+                raise bad_media("video", f"has more than {MAX_VIDEO_FRAMES} frames", MAX_VIDEO_FRAMES)
         return total, float(rate), stream.codec_context.width, stream.codec_context.height
 
 
 def _decode(data: bytes, indices: np.ndarray, width: int, height: int, limits: MediaLimits) -> np.ndarray:
     frames = np.empty((len(indices), height, width, 3), np.uint8)
-    taken = 0
+    taken, clock = 0, DecodeClock("video", limits)
     container, stream = _open(data, limits)
     with container:
         for index, frame in enumerate(container.decode(stream)):
             if taken == len(indices):
                 break
+            clock.check()
             if index == indices[taken]:
                 # A stream that changes its size keeps the first one's.
                 image = frame.to_ndarray(format="rgb24", width=width, height=height)
