@@ -11,6 +11,10 @@ from aiohttp.resolver import ThreadedResolver
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 #: IPv6 prefixes whose last 32 bits are an IPv4 address that a gateway may forward to (NAT64, RFC 6052 and 8215).
 _NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
+#: All of IPv6 that is on the public internet. What else is called global is site-local, IPv4 in an old disguise, or of no use yet.
+_IPV6_ROUTED = (ipaddress.IPv6Network("2000::/3"), _NAT64[0])
+#: Not told by Python's `is_global` in all its versions: IETF's own (RFC 6890), documentation (RFC 9637).
+_SPECIAL = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv6Network("3fff::/20"))
 
 
 class ForbiddenAddressError(Exception):
@@ -24,7 +28,9 @@ class ForbiddenAddressError(Exception):
 def is_public(address: str) -> bool:
     """Whether an IP address, as text, is one of the public internet."""
     parsed: _Address = ipaddress.ip_address(address.partition("%")[0])
-    if not parsed.is_global or parsed.is_multicast:
+    if not parsed.is_global or parsed.is_multicast or any(parsed in network for network in _SPECIAL):
+        return False
+    if isinstance(parsed, ipaddress.IPv6Address) and not any(parsed in network for network in _IPV6_ROUTED):
         return False
     return all(inner.is_global and not inner.is_multicast for inner in _embedded(parsed))
 

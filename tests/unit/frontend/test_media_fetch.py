@@ -185,6 +185,13 @@ async def test_redirects_into_private_addresses_are_not_followed(server: Server,
         ("::ffff:127.0.0.1", False),
         ("64:ff9b::7f00:1", False),
         ("2002:7f00:1::", False),
+        ("64:ff9b::808:808", True),
+        ("fec0::1", False),
+        ("::127.0.0.1", False),
+        ("::ffff:0:127.0.0.1", False),
+        ("5f00::1", False),
+        ("3fff::1", False),
+        ("192.0.0.8", False),
     ],
 )
 def test_which_addresses_are_public(address: str, public: bool) -> None:
