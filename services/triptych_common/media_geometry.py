@@ -13,6 +13,8 @@ import numpy as np
 _DEFAULT_FPS = 2.0
 #: Options of a request that change which frames are taken.
 SAMPLING_OPTIONS = frozenset({"fps", "num_frames", "min_frames", "max_frames", "do_sample_frames"})
+#: Options that a request may give for a video.
+VIDEO_OPTIONS = SAMPLING_OPTIONS | {"size", "min_pixels", "max_pixels"}
 
 
 def resampled_length(num_samples: int, sampling_rate: int, target_rate: int) -> int:

@@ -16,7 +16,7 @@ from transformers import AutoFeatureExtractor, AutoImageProcessor, PretrainedCon
 from transformers.video_utils import VideoMetadata
 from triptych_common import model_store
 from triptych_common.errors import InvalidRequestError, TriptychError, UnimplementedError
-from triptych_common.media_geometry import SAMPLING_OPTIONS, FrameSampling
+from triptych_common.media_geometry import SAMPLING_OPTIONS, VIDEO_OPTIONS, FrameSampling
 from triptych_common.media_limits import MediaLimits
 from triptych_common.pb import common_pb2
 
@@ -143,7 +143,7 @@ class ProcessorCalls:
     def valid_options(self, kind: str) -> frozenset[str]:
         """Names of the processor's options for a kind of media."""
         if kind == "video":
-            return SAMPLING_OPTIONS | {"size", "min_pixels", "max_pixels"}
+            return VIDEO_OPTIONS
         part = self.image_processor if kind == "image" else self.feature_extractor
         return frozenset(getattr(getattr(part, "valid_kwargs", None), "__annotations__", ()))
 

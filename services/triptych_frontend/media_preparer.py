@@ -150,12 +150,12 @@ class MediaPreparer:
         """The raw file; None when the client gave a name alone."""
         item, kind = media.item, media.item.WhichOneof("source")
         if kind == "data":
-            limit = self._settings.max_media_bytes
-            if len(item.data) > limit:
-                message = f"{media.field} may have at most {limit} bytes; given: {len(item.data)}"
-                raise InvalidRequestError(message, field=media.field, limit=limit, value=len(item.data))
-            hold.take(len(item.data), media.field)
-            return item.data
+            limit, content = self._settings.max_media_bytes, item.data
+            if len(content) > limit:
+                message = f"{media.field} may have at most {limit} bytes; given: {len(content)}"
+                raise InvalidRequestError(message, field=media.field, limit=limit, value=len(content))
+            hold.take(len(content), media.field)
+            return content
         if kind == "url":
             return await self._fetcher.fetch(
                 item.url, item.modality, media.field, lambda num_bytes: hold.take(num_bytes, media.field)

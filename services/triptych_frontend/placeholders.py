@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from triptych_common.errors import ContextLengthError, InvalidRequestError
-from triptych_common.media_geometry import SAMPLING_OPTIONS, FrameSampling, resampled_length
+from triptych_common.media_geometry import VIDEO_OPTIONS, FrameSampling, resampled_length
 from triptych_common.media_key import canonical_options
 from triptych_common.pb import common_pb2
 from triptych_common.processor_options import NOT_FOR_REQUESTS
@@ -31,8 +31,6 @@ from triptych_frontend.torchless_processors import MAX_ITEMS
 
 _KINDS = {IMAGE: "images_kwargs", AUDIO: "audio_kwargs", VIDEO: "videos_kwargs"}
 _PARTS = {IMAGE: "image_processor", AUDIO: "feature_extractor", VIDEO: "video_processor"}
-#: Options of Qwen's video processors, whose class this process cannot import.
-_VIDEO_OPTIONS = SAMPLING_OPTIONS | {"size", "min_pixels", "max_pixels", "cap_pixels_per_frame", "max_video_tokens", "do_resize"}
 _CACHE_SIZE = 4096
 _MAX_EMBEDS = 1 << 20
 
@@ -120,12 +118,10 @@ class PlaceholderExpander:
         if modality not in self.modalities:
             return frozenset()
         if modality == VIDEO:
-            return _VIDEO_OPTIONS
+            return VIDEO_OPTIONS
         part = getattr(self._processor, _PARTS[modality])
-        valid = getattr(getattr(part, "valid_kwargs", None), "__annotations__", None)
-        if valid is None:
-            valid = self._processor.valid_processor_kwargs.__annotations__[_KINDS[modality]].__annotations__
-        return frozenset(valid) - NOT_FOR_REQUESTS
+        # As the encoder has it; feature extractors have none.
+        return frozenset(getattr(getattr(part, "valid_kwargs", None), "__annotations__", ())) - NOT_FOR_REQUESTS
 
     def expand(self, header: MediaHeader, options: Mapping[str, Any], field: str) -> Expansion:
         """What an item becomes; remembered by size and options.

@@ -11,11 +11,11 @@ from triptych_common.errors import ContextLengthError, InvalidRequestError
 from triptych_common.media_geometry import resized
 from triptych_common.media_limits import MediaLimits
 from triptych_common.pb import common_pb2
-from triptych_common.processor_options import check_option_numbers
+from triptych_common.processor_options import NOT_FOR_REQUESTS, check_option_numbers
 from triptych_encoder.loading import load_config
 from triptych_encoder.media.image import decode_image
 from triptych_encoder.preprocess import Preprocessor
-from triptych_frontend.media_item import IMAGE, ImageHeader, VideoHeader
+from triptych_frontend.media_item import IMAGE, MODALITY_NAMES, ImageHeader, VideoHeader
 from triptych_frontend.placeholders import PlaceholderExpander
 from triptych_frontend.service import _load_text_and_media
 
@@ -112,3 +112,11 @@ def test_a_video_that_options_make_longer_than_the_context_is_no_prompt() -> Non
     with pytest.raises(ContextLengthError, match=r"item takes \d+ tokens; the model's context has 1000") as refused:
         found.expand(VideoHeader(640, 480, 1536, 2.0), {"max_frames": 768, "min_pixels": 3_000_000}, "item")
     assert refused.value.field == "item"
+
+
+@pytest.mark.parametrize("family", ["llava_onevision", "qwen2_vl", "idefics3", "llava_pixtral", "qwen2_audio"])
+def test_frontend_and_encoder_know_the_same_options(family: str) -> None:
+    calls = preprocessor(family)._calls()
+    for modality in expander(family).modalities:
+        kind = MODALITY_NAMES[modality]
+        assert expander(family)._known_options(modality) == calls.valid_options(kind) - NOT_FOR_REQUESTS
