@@ -213,7 +213,10 @@ class EncodingPipeline:
         if stored is None:
             # It may have come in the meantime.
             item = self.cache.use(key)
-            return (Tier.CACHE_TIER_LOCAL, item) if item is not None else None
+            if item is None:
+                return None
+            self.counters.num_local_hits += is_request
+            return Tier.CACHE_TIER_LOCAL, item
         self._keep(key, stored)
         self.counters.num_shared_hits += is_request
         return Tier.CACHE_TIER_SHARED, stored

@@ -139,6 +139,9 @@ class EncoderClient:
             async with self._uploads:
                 result = await self._call(encoder, item, item.content)
         if result.HasField("error"):
+            if result.error.field == "key":
+                # It was started anew, with other weights, after the key was made.
+                raise ServiceUnavailableError(f"the encoder at {encoder.address} has changed its model", retry_after_s=1)
             raise _named(from_request_error(result.error), item)
         if result.num_tokens != item.expansion.num_embeds:
             await self._release(encoder, [result.lease_id])

@@ -160,6 +160,9 @@ class MediaCall:
             self._lost[sequence] = error
             self._has_lost.set()
         else:
+            if isinstance(error, EmbeddingUnavailableError):
+                # It was preempted after its first token, and its embeddings are gone by now, as are the files.
+                self._encoders.counts["failed"] += 1
             self._fail(error)
 
     # The ladder.
