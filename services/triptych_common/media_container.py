@@ -18,6 +18,8 @@ FORMATS = (
 )
 #: FFmpeg counts the pixels of its buffers, whose edges are rounded up.
 _MARGIN_PIXELS = 1 << 16
+#: What its option takes.
+_LARGEST = 2**31 - 1
 
 
 def open_container(content: bytes, max_pixels: int) -> Any:
@@ -37,7 +39,7 @@ def open_container(content: bytes, max_pixels: int) -> Any:
     )
     for stream in container.streams.video:
         if stream.codec_context is not None:
-            stream.codec_context.options = {"max_pixels": str(2 * max_pixels + _MARGIN_PIXELS)}
+            stream.codec_context.options = {"max_pixels": str(min(2 * max_pixels + _MARGIN_PIXELS, _LARGEST))}
     return container
 
 
