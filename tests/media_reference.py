@@ -10,7 +10,7 @@ import transformers
 from PIL import Image
 from transformers import AutoFeatureExtractor, AutoImageProcessor
 from triptych_common.media_geometry import FrameSampling
-from triptych_encoder.media.limits import MediaLimits
+from triptych_common.media_limits import MediaLimits
 from triptych_encoder.media.video import decode_video
 from triptych_encoder.video_processor import QwenVideoProcessor
 

@@ -108,11 +108,12 @@ def _rest_name(field: str) -> str:
 
 
 def _of_http(error: HTTPException) -> ApiError:
-    codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 401: "invalid_api_key"}
+    codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 429: "queue_full", 401: "invalid_api_key"}
     message = str(error.detail)
     if message == HTTPStatus(error.status_code).phrase:
         message = {404: "no such path", 405: "this path does not take that method"}.get(error.status_code, message)
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+    kind = "rate_limit_error" if error.status_code == 429 else kind
     return ApiError(error.status_code, message, kind, code=codes.get(error.status_code), headers=error.headers or {})
 
 

@@ -33,6 +33,9 @@ class GatewaySettings(ServiceSettings):
     max_body_bytes: Annotated[
         int, Field(ge=1024, le=MAX_MESSAGE_BYTES // 2, description="Largest request body; larger ones are refused with 413.")
     ] = MAX_MESSAGE_BYTES // 2
+    max_live_body_bytes: Annotated[
+        int, Field(ge=1024, description="Bytes of bodies of live requests together; further requests are refused with 429.")
+    ] = 1 << 30
     access_log: Annotated[bool, Field(description="Log one line per request.")] = True
     shutdown_grace_s: Annotated[
         float, Field(ge=0, le=600, description="Time for requests in flight to end once the process is told to stop, in seconds.")

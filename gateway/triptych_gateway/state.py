@@ -29,6 +29,8 @@ class Gateway:
         self.settings = settings
         self.metrics = Metrics()
         self.start_time = int(time.time())
+        #: Of request bodies that are being read or worked on.
+        self.live_body_bytes = 0
 
     async def open(self) -> None:
         """Connect to the frontend, as soon as it is there."""

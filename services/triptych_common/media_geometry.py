@@ -13,11 +13,41 @@ import numpy as np
 _DEFAULT_FPS = 2.0
 #: Options of a request that change which frames are taken.
 SAMPLING_OPTIONS = frozenset({"fps", "num_frames", "min_frames", "max_frames", "do_sample_frames"})
+#: Options that a request may give for a video.
+VIDEO_OPTIONS = SAMPLING_OPTIONS | {"size", "min_pixels", "max_pixels"}
 
 
 def resampled_length(num_samples: int, sampling_rate: int, target_rate: int) -> int:
     """Samples per channel after resampling; the length that polyphase resamplers give (scipy, torchaudio, soxr by its ceiling)."""
     return -(-num_samples * target_rate // sampling_rate)
+
+
+def check_made_pixels(height: int, width: int, max_pixels: int) -> None:
+    """Raise ValueError for a picture that a processor would make too large on its way.
+
+    Resizing by the shorter edge makes a long thin strip of a few pixels a picture of any size, and padding it to a square does too.
+    """
+    if height * width > max_pixels:
+        raise ValueError(f"it would be made {width}x{height}, {width * height} pixels; at most {max_pixels} are made")
+
+
+def resized(height: int, width: int, size: Any) -> tuple[int, int]:
+    """Height and width after a resize as transformers' backends do it, within a pixel.
+
+    Args:
+        size: transformers' SizeDict.
+    """
+    if size.shortest_edge:
+        scale = size.shortest_edge / min(height, width)
+        if size.longest_edge:
+            scale = min(scale, size.longest_edge / max(height, width))
+    elif size.max_height and size.max_width:
+        scale = min(size.max_height / height, size.max_width / width)
+    elif size.height and size.width:
+        return int(size.height), int(size.width)
+    else:
+        scale = 1.0
+    return round(height * scale), round(width * scale)
 
 
 @dataclass(frozen=True)

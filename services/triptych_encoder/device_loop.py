@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from triptych_common.errors import InternalError
 
 from triptych_encoder.item import EncodedItem, PreparedItem, encoded
 
@@ -165,6 +166,8 @@ class DeviceLoop:
 
     def _finish(self, job: _Job, embeddings: Mapping[str, torch.Tensor], queue_s: float, encode_s: float) -> None:
         try:
+            if not all(torch.isfinite(tensor).all() for tensor in embeddings.values()):
+                raise InternalError("the towers gave embeddings that are not numbers")
             job.future.set_result(Encoding(encoded(job.item, embeddings), queue_s, encode_s))
         except Exception as error:
             job.future.set_exception(error)

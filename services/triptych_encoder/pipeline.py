@@ -18,9 +18,9 @@ from triptych_common.errors import EmbeddingUnavailableError, InvalidRequestErro
 from triptych_common.pb import common_pb2, encoder_pb2
 
 from triptych_encoder.cache import EmbeddingCache
-from triptych_encoder.device_loop import DeviceLoop
+from triptych_encoder.device_loop import DeviceLoop, Encoding
 from triptych_encoder.flight import Flight
-from triptych_encoder.item import EncodedItem
+from triptych_encoder.item import EncodedItem, PreparedItem
 from triptych_encoder.preprocess import Prepared
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ class EncodingPipeline:
 
     Args:
         max_queue: items on their way at once; more are refused.
+        max_queue_bytes: of their files; a file beyond it is taken alone.
         max_prepared: of these, items that are decoded or preprocessed and not yet encoded: bounds the memory they take.
     """
 
@@ -103,11 +104,13 @@ class EncodingPipeline:
         store: Store | None,
         *,
         max_queue: int,
+        max_queue_bytes: int,
         max_prepared: int,
     ) -> None:
         self.cache, self.store, self.counters = cache, store, Counters()
         self._preprocessor, self._device_loop, self._pool = preprocessor, device_loop, pool
-        self._max_queue = max_queue
+        self._max_queue, self._max_queue_bytes = max_queue, max_queue_bytes
+        self._queued_bytes = 0
         self._prepared = asyncio.Semaphore(max_prepared)
         self._flights: dict[bytes, Flight[tuple[EncodedItem, Timings]]] = {}  # key -> the computation of it
         self._announced: OrderedDict[bytes, _Announcement] = OrderedDict()  # key -> somebody is about to send it
@@ -210,7 +213,10 @@ class EncodingPipeline:
         if stored is None:
             # It may have come in the meantime.
             item = self.cache.use(key)
-            return (Tier.CACHE_TIER_LOCAL, item) if item is not None else None
+            if item is None:
+                return None
+            self.counters.num_local_hits += is_request
+            return Tier.CACHE_TIER_LOCAL, item
         self._keep(key, stored)
         self.counters.num_shared_hits += is_request
         return Tier.CACHE_TIER_SHARED, stored
@@ -271,8 +277,17 @@ class EncodingPipeline:
                 value=len(self._flights),
                 retry_after_s=1.0,
             )
+        num_bytes = self._queued_bytes + len(wanted.data)
+        if self._flights and num_bytes > self._max_queue_bytes:
+            raise QueueFullError(
+                f"the files of the items on their way would have {num_bytes} bytes; at most {self._max_queue_bytes} may",
+                limit=self._max_queue_bytes,
+                value=num_bytes,
+                retry_after_s=1.0,
+            )
         self.counters.num_misses += 1
-        flight = Flight(self._compute(wanted), on_end=lambda: self._landed(wanted.key))
+        flight = Flight(self._compute(wanted), on_end=lambda: self._landed(wanted))
+        self._queued_bytes = num_bytes
         self._flights[wanted.key] = flight
         self._idle.clear()
         announcement = self._announced.pop(wanted.key, None)
@@ -280,8 +295,9 @@ class EncodingPipeline:
             announcement.begun.set()
         return flight
 
-    def _landed(self, key: bytes) -> None:
-        del self._flights[key]
+    def _landed(self, wanted: Wanted) -> None:
+        del self._flights[wanted.key]
+        self._queued_bytes -= len(wanted.data)
         if not self._flights:
             self._idle.set()
 
@@ -293,7 +309,7 @@ class EncodingPipeline:
                 prepared: Prepared = await loop.run_in_executor(
                     self._pool, self._preprocessor.prepare, wanted.modality, wanted.data, wanted.options
                 )
-                encoding = await asyncio.wrap_future(self._device_loop.submit(prepared.item))
+                encoding = await self._encode(prepared.item, wanted)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -308,6 +324,17 @@ class EncodingPipeline:
         busy_s = prepared.decode_s + prepared.preprocess_s + encoding.encode_s
         queue_s = max(0.0, time.perf_counter() - start_s - busy_s)
         return encoding.item, Timings(queue_s, prepared.decode_s, prepared.preprocess_s, encoding.encode_s)
+
+    async def _encode(self, item: PreparedItem, wanted: Wanted) -> Encoding:
+        try:
+            return await asyncio.wrap_future(self._device_loop.submit(item))
+        except Exception as error:
+            if not wanted.options:
+                raise
+            # Sizes that the processor makes and the weights do not take, a deviation of 0, and the like.
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            message = f"with these options the model cannot encode it: {reason}"
+            raise InvalidRequestError(message, field="processor_options_json") from error
 
 
 @dataclass

@@ -16,16 +16,17 @@ from transformers import AutoFeatureExtractor, AutoImageProcessor, PretrainedCon
 from transformers.video_utils import VideoMetadata
 from triptych_common import model_store
 from triptych_common.errors import InvalidRequestError, TriptychError, UnimplementedError
-from triptych_common.media_geometry import SAMPLING_OPTIONS, FrameSampling
+from triptych_common.media_geometry import SAMPLING_OPTIONS, VIDEO_OPTIONS, FrameSampling
+from triptych_common.media_limits import MediaLimits
 from triptych_common.pb import common_pb2
 
 from triptych_encoder.item import PreparedItem
 from triptych_encoder.media.audio import decode_audio
 from triptych_encoder.media.image import decode_image
-from triptych_encoder.media.limits import MediaLimits, bad_media
+from triptych_encoder.media.limits import bad_media
 from triptych_encoder.media.video import SampledVideo, decode_video
 from triptych_encoder.options import check_options
-from triptych_encoder.processors import VIDEO_MODEL_TYPES, load_processor, video_config
+from triptych_encoder.processors import VIDEO_MODEL_TYPES, bound_pictures, load_processor, video_config
 
 Modality = common_pb2.Modality
 _KINDS = {Modality.MODALITY_IMAGE: "image", Modality.MODALITY_AUDIO: "audio", Modality.MODALITY_VIDEO: "video"}
@@ -86,15 +87,20 @@ class Preprocessor:
         calls, kind = self._calls(), _KINDS[modality]
         check_options(kind, options, calls.valid_options(kind), self._limits)
         start_s = time.perf_counter()
-        media = self._decode(modality, data, options)
+        try:
+            media = self._decode(modality, data, options)
+        except TriptychError:
+            raise
+        # Decoders of many formats run here on files that anybody may have written; beside their own errors they stumble.
+        except Exception as error:
+            raise bad_media(kind, f"is damaged, or of a kind that cannot be decoded: {_reason(error)}") from error
         decoded_s = time.perf_counter()
         try:
             item = calls.preprocess(modality, media, options)
         except TriptychError:
             raise
         except _PROCESSOR_ERRORS as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise bad_media(kind, f"cannot be preprocessed for this model: {reason}") from error
+            raise bad_media(kind, f"cannot be preprocessed for this model: {_reason(error)}") from error
         if item.num_tokens < 1:
             raise bad_media(kind, "is too small or too short to give any embeddings", value=0)
         return Prepared(item, decoded_s - start_s, time.perf_counter() - decoded_s)
@@ -113,7 +119,7 @@ class Preprocessor:
     def _calls(self) -> ProcessorCalls:
         calls = getattr(self._per_thread, "calls", None)
         if calls is None:
-            calls = self._per_thread.calls = _calls_for(self._path, self._config)
+            calls = self._per_thread.calls = _calls_for(self._path, self._config, self._limits.max_pixels)
         return calls
 
 
@@ -123,9 +129,9 @@ class ProcessorCalls:
     image_processor: Any
     feature_extractor: Any
 
-    def __init__(self, path: Path, config: PretrainedConfig) -> None:
+    def __init__(self, path: Path, config: PretrainedConfig, max_pixels: int) -> None:
         self._config = config
-        self._processor = load_processor(path, config)
+        self._processor = load_processor(path, config, max_pixels)
         self.image_processor = getattr(self._processor, "image_processor", None)
         self.feature_extractor = getattr(self._processor, "feature_extractor", None)
 
@@ -137,7 +143,7 @@ class ProcessorCalls:
     def valid_options(self, kind: str) -> frozenset[str]:
         """Names of the processor's options for a kind of media."""
         if kind == "video":
-            return SAMPLING_OPTIONS | {"size", "min_pixels", "max_pixels"}
+            return VIDEO_OPTIONS
         part = self.image_processor if kind == "image" else self.feature_extractor
         return frozenset(getattr(getattr(part, "valid_kwargs", None), "__annotations__", ()))
 
@@ -180,8 +186,9 @@ class ProcessorCalls:
 class PixtralCalls(ProcessorCalls):
     """Pictures for Pixtral's tower by the image processor alone: the module of Pixtral's processor needs torchvision."""
 
-    def __init__(self, path: Path, config: PretrainedConfig) -> None:
+    def __init__(self, path: Path, config: PretrainedConfig, max_pixels: int) -> None:
         self.image_processor, self.feature_extractor = AutoImageProcessor.from_pretrained(path), None
+        bound_pictures(self.image_processor, max_pixels)
         settings = model_store.read_json(path / "processor_config.json")
         patch_size = settings.get("patch_size") or config.vision_config.patch_size
         self._patch_size = patch_size * (settings.get("spatial_merge_size") or getattr(config, "spatial_merge_size", 1))
@@ -220,12 +227,12 @@ class VoxtralCalls(ProcessorCalls):
         return prepared_item(modality, {"input_features": frames.transpose(0, 1)}, frames.shape[1] * self._tokens_per_window)
 
 
-def _calls_for(path: Path, config: PretrainedConfig) -> ProcessorCalls:
+def _calls_for(path: Path, config: PretrainedConfig, max_pixels: int) -> ProcessorCalls:
     if config.model_type == "voxtral":
         return VoxtralCalls(path, config)
     if getattr(getattr(config, "vision_config", None), "model_type", "") == "pixtral":
-        return PixtralCalls(path, config)
-    return ProcessorCalls(path, config)
+        return PixtralCalls(path, config, max_pixels)
+    return ProcessorCalls(path, config, max_pixels)
 
 
 def prepared_item(modality: common_pb2.Modality, features: Mapping[str, Any], num_tokens: int) -> PreparedItem:
@@ -240,6 +247,10 @@ def prepared_item(modality: common_pb2.Modality, features: Mapping[str, Any], nu
     if mask is not None:
         layout["audio_seqlens"] = mask.sum(-1)
     return PreparedItem(modality, inputs, num_tokens, layout)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _metadata(video: SampledVideo) -> VideoMetadata:

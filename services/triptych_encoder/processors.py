@@ -13,10 +13,12 @@ from typing import Any
 
 import transformers
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PretrainedConfig, ProcessorMixin
+from transformers.image_processing_backends import PilBackend, TorchvisionBackend
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.utils import is_torchvision_available
 from triptych_common import model_store
 from triptych_common.errors import StartupError
+from triptych_common.media_geometry import check_made_pixels, resized
 
 from triptych_encoder.video_processor import QwenVideoProcessor
 
@@ -28,8 +30,11 @@ VIDEO_MODEL_TYPES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_m
 _BUDGET_PER_VIDEO = frozenset({"qwen3_vl", "qwen3_vl_moe"})
 
 
-def load_processor(path: Path, config: PretrainedConfig) -> ProcessorMixin:
+def load_processor(path: Path, config: PretrainedConfig, max_pixels: int) -> ProcessorMixin:
     """The processor of a checkpoint.
+
+    Args:
+        max_pixels: see `bound_pictures`.
 
     Raises:
         StartupError: its files are missing or broken, or transformers has no such processor.
@@ -41,10 +46,40 @@ def load_processor(path: Path, config: PretrainedConfig) -> ProcessorMixin:
     _without_num2words(cls)
     try:
         if "video_processor" not in cls.get_attributes() or is_torchvision_available():
-            return cls.from_pretrained(path)
-        return _with_video_stand_in(cls, path, config)
+            processor = cls.from_pretrained(path)
+        else:
+            processor = _with_video_stand_in(cls, path, config)
     except (OSError, ValueError, TypeError, ImportError, AttributeError) as error:
         raise StartupError(f"cannot load the processor of {config.model_type}: {str(error).strip().splitlines()[0]}") from error
+    if getattr(processor, "image_processor", None) is not None:
+        bound_pictures(processor.image_processor, max_pixels)
+    return processor
+
+
+def bound_pictures(image_processor: Any, max_pixels: int) -> None:
+    """From now on it raises ValueError before it makes a picture of more pixels, see `check_made_pixels`."""
+    family = type(image_processor)
+    # Between the family's own methods, which have sizes of their own kinds, and the backend's, which get heights and widths.
+    backend = next((base for base in family.__mro__ if base in (PilBackend, TorchvisionBackend)), None)
+    if backend is None:
+        return
+
+    class Bounded(backend):  # type: ignore[valid-type,misc]
+        def resize(self, image: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
+            height, width = image.shape[-2:]
+            check_made_pixels(*resized(height, width, size), max_pixels)
+            return super().resize(image, size, *args, **kwargs)
+
+    methods = {}
+    if hasattr(family, "pad_to_square"):
+
+        def pad_to_square(self: Any, image: Any, *args: Any, **kwargs: Any) -> Any:
+            edge = max(image.shape[-2:])
+            check_made_pixels(edge, edge, max_pixels)
+            return family.pad_to_square(self, image, *args, **kwargs)
+
+        methods["pad_to_square"] = pad_to_square
+    image_processor.__class__ = type(family.__name__, (family, Bounded), methods)
 
 
 def video_config(path: Path) -> dict[str, Any]:

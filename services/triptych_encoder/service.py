@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import threading
@@ -27,7 +28,6 @@ from triptych_encoder.device_loop import DeviceLoop
 from triptych_encoder.evictions import EvictionFeed
 from triptych_encoder.item import EncodedItem
 from triptych_encoder.loading import load_config, load_towers
-from triptych_encoder.media.limits import MediaLimits
 from triptych_encoder.metrics import families
 from triptych_encoder.pipeline import EncodingPipeline
 from triptych_encoder.preprocess import Prepared, Preprocessor
@@ -176,7 +176,7 @@ class EncoderService:
         dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
         towers = load_towers(path, name, config, dtype=dtype, device=self._device)
         tower = Tower(towers.model, towers.device, towers.dtype, towers.embedding_dtype)
-        preprocessor = Preprocessor(path, config, media_limits(settings))
+        preprocessor = Preprocessor(path, config, dataclasses.replace(settings.media_limits, max_decode_s=settings.max_decode_s))
         modalities = tuple(modality for modality in self._load_in_pool(preprocessor) if modality in tower.modalities)
         if not modalities:
             raise UnsupportedModelError(f"{name} ({config.model_type}) has towers for nothing that this encoder can read")
@@ -211,6 +211,7 @@ class EncoderService:
             self._pool,
             store,
             max_queue=settings.max_queue,
+            max_queue_bytes=settings.max_queue_bytes,
             max_prepared=settings.max_prepared,
         )
         self._model = model
@@ -233,13 +234,3 @@ class EncoderService:
             niceness = 10 if self._device.type == "cpu" else 0
         if niceness and hasattr(os, "setpriority"):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
-
-
-def media_limits(settings: EncoderSettings) -> MediaLimits:
-    return MediaLimits(
-        max_bytes=settings.max_media_bytes,
-        max_pixels=settings.max_image_pixels,
-        max_audio_s=settings.max_audio_s,
-        max_video_s=settings.max_video_s,
-        max_video_pixels=settings.max_video_pixels,
-    )

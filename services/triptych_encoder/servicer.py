@@ -104,11 +104,10 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             name = common_pb2.Modality.Name(item.modality).removeprefix("MODALITY_").lower()
             raise InvalidRequestError(f"{self._description.model.name} takes no {name}", field="modality", value=name)
         options = parse_options(item.processor_options_json)
-        if item.data:
-            arguments = (
-                self._description.key_scope, item.modality, item.data, canonical_options(options), item.tenant_salt
-            )  # fmt: skip
-            is_large = len(item.data) > _HASH_INLINE_BYTES
+        data = item.data  # once: each time is a copy
+        if data:
+            arguments = (self._description.key_scope, item.modality, data, canonical_options(options), item.tenant_salt)
+            is_large = len(data) > _HASH_INLINE_BYTES
             expected = await asyncio.to_thread(media_key, *arguments) if is_large else media_key(*arguments)
             if expected != item.key:
                 raise InvalidRequestError(
@@ -117,7 +116,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                     limit=expected.hex(),
                     value=item.key.hex(),
                 )
-        return Wanted(item.key, item.modality, item.data, options)
+        return Wanted(item.key, item.modality, data, options)
 
     async def Fetch(
         self, request: encoder_pb2.FetchRequest, context: grpc.aio.ServicerContext

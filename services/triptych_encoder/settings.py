@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
-from triptych_common.settings import DEFAULT_MODEL, GrpcServiceSettings, Port, parse_bytes
+from triptych_common.media_limits import MediaLimitSettings
+from triptych_common.settings import DEFAULT_MODEL, Port, parse_bytes
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 
 
-class EncoderSettings(GrpcServiceSettings):
+class EncoderSettings(MediaLimitSettings):
     """Flags of `triptych encoder`; environment variables TRIPTYCH_ENCODER_*."""
 
     model_config = SettingsConfigDict(env_prefix="TRIPTYCH_ENCODER_")
@@ -40,15 +41,12 @@ class EncoderSettings(GrpcServiceSettings):
         Field(ge=1, description="Embeddings of a batch; by default 256 on a CPU, where batches gain nothing, 16384 on a GPU."),
     ] = None
     max_queue: Annotated[int, Field(ge=1, description="Items on their way at once; further ones are refused.")] = 256
+    max_queue_bytes: Annotated[Bytes, Field(description="Bytes of their files together; further ones are refused.")] = 512 << 20
     max_prepared: Annotated[int, Field(ge=1, description="Items in memory as pixels or samples at once.")] = 16
     max_items_per_request: Annotated[int, Field(ge=1, description="Items of one Encode.")] = 256
+    max_decode_s: Annotated[float, Field(gt=0, description="Longest decoding of a sound or a video, in seconds.")] = 60.0
     cache_memory: Annotated[Bytes, Field(description="Embeddings kept, in bytes, e.g. 512M or 2G.")] = 1 << 30
     store_url: Annotated[
         str | None, Field(description="Valkey or Redis that encoders share, e.g. redis://host:6379/0; none by default.")
     ] = None
     store_ttl_s: Annotated[float, Field(ge=1, description="How long the shared store keeps an item, in seconds.")] = 86_400.0
-    max_media_bytes: Annotated[Bytes, Field(description="Largest file.")] = 32 << 20
-    max_image_pixels: Annotated[int, Field(ge=1, description="Largest picture, or frame of a video, in pixels.")] = 64_000_000
-    max_audio_s: Annotated[float, Field(gt=0, description="Longest sound, in seconds.")] = 600.0
-    max_video_s: Annotated[float, Field(gt=0, description="Longest video, in seconds.")] = 3600.0
-    max_video_pixels: Annotated[int, Field(ge=1, description="Pixels of all frames that are taken from a video.")] = 256_000_000

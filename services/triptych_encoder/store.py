@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from triptych_encoder.item import EncodedItem
 from triptych_encoder.wire import from_stored, to_stored
@@ -16,6 +17,8 @@ log = logging.getLogger(__name__)
 _PREFIX = b"triptych:embedding:"
 #: The store is a help; a slow one must not hold requests up for longer than encoding would.
 _TIMEOUT_S = 2.0
+#: After it did not answer in time it is left alone for so long: else each item would wait in vain, more than once.
+_PAUSE_S = 15.0
 _WARN_EVERY_S = 30.0
 
 
@@ -33,10 +36,13 @@ class SharedStore:
         self._ttl_ms = int(ttl_s * 1000)
         self._max_value_bytes = max_value_bytes
         self._last_warning_s = -_WARN_EVERY_S
+        self._paused_until_s = 0.0
         self.num_failures = 0
 
     async def get(self, key: bytes) -> EncodedItem | None:
         """The item; None when it is not there, is damaged, or the store is away."""
+        if self._is_paused:
+            return None
         try:
             value = await self._redis.get(_PREFIX + key)
         except (RedisError, OSError, TimeoutError) as error:
@@ -51,7 +57,7 @@ class SharedStore:
 
     async def put(self, key: bytes, item: EncodedItem) -> None:
         """Write an item; a failure is counted, not raised."""
-        if item.num_bytes > self._max_value_bytes:
+        if item.num_bytes > self._max_value_bytes or self._is_paused:
             return
         value = await asyncio.to_thread(to_stored, item)
         try:
@@ -61,8 +67,8 @@ class SharedStore:
 
     async def has(self, keys: Sequence[bytes]) -> list[bool]:
         """Which keys are there; none when the store is away."""
-        if not keys:
-            return []
+        if not keys or self._is_paused:
+            return [False] * len(keys)
         try:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for key in keys:
@@ -83,9 +89,15 @@ class SharedStore:
     async def close(self) -> None:
         await self._redis.aclose()
 
+    @property
+    def _is_paused(self) -> bool:
+        return asyncio.get_running_loop().time() < self._paused_until_s
+
     def _failed(self, what: str, error: Exception) -> None:
         self.num_failures += 1
         now = asyncio.get_running_loop().time()
+        if isinstance(error, (TimeoutError, RedisTimeoutError)):
+            self._paused_until_s = now + _PAUSE_S
         if now - self._last_warning_s >= _WARN_EVERY_S:
             self._last_warning_s = now
             log.warning("the shared store cannot be used to %s (%d failures so far): %s", what, self.num_failures, error)

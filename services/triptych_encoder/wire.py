@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
+from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2, encoder_pb2
 
 from triptych_encoder.item import EncodedItem, HostTensor
@@ -40,7 +41,11 @@ def from_stored(value: bytes) -> EncodedItem | None:
         named.name: HostTensor(common_pb2.Tensor(dtype=named.tensor.dtype, shape=named.tensor.shape), named.tensor.inline)
         for named in stored.tensors
     }
-    return EncodedItem(tensors, stored.num_tokens) if all(t.has_consistent_size() for t in tensors.values()) else None
+    try:
+        is_whole = bool(tensors) and all(tensor.has_consistent_size() for tensor in tensors.values())
+    except InvalidRequestError:  # of an element type or a shape that is none
+        return None
+    return EncodedItem(tensors, stored.num_tokens) if is_whole else None
 
 
 def chunks(key: bytes, item: EncodedItem, chunk_bytes: int) -> Iterator[encoder_pb2.FetchResponse]:

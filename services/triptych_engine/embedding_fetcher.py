@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import grpc
 import numpy as np
@@ -71,11 +72,15 @@ class EmbeddingFetcher:
 
     def _submit(self, orders: list[FetchOrder], cancelled: list[int]) -> None:
         for order in orders:
-            self._tasks[order.number] = asyncio.create_task(self._run(order), name="fetch embeddings")
+            task = self._tasks[order.number] = asyncio.create_task(self._run(order), name="fetch embeddings")
+            # Not at the end of `_run`, which does not even begin when the order is given up at once.
+            task.add_done_callback(partial(self._forget, order.number))
         for number in cancelled:
-            task = self._tasks.get(number)
-            if task is not None:
-                task.cancel()
+            if number in self._tasks:
+                self._tasks[number].cancel()
+
+    def _forget(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._tasks[number]
 
     async def _run(self, order: FetchOrder) -> None:
         result: Embeddings | TriptychError
@@ -86,8 +91,6 @@ class EmbeddingFetcher:
         except Exception as error:
             log.exception("unexpected error while embeddings were fetched from %s", order.encoder_address)
             result = InternalError(f"embeddings could not be fetched ({type(error).__name__}); the engine's log has the details")
-        finally:
-            del self._tasks[order.number]
         if isinstance(result, TriptychError):
             log.warning("no embeddings of %s from %s: %s", order.key.hex()[:12], order.encoder_address, result)
         self._deliver(order.number, result)

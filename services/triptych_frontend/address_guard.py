@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 
+#: At the same time; as many as there may be connections.
+_MAX_LOOKUPS = 64
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 #: IPv6 prefixes whose last 32 bits are an IPv4 address that a gateway may forward to (NAT64, RFC 6052 and 8215).
 _NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
+#: All of IPv6 that is on the public internet. What else is called global is site-local, IPv4 in an old disguise, or of no use yet.
+_IPV6_ROUTED = (ipaddress.IPv6Network("2000::/3"), _NAT64[0])
+#: Not told by Python's `is_global` in all its versions: IETF's own (RFC 6890), documentation (RFC 9637).
+_SPECIAL = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv6Network("3fff::/20"))
 
 
 class ForbiddenAddressError(Exception):
@@ -24,7 +34,9 @@ class ForbiddenAddressError(Exception):
 def is_public(address: str) -> bool:
     """Whether an IP address, as text, is one of the public internet."""
     parsed: _Address = ipaddress.ip_address(address.partition("%")[0])
-    if not parsed.is_global or parsed.is_multicast:
+    if not parsed.is_global or parsed.is_multicast or any(parsed in network for network in _SPECIAL):
+        return False
+    if isinstance(parsed, ipaddress.IPv6Address) and not any(parsed in network for network in _IPV6_ROUTED):
         return False
     return all(inner.is_global and not inner.is_multicast for inner in _embedded(parsed))
 
@@ -54,7 +66,8 @@ class GuardedResolver(AbstractResolver):
     """Resolves names to public addresses. aiohttp connects to what this returns, so no second answer can differ."""
 
     def __init__(self) -> None:
-        self._inner = ThreadedResolver()
+        self._lookups = _OwnThreads()
+        self._inner = ThreadedResolver(self._lookups)  # type: ignore[arg-type]  # of a loop it asks for nothing else
 
     async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC) -> list[ResolveResult]:
         """Addresses of the host. Raises ForbiddenAddressError when any of them is not public, OSError when there are none."""
@@ -66,3 +79,24 @@ class GuardedResolver(AbstractResolver):
 
     async def close(self) -> None:
         await self._inner.close()
+        self._lookups.close()
+
+
+class _OwnThreads:
+    """Looks names up in threads of its own: a lookup that nobody answers keeps its thread for longer than anybody waits for it, and
+    the event loop has only a few, which others need."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_MAX_LOOKUPS, thread_name_prefix="lookup")
+
+    async def getaddrinfo(self, host: str, port: int, **options: Any) -> Any:
+        """As the event loop's."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(socket.getaddrinfo, host, port, **options))
+
+    async def getnameinfo(self, address: Any, flags: int) -> Any:
+        """As the event loop's."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, socket.getnameinfo, address, flags)
+
+    def close(self) -> None:
+        """Wait for nobody."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -11,7 +11,8 @@
 `await client.ensure(items)` is begin and wait.
 
 What is tried for an item, in this order, each step counted in `EncoderClient.counts`: its encoder, by key alone and with the bytes
-when it does not hold the key; the same encoder once more; the other encoders; then an error for this request alone.
+when it does not hold the key; the same encoder once more, unless it is full or did not answer; the other encoders; then an error
+for this request alone. An encoder that did not answer is used again once it answers at all.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ from triptych_frontend.media_item import PreparedMedia
 log = logging.getLogger(__name__)
 #: How long an encoder keeps an embedding for the engine; a request that waits longer has it encoded again.
 LEASE_S = 60.0
+#: How long the engine is kept from a request while an encoder does not say whether it holds a key, in seconds. Most say so in a
+#: millisecond; one that is encoding the item for another request says so when that is done.
+_ASK_S = 2.0
 _RELEASE_TIMEOUT_S = 5.0
 #: What the transport says of an encoder that ends or is not there.
 _TRANSPORT_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
@@ -54,7 +58,7 @@ class EncoderClient:
 
     Args:
         pool: the encoders; whoever owns it runs it.
-        encode_timeout_s: longest wait for one encoder.
+        encode_timeout_s: longest wait for one encoder, each time that it is asked.
     """
 
     def __init__(self, pool: EncoderPool, encode_timeout_s: float) -> None:
@@ -66,13 +70,14 @@ class EncoderClient:
         #: (rungs of the ladder), again (embeddings that were lost on the way to the engine), resubmitted (to it, for that reason).
         self.counts: Counter[str] = Counter()
 
-    def begin(self, items: list[PreparedMedia]) -> MediaEncoding:
+    def begin(self, items: list[PreparedMedia], on_drop: Callable[[], None] = lambda: None) -> MediaEncoding:
         """Start to encode the items of a call. Raises ServiceUnavailableError when no encoder is there.
 
         Args:
             items: handed over, see `MediaEncoding.drop_bytes`.
+            on_drop: called when their raw files are let go of; more than once, perhaps.
         """
-        return MediaEncoding(self, items)
+        return MediaEncoding(self, items, on_drop)
 
     async def ensure(self, items: list[PreparedMedia]) -> MediaEncoding:
         """Encode the items of a call. Raises as `MediaEncoding.wait` does, and then leaves nothing behind."""
@@ -95,13 +100,13 @@ class EncoderClient:
         """Encode one item, down the ladder. Raises the error of the last step, naming the item.
 
         Args:
-            on_asked: called once the first encoder knows of the key, or did not answer.
+            on_asked: called once the first encoder knows of the key, or did not answer in time.
         """
         ranked = self.ranked(item.key)
         error: TriptychError | None = None
         for number, encoder in enumerate([ranked[0], ranked[0], *ranked[1:]]):
-            if number == 1 and isinstance(error, QueueFullError):
-                continue  # its queue is no shorter now
+            if number == 1 and isinstance(error, (QueueFullError, _SilentEncoderError)):
+                continue  # its queue is no shorter now, nor will it answer
             if number:
                 self.counts["same_encoder" if number == 1 else "other_encoder"] += 1
             try:
@@ -121,9 +126,11 @@ class EncoderClient:
     async def _encode_at(self, encoder: Encoder, item: PreparedMedia, on_asked: Callable[[], None]) -> EncodedItem:
         """One encoder: by key alone first. Raises TriptychError."""
         start_s = time.perf_counter()
+        impatience = asyncio.get_running_loop().call_later(_ASK_S, on_asked)
         try:
             result = await self._call(encoder, item, b"")
         finally:
+            impatience.cancel()
             on_asked()
         if result.HasField("error") and result.error.code == Code.NOT_FOUND:
             if item.content is None:
@@ -132,6 +139,9 @@ class EncoderClient:
             async with self._uploads:
                 result = await self._call(encoder, item, item.content)
         if result.HasField("error"):
+            if result.error.field == "key":
+                # It was started anew, with other weights, after the key was made.
+                raise ServiceUnavailableError(f"the encoder at {encoder.address} has changed its model", retry_after_s=1)
             raise _named(from_request_error(result.error), item)
         if result.num_tokens != item.expansion.num_embeds:
             await self._release(encoder, [result.lease_id])
@@ -164,8 +174,9 @@ class EncoderClient:
             response = await encoder.stub.Encode(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                message = f"the encoder did not answer within {self._timeout_s:g} s (encode_timeout_s)"
-                raise ServiceUnavailableError(message, retry_after_s=1) from error
+                self._pool.doubt(encoder)
+                message = f"the encoder at {encoder.address} did not answer within {self._timeout_s:g} s (encode_timeout_s)"
+                raise _SilentEncoderError(message, retry_after_s=1) from error
             if error.code() in _TRANSPORT_LOST and not has_details(error):
                 message = f"the encoder at {encoder.address} went away"
                 raise ServiceUnavailableError(message, retry_after_s=1) from error
@@ -200,6 +211,10 @@ class EncoderClient:
         """Wait for what runs in the background."""
         while self._tasks:  # the end of an encoding begins the release of its leases
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class _SilentEncoderError(ServiceUnavailableError):
+    """An encoder took a call and did not answer it."""
 
 
 def _named(error: TriptychError, item: PreparedMedia) -> TriptychError:

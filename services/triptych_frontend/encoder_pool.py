@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 #: Pause before asking again, in seconds; doubles from the first to the last.
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 2.0
 _DESCRIBE_TIMEOUT_S = 10.0
+#: The same for one that did not answer another call; it is used meanwhile where there is no other.
+_DOUBT_TIMEOUT_S = 2.0
 #: How long a request waits for an encoder that is starting, or starting again.
 _GRACE_S = 3.0
 
@@ -31,6 +33,8 @@ class Encoder:
         self.stub = encoder_pb2_grpc.EncoderServiceStub(self.channel)
         self.description: encoder_pb2.DescribeResponse | None = None
         self.why_away = "it did not answer yet"
+        #: Set to have it asked again what it serves, though its connection is up.
+        self.in_doubt = asyncio.Event()
 
 
 class EncoderPool:
@@ -85,11 +89,19 @@ class EncoderPool:
 
         Rendezvous hashing (Thaler and Ravishankar, 1996): when one goes, only its own keys move.
         """
-        return sorted(self.connected, key=lambda one: hashlib.sha256(one.address.encode() + key).digest(), reverse=True)
+
+        def rank(one: Encoder) -> tuple[bool, bytes]:
+            return not one.in_doubt.is_set(), hashlib.sha256(one.address.encode() + key).digest()
+
+        return sorted(self.connected, key=rank, reverse=True)
 
     def find(self, address: str) -> Encoder | None:
         """The encoder of an address, whether it can be used or not."""
         return next((encoder for encoder in self._encoders if encoder.address == address), None)
+
+    def doubt(self, encoder: Encoder) -> None:
+        """It did not answer a call: use it after all others until it says again what it serves, and not at all when it does not."""
+        encoder.in_doubt.set()
 
     async def run(self) -> None:
         """Watch all encoders until cancelled."""
@@ -108,21 +120,22 @@ class EncoderPool:
         backoff_s = _MIN_BACKOFF_S
         while True:
             if await self._describe(encoder):
+                encoder.in_doubt.clear()
                 backoff_s = _MIN_BACKOFF_S
                 # Then whatever ends the connection: it is asked again at once, as another may have started in its place.
-                state = encoder.channel.get_state()
-                while state == grpc.ChannelConnectivity.READY:
-                    await encoder.channel.wait_for_state_change(state)
-                    state = encoder.channel.get_state()
+                await _until_lost_or_doubted(encoder)
             else:
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1))
                 backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
 
     async def _describe(self, encoder: Encoder) -> bool:
+        timeout_s = _DOUBT_TIMEOUT_S if encoder.in_doubt.is_set() else _DESCRIBE_TIMEOUT_S
         try:
-            description = await encoder.stub.Describe(encoder_pb2.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT_S)
+            description = await encoder.stub.Describe(encoder_pb2.DescribeRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            await self._set(encoder, None, from_rpc_error(error).message, logging.INFO)
+            is_silent = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            why_away = "it did not answer in time" if is_silent else from_rpc_error(error).message
+            await self._set(encoder, None, why_away, logging.INFO)
             return False
         why_not = self._why_not(encoder, description)
         await self._set(encoder, None if why_not else description, why_not, logging.ERROR)
@@ -153,3 +166,21 @@ class EncoderPool:
             self._has_some.clear()
         if (had is None) != (description is None) and self._on_change is not None:
             await self._on_change()
+
+
+async def _until_lost_or_doubted(encoder: Encoder) -> None:
+    """Wait until the connection ends, or somebody got no answer through it."""
+
+    async def lost() -> None:
+        state = encoder.channel.get_state()
+        while state == grpc.ChannelConnectivity.READY:
+            await encoder.channel.wait_for_state_change(state)
+            state = encoder.channel.get_state()
+
+    tasks = [asyncio.create_task(lost()), asyncio.create_task(encoder.in_doubt.wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

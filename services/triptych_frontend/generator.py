@@ -44,11 +44,12 @@ class Generator:
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(model.info.eos_token_ids)
 
-    async def start(self, request: Request, on_news: Callable[[], None]) -> Generation:
+    async def start(self, request: Request, on_news: Callable[[], None], keeps_request: bool = False) -> Generation:
         """Hand a request to the engine. The generation holds a place until it ended or was closed, which is the caller's duty.
 
         Args:
             on_news: see Generation.
+            keeps_request: whether the caller keeps the request, and with it the files in it, until the generation ends.
 
         Raises:
             InvalidRequestError: the request is at fault; ContextLengthError when prompt and output do not fit the model's context.
@@ -66,6 +67,7 @@ class Generator:
                 method, prompt_field, echo = "Complete", "prompt", request.echo
                 params = check_options(request.options, self._model.info.vocab_size, echo)
                 prompt = await self._preprocessor.complete(request, with_offsets=params.wants_prompt_logprobs)
+            place.callback(prompt.release)
             choices = [
                 Choice(index, prompt, params, self._tokenizer, self._eos_token_ids, echo) for index in range(params.num_choices)
             ]
@@ -73,7 +75,7 @@ class Generator:
             generation = Generation(method, request_id_var.get(), prompt, choices, on_news, place.pop_all().close)
             try:
                 if prompt.media:
-                    media = await MediaCall.start(self._client, self._encoders, prompt, requests, generation)
+                    media = await MediaCall.start(self._client, self._encoders, prompt, requests, generation, keeps_request)
                     generation.attach(media, media)
                 else:
                     generation.attach(self._client.start(requests, generation))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from triptych_common.media_geometry import check_made_pixels, resized
 
 
 def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
@@ -18,8 +19,11 @@ def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def ghost_image_processor(processor: Any) -> Any:
+def ghost_image_processor(processor: Any, max_pixels: int) -> Any:
     """The same image processor (of transformers' PIL backend), working on sizes alone.
+
+    Args:
+        max_pixels: of what it makes of a picture; its methods raise ValueError for more.
 
     Raises:
         ValueError: it is none of that backend.
@@ -30,8 +34,17 @@ def ghost_image_processor(processor: Any) -> Any:
     if not issubclass(family, PilBackend):
         raise ValueError(f"{family.__name__} does not run without torch")
     # Python's method resolution puts the ghost between the family's own methods and the primitives that those call.
-    bases = (family, _ghost_backend(PilBackend))
-    processor.__class__ = type(family.__name__, (_GridOnly, *bases) if hasattr(family, "patchify") else bases, {})
+    bases = (family, _ghost_backend(PilBackend, max_pixels))
+    methods = {}
+    if hasattr(family, "pad_to_square"):
+
+        def pad_to_square(self: Any, image: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
+            edge = max(image.shape[-2:])
+            check_made_pixels(edge, edge, max_pixels)
+            return zeros(image.shape[0], edge, edge, dtype=image.dtype)
+
+        methods["pad_to_square"] = pad_to_square
+    processor.__class__ = type(family.__name__, (_GridOnly, *bases) if hasattr(family, "patchify") else bases, methods)
     return processor
 
 
@@ -47,7 +60,7 @@ class _GridOnly:
         return {"image_grid_thw": np.array(grids, np.int64)}
 
 
-def _ghost_backend(backend: type) -> type:
+def _ghost_backend(backend: type, max_pixels: int) -> type:
     from transformers.image_transforms import get_resize_output_image_size, get_size_with_aspect_ratio
     from transformers.image_utils import ChannelDimension, get_image_size_for_max_height_width
 
@@ -59,6 +72,7 @@ def _ghost_backend(backend: type) -> type:
 
         def resize(self, image: np.ndarray, size: Any, *args: Any, **kwargs: Any) -> np.ndarray:
             height, width = image.shape[-2:]
+            check_made_pixels(*resized(height, width, size), max_pixels)
             if size.shortest_edge and size.longest_edge:
                 new_size = get_size_with_aspect_ratio((height, width), size.shortest_edge, size.longest_edge)
             elif size.shortest_edge:

@@ -85,14 +85,18 @@ class MediaCall:
         prompt: Prompt,
         requests: Sequence[engine_pb2.EngineRequest],
         listener: Listener,
+        keeps_request: bool = False,
     ) -> MediaCall:
         """Announce the media to their encoders, then hand the sequences to the engine.
+
+        Args:
+            keeps_request: see `Generator.start`.
 
         Raises:
             ServiceUnavailableError: engine or encoders are away.
             InvalidRequestError: a request is too large for one message.
         """
-        encoding = encoders.begin(prompt.media)
+        encoding = encoders.begin(prompt.media) if keeps_request else encoders.begin(prompt.media, prompt.release)
         try:
             await encoding.announced()
             call = cls(engine, encoders, encoding, prompt, requests, listener)
@@ -156,6 +160,9 @@ class MediaCall:
             self._lost[sequence] = error
             self._has_lost.set()
         else:
+            if isinstance(error, EmbeddingUnavailableError):
+                # It was preempted after its first token, and its embeddings are gone by now, as are the files.
+                self._encoders.counts["failed"] += 1
             self._fail(error)
 
     # The ladder.

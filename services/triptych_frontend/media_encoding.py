@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from triptych_common.pb import common_pb2, encoder_pb2
@@ -28,8 +29,9 @@ class EncodedItem:
 class MediaEncoding:
     """The media of one call, encoded or about to be. See the module for how to use it."""
 
-    def __init__(self, client: EncoderClient, items: list[PreparedMedia]) -> None:
+    def __init__(self, client: EncoderClient, items: list[PreparedMedia], on_drop: Callable[[], None]) -> None:
         self._client = client
+        self._on_drop = on_drop
         self._items = items
         # Equal items of one call are encoded once.
         self._by_key = {item.key: item for item in items}
@@ -88,6 +90,7 @@ class MediaEncoding:
         """Let go of the raw files, in the list that was handed over too: their KV is computed, or on its way."""
         self._items[:] = [dataclasses.replace(item, content=None) for item in self._items]
         self._by_key = {item.key: item for item in self._items}
+        self._on_drop()
 
     def settle(self) -> None:
         """The engine has what it needs: stop what still runs, let go of the raw files, and end the leases."""
@@ -100,9 +103,10 @@ class MediaEncoding:
         self._client.in_background(self.close())
 
     async def close(self) -> None:
-        """Stop what still runs, and end the leases."""
+        """Stop what still runs, let go of the raw files, and end the leases."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        self.drop_bytes()
         self._release()
 
     def _start(self) -> asyncio.Task[None]:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 import urllib.parse
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -41,11 +42,14 @@ class MediaFetcher:
         if self._session is not None:
             await self._session.close()
 
-    async def fetch(self, url: str, modality: common_pb2.Modality, field: str) -> bytes:
+    async def fetch(
+        self, url: str, modality: common_pb2.Modality, field: str, take: Callable[[int], None] = lambda num_bytes: None
+    ) -> bytes:
         """The file at an address.
 
         Args:
             field: where the item stands in the request, for errors.
+            take: told of bytes as they come; what it raises ends the fetch.
 
         Raises:
             InvalidRequestError: the address is not allowed, or the file cannot be had within the limits.
@@ -53,17 +57,21 @@ class MediaFetcher:
         field = f"{field}.url"
         scheme = url.partition(":")[0].lower()
         try:
-            if scheme == "data":
-                return await asyncio.to_thread(decode_data_url, url, self._settings.max_media_bytes)
-            if scheme == "file":
-                return await asyncio.to_thread(self._read_file, url)
             if scheme in ("http", "https"):
-                return await self._download(url, modality)
+                return await self._download(url, modality, take)
+            if scheme in ("data", "file"):
+                read = self._read_file if scheme == "file" else self._read_data
+                content = await asyncio.to_thread(read, url)
+                take(len(content))
+                return content
             raise ValueError(f"must be an http:, https:, data: or file: address; given: {_shown(url)}")
         except _TooLargeError as error:
             raise InvalidRequestError(f"{field} {error}", field=field, limit=self._settings.max_media_bytes) from error
         except (ValueError, ForbiddenAddressError) as error:
             raise InvalidRequestError(f"{field} {error}", field=field, value=_shown(url)) from error
+
+    def _read_data(self, url: str) -> bytes:
+        return decode_data_url(url, self._settings.max_media_bytes)
 
     def _read_file(self, url: str) -> bytes:
         root = self._settings.allowed_media_root
@@ -90,22 +98,22 @@ class MediaFetcher:
             raise _TooLargeError(self._settings.max_media_bytes)
         return content
 
-    async def _download(self, url: str, modality: common_pb2.Modality) -> bytes:
+    async def _download(self, url: str, modality: common_pb2.Modality, take: Callable[[int], None]) -> bytes:
         limit_s = self._settings.media_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                return await self._follow(URL(url), modality)
+                return await self._follow(URL(url), modality, take)
         except TimeoutError:
             raise ValueError(f"was not read within {limit_s:g} s (media_timeout_s)") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ValueError(f"cannot be fetched: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
 
-    async def _follow(self, url: URL, modality: common_pb2.Modality) -> bytes:
+    async def _follow(self, url: URL, modality: common_pb2.Modality, take: Callable[[int], None]) -> bytes:
         for _ in range(self._settings.max_media_redirects + 1):
             self._check_url(url)
             async with self._open_session().get(url, allow_redirects=False) as response:
                 if response.status not in _REDIRECTS:
-                    return await self._body(response, modality)
+                    return await self._body(response, modality, take)
                 location = response.headers.get("location")
             if not location:
                 raise ValueError(f"answers {response.status} without saying where to go")
@@ -119,7 +127,7 @@ class MediaFetcher:
             # Names are checked where they are resolved; aiohttp asks no resolver about addresses.
             check_literal(url.host)
 
-    async def _body(self, response: aiohttp.ClientResponse, modality: common_pb2.Modality) -> bytes:
+    async def _body(self, response: aiohttp.ClientResponse, modality: common_pb2.Modality, take: Callable[[int], None]) -> bytes:
         if response.status != 200:
             raise ValueError(f"answers {response.status}")
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -136,6 +144,7 @@ class MediaFetcher:
             body += chunk
             if len(body) > limit:
                 raise _TooLargeError(limit)
+            take(len(chunk))
         return bytes(body)
 
     def _open_session(self) -> aiohttp.ClientSession:

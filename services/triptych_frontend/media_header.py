@@ -6,7 +6,6 @@ Must agree with what the encoder decodes: the same formats, the same orientation
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -14,17 +13,16 @@ import av
 import soundfile
 from PIL import Image, UnidentifiedImageError
 from triptych_common.errors import InvalidRequestError
+from triptych_common.media_container import open_container
+from triptych_common.media_limits import IMAGE_FORMATS, MAX_SAMPLING_RATE, MAX_VIDEO_FRAMES, MIN_SAMPLING_RATE, MediaLimits
 from triptych_common.pb import common_pb2
 
-from triptych_frontend.media_item import AUDIO, IMAGE, AudioHeader, ImageHeader, MediaHeader, VideoHeader
+from triptych_frontend.media_item import AUDIO, IMAGE, MODALITY_NAMES, AudioHeader, ImageHeader, MediaHeader, VideoHeader
 
-#: Formats that are read; MPO comes as JPEG. Others that Pillow knows start programs (EPS) or have no place here.
-IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "ICO")
 _ORIENTATION_TAG = 0x0112
 #: EXIF orientations that swap width and height.
 _TURNED = frozenset({5, 6, 7, 8})
 _PNG_HEADER_BYTES = 8
-_MIN_RATE, _MAX_RATE = 1_000, 768_000
 _BLOCK_SAMPLES = 1 << 16
 _PCM_BYTES = {"PCM_U8": 1, "PCM_S8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "FLOAT": 4, "DOUBLE": 8}
 
@@ -32,16 +30,7 @@ _PCM_BYTES = {"PCM_U8": 1, "PCM_S8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "
 Image.MAX_IMAGE_PIXELS = None
 
 
-@dataclass(frozen=True)
-class HeaderLimits:
-    """Largest media that are taken; `max_pixels` is of a picture, or of one frame of a video."""
-
-    max_pixels: int
-    max_audio_s: float
-    max_video_s: float
-
-
-def read_header(content: bytes, modality: common_pb2.Modality, limits: HeaderLimits, field: str) -> MediaHeader:
+def read_header(content: bytes, modality: common_pb2.Modality, limits: MediaLimits, field: str) -> MediaHeader:
     """Size and length of a raw file.
 
     Args:
@@ -52,14 +41,23 @@ def read_header(content: bytes, modality: common_pb2.Modality, limits: HeaderLim
     """
     if not content:
         raise InvalidRequestError(f"{field} is an empty file (0 bytes)", field=field, limit=1, value=0)
-    if modality == IMAGE:
-        return _image_header(content, limits, field)
-    if modality == AUDIO:
-        return _audio_header(content, limits, field)
-    return _video_header(content, limits, field)
+    try:
+        if modality == IMAGE:
+            return _image_header(content, limits, field)
+        if modality == AUDIO:
+            return _audio_header(content, limits, field)
+        return _video_header(content, limits, field)
+    except InvalidRequestError:
+        raise
+    # Parsers of many formats run here on files that anybody may have written; beside their own errors they stumble.
+    except Exception as error:
+        name = MODALITY_NAMES.get(modality, "media")
+        raise InvalidRequestError(
+            f"{field} is damaged, or no {name} that can be read: {_first_line(error)}", field=field
+        ) from error
 
 
-def _image_header(content: bytes, limits: HeaderLimits, field: str) -> ImageHeader:
+def _image_header(content: bytes, limits: MediaLimits, field: str) -> ImageHeader:
     try:
         with Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
             width, height = image.size
@@ -97,7 +95,7 @@ def _png_exif(content: bytes) -> bytes | None:
     return None
 
 
-def _check_pixels(width: int, height: int, limits: HeaderLimits, field: str) -> None:
+def _check_pixels(width: int, height: int, limits: MediaLimits, field: str) -> None:
     if width < 1 or height < 1:
         raise InvalidRequestError(f"{field} has no pixels ({width}x{height})", field=field, limit=1, value=f"{width}x{height}")
     if width * height > limits.max_pixels:
@@ -109,7 +107,7 @@ def _check_pixels(width: int, height: int, limits: HeaderLimits, field: str) -> 
         )
 
 
-def _audio_header(content: bytes, limits: HeaderLimits, field: str) -> AudioHeader:
+def _audio_header(content: bytes, limits: MediaLimits, field: str) -> AudioHeader:
     try:
         with soundfile.SoundFile(BytesIO(content)) as file:
             rate = int(file.samplerate)
@@ -122,7 +120,7 @@ def _audio_header(content: bytes, limits: HeaderLimits, field: str) -> AudioHead
     return AudioHeader(num_samples, rate)
 
 
-def _count_samples(file: soundfile.SoundFile, num_bytes: int, limits: HeaderLimits, field: str) -> int:
+def _count_samples(file: soundfile.SoundFile, num_bytes: int, limits: MediaLimits, field: str) -> int:
     """Samples per channel that come out: the header's number where the file is long enough for it, else by reading."""
     width = _PCM_BYTES.get(file.subtype)
     if width is not None and file.format in ("WAV", "WAVEX", "AIFF") and file.frames * file.channels * width <= num_bytes:
@@ -134,21 +132,20 @@ def _count_samples(file: soundfile.SoundFile, num_bytes: int, limits: HeaderLimi
     return num_samples
 
 
-def _check_audio(rate: int, num_samples: int, limits: HeaderLimits, field: str) -> None:
-    if not _MIN_RATE <= rate <= _MAX_RATE:
-        raise InvalidRequestError(
-            f"{field} has {rate} samples per second; {_MIN_RATE} to {_MAX_RATE} are taken", field=field, limit=_MAX_RATE, value=rate
-        )
-    if num_samples > limits.max_audio_s * rate:
-        seconds = f"{num_samples / rate:.1f}"
-        message = f"{field} is {seconds} s long or more; at most {limits.max_audio_s:g} s are taken"
-        raise InvalidRequestError(message, field=field, limit=limits.max_audio_s, value=seconds)
+def _check_audio(rate: int, num_samples: int, limits: MediaLimits, field: str) -> None:
+    if not MIN_SAMPLING_RATE <= rate <= MAX_SAMPLING_RATE:
+        message = f"{field} has {rate} samples per second; {MIN_SAMPLING_RATE} to {MAX_SAMPLING_RATE} are taken"
+        raise InvalidRequestError(message, field=field, limit=MAX_SAMPLING_RATE, value=rate)
+    if num_samples > limits.max_samples(rate):
+        seconds, most = f"{num_samples / rate:.1f}", f"{limits.max_samples(rate) / rate:g}"
+        message = f"{field} is {seconds} s long or more; at most {most} s are taken at {rate} samples per second"
+        raise InvalidRequestError(message, field=field, limit=most, value=seconds)
 
 
-def _container_audio(content: bytes, limits: HeaderLimits, field: str) -> tuple[int, int]:
+def _container_audio(content: bytes, limits: MediaLimits, field: str) -> tuple[int, int]:
     """Rate and samples of what libsndfile cannot read: m4a, webm, the sound track of a video. Decodes, and keeps nothing."""
     try:
-        with av.open(BytesIO(content)) as container:
+        with open_container(content, limits.max_pixels) as container:
             if not container.streams.audio:
                 raise InvalidRequestError(f"{field} has no sound in it", field=field)
             rate = int(container.streams.audio[0].codec_context.sample_rate)
@@ -163,9 +160,9 @@ def _container_audio(content: bytes, limits: HeaderLimits, field: str) -> tuple[
         ) from error
 
 
-def _video_header(content: bytes, limits: HeaderLimits, field: str) -> VideoHeader:
+def _video_header(content: bytes, limits: MediaLimits, field: str) -> VideoHeader:
     try:
-        with av.open(BytesIO(content)) as container:
+        with open_container(content, limits.max_pixels) as container:
             if not container.streams.video:
                 raise InvalidRequestError(f"{field} has no pictures in it", field=field)
             stream = container.streams.video[0]
@@ -173,7 +170,12 @@ def _video_header(content: bytes, limits: HeaderLimits, field: str) -> VideoHead
             _check_pixels(width, height, limits, field)
             rate = stream.average_rate or stream.base_rate or stream.guessed_rate
             # Headers may lie about the number of frames, or not know it.
-            num_frames = sum(1 for packet in container.demux(stream) if packet.size)
+            num_frames = 0
+            for packet in container.demux(stream):
+                num_frames += packet.size > 0
+                if num_frames > MAX_VIDEO_FRAMES:
+                    message = f"{field} has more than {MAX_VIDEO_FRAMES} frames"
+                    raise InvalidRequestError(message, field=field, limit=MAX_VIDEO_FRAMES)
     except (av.FFmpegError, EOFError, ValueError) as error:
         raise InvalidRequestError(
             f"{field} is no video of a known format, or damaged: {_first_line(error)}", field=field

@@ -14,8 +14,9 @@ from triptych_common.pb import common_pb2
 from triptych_common.processor_options import check_option_numbers
 
 from triptych_frontend.encoder_pool import EncoderPool
+from triptych_frontend.media_budget import MediaBudget, MediaHold
 from triptych_frontend.media_fetch import MediaFetcher
-from triptych_frontend.media_header import HeaderLimits, read_header
+from triptych_frontend.media_header import read_header
 from triptych_frontend.media_item import MODALITY_NAMES, MediaInput, PreparedMedia
 from triptych_frontend.placeholders import PlaceholderExpander
 from triptych_frontend.settings import FrontendSettings
@@ -48,28 +49,33 @@ class MediaPreparer:
         self._settings = settings
         self._encoders = encoders
         self._why_text_only = why_text_only
-        self._limits = HeaderLimits(settings.max_image_pixels, settings.max_audio_s, settings.max_video_s)
+        self._limits = settings.media_limits
         self.aliases = UuidAliases(settings.max_media_aliases)
+        self.budget = MediaBudget(settings.max_live_media_bytes)
         self._pool = ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media")
 
     def close(self) -> None:
         """Give the threads back."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def prepare(self, items: Sequence[tuple[str, common_pb2.MediaItem]], tenant_salt: str) -> list[PreparedMedia]:
+    async def prepare(
+        self, items: Sequence[tuple[str, common_pb2.MediaItem]], tenant_salt: str, hold: MediaHold
+    ) -> list[PreparedMedia]:
         """What the items become, in their order. All of them are fetched at the same time.
 
         Args:
             items: each with where it stands in the request.
             tenant_salt: tenants of different salts share neither embeddings nor names.
+            hold: takes the bytes of the files; its owner releases it, also after an error.
 
         Raises:
             InvalidRequestError: the model or a limit does not allow them, or one cannot be had or read.
+            QueueFullError: live calls hold too many bytes of media already.
             ServiceUnavailableError: no encoder is there.
         """
         inputs = self._checked(items)
         await self._encoders.until_some()  # before anything is fetched for nothing
-        tasks = [asyncio.create_task(self._prepare_one(media, tenant_salt)) for media in inputs]
+        tasks = [asyncio.create_task(self._prepare_one(media, tenant_salt, hold)) for media in inputs]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -125,8 +131,8 @@ class MediaPreparer:
             message = f"this model takes at most {limit} {MODALITY_NAMES[modality]} per request; given: {count}"
             raise InvalidRequestError(message, field=field, limit=limit, value=count)
 
-    async def _prepare_one(self, media: MediaInput, tenant_salt: str) -> PreparedMedia:
-        content = await self._content(media)
+    async def _prepare_one(self, media: MediaInput, tenant_salt: str, hold: MediaHold) -> PreparedMedia:
+        content = await self._content(media, hold)
         if content is None:
             known = self._known(media, tenant_salt)
         else:
@@ -140,17 +146,20 @@ class MediaPreparer:
         key = media_key_of_hash(self._encoders.key_scope(), known.modality, known.content_hash, options_json, tenant_salt)
         return PreparedMedia(known.modality, key, content, options_json, expansion, media.field, tenant_salt)
 
-    async def _content(self, media: MediaInput) -> bytes | None:
+    async def _content(self, media: MediaInput, hold: MediaHold) -> bytes | None:
         """The raw file; None when the client gave a name alone."""
         item, kind = media.item, media.item.WhichOneof("source")
         if kind == "data":
-            limit = self._settings.max_media_bytes
-            if len(item.data) > limit:
-                message = f"{media.field} may have at most {limit} bytes; given: {len(item.data)}"
-                raise InvalidRequestError(message, field=media.field, limit=limit, value=len(item.data))
-            return item.data
+            limit, content = self._settings.max_media_bytes, item.data
+            if len(content) > limit:
+                message = f"{media.field} may have at most {limit} bytes; given: {len(content)}"
+                raise InvalidRequestError(message, field=media.field, limit=limit, value=len(content))
+            hold.take(len(content), media.field)
+            return content
         if kind == "url":
-            return await self._fetcher.fetch(item.url, item.modality, media.field)
+            return await self._fetcher.fetch(
+                item.url, item.modality, media.field, lambda num_bytes: hold.take(num_bytes, media.field)
+            )
         if item.uuid:
             return None
         raise InvalidRequestError(f"{media.field} needs data, a url, or the uuid of an earlier item", field=media.field)

@@ -27,11 +27,12 @@ VIDEO_PROCESSORS = {
 }
 
 
-def load_media_processor(path: Path, hf_tokenizer: Any) -> Any | None:
+def load_media_processor(path: Path, hf_tokenizer: Any, max_pixels: int) -> Any | None:
     """The processor of the checkpoint in a directory, working on sizes alone; None for a text-only model.
 
     Args:
         hf_tokenizer: transformers' tokenizer; some processors add tokens to it.
+        max_pixels: of what it may make of a picture.
 
     Raises:
         StartupError: the checkpoint has media, and its processor does not run here.
@@ -40,7 +41,7 @@ def load_media_processor(path: Path, hf_tokenizer: Any) -> Any | None:
     if class_name is None:
         return None
     try:
-        return _load(path, class_name, hf_tokenizer)
+        return _load(path, class_name, hf_tokenizer, max_pixels)
     # Code of many families runs here on files that anybody may have written.
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -70,7 +71,7 @@ def _processor_class_name(path: Path) -> str | None:
     return str(name) if name else None
 
 
-def _load(path: Path, class_name: str, hf_tokenizer: Any) -> Any:
+def _load(path: Path, class_name: str, hf_tokenizer: Any, max_pixels: int) -> Any:
     # Not from transformers itself, which in some versions hands out empty ones where it misses torchvision.
     from transformers.models.auto.feature_extraction_auto import AutoFeatureExtractor
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
@@ -82,7 +83,7 @@ def _load(path: Path, class_name: str, hf_tokenizer: Any) -> Any:
             parts.append(hf_tokenizer)
         elif attribute == "image_processor":
             loaded = AutoImageProcessor.from_pretrained(str(path), backend="pil", local_files_only=True)
-            parts.append(ghost_image_processor(loaded))
+            parts.append(ghost_image_processor(loaded, max_pixels))
         elif attribute == "feature_extractor":
             loaded = AutoFeatureExtractor.from_pretrained(str(path), local_files_only=True)
             parts.append(ghost_feature_extractor(loaded))

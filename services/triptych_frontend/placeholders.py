@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from triptych_common.errors import InvalidRequestError
-from triptych_common.media_geometry import SAMPLING_OPTIONS, FrameSampling, resampled_length
+from triptych_common.errors import ContextLengthError, InvalidRequestError
+from triptych_common.media_geometry import VIDEO_OPTIONS, FrameSampling, resampled_length
 from triptych_common.media_key import canonical_options
 from triptych_common.pb import common_pb2
+from triptych_common.processor_options import NOT_FOR_REQUESTS
 
 from triptych_frontend.ghost_media import zeros
 from triptych_frontend.media_item import (
@@ -30,13 +31,8 @@ from triptych_frontend.torchless_processors import MAX_ITEMS
 
 _KINDS = {IMAGE: "images_kwargs", AUDIO: "audio_kwargs", VIDEO: "videos_kwargs"}
 _PARTS = {IMAGE: "image_processor", AUDIO: "feature_extractor", VIDEO: "video_processor"}
-#: Options that choose how arrays are handed over, not what is in them: ours to decide.
-_OWN_OPTIONS = frozenset(
-    {"return_tensors", "device", "data_format", "input_data_format", "return_metadata", "video_metadata", "disable_grouping"}
-)
-#: Options of Qwen's video processors, whose class this process cannot import.
-_VIDEO_OPTIONS = SAMPLING_OPTIONS | {"size", "min_pixels", "max_pixels", "cap_pixels_per_frame", "max_video_tokens", "do_resize"}
 _CACHE_SIZE = 4096
+_MAX_EMBEDS = 1 << 20
 
 
 class PlaceholderExpander:
@@ -53,6 +49,8 @@ class PlaceholderExpander:
         self._encode = encode
         #: Tokens whose embeddings come from an encoder.
         self.embed_token_ids = _embed_token_ids(config)
+        #: Of one item: more than the model's context are not even written down.
+        self.max_embeds = _MAX_EMBEDS
         self._is_omni = "omni" in str(getattr(config, "model_type", ""))
         self.modalities = frozenset(modality for modality in MODALITY_NAMES if self._takes(modality))
         self._lock = threading.Lock()
@@ -120,18 +118,17 @@ class PlaceholderExpander:
         if modality not in self.modalities:
             return frozenset()
         if modality == VIDEO:
-            return _VIDEO_OPTIONS
+            return VIDEO_OPTIONS
         part = getattr(self._processor, _PARTS[modality])
-        valid = getattr(getattr(part, "valid_kwargs", None), "__annotations__", None)
-        if valid is None:
-            valid = self._processor.valid_processor_kwargs.__annotations__[_KINDS[modality]].__annotations__
-        return frozenset(valid) - _OWN_OPTIONS
+        # As the encoder has it; feature extractors have none.
+        return frozenset(getattr(getattr(part, "valid_kwargs", None), "__annotations__", ())) - NOT_FOR_REQUESTS
 
     def expand(self, header: MediaHeader, options: Mapping[str, Any], field: str) -> Expansion:
         """What an item becomes; remembered by size and options.
 
         Raises:
             InvalidRequestError: the model's processor refuses the size or the options.
+            ContextLengthError: it would take more tokens than there can be.
         """
         key = (header, canonical_options(options))
         with self._lock:
@@ -140,7 +137,9 @@ class PlaceholderExpander:
                 self._cache.move_to_end(key)
                 return found
         try:
-            expansion = self._expand(header, dict(options))
+            expansion = self._expand(header, dict(options), field)
+        except InvalidRequestError:
+            raise
         # The processor's own code, which raises what it likes about sizes and options that it does not take.
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -153,12 +152,12 @@ class PlaceholderExpander:
                 self._cache.popitem(last=False)
         return expansion
 
-    def _expand(self, header: MediaHeader, options: dict[str, Any]) -> Expansion:
+    def _expand(self, header: MediaHeader, options: dict[str, Any], field: str) -> Expansion:
         if isinstance(header, ImageHeader):
             return self._expand_image(header, options)
         if isinstance(header, AudioHeader):
             return self._expand_audio(header, options)
-        return self._expand_video(header, options)
+        return self._expand_video(header, options, field)
 
     def _expand_image(self, header: ImageHeader, options: dict[str, Any]) -> Expansion:
         image = zeros(3, header.height, header.width, dtype=np.uint8)
@@ -175,12 +174,13 @@ class PlaceholderExpander:
         # Of the families with rotary positions in three dimensions, only the Omni ones place sounds by their length.
         return self._expansion(texts[0], {"audio_seqlens": np.asarray(mask).sum(-1)} if self._is_omni and mask is not None else {})
 
-    def _expand_video(self, header: VideoHeader, options: dict[str, Any]) -> Expansion:
+    def _expand_video(self, header: VideoHeader, options: dict[str, Any], field: str) -> Expansion:
         from transformers.video_utils import VideoMetadata
 
         geometry = self._processor.video_processor
         indices = FrameSampling.from_config(geometry.config, options).indices(header.num_frames, header.fps)
         grid = np.array([geometry.grid(len(indices), header.height, header.width, options)], np.int64)
+        self._check_num_embeds(int(grid.prod()) // geometry.merge_size**2, field)
         metadata = VideoMetadata(
             total_num_frames=header.num_frames, fps=header.fps, duration=header.duration_s, frames_indices=indices.tolist()
         )
@@ -189,6 +189,11 @@ class PlaceholderExpander:
             layout["second_per_grid_ts"] = np.array([geometry.temporal_patch_size / metadata.sampled_fps], np.float32)
         inputs = {"video_grid_thw": grid, "video_metadata": [metadata]}
         return self._expansion(self._processor.replace_video_token(inputs, 0), layout)
+
+    def _check_num_embeds(self, num_embeds: int, field: str) -> None:
+        if num_embeds > self.max_embeds:
+            message = f"{field} takes {num_embeds} tokens; the model's context has {self.max_embeds}"
+            raise ContextLengthError(message, field=field, limit=self.max_embeds, value=num_embeds)
 
     def _expansion(self, text: str, layout: Mapping[str, Any]) -> Expansion:
         num_embeds = sum(token_id in self.embed_token_ids for token_id in self._encode(text))

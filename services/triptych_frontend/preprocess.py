@@ -7,6 +7,7 @@ characters 45 us, 10,000 characters 2.8 ms. Running short texts inline would sav
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import time
@@ -46,6 +47,8 @@ class Prompt:
     media: list[PreparedMedia] = field(default_factory=list)
     #: Where their embeddings stand, by offset.
     placeholders: list[common_pb2.PlaceholderRange] = field(default_factory=list)
+    #: To be called once the files of the media are not held any more; may be called twice.
+    release: Callable[[], None] = lambda: None
 
 
 class Preprocessor:
@@ -71,7 +74,12 @@ class Preprocessor:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def chat(self, request: generation_pb2.ChatRequest) -> Prompt:
-        """The prompt of a conversation. Raises InvalidRequestError."""
+        """The prompt of a conversation; to be released.
+
+        Raises:
+            InvalidRequestError: the request is at fault.
+            QueueFullError, ServiceUnavailableError: see `MediaPreparer.prepare`.
+        """
         start_s = time.perf_counter()
         turns = _turns(request.messages)
         variables_json = request.template_kwargs_json or "{}"
@@ -79,15 +87,19 @@ class Preprocessor:
         variables = _template_variables(variables_json)
         add_generation_prompt, continue_final_message = _prompt_end(request, turns[-1])
         items = _media_items(request.messages)
-        media = await self._media.prepare(items, request.options.cache_salt) if items else []
-        expansions = [(item.modality, item.expansion) for item in media]
-        chat = await self._render(
-            lambda: self._template.render(turns, variables, add_generation_prompt, continue_final_message, expansions)
-        )
-        if not chat.token_ids:
-            raise InvalidRequestError("the chat template rendered an empty prompt", field="messages")
+        hold = self._media.budget.hold()
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(hold.release)
+            media = await self._media.prepare(items, request.options.cache_salt, hold) if items else []
+            expansions = [(item.modality, item.expansion) for item in media]
+            chat = await self._render(
+                lambda: self._template.render(turns, variables, add_generation_prompt, continue_final_message, expansions)
+            )
+            if not chat.token_ids:
+                raise InvalidRequestError("the chat template rendered an empty prompt", field="messages")
+            on_error.pop_all()
         elapsed_s = time.perf_counter() - start_s
-        return Prompt(chat.text, chat.token_ids, elapsed_s, media=media, placeholders=chat.placeholders)
+        return Prompt(chat.text, chat.token_ids, elapsed_s, media=media, placeholders=chat.placeholders, release=hold.release)
 
     async def complete(self, request: generation_pb2.CompleteRequest, with_offsets: bool = False) -> Prompt:
         """The prompt of a completion. Raises InvalidRequestError.

@@ -64,9 +64,11 @@ class Frontend:
     def __init__(self, settings: FrontendSettings) -> None:
         path = resolve_model(settings.model)
         name = settings.served_model_name or served_name(settings.model)
-        self._tokenizer, expander, why_text_only = _load_text_and_media(path)
+        self._tokenizer, expander, why_text_only = _load_text_and_media(path, settings.max_image_pixels)
         info = model_info(path, name, settings.max_model_len)
         info.vocab_size = info.vocab_size or len(self._tokenizer)
+        if expander is not None:
+            expander.max_embeds = info.max_model_len
         self._model = ServedModel(info)
         source = settings.chat_template.read_text(encoding="utf-8") if settings.chat_template else None
         placeholders = {modality: expander.placeholder(modality) for modality in expander.modalities} if expander else {}
@@ -124,7 +126,7 @@ class Frontend:
         await self.server.health.set_ready(self.state == State.SERVER_STATE_SERVING)
 
     def _metrics(self) -> list[Metric]:
-        return families(self._client, self._encoders, self._encoder_client, self._media.aliases)
+        return families(self._client, self._encoders, self._encoder_client, self._media.aliases, self._media.budget)
 
     # What the control port answers, see triptych_common.control.Controllable.
 
@@ -159,13 +161,13 @@ class Frontend:
         await self._report_readiness()
 
 
-def _load_text_and_media(path: Path) -> tuple[Tokenizer, PlaceholderExpander | None, str]:
+def _load_text_and_media(path: Path, max_pixels: int = 50_000_000) -> tuple[Tokenizer, PlaceholderExpander | None, str]:
     """The tokenizer, what expands placeholders, and why that is missing where it is."""
     from transformers import AutoConfig  # late: see no_torch
 
     tokenizer = Tokenizer.load(path)
     try:
-        processor = load_media_processor(path, tokenizer.hf)
+        processor = load_media_processor(path, tokenizer.hf, max_pixels)
     except StartupError as error:
         # Its text can be served all the same.
         log.warning("media are refused: %s", error.message)

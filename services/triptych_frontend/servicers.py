@@ -70,7 +70,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: Request, context: grpc.aio.ServicerContext, respond: type[Response]
     ) -> AsyncIterator[Response]:
         news = asyncio.Event()
-        generation = await self._generator.start(request, news.set)
+        generation = await self._generator.start(request, news.set, keeps_request=True)
         # A client that leaves while a response is being written cancels the writer, not this generator.
         context.add_done_callback(lambda _: generation.close())  # type: ignore[arg-type]  # the stubs ask for a class of their own
         request_id = request_id_var.get()
@@ -146,6 +146,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
             else:
                 self._model.check_name(request.complete.model)
                 prompt = await self._preprocessor.complete(request.complete)
+            prompt.release()
             return preprocess_pb2.PreprocessResponse(
                 prompt=prompt.text,
                 token_ids=prompt.token_ids,

@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
-from triptych_common.channels import MAX_MESSAGE_BYTES
-from triptych_common.settings import DEFAULT_MODEL, GrpcServiceSettings, Port
+from triptych_common.media_limits import MediaLimitSettings
+from triptych_common.settings import DEFAULT_MODEL, Port, parse_bytes
 
 
-class FrontendSettings(GrpcServiceSettings):
+class FrontendSettings(MediaLimitSettings):
     """Flags of `triptych frontend`; environment variables are the same names with the prefix TRIPTYCH_FRONTEND_."""
 
     model_config = SettingsConfigDict(env_prefix="TRIPTYCH_FRONTEND_")
@@ -45,12 +45,11 @@ class FrontendSettings(GrpcServiceSettings):
     encode_timeout_s: Annotated[float, Field(gt=0, le=600, description="Longest wait for one encoder to encode an item.")] = 60.0
     num_media_threads: Annotated[int, Field(ge=1, le=64, description="Threads that inspect media.")] = min(2, os.cpu_count() or 1)
     max_media_items: Annotated[int, Field(ge=0, description="Most pictures, sounds and videos of one request together.")] = 16
-    max_media_bytes: Annotated[
-        int, Field(ge=1, le=MAX_MESSAGE_BYTES // 2, description="Largest media file, in bytes, sent or fetched.")
-    ] = 20 * 1024 * 1024
-    max_image_pixels: Annotated[int, Field(ge=1, description="Most pixels of a picture, or of one frame of a video.")] = 50_000_000
-    max_audio_s: Annotated[float, Field(gt=0, description="Longest sound, in seconds.")] = 600.0
-    max_video_s: Annotated[float, Field(gt=0, description="Longest video, in seconds.")] = 600.0
+    max_live_media_bytes: Annotated[
+        int,
+        BeforeValidator(parse_bytes),
+        Field(ge=1, description="Bytes of media files that live calls hold together, until their first tokens; more is refused."),
+    ] = 512 << 20
     max_media_aliases: Annotated[int, Field(ge=1, description="Names (uuid) of media that are remembered.")] = 65_536
     media_timeout_s: Annotated[float, Field(gt=0, le=600, description="Longest fetch of a media address, in seconds.")] = 10.0
     max_media_redirects: Annotated[int, Field(ge=0, le=20, description="Redirects that a fetch follows.")] = 3

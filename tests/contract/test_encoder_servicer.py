@@ -63,6 +63,8 @@ class FakeTower:
         self.batches.append(len(items))
         if any(item.inputs["pixel_values"][0, 0] == ord("!") for item in items):
             raise RuntimeError("the tower stumbled")
+        if any(item.inputs["pixel_values"][0, 0] == 0 for item in items):
+            return [{"embeds": item.inputs["pixel_values"] / 0} for item in items]
         return [{"embeds": item.inputs["pixel_values"]} for item in items]
 
 
@@ -85,14 +87,21 @@ class Served:
 
 @asynccontextmanager
 async def an_encoder(
-    *, gated: bool = False, capacity_bytes: int = 1 << 20, max_queue: int = 64, store: Store | None = None
+    *,
+    gated: bool = False,
+    capacity_bytes: int = 1 << 20,
+    max_queue: int = 64,
+    store: Store | None = None,
+    max_queue_bytes: int = 1 << 20,
 ) -> AsyncIterator[Served]:
     tower = FakeTower(threading.Semaphore(0) if gated else None)
     loop, feed, pool = DeviceLoop(max_batch_embeddings=1000), EvictionFeed(), ThreadPoolExecutor(2)
     loop.start()
     loop.attach(tower)
     cache = EmbeddingCache[EncodedItem](capacity_bytes, feed.publish)
-    pipeline = EncodingPipeline(cache, FakePreprocessor(), loop, pool, store, max_queue=max_queue, max_prepared=8)
+    pipeline = EncodingPipeline(
+        cache, FakePreprocessor(), loop, pool, store, max_queue=max_queue, max_queue_bytes=max_queue_bytes, max_prepared=8
+    )
     servicer = EncoderServicer(feed, max_items_per_request=32)
     description = encoder_pb2.DescribeResponse(
         model=common_pb2.ModelInfo(name="fake"), key_scope=b"scope", modalities=[common_pb2.MODALITY_IMAGE]
@@ -394,3 +403,26 @@ async def test_a_store_that_is_away_fails_nothing() -> None:
         [result] = await served.client.encode(served.item(b"picture"))
         assert result.tier == Tier.CACHE_TIER_MISS
         assert (await served.stats()).num_store_failures > 0
+
+
+async def test_files_on_their_way_are_bounded_by_bytes() -> None:
+    async with an_encoder(gated=True, max_queue_bytes=10) as served:
+        first = asyncio.create_task(served.client.encode(served.item(b"a" * 12)))
+        await until(lambda: served.tower.num_waiting == 1)
+        (refused,) = await served.client.encode(served.item(b"b"))
+        assert (refused.error.reason, refused.error.limit) == ("QUEUE_FULL", "10")
+        served.tower.gate.release(9)
+        assert not (await first)[0].HasField("error"), "alone it is taken, whatever its size"
+        results = await served.client.encode(served.item(b"c" * 6), served.item(b"d" * 4))
+    assert not any(result.HasField("error") for result in results)
+
+
+@pytest.mark.parametrize("data", [b"!", b"\0"], ids=["an error", "no numbers"])
+async def test_what_options_make_impossible_is_the_requests_fault(data: bytes) -> None:
+    async with an_encoder() as served:
+        (own,) = await served.client.encode(served.item(data))
+        (asked,) = await served.client.encode(served.item(data, options={"size": 3}))
+        stats = await served.stats()
+    assert (own.error.reason, asked.error.reason) == ("INTERNAL", "INVALID_REQUEST")
+    assert asked.error.field == "processor_options_json"
+    assert (stats.num_entries, stats.num_failed) == (0, 2)

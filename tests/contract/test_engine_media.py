@@ -22,6 +22,7 @@ from triptych_common.status import from_rpc_error
 from triptych_engine.convert_media import to_prompt_media
 from triptych_engine.core import EngineCore
 from triptych_engine.embedding_fetcher import EmbeddingFetcher
+from triptych_engine.media import FetchOrder, Modality
 from triptych_engine.outbox import Outbox
 from triptych_engine.servicer import EngineServicer
 
@@ -208,3 +209,12 @@ async def test_nobody_left_who_wants_an_item_ends_its_fetch():
         call.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         await until(lambda: engine.encoder.counts["cancelled"] == 1)
+
+
+async def test_an_order_that_is_given_up_at_once_leaves_nothing() -> None:
+    async with an_engine() as served:
+        order = FetchOrder(1_000_000, b"k" * 32, served.address, "", 6, Modality.IMAGE)
+        served.fetcher.submit([order], [order.number])
+        await asyncio.sleep(0.05)
+        assert not served.fetcher._tasks
+        assert not served.encoder.counts["fetch"]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from triptych_common.errors import InternalError, InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
 from triptych_common.media_key import media_key
 from triptych_common.pb import common_pb2
+from triptych_frontend import encoder_client, encoder_pool
 from triptych_frontend.encoder_client import EncoderClient
 from triptych_frontend.encoder_pool import EncoderPool
 from triptych_frontend.media_item import AudioHeader, Expansion, ImageHeader, PreparedMedia
@@ -263,3 +264,45 @@ async def _check_ranking(key: bytes) -> None:
     assert [encoder.address for encoder in pool.ranked(key)] == [ranked[0], ranked[1], ranked[3]]
     for encoder in pool._encoders:
         await encoder.channel.close()
+
+
+async def test_an_encoder_that_hangs_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_pool, "_DOUBT_TIMEOUT_S", 0.2)
+    async with encoders(encode_timeout_s=0.3) as bench:
+        home, other = bench.home(item())
+        home.answers = asyncio.Event()
+        encoding = await bench.client.ensure([item()])
+        await encoding.close()
+        await until(lambda: len(bench.pool.connected) == 1)
+        again = await bench.client.ensure([item()])
+        await again.close()
+        home.answers.set()
+        await _until(bench.pool, 2)
+    assert home.counts["unanswered"] <= 4, "one call, and the questions whether it is there"
+    assert (other.counts["bytes"], bench.client.counts["other_encoder"]) == (1, 1)
+    assert not bench.client.counts["same_encoder"]
+
+
+async def test_an_encoder_that_hangs_alone_is_an_error_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_pool, "_DOUBT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(encoder_pool, "_GRACE_S", 0.2)
+    async with encoders(1, encode_timeout_s=0.3) as bench:
+        bench.fakes[0].answers = asyncio.Event()
+        with pytest.raises(ServiceUnavailableError, match=r"messages\[0\]\.content\[0\]\.media: .* did not answer within 0\.3 s"):
+            await bench.client.ensure([item()])
+        await until(lambda: not bench.pool.connected)
+        with pytest.raises(ServiceUnavailableError, match="did not answer in time"):
+            await bench.pool.until_some()
+        bench.fakes[0].answers.set()
+        await _until(bench.pool, 1)
+        await (await bench.client.ensure([item()])).close()
+
+
+async def test_the_engine_need_not_wait_for_an_encoder_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_client, "_ASK_S", 0.05)
+    async with encoders(1, encode_timeout_s=30) as bench:
+        bench.fakes[0].answers = asyncio.Event()
+        encoding = bench.client.begin([item()])
+        await asyncio.wait_for(encoding.announced(), 1)
+        assert encoding.refs[0].encoder_address == bench.addresses[0]
+        await encoding.close()

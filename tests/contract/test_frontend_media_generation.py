@@ -17,11 +17,17 @@ from fakes.grpc_server import serving
 from fakes.media_engine import FakeMediaEngine
 from fakes.waiting import until
 from grpc.aio import AioRpcError
-from triptych_common.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
+from triptych_common.errors import (
+    EmbeddingUnavailableError,
+    InvalidRequestError,
+    QueueFullError,
+    ServiceUnavailableError,
+    TriptychError,
+)
 from triptych_common.media_key import media_key
 from triptych_common.model_store import model_info
-from triptych_common.pb import common_pb2, encoder_pb2, generation_pb2
-from triptych_common.status import from_rpc_error
+from triptych_common.pb import common_pb2, encoder_pb2, engine_pb2, generation_pb2
+from triptych_common.status import from_rpc_error, to_request_error
 
 IMAGE = common_pb2.MODALITY_IMAGE
 Item = common_pb2.MediaItem
@@ -339,3 +345,82 @@ async def test_metrics_tell_tiers_and_rungs() -> None:
         'triptych_frontend_media_rungs_total{rung="failed"} 0.0',
     ):
         assert line in lines
+
+
+async def test_files_of_live_calls_are_bounded() -> None:
+    async with media_bench(max_live_media_bytes=len(PICTURE) + len(OTHER) - 1) as bench:
+        budget = bench.bench.frontend._media.budget
+        bench.encoder.gate = asyncio.Event()
+        answer = asyncio.create_task(bench.chat(PICTURE, "What is this?"))
+        await until(lambda: bench.encoder.counts["bytes"] == 1)
+        error = await bench.error("And this?", OTHER)
+        assert joined(await bench.chat("Text meanwhile"))
+        bench.encoder.gate.set()
+        await answer
+        assert joined(await bench.chat("And this?", OTHER))
+        too_much = await bench.error(PICTURE, OTHER)
+        await bench.until_nothing_is_left()
+    assert isinstance(error, QueueFullError)
+    assert error.field == "messages[0].content[1].media"
+    assert error.retry_after_s
+    assert isinstance(too_much, InvalidRequestError), "waiting would not help"
+    assert budget.used_bytes == 0
+
+
+async def test_files_of_sessions_are_let_go_at_the_first_token() -> None:
+    async with media_bench() as bench:
+        budget = bench.bench.frontend._media.budget
+        await bench.engine.pause()
+        call = generation_pb2.GenerationCall(number=7, request_id="r", chat=request(PICTURE, "What is this?"))
+        stream = bench.bench.generation.Session()
+        await stream.write(generation_pb2.GenerationServiceSessionRequest(start=[call]))
+        await until(lambda: bench.encoder.counts["fetch"] == 1)
+        assert budget.used_bytes == len(PICTURE)
+        await bench.engine.pause(after_steps=1)
+        await until(lambda: budget.used_bytes == 0)
+        assert bench.engine.live, "it goes on"
+        await bench.engine.resume()
+        await stream.done_writing()
+        await bench.until_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (PICTURE, b"no picture"),
+        (PICTURE, Item(modality=IMAGE, url="https://127.0.0.1/a.png")),
+        (PICTURE, "word " * 5000),
+        (PICTURE, Item(modality=IMAGE, url="data:image/png;base64,")),
+    ],
+    ids=["bad", "forbidden", "too-long", "empty"],
+)
+async def test_files_of_calls_that_fail_are_let_go(parts: tuple[str | bytes | Item, ...]) -> None:
+    async with media_bench() as bench:
+        assert isinstance(await bench.error(*parts), InvalidRequestError)
+        await bench.until_nothing_is_left()
+        assert bench.bench.frontend._media.budget.used_bytes == 0
+
+
+async def test_embeddings_lost_after_the_first_token_end_the_call_in_words() -> None:
+    lost = to_request_error(EmbeddingUnavailableError("media[0]: the encoder does not hold it", field="media[0]"))
+    outputs = [
+        engine_pb2.SequenceOutput(token_ids=[20]),
+        engine_pb2.SequenceOutput(finish_reason=common_pb2.FINISH_REASON_ERROR, error=lost),
+    ]
+    async with media_bench() as bench:
+        bench.engine.script = lambda request: [engine_pb2.SequenceOutput.FromString(one.SerializeToString()) for one in outputs]
+        error = await bench.error(PICTURE, "What is this?")
+        await bench.until_nothing_is_left()
+        bench.engine.script = says([20, 21, 22])
+        assert joined(await bench.chat(PICTURE, "And now?"))
+    assert isinstance(error, ServiceUnavailableError)
+    assert error.message == "messages[0].content[0].media: the encoder does not hold it"
+    assert error.retry_after_s
+    assert (bench.counts["resubmitted"], bench.counts["failed"]) == (0, 1)
+
+
+async def test_an_encoder_with_other_weights_is_no_fault_of_the_request() -> None:
+    async with media_bench() as bench:
+        bench.encoder.item_errors = [InvalidRequestError("the key is not that of the bytes", field="key")]
+        assert joined(await bench.chat(PICTURE, "What is this?"))
+        assert bench.counts["same_encoder"] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -272,6 +273,29 @@ async def test_too_large_body(announced: bool) -> None:
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "request_too_large"
     assert "1024" in response.json()["error"]["message"]
+
+
+async def test_bodies_of_live_requests_are_bounded_together() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> Any:
+        yield b" " * 1500
+        begun.set()
+        await go_on.wait()
+        yield orjson.dumps(CHAT)
+
+    async with gateway_client(max_live_body_bytes=2000) as client:
+        headers = {"content-type": "application/json"}
+        first = asyncio.create_task(client.post("/v1/chat/completions", content=slow(), headers=headers))
+        await begun.wait()
+        await asyncio.sleep(0.05)
+        refused = await client.post("/v1/chat/completions", content=b" " * 600 + orjson.dumps(CHAT), headers=headers)
+        go_on.set()
+        assert (await first).status_code == 200
+        after = await client.post("/v1/chat/completions", content=b" " * 600 + orjson.dumps(CHAT), headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"], refused.headers["retry-after"]) == (429, "queue_full", "1")
+    assert "max_live_body_bytes" in refused.json()["error"]["message"]
+    assert after.status_code == 200, "what was held is released"
 
 
 async def test_unknown_model() -> None:

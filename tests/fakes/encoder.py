@@ -42,6 +42,8 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         self.item_errors: list[TriptychError] = []
         #: When set, items with bytes wait for it.
         self.gate: asyncio.Event | None = None
+        #: When set, it takes calls and answers none until then.
+        self.answers: asyncio.Event | None = None
         self.counts: Counter[str] = Counter()
         #: key -> messages that a fetch of it gets, instead of what is made up for a key that is held.
         self.fetches: dict[bytes, list[encoder_pb2.FetchResponse]] = {}
@@ -59,9 +61,16 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
     async def Describe(
         self, request: encoder_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> encoder_pb2.DescribeResponse:
+        await self._until_it_answers()
         return encoder_pb2.DescribeResponse(model=self._model, key_scope=self._scope)
 
+    async def _until_it_answers(self) -> None:
+        if self.answers is not None:
+            self.counts["unanswered"] += 1
+            await self.answers.wait()
+
     async def Encode(self, request: encoder_pb2.EncodeRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.EncodeResponse:
+        await self._until_it_answers()
         if self.call_errors:
             raise self.call_errors.pop(0)
         return encoder_pb2.EncodeResponse(results=[await self._encode(item) for item in request.items])

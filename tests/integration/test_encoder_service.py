@@ -22,9 +22,9 @@ from encoder_driver import MODALITIES, an_encoder
 from PIL import Image
 from triptych_common.channels import open_channel
 from triptych_common.errors import UnsupportedModelError
+from triptych_common.media_limits import MediaLimits
 from triptych_common.pb import control_pb2, control_pb2_grpc, encoder_pb2, encoder_pb2_grpc
 from triptych_encoder.loading import load_config, load_towers
-from triptych_encoder.media.limits import MediaLimits
 from triptych_encoder.preprocess import Preprocessor
 from triptych_encoder.tower import Tower
 

@@ -18,7 +18,8 @@ from redis import Redis
 from redis.backoff import ConstantBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
-from triptych_common.pb import encoder_pb2
+from triptych_common.pb import common_pb2, encoder_pb2
+from triptych_encoder import store as store_module
 from triptych_encoder.item import EncodedItem, HostTensor
 from triptych_encoder.store import SharedStore
 from triptych_encoder.wire import from_stored, to_stored
@@ -123,3 +124,31 @@ def test_stored_values_survive_no_change() -> None:
         assert from_stored(bytes(changed)) is None
     assert from_stored(value[:20]) is None
     assert from_stored(b"") is None
+
+
+async def test_a_store_that_does_not_answer_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_TIMEOUT_S", 0.1)
+    silent = asyncio.Event()
+
+    async def keep_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await silent.wait()
+        writer.close()
+
+    async with await asyncio.start_server(keep_silent, "127.0.0.1", 0) as server:
+        store = SharedStore(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0", 60.0, 1 << 20)
+        for _ in range(3):
+            assert await store.get(b"k" * 32) is None
+            await store.put(b"k" * 32, an_item())
+            assert await store.has([b"k" * 32]) == [False]
+        assert store.num_failures == 1, "asked once"
+        monkeypatch.setattr(store, "_paused_until_s", 0.0)
+        assert await store.get(b"k" * 32) is None
+        assert store.num_failures == 2
+        await store.close()
+        silent.set()
+
+
+def test_stored_values_of_no_element_type_are_not_found() -> None:
+    tensor = HostTensor(common_pb2.Tensor(dtype=common_pb2.DATA_TYPE_UNSPECIFIED, shape=[1]), b"1234")
+    assert from_stored(to_stored(EncodedItem({"embeds": tensor}, 1))) is None
+    assert from_stored(to_stored(EncodedItem({}, 1))) is None

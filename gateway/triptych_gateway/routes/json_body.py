@@ -14,7 +14,8 @@ from triptych_gateway.state import gateway_of
 
 
 class JsonRequest(Request):
-    """A request whose body is read by orjson: UTF-8 only, no lone surrogates, no NaN; refused with 413 beyond the limit."""
+    """A request whose body is read by orjson: UTF-8 only, no lone surrogates, no NaN; refused with 413 beyond the limit, and with
+    429 while other bodies take all memory that there is for them."""
 
     async def body(self) -> bytes:
         """The bytes of the body."""
@@ -25,11 +26,26 @@ class JsonRequest(Request):
                 raise _too_large(limit)
             body = bytearray()
             async for chunk in self.stream():
+                self._take(len(chunk))
                 body += chunk
                 if len(body) > limit:
                     raise _too_large(limit)
             self._body = bytes(body)
         return self._body
+
+    def _take(self, num_bytes: int) -> None:
+        gateway = gateway_of(self)
+        limit = gateway.settings.max_live_body_bytes
+        if gateway.live_body_bytes + num_bytes > limit:
+            message = f"the bodies of live requests take {gateway.live_body_bytes} of {limit} bytes (max_live_body_bytes)"
+            raise HTTPException(429, message, {"retry-after": "1"})
+        gateway.live_body_bytes += num_bytes
+        self._num_taken_bytes = getattr(self, "_num_taken_bytes", 0) + num_bytes
+
+    def release(self) -> None:
+        """Let go of the body: no more of it is held than what the call to the frontend needs."""
+        gateway_of(self).live_body_bytes -= getattr(self, "_num_taken_bytes", 0)
+        self._num_taken_bytes = 0
 
     async def json(self) -> Any:
         """The value of the body. Raises orjson.JSONDecodeError, which FastAPI takes for its own."""
@@ -49,6 +65,10 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
-            return await handle(JsonRequest(request.scope, request.receive))
+            json_request = JsonRequest(request.scope, request.receive)
+            try:
+                return await handle(json_request)
+            finally:
+                json_request.release()
 
         return handle_json

@@ -10,11 +10,12 @@ import av
 import numpy as np
 import soundfile
 from scipy.signal import resample_poly
+from triptych_common.media_container import open_container
+from triptych_common.media_limits import MAX_SAMPLING_RATE, MIN_SAMPLING_RATE, MediaLimits
 
-from triptych_encoder.media.limits import MediaLimits, bad_media, check_size
+from triptych_encoder.media.limits import DecodeClock, bad_media, check_size
 
 _BLOCK_SAMPLES = 1 << 16
-_MIN_RATE, _MAX_RATE = 1_000, 768_000
 
 
 def decode_audio(data: bytes, rate: int, limits: MediaLimits) -> np.ndarray:
@@ -49,19 +50,17 @@ def resample(samples: np.ndarray, source_rate: int, rate: int) -> np.ndarray:
 
 
 def _check_header(rate: int, num_samples: int, limits: MediaLimits) -> None:
-    if not _MIN_RATE <= rate <= _MAX_RATE:
-        raise bad_media("audio", f"has {rate} samples per second; {_MIN_RATE} to {_MAX_RATE} are taken", _MAX_RATE, rate)
-    if num_samples > limits.max_audio_s * rate:
-        raise _too_long(num_samples / rate, limits)
+    if not MIN_SAMPLING_RATE <= rate <= MAX_SAMPLING_RATE:
+        what = f"has {rate} samples per second; {MIN_SAMPLING_RATE} to {MAX_SAMPLING_RATE} are taken"
+        raise bad_media("audio", what, MAX_SAMPLING_RATE, rate)
+    _check_length(rate, num_samples, limits)
 
 
-def _too_long(seconds: float, limits: MediaLimits) -> Exception:
-    return bad_media(
-        "audio",
-        f"is {seconds:.1f} s long or more; at most {limits.max_audio_s:g} s are taken",
-        limits.max_audio_s,
-        f"{seconds:.1f}",
-    )
+def _check_length(rate: int, num_samples: int, limits: MediaLimits) -> None:
+    if num_samples > limits.max_samples(rate):
+        seconds, most = f"{num_samples / rate:.1f}", f"{limits.max_samples(rate) / rate:g}"
+        what = f"is {seconds} s long or more; at most {most} s are taken at {rate} samples per second"
+        raise bad_media("audio", what, most, seconds)
 
 
 def _sound_blocks(file: soundfile.SoundFile) -> Iterator[np.ndarray]:
@@ -70,19 +69,19 @@ def _sound_blocks(file: soundfile.SoundFile) -> Iterator[np.ndarray]:
 
 
 def _gather(blocks: Iterator[np.ndarray], rate: int, limits: MediaLimits) -> np.ndarray:
-    gathered, num_samples = [], 0
+    gathered, num_samples, clock = [], 0, DecodeClock("audio", limits)
     for block in blocks:
+        clock.check()
         gathered.append(block)
         num_samples += len(block)
-        if num_samples > limits.max_audio_s * rate:
-            raise _too_long(num_samples / rate, limits)
+        _check_length(rate, num_samples, limits)
     return np.concatenate(gathered) if gathered else np.zeros(0, np.float32)
 
 
 def _decode_container(data: bytes, limits: MediaLimits) -> tuple[int, np.ndarray]:
     """What libsndfile cannot read: m4a, webm, the sound track of a video. Returns rate and samples."""
     try:
-        with av.open(BytesIO(data)) as container:
+        with open_container(data, limits.max_pixels) as container:
             if not container.streams.audio:
                 raise bad_media("audio", "file has no sound in it")
             stream = container.streams.audio[0]

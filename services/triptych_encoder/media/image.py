@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from io import BytesIO
 
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from triptych_common.media_limits import IMAGE_FORMATS, MediaLimits
 
-from triptych_encoder.media.limits import MediaLimits, bad_media, check_pixels, check_size
+from triptych_encoder.media.limits import bad_media, check_pixels, check_size
 
 Image.init()
-#: Formats that are read, as far as this Pillow was built with them. Others start programs (EPS) or have no place here.
-FORMATS = tuple(name for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "ICO") if name in Image.OPEN)
+#: As far as this Pillow was built with them.
+FORMATS = tuple(name for name in IMAGE_FORMATS if name in Image.OPEN)
+#: Of a JPEG; progressive ones have about ten.
+_MAX_SCANS, _MAX_PARTS = 100, 10_000
+#: What begins a part of a JPEG: no stuffed 0xff, no restart inside a scan. Between parts there may be anything.
+_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
 #: What Pillow's decoders raise for broken files.
 _DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error, zlib.error)
 
@@ -36,11 +42,26 @@ def decode_image(data: bytes, limits: MediaLimits) -> Image.Image:
     except _DECODE_ERRORS as error:
         raise bad_media("image", f"cannot be read: {error}") from error
     check_pixels("image", image.width, image.height, limits)
+    if image.format in ("JPEG", "MPO"):
+        _check_scans(data)
     try:
         image.load()
         return _to_rgb(ImageOps.exif_transpose(image))
     except _DECODE_ERRORS as error:
         raise bad_media("image", f"is truncated or damaged: {error}") from error
+
+
+def _check_scans(data: bytes) -> None:
+    """Refuse a JPEG of more scans than any encoder writes: each may take a few bytes, and the time of the whole picture."""
+    position, num_parts, num_scans = 2, 0, 0
+    while found := _MARKER.search(data, position):
+        if found[1] == b"\xd9":
+            return
+        position = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
+        num_parts += 1
+        num_scans += found[1] == b"\xda"
+        if num_scans > _MAX_SCANS or num_parts > _MAX_PARTS:
+            raise bad_media("image", f"is a JPEG of more than {_MAX_SCANS} scans, or {_MAX_PARTS} parts", _MAX_SCANS)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

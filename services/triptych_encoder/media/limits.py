@@ -1,28 +1,11 @@
-"""How much of a media file is taken: checked on what headers say before decoding, and on what comes while decoding."""
+"""What is said of media files that cross a limit (see triptych_common.media_limits) or cannot be used."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
 
 from triptych_common.errors import InvalidRequestError
-
-
-@dataclass(frozen=True)
-class MediaLimits:
-    """Largest media that are decoded.
-
-    Attributes:
-        max_bytes: of a file.
-        max_pixels: of a picture, or of one frame of a video.
-        max_audio_s, max_video_s: duration in seconds.
-        max_video_pixels: of all frames that are taken from a video together.
-    """
-
-    max_bytes: int
-    max_pixels: int
-    max_audio_s: float
-    max_video_s: float
-    max_video_pixels: int
+from triptych_common.media_limits import MediaLimits
 
 
 def bad_media(kind: str, what: str, limit: object = "", value: object = "") -> InvalidRequestError:
@@ -49,3 +32,16 @@ def check_pixels(kind: str, width: int, height: int, limits: MediaLimits) -> Non
             limits.max_pixels,
             width * height,
         )
+
+
+class DecodeClock:
+    """The time that a file has to be decoded; to be looked at between two pieces of it."""
+
+    def __init__(self, kind: str, limits: MediaLimits) -> None:
+        self._kind, self._limit_s = kind, limits.max_decode_s
+        self._end_s = time.monotonic() + limits.max_decode_s
+
+    def check(self) -> None:
+        """Raises InvalidRequestError when the time is over."""
+        if time.monotonic() > self._end_s:
+            raise bad_media(self._kind, f"takes longer than {self._limit_s:g} s to decode (max_decode_s)", self._limit_s)

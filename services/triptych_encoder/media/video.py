@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any
 
 import av
 import numpy as np
+from triptych_common.media_container import open_container
 from triptych_common.media_geometry import FrameSampling
+from triptych_common.media_limits import MAX_VIDEO_FRAMES, MediaLimits
 
-from triptych_encoder.media.limits import MediaLimits, bad_media, check_pixels, check_size
+from triptych_encoder.media.limits import DecodeClock, bad_media, check_pixels, check_size
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ def decode_video(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> S
     """
     check_size("video", data, limits)
     try:
-        total, fps, width, height = _probe(data)
+        total, fps, width, height = _probe(data, limits)
         check_pixels("video", width, height, limits)
         if total < 1:
             raise bad_media("video", "has no frames", value=0)
@@ -53,13 +54,13 @@ def decode_video(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> S
                 limits.max_video_pixels,
                 num_pixels,
             )
-        return SampledVideo(_decode(data, indices, width, height), indices, total, fps)
+        return SampledVideo(_decode(data, indices, width, height, limits), indices, total, fps)
     except (av.FFmpegError, EOFError) as error:
         raise bad_media("video", f"is of no known format, or damaged: {str(error).splitlines()[0]}") from error
 
 
-def _open(data: bytes) -> tuple[Any, Any]:
-    container = av.open(BytesIO(data))
+def _open(data: bytes, limits: MediaLimits) -> tuple[Any, Any]:
+    container = open_container(data, limits.max_pixels)
     if not container.streams.video:
         container.close()
         raise bad_media("video", "file has no picture track")
@@ -69,25 +70,30 @@ def _open(data: bytes) -> tuple[Any, Any]:
     return container, stream
 
 
-def _probe(data: bytes) -> tuple[int, float, int, int]:
+def _probe(data: bytes, limits: MediaLimits) -> tuple[int, float, int, int]:
     """Number of frames, frames per second, width, height. Frames are counted as packets, whatever the header says."""
-    container, stream = _open(data)
+    container, stream = _open(data, limits)
     with container:
         rate = stream.average_rate or stream.base_rate or stream.guessed_rate
         if not rate:
             raise bad_media("video", "does not say how many frames per second it has")
-        total = sum(1 for packet in container.demux(stream) if packet.size)
+        total = 0
+        for packet in container.demux(stream):
+            total += packet.size > 0
+            if total > MAX_VIDEO_FRAMES:
+                raise bad_media("video", f"has more than {MAX_VIDEO_FRAMES} frames", MAX_VIDEO_FRAMES)
         return total, float(rate), stream.codec_context.width, stream.codec_context.height
 
 
-def _decode(data: bytes, indices: np.ndarray, width: int, height: int) -> np.ndarray:
+def _decode(data: bytes, indices: np.ndarray, width: int, height: int, limits: MediaLimits) -> np.ndarray:
     frames = np.empty((len(indices), height, width, 3), np.uint8)
-    taken = 0
-    container, stream = _open(data)
+    taken, clock = 0, DecodeClock("video", limits)
+    container, stream = _open(data, limits)
     with container:
         for index, frame in enumerate(container.decode(stream)):
             if taken == len(indices):
                 break
+            clock.check()
             if index == indices[taken]:
                 # A stream that changes its size keeps the first one's.
                 image = frame.to_ndarray(format="rgb24", width=width, height=height)

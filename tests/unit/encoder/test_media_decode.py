@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import tracemalloc
 import zipfile
@@ -24,9 +25,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from triptych_common.errors import InvalidRequestError
 from triptych_common.media_geometry import FrameSampling, resampled_length
+from triptych_common.media_limits import MediaLimits
+from triptych_encoder.media import video
 from triptych_encoder.media.audio import decode_audio, resample
 from triptych_encoder.media.image import decode_image
-from triptych_encoder.media.limits import MediaLimits
 from triptych_encoder.media.video import decode_video
 
 LIMITS = MediaLimits(max_bytes=4 << 20, max_pixels=1_000_000, max_audio_s=20.0, max_video_s=20.0, max_video_pixels=2_000_000)
@@ -196,3 +198,29 @@ def test_sampled_frames_are_those_of_the_video() -> None:
     assert every.total_num_frames == some.total_num_frames == len(every.frames) == 31
     assert some.fps == 10.0
     np.testing.assert_array_equal(some.frames, every.frames[some.indices])
+
+
+def a_jpeg_of_many_scans(num_scans: int) -> bytes:
+    """The last scan of a progressive JPEG so many times more, a few bytes each."""
+    data = an_image_file("JPEG", Image.new("L", (64, 64), 100), progressive=True)
+    last = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + (b"\xff\xff" + last) * num_scans + data[-2:]
+
+
+def test_a_jpeg_of_endless_scans_is_refused() -> None:
+    assert decode_image(a_jpeg_of_many_scans(5), LIMITS).size == (64, 64)
+    with pytest.raises(InvalidRequestError, match="more than 100 scans"):
+        decode_image(a_jpeg_of_many_scans(200), LIMITS)
+
+
+@pytest.mark.parametrize(("decode", "data"), [("audio", a_sound_file()), ("video", a_video_file())])
+def test_decoding_ends_in_time(decode: str, data: bytes) -> None:
+    hasty = dataclasses.replace(LIMITS, max_decode_s=-1)
+    with pytest.raises(InvalidRequestError, match=f"the {decode} takes longer than -1 s to decode"):
+        decode_audio(data, 16_000, hasty) if decode == "audio" else decode_video(data, QWEN2, hasty)
+
+
+def test_frames_are_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video, "MAX_VIDEO_FRAMES", 30)
+    with pytest.raises(InvalidRequestError, match="more than 30 frames"):
+        decode_video(a_video_file(num_frames=31), QWEN2, LIMITS)

@@ -9,9 +9,9 @@ import torch
 from builders_media import a_picture, a_sound_file, an_image_file
 from builders_multimodal import FAMILIES, build_checkpoint
 from torch import nn
+from triptych_common.media_limits import MediaLimits
 from triptych_common.pb import common_pb2
 from triptych_encoder import loading, packed_linear
-from triptych_encoder.media.limits import MediaLimits
 from triptych_encoder.packed_linear import PackedLinear, compute_dtype
 from triptych_encoder.preprocess import Preprocessor
 from triptych_encoder.tower import Tower

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,13 @@ async def test_redirects_into_private_addresses_are_not_followed(server: Server,
         ("::ffff:127.0.0.1", False),
         ("64:ff9b::7f00:1", False),
         ("2002:7f00:1::", False),
+        ("64:ff9b::808:808", True),
+        ("fec0::1", False),
+        ("::127.0.0.1", False),
+        ("::ffff:0:127.0.0.1", False),
+        ("5f00::1", False),
+        ("3fff::1", False),
+        ("192.0.0.8", False),
     ],
 )
 def test_which_addresses_are_public(address: str, public: bool) -> None:
@@ -227,3 +235,21 @@ async def test_data_addresses() -> None:
     assert "at most 3 bytes" in await refusal("data:image/png;base64,aGVsbG8=", max_media_bytes=3)
     for url in ("ftp://x/a.png", "a.png", "//x/a.png", "http://", "http:///a.png"):
         assert await refusal(url)
+
+
+async def test_names_that_nobody_answers_for_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+
+    def never(*args: Any, **options: Any) -> Any:
+        released.wait(10)
+        raise socket.gaierror("nobody answers")
+
+    monkeypatch.setattr(socket, "getaddrinfo", never)
+    fetcher = MediaFetcher(FrontendSettings(media_timeout_s=0.3))
+    lookups = [asyncio.create_task(fetcher.fetch(f"http://{number}.example/a.png", IMAGE, "item")) for number in range(40)]
+    await asyncio.sleep(0.05)
+    assert await asyncio.wait_for(fetcher.fetch("data:image/png;base64,aGVsbG8=", IMAGE, "item"), 0.2) == b"hello"
+    refused = await asyncio.gather(*lookups, return_exceptions=True)
+    released.set()
+    await fetcher.close()
+    assert all(isinstance(error, InvalidRequestError) for error in refused)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tracemalloc
 
 import builders_media_files as media
 import pytest
+from builders_media import a_container_sound_file
 from hypothesis import given
 from hypothesis import strategies as st
 from triptych_common.errors import InvalidRequestError
-from triptych_frontend.media_header import HeaderLimits, read_header
+from triptych_common.media_limits import MediaLimits
+from triptych_frontend.media_header import read_header
 from triptych_frontend.media_item import AUDIO, IMAGE, VIDEO, AudioHeader, ImageHeader
 
-LIMITS = HeaderLimits(max_pixels=50_000_000, max_audio_s=600, max_video_s=600)
+LIMITS = MediaLimits(1 << 25, max_pixels=50_000_000, max_audio_s=600, max_video_s=600, max_video_pixels=1 << 28)
 
 
-def header(content: bytes, modality: int, limits: HeaderLimits = LIMITS):
+def header(content: bytes, modality: int, limits: MediaLimits = LIMITS):
     return read_header(content, modality, limits, "messages[0].content[1].media")
 
 
@@ -108,7 +111,7 @@ def test_lengths_of_videos() -> None:
     found = header(media.video(25, 64, 48, fps=10), VIDEO)
     assert (found.num_frames, found.width, found.height, found.fps) == (25, 64, 48, 10.0)
     with pytest.raises(InvalidRequestError, match=r"2\.5 s long; at most 2 s"):
-        header(media.video(25, fps=10), VIDEO, HeaderLimits(50_000_000, 600, 2))
+        header(media.video(25, fps=10), VIDEO, dataclasses.replace(LIMITS, max_video_s=2))
 
 
 def test_a_huge_promise_takes_no_memory() -> None:
@@ -131,3 +134,21 @@ def test_any_bytes_give_a_header_or_a_refusal(content: bytes, modality: int, mag
         header(magic + content, modality)
     except InvalidRequestError as error:
         assert error.field  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("content", "modality", "kind"),
+    [
+        (media.video(kind="matroska").replace(b"V_MPEG4", b"V_XXXX4"), VIDEO, "video"),
+        (a_container_sound_file("matroska").replace(b"A_AAC", b"A_XXX"), AUDIO, "audio"),
+        (media.image(kind="AVIF").replace(b"pitm", b"xitm"), IMAGE, "image"),
+    ],
+    ids=["video-of-no-codec", "sound-of-no-codec", "avif-without-an-item"],
+)
+def test_what_makes_parsers_stumble_is_refused_in_words(content: bytes, modality: int, kind: str) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"messages\[0\].content\[1\].media is damaged, or no {kind} that can be read"):
+        header(content, modality)
+
+
+def test_names_in_other_spellings_than_utf8_do_no_harm() -> None:
+    assert header(media.video(6, kind="matroska").replace(b"Lavf", b"\xff\xfe\xff\xfe"), VIDEO).num_frames == 6
