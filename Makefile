@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow lint format protos bench images clean
+.PHONY: help install serve test test-slow lint format protos bench bench-encoder images clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -19,7 +19,7 @@ BUILD_ARGS ?=
 TORCH := torch>=2.11,<2.14
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Stamps: what is installed already is not installed again. `dev` holds everything that `run` does.
 $(VENV)/.created:
@@ -70,6 +70,9 @@ protos: $(VENV)/.dev ## Regenerate the Python of protos/
 
 bench: $(VENV)/.dev ## Measure tokens/s, latency, memory, start: make bench [ARGS='--engine-alone --report', see benchmarks/serving.py]
 	$(BIN)/python benchmarks/serving.py $(ARGS)
+
+bench-encoder: $(VENV)/.dev ## Measure pictures: make bench-encoder MODEL=directory [ARGS='--inside --report', see benchmarks/encoder.py]
+	$(BIN)/python benchmarks/encoder.py $(MODEL) $(ARGS)
 
 images: ## Build the container images: make images [CONTAINER=podman] [BUILD_ARGS=...]
 	for target in gateway frontend encoder engine fetch; do \

@@ -50,6 +50,59 @@ class Figures:
     gap_p99_ms: float | None
 
 
+@dataclass(frozen=True)
+class Answer:
+    """One answer of a stream that sends its next request when its last has ended. Points in time, seconds of one clock."""
+
+    sent_s: float
+    pieces_s: list[float]
+    num_output_tokens: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """What some streams did between two points in time.
+
+    Attributes:
+        gap_p50_ms: between two pieces of one answer, as all gaps; of those that began or ended in the window.
+        silence_max_ms: the longest time in which a stream showed nothing new, the wait for its next answer included.
+    """
+
+    seconds: float
+    output_tokens_per_s: float
+    gap_p50_ms: float | None
+    gap_p99_ms: float | None
+    gap_max_ms: float | None
+    silence_max_ms: float | None
+
+
+def in_window(streams: Sequence[Sequence[Answer]], start_s: float, end_s: float) -> Window:
+    """Cut a window out of streams that began before it and ended after it; each a sequence of answers.
+
+    An answer's tokens count by the share of its pieces that came within the window: a piece may hold several tokens.
+    """
+    gaps, silences, num_tokens = [], [], 0.0
+    for stream in streams:
+        for answer in stream:
+            gaps += _overlapping(answer.pieces_s, start_s, end_s)
+            num_inside = sum(start_s <= piece_s <= end_s for piece_s in answer.pieces_s)
+            num_tokens += answer.num_output_tokens * num_inside / len(answer.pieces_s)
+        silences += _overlapping([piece_s for answer in stream for piece_s in answer.pieces_s], start_s, end_s)
+    return Window(
+        seconds=end_s - start_s,
+        output_tokens_per_s=num_tokens / (end_s - start_s),
+        gap_p50_ms=_ms(percentile(gaps, 0.5)),
+        gap_p99_ms=_ms(percentile(gaps, 0.99)),
+        gap_max_ms=_ms(percentile(gaps, 1.0)),
+        silence_max_ms=_ms(percentile(silences, 1.0)),
+    )
+
+
+def _overlapping(pieces_s: Sequence[float], start_s: float, end_s: float) -> list[float]:
+    """The gaps of which some part lies in the window."""
+    return [after - before for before, after in itertools.pairwise(pieces_s) if after >= start_s and before <= end_s]
+
+
 def percentile(values: Sequence[float], fraction: float) -> float | None:
     """The smallest value that at least this fraction of all values does not exceed (nearest rank)."""
     if not values:

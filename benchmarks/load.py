@@ -51,8 +51,17 @@ class Prompts:
         return tag
 
 
-class _RequestFailedError(Exception):
+class RequestFailedError(Exception):
     """A request that did not end as it should; the message is one line."""
+
+
+#: What a request that fails raises, beside TimeoutError.
+FAILURES = (OSError, httptools.HttpParserError, RequestFailedError, ValueError, KeyError)
+
+
+def reason(error: BaseException) -> str:
+    """Why a request failed, in one line."""
+    return f"{type(error).__name__}: {error}"[:200]
 
 
 async def put_load(target: Target, prompts: Sequence[str], concurrency: int, max_tokens: int, timeout_s: float) -> Figures:
@@ -73,8 +82,8 @@ async def put_load(target: Target, prompts: Sequence[str], concurrency: int, max
                     streams.append(await _stream(target, prompt, max_tokens))
             except TimeoutError:
                 failures.append(f"not answered within {timeout_s:.0f} s")
-            except (OSError, httptools.HttpParserError, _RequestFailedError, ValueError, KeyError) as error:
-                failures.append(f"{type(error).__name__.strip('_')}: {error}"[:200])
+            except FAILURES as error:
+                failures.append(reason(error))
 
     start_s = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(concurrency)))
@@ -92,20 +101,20 @@ async def _stream(target: Target, prompt: str, max_tokens: int) -> Stream:
         "stream_options": {"include_usage": True},
     }
     sent_s = time.perf_counter()
-    answer = await _post(target.url, "/v1/completions", orjson.dumps(body))
+    answer = await post(target.url, "/v1/completions", orjson.dumps(body))
     usage = answer.usage
     if usage is None or usage["completion_tokens"] != max_tokens:
-        raise _RequestFailedError(f"usage of {max_tokens} output tokens expected, got {usage}")
+        raise RequestFailedError(f"usage of {max_tokens} output tokens expected, got {usage}")
     if not answer.pieces_s:
-        raise _RequestFailedError("no text")
+        raise RequestFailedError("no text")
     return Stream.of_times(sent_s, answer.pieces_s, usage["prompt_tokens"], usage["completion_tokens"])
 
 
-async def _post(url: str, path: str, body: bytes) -> _Answer:
+async def post(url: str, path: str, body: bytes) -> Answer:
     """One request on a connection of its own, as from clients that do not know each other; returns its whole answer."""
     parts = urlsplit(url)
     loop = asyncio.get_running_loop()
-    answer = _Answer(loop.create_future())
+    answer = Answer(loop.create_future())
     transport, _ = await loop.create_connection(lambda: answer, parts.hostname, parts.port or 80)
     try:
         head = (
@@ -119,8 +128,8 @@ async def _post(url: str, path: str, body: bytes) -> _Answer:
     return answer
 
 
-class _Answer(asyncio.Protocol):
-    """Reads one answer off its socket.
+class Answer(asyncio.Protocol):
+    """Reads one streamed answer off its socket.
 
     Sockets, a parser in C and nothing between: the client shares the machine with what it measures, and a general HTTP client cost
     more of it per token than some servers do.
@@ -134,6 +143,8 @@ class _Answer(asyncio.Protocol):
         #: When each piece of text came.
         self.pieces_s: list[float] = []
         self.usage: dict | None = None
+        #: What Triptych adds: timings, and a report on each media item.
+        self.extension: dict | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._rest = b""
         self._is_done = False
@@ -147,7 +158,7 @@ class _Answer(asyncio.Protocol):
             self._end(error)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._end(error or _RequestFailedError("the connection was closed before the answer's end"))
+        self._end(error or RequestFailedError("the connection was closed before the answer's end"))
 
     # What the parser calls.
 
@@ -162,9 +173,9 @@ class _Answer(asyncio.Protocol):
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
         if status != 200:
-            raise _RequestFailedError(f"status {status}: {self._rest.decode(errors='replace')[:150]}")
+            raise RequestFailedError(f"status {status}: {self._rest.decode(errors='replace')[:150]}")
         if not self._is_done:
-            raise _RequestFailedError("the stream ended without [DONE]")
+            raise RequestFailedError("the stream ended without [DONE]")
         self._end(None)
 
     def _on_event(self, event: bytes) -> None:
@@ -176,9 +187,10 @@ class _Answer(asyncio.Protocol):
             return
         message = orjson.loads(data)
         if "error" in message:
-            raise _RequestFailedError(f"error event: {message['error']}")
+            raise RequestFailedError(f"error event: {message['error']}")
         self.usage = message.get("usage") or self.usage
-        if any(choice.get("text") for choice in message["choices"]):
+        self.extension = message.get("triptych") or self.extension
+        if any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in message["choices"]):
             self.pieces_s.append(time.perf_counter())
 
     def _end(self, error: Exception | None) -> None:

@@ -36,8 +36,8 @@ def render(results: dict, source: str) -> str:
         source: where the results are kept, as the document shall name it.
     """
     runs = results["runs"]
-    others = [name for name in _distinct(run["target"] for run in runs) if name not in (TRIPTYCH, ENGINE_ALONE)]
-    parts = [_origin(results, source)]
+    others = [name for name in distinct(run["target"] for run in runs) if name not in (TRIPTYCH, ENGINE_ALONE)]
+    parts = [origin(results, source, _load(results["load"]))]
     parts += [_ratios_to_peer(runs, name) for name in others]
     if any(run["target"] == ENGINE_ALONE for run in runs):
         parts.append(_ratios_to_engine(runs))
@@ -45,15 +45,21 @@ def render(results: dict, source: str) -> str:
     return "\n\n".join(parts)
 
 
-def replace_between_markers(document: str, tables: str) -> str:
+def replace_between_markers(document: str, tables: str, begin: str = BEGIN, end: str = END) -> str:
     """Raises ValueError when the document has not exactly one pair of markers."""
-    if document.count(BEGIN) != 1 or document.count(END) != 1 or document.index(BEGIN) > document.index(END):
-        raise ValueError(f"exactly one {BEGIN} followed by one {END} is needed")
-    return re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n\n{tables}\n\n{END}", document, flags=re.DOTALL)
+    if document.count(begin) != 1 or document.count(end) != 1 or document.index(begin) > document.index(end):
+        raise ValueError(f"exactly one {begin} followed by one {end} is needed")
+    return re.sub(f"{begin}.*{end}", lambda _: f"{begin}\n\n{tables}\n\n{end}", document, flags=re.DOTALL)
 
 
-def _origin(results: dict, source: str) -> str:
-    machine, load = results["machine"], results["load"]
+def origin(results: dict, source: str, load: str) -> str:
+    """Where figures come from.
+
+    Args:
+        source: where the results are kept, as the document shall name it.
+        load: what was asked of the servers, in words.
+    """
+    machine = results["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     return "\n".join(
         [
@@ -64,9 +70,15 @@ def _origin(results: dict, source: str) -> str:
             f"- Machine: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']};"
             f" {results['busy_percent']['all']:.0f} % busy with nothing under load.",
             f"- Versions: {versions}.",
-            f"- Load: {load['model']}, prompts of {load['prompt_words']} words, {load['max_tokens']} output tokens,"
-            f" {load['requests_per_stream']} requests per stream, {load['repeats']} rounds.",
+            f"- Load: {load}.",
         ]
+    )
+
+
+def _load(load: dict) -> str:
+    return (
+        f"{load['model']}, prompts of {load['prompt_words']} words, {load['max_tokens']} output tokens,"
+        f" {load['requests_per_stream']} requests per stream, {load['repeats']} rounds"
     )
 
 
@@ -79,26 +91,26 @@ def _ratios_to_peer(runs: Sequence[dict], peer: str) -> str:
         "gap p50 (less)",
         "gap p99 (less)",
     ]
-    rows = [[str(c), *(_ratio(ratios(runs, peer, figure, c)) for figure in _FIGURES)] for c in _concurrencies(runs)]
-    return f"### Triptych against {peer}, as ratios\n\n{_table(head, rows)}"
+    rows = [[str(c), *(ratio(ratios(runs, peer, figure, c)) for figure in _FIGURES)] for c in _concurrencies(runs)]
+    return f"### Triptych against {peer}, as ratios\n\n{table(head, rows)}"
 
 
 def _ratios_to_engine(runs: Sequence[dict]) -> str:
-    rows = [[str(c), _ratio(ratios(runs, ENGINE_ALONE, _FIGURES[0], c))] for c in _concurrencies(runs)]
-    return f"### REST against the engine alone\n\n{_table(['streams', 'output tokens/s, REST / engine alone'], rows)}"
+    rows = [[str(c), ratio(ratios(runs, ENGINE_ALONE, _FIGURES[0], c))] for c in _concurrencies(runs)]
+    return f"### REST against the engine alone\n\n{table(['streams', 'output tokens/s, REST / engine alone'], rows)}"
 
 
 def _absolute(runs: Sequence[dict]) -> str:
     head = ["streams", "target", "output tokens/s", "TTFT p50, ms", "TTFT p99, ms", "gap p50, ms", "gap p99, ms", "ok", "failed"]
     rows = []
     for concurrency in _concurrencies(runs):
-        for target in _distinct(run["target"] for run in runs):
+        for target in distinct(run["target"] for run in runs):
             figures = [run["figures"] for run in runs if (run["concurrency"], run["target"]) == (concurrency, target)]
             if figures:
-                medians = [_median([each[name] for each in figures]) for name in _FIGURES]
+                medians = [median([each[name] for each in figures]) for name in _FIGURES]
                 counts = [str(sum(each[name] for each in figures)) for name in ("num_ok", "num_failed")]
                 rows.append([str(concurrency), target, *medians, *counts])
-    return f"### Figures behind the ratios (medians of the rounds)\n\n{_table(head, rows)}"
+    return f"### Figures behind the ratios (medians of the rounds)\n\n{table(head, rows)}"
 
 
 def _start_and_memory(results: dict) -> str:
@@ -108,11 +120,11 @@ def _start_and_memory(results: dict) -> str:
     return (
         f"### Start and memory\n\nFrom the command to the address: {cold_start['ready_s']:.1f} s; to the end of the first chat"
         f" answer: {cold_start['first_answer_s']:.1f} s. Resident memory, at its peak with {max(_concurrencies(results['runs']))}"
-        f" streams:\n\n{_table(head, rows)}"
+        f" streams:\n\n{table(head, rows)}"
     )
 
 
-def _ratio(values: Sequence[float]) -> str:
+def ratio(values: Sequence[float]) -> str:
     """The median, and how far the pairs lay apart."""
     if not values:
         return "-"
@@ -120,20 +132,23 @@ def _ratio(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.2f}{spread}"
 
 
-def _median(values: Iterable[float | None]) -> str:
+def median(values: Iterable[float | None]) -> str:
+    """The median of what was observed; - where nothing was."""
     known = [value for value in values if value is not None]
     return f"{statistics.median(known):.1f}" if known else "-"
 
 
 def _concurrencies(runs: Sequence[dict]) -> list[int]:
-    return _distinct(run["concurrency"] for run in runs)
+    return distinct(run["concurrency"] for run in runs)
 
 
-def _distinct(values: Iterable) -> list:
+def distinct(values: Iterable) -> list:
+    """Without repetitions, in the order of the first."""
     return list(dict.fromkeys(values))
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 

@@ -94,16 +94,25 @@ class MemoryPeak:
             thread.join()
 
 
+#: `triptych serve`, from this clone.
+SERVE = ("-c", "from triptych_cli.main import app; app()", "serve")
+
+
 @contextmanager
-def running_stack(model: str, serve_args: Sequence[str]) -> Iterator[Stack]:
-    """`triptych serve` on free ports for the time of the block."""
+def running_stack(model: str, serve_args: Sequence[str], program: Sequence[str] = SERVE, name: str = "Triptych") -> Iterator[Stack]:
+    """All services on free ports for the time of the block.
+
+    Args:
+        program: arguments of Python, before the model.
+        name: what to call it.
+    """
     ports = ["--port", "0", "--frontend-port", "0", "--encoder-port", "0", "--engine-port", "0"]
-    command = [sys.executable, "-c", "from triptych_cli.main import app; app()", "serve", model, *ports, *serve_args]
+    command = [sys.executable, *program, model, *ports, *serve_args]
     # A wide terminal: the line that is waited for must not be wrapped.
     with Child(command, {**os.environ, "COLUMNS": "200"}) as child:
         announced = child.wait_for(r"Triptych serves (\S+) at (http://\S+)", START_TIMEOUT_S)
         ready_s = time.perf_counter() - child.started_s
-        target = Target("Triptych", url=announced[2], model=announced[1])
+        target = Target(name, url=announced[2], model=announced[1])
         _ask(target)
         cold_start = ColdStart(ready_s, time.perf_counter() - child.started_s)
         yield Stack(target, cold_start, _services(child.pid))
@@ -122,6 +131,5 @@ def _ask(target: Target) -> None:
 def _services(supervisor_pid: int) -> dict[str, psutil.Process]:
     """The processes of the services, by the supervisor's children."""
     children = psutil.Process(supervisor_pid).children()
-    return {
-        next(arg for arg in child.cmdline() if arg.startswith("triptych_")).removeprefix("triptych_"): child for child in children
-    }
+    names = [next((arg for arg in child.cmdline() if arg.startswith("triptych_")), child.name()) for child in children]
+    return {name.removeprefix("triptych_"): child for name, child in zip(names, children, strict=True)}

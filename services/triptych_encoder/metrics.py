@@ -26,6 +26,8 @@ def families(pipeline: EncodingPipeline) -> list[Metric]:
     return [
         labelled_counter(f"{_PREFIX}_items", "Items that were asked for, by where they were found.", "tier", tiers),
         counter(f"{_PREFIX}_failed_items", "Items that could not be encoded.", counters.num_failed),
+        counter(f"{_PREFIX}_uploaded_bytes", "Bytes of raw files that came with items.", counters.num_uploaded_bytes),
+        counter(f"{_PREFIX}_fetched_bytes", "Bytes of tensors that were fetched.", counters.num_fetched_bytes),
         counter(f"{_PREFIX}_evictions", "Items that left the cache.", cache.num_evictions),
         counter(f"{_PREFIX}_store_failures", "Reads and writes of the shared store that failed.", num_store_failures),
         gauge(f"{_PREFIX}_queue_length", "Items that are being encoded or wait for it.", pipeline.num_in_flight),

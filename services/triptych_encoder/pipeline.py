@@ -84,6 +84,9 @@ class Counters:
     num_joined: int = 0
     num_misses: int = 0
     num_failed: int = 0
+    #: Bytes of raw files that came along, and of tensors that were fetched.
+    num_uploaded_bytes: int = 0
+    num_fetched_bytes: int = 0
 
 
 class EncodingPipeline:

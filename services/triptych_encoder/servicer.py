@@ -100,6 +100,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
 
     async def _wanted(self, item: encoder_pb2.EncodeItem) -> Wanted:
         _check_key(item.key)
+        self._attached.counters.num_uploaded_bytes += len(item.data)
         if item.modality not in self._description.modalities:
             name = common_pb2.Modality.Name(item.modality).removeprefix("MODALITY_").lower()
             raise InvalidRequestError(f"{self._description.model.name} takes no {name}", field="modality", value=name)
@@ -143,6 +144,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 yield encoder_pb2.FetchResponse(key=key, last_chunk_of_item=True, error=to_request_error(error))
                 continue
             for chunk in chunks(key, item, chunk_bytes):
+                pipeline.counters.num_fetched_bytes += len(chunk.data)
                 yield chunk
 
     async def Lookup(self, request: encoder_pb2.LookupRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.LookupResponse:

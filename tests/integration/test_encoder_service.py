@@ -43,9 +43,11 @@ def two_files(modality: str) -> list[bytes]:
 async def test_prometheus_can_scrape_it(tmp_path: Path) -> None:
     path = build_checkpoint("llava_clip", tmp_path / "model")
     async with an_encoder(path, metrics_port=0) as encoder, httpx.AsyncClient(trust_env=False) as client:
-        item = encoder.item("image", an_image_file())
+        file = an_image_file()
+        item = encoder.item("image", file)
         await encoder.encode(item)
         await encoder.encode(item)
+        tensors = await encoder.fetch(item.key)
         text = (await client.get(f"http://127.0.0.1:{encoder.service.metrics_port}/metrics")).text
     for line in (
         "triptych_encoder_ready 1.0",
@@ -54,6 +56,8 @@ async def test_prometheus_can_scrape_it(tmp_path: Path) -> None:
         "triptych_encoder_evictions_total 0.0",
         "triptych_encoder_queue_length 0.0",
         "triptych_encoder_leases 2.0",
+        f"triptych_encoder_uploaded_bytes_total {float(2 * len(file))}",
+        f"triptych_encoder_fetched_bytes_total {float(sum(tensor.nbytes for tensor in tensors.values()))}",
     ):
         assert line in text.splitlines()
 
