@@ -1,0 +1,22 @@
+"""The trained part as the file that ships: bf16 safetensors under the names of LLaVA checkpoints on the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from .checkpoints import load_state
+
+_NAMES = {"tower.": "vision_tower.vision_model.", "projector.": "multi_modal_projector."}
+
+
+def export(checkpoint: Path, out: Path) -> int:
+    """Write the vision part of a training checkpoint. Returns the file's size in bytes."""
+    weights = {}
+    for name, tensor in load_state(checkpoint)["vision"].items():
+        prefix = next(prefix for prefix in _NAMES if name.startswith(prefix))
+        weights[_NAMES[prefix] + name.removeprefix(prefix)] = tensor.to(torch.bfloat16).contiguous()
+    save_file(weights, out, metadata={"format": "pt"})
+    return out.stat().st_size

@@ -1,0 +1,88 @@
+"""What can be said about a scene, as a fixed list of slots with one value each: the targets of pre-training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .scenes import COLOURS, DIGITS, MAX_COUNT, POSITIONS, SHAPES, Scene
+
+NONE = "none"
+MIXED = "mixed"
+_COUNTS = tuple(str(count) for count in range(MAX_COUNT + 1))
+#: The values of each attribute. `none`: nothing to say it about; `mixed`: more than one answer.
+ATTRIBUTES = {
+    "count": _COUNTS,
+    "colour": (NONE, MIXED, *COLOURS),
+    "position": (NONE, MIXED, *POSITIONS),
+    "digit": (NONE, *DIGITS),
+    "shape": (NONE, MIXED, *SHAPES),
+}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One fact: an attribute of a subject, as `the colour of the circle` or `the shape of what is red`."""
+
+    subject: str
+    attribute: str
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return ATTRIBUTES[self.attribute]
+
+
+SLOTS = (
+    *(Slot(shape, attribute) for shape in SHAPES for attribute in ("count", "colour", "position")),
+    *(Slot(colour, "shape") for colour in COLOURS),
+    Slot("shapes", "count"),
+    Slot("shapes", "colour"),
+    Slot("shapes", "shape"),
+    Slot("digit", "digit"),
+    Slot("digit", "colour"),
+)
+
+
+def fact_values(scene: Scene) -> list[int]:
+    """For each of SLOTS, which of its values holds in the scene."""
+    return [slot.values.index(_value(slot, scene)) for slot in SLOTS]
+
+
+def _value(slot: Slot, scene: Scene) -> str:
+    if slot.subject == "shapes":
+        items = scene.shapes
+    elif slot.subject == "digit":
+        items = (scene.digit,) if scene.digit else ()
+    elif slot.attribute == "shape":
+        items = tuple(item for item in scene.shapes if item.colour == slot.subject)
+    else:
+        items = scene.of_kind(slot.subject)
+    if slot.attribute == "count":
+        return str(len(items))
+    if slot.attribute == "position":
+        seen = {item.position for item in items}
+    elif slot.attribute == "colour":
+        seen = {item.colour for item in items}
+    else:
+        seen = {item.kind for item in items}
+    if not seen:
+        return NONE
+    return seen.pop() if len(seen) == 1 and not (slot.attribute == "position" and len(items) > 1) else MIXED
+
+
+def patch_labels(scene: Scene, grid: int) -> tuple[list[int], list[int], list[int]]:
+    """What each patch of a grid shows, row by row.
+
+    Returns:
+        kinds (0: background, then SHAPES, then DIGITS), colours (0: background, then COLOURS), and 1 where an item has its centre.
+    """
+    kinds, colours, centres = [0] * grid**2, [0] * grid**2, [0] * grid**2
+    for item in scene.items:
+        radius = item.size / 2
+        kind = 1 + (SHAPES + DIGITS).index(item.kind)
+        for patch in range(grid**2):
+            x, y = (patch % grid + 0.5) / grid, (patch // grid + 0.5) / grid
+            if (x - item.x) ** 2 + (y - item.y) ** 2 <= radius**2:
+                kinds[patch], colours[patch] = kind, 1 + COLOURS.index(item.colour)
+        centre = min(grid - 1, int(item.y * grid)) * grid + min(grid - 1, int(item.x * grid))
+        kinds[centre], colours[centre], centres[centre] = kind, 1 + COLOURS.index(item.colour), 1
+    return kinds, colours, centres

@@ -1,0 +1,104 @@
+"""Scenes of simple shapes and digits: what is in them and where, as data. Drawing them is elsewhere."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+SHAPES = ("circle", "square", "triangle", "star", "cross")
+DIGITS = tuple("0123456789")
+COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "black")
+#: The cells of a three by three grid, row by row.
+POSITIONS = ("top left", "top", "top right", "left", "center", "right", "bottom left", "bottom", "bottom right")
+MAX_COUNT = 5
+
+_CELL_CENTRES = (0.19, 0.5, 0.81)
+_CELL_JITTER = 0.055
+
+
+@dataclass(frozen=True)
+class Item:
+    """A shape or a digit.
+
+    Attributes:
+        kind: one of SHAPES or DIGITS.
+        x, y: its centre, as fractions of the picture's width and height.
+        size: its diameter, as a fraction of the picture's shorter edge.
+    """
+
+    kind: str
+    colour: str
+    x: float
+    y: float
+    size: float
+    rotation_degrees: float = 0.0
+
+    @property
+    def position(self) -> str:
+        """The cell of the grid that holds its centre."""
+        return POSITIONS[3 * min(2, int(self.y * 3)) + min(2, int(self.x * 3))]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a picture shows. `dark` is the background: black things need a light one."""
+
+    items: tuple[Item, ...]
+    dark: bool
+
+    @property
+    def shapes(self) -> tuple[Item, ...]:
+        return tuple(item for item in self.items if item.kind in SHAPES)
+
+    @property
+    def digit(self) -> Item | None:
+        return next((item for item in self.items if item.kind in DIGITS), None)
+
+    def of_kind(self, kind: str) -> tuple[Item, ...]:
+        return tuple(item for item in self.items if item.kind == kind)
+
+
+def sample_scene(rng: random.Random) -> Scene:
+    """A random scene: different shapes in different places, a number of alike ones, or a digit."""
+    dark = rng.random() < 0.2
+    sample = rng.choices((_few_different, _several_alike, _one_digit), weights=(40, 35, 25))[0]
+    return Scene(sample(rng, [colour for colour in COLOURS if not (dark and colour == "black")]), dark)
+
+
+def _few_different(rng: random.Random, colours: list[str]) -> tuple[Item, ...]:
+    """One to four shapes, no two of one kind or colour."""
+    count = rng.choices((1, 2, 3, 4), weights=(25, 30, 30, 15))[0]
+    kinds, colours = rng.sample(SHAPES, count), rng.sample(colours, count)
+    largest = 0.42 if count == 1 else 0.3
+    return tuple(
+        _item(rng, kind, colour, cell, rng.uniform(0.17, largest))
+        for kind, colour, cell in zip(kinds, colours, rng.sample(range(9), count), strict=True)
+    )
+
+
+def _several_alike(rng: random.Random, colours: list[str]) -> tuple[Item, ...]:
+    """Up to MAX_COUNT shapes of one or two kinds, each kind of one colour or of any."""
+    count = rng.randint(1, MAX_COUNT)
+    others = rng.randint(0, MAX_COUNT - count) if rng.random() < 0.5 else 0
+    kind, other = rng.sample(SHAPES, 2)
+    kinds = [kind] * count + [other] * others
+    colour_of = {kind: rng.choice(colours), other: rng.choice(colours)}
+    mixed = rng.random() < 0.3
+    size = rng.uniform(0.16, 0.28)
+    return tuple(
+        _item(rng, kind, rng.choice(colours) if mixed else colour_of[kind], cell, size * rng.uniform(0.9, 1.1))
+        for kind, cell in zip(kinds, rng.sample(range(9), count + others), strict=True)
+    )
+
+
+def _one_digit(rng: random.Random, colours: list[str]) -> tuple[Item, ...]:
+    """A digit about the middle, upright but for a slight turn."""
+    x, y = rng.uniform(0.35, 0.65), rng.uniform(0.4, 0.6)
+    return (Item(rng.choice(DIGITS), rng.choice(colours), x, y, rng.uniform(0.45, 0.8), rng.uniform(-8, 8)),)
+
+
+def _item(rng: random.Random, kind: str, colour: str, cell: int, size: float) -> Item:
+    x = _CELL_CENTRES[cell % 3] + rng.uniform(-_CELL_JITTER, _CELL_JITTER)
+    y = _CELL_CENTRES[cell // 3] + rng.uniform(-_CELL_JITTER, _CELL_JITTER)
+    turn = {"circle": 0, "triangle": 12, "square": 10, "star": 18, "cross": 10}[kind]
+    return Item(kind, colour, x, y, size, rng.uniform(-turn, turn))
