@@ -18,14 +18,14 @@ _EXAMPLES = {
         ),
         dark=True,
     ),
-    "four-stars.jpg": Scene(
+    "four-stars.jpeg": Scene(
         tuple(
             Item("star", "purple", x, y, 0.24, turn)
             for x, y, turn in ((0.2, 0.2, 5), (0.8, 0.22, -8), (0.5, 0.5, 0), (0.22, 0.8, 12))
         ),
         dark=False,
     ),
-    "seven.jpg": Scene((Item("7", "orange", 0.5, 0.5, 0.6),), dark=False),
+    "seven.jpeg": Scene((Item("7", "orange", 0.5, 0.5, 0.6),), dark=False),
 }
 _SIZE = 320
 
