@@ -15,7 +15,7 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[2]
 _VISION_PART = _ROOT / "cli" / "triptych_cli" / "models" / "smollm2-135m-vision"
 _TEXT_MODEL = "smollm2-135m-instruct"
-_STAGES = ("pretrain", "codebook", "project", "align")
+_STAGES = ("look", "pretrain", "codebook", "project", "align")
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -26,6 +26,7 @@ def _train(options: argparse.Namespace) -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     text_model = options.text_model or resolve_model(_TEXT_MODEL)
     stages = {
+        "look": lambda: pretrain.look(options.work, options.look_steps),
         "pretrain": lambda: pretrain.pretrain(options.work, options.pretrain_steps),
         "codebook": lambda: codebook.train_codebook(options.work, text_model, options.codebook_steps),
         "project": lambda: align.project(options.work, options.project_steps),
@@ -62,7 +63,7 @@ def main() -> None:
     train.add_argument("--out", type=Path, default=_VISION_PART, help="where the vision part is written")
     train.add_argument("--text-model", type=Path, help=f"directory of the text model; else {_TEXT_MODEL} as fetched")
     train.add_argument("--stages", nargs="+", choices=_STAGES, default=_STAGES, help="only these")
-    for stage, steps in (("pretrain", 3000), ("codebook", 300), ("project", 1000), ("align", 300)):
+    for stage, steps in (("look", 1000), ("pretrain", 2000), ("codebook", 150), ("project", 1000), ("align", 300)):
         train.add_argument(f"--{stage}-steps", type=int, default=steps)
     train.set_defaults(run=_train)
     evaluate = commands.add_parser("evaluate", help="ask a joined checkpoint about pictures that training did not see")

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from .checkpoints import load_state, report, save_state
 from .codebook import Codebook
-from .data import batches
+from .data import SceneDataset, batches
 from .dialogues import SYSTEM_PROMPTS, choose
 from .language import FrozenLanguageModel
 from .vision import FIRST_SLOT, PretrainingHeads, VisionPart
@@ -42,7 +42,7 @@ def project(directory: Path, num_steps: int) -> None:
     if state["optimizer"]:
         optimizer.load_state_dict(state["optimizer"])
     step = state["step"]
-    data = batches("train", _PROJECT_START + step * _PROJECT_BATCH_SIZE, _PROJECT_BATCH_SIZE)
+    data = batches(SceneDataset("train", _PROJECT_START + step * _PROJECT_BATCH_SIZE), _PROJECT_BATCH_SIZE)
     while step < num_steps:
         for group in optimizer.param_groups:
             group["lr"] = _PROJECT_LEARNING_RATE * group["share"] * min(1.0, (step + 1) / 50, 0.02 + 1.5 * (1 - step / num_steps))
@@ -77,7 +77,7 @@ def align(directory: Path, language_dir: Path, num_steps: int) -> None:
     if state["optimizer"]:
         optimizer.load_state_dict(state["optimizer"])
     step = state["step"]
-    data = batches("train", _ALIGN_START + step * _ALIGN_BATCH_SIZE, _ALIGN_BATCH_SIZE, with_questions=True)
+    data = batches(SceneDataset("train", _ALIGN_START + step * _ALIGN_BATCH_SIZE), _ALIGN_BATCH_SIZE)
     start_s, recent = time.perf_counter(), []
     while step < num_steps:
         for group in optimizer.param_groups:

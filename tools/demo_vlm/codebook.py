@@ -23,7 +23,7 @@ from .scenes import sample_scene
 from .vision import FIRST_SLOT, TEXT_HIDDEN_SIZE
 
 _BATCH_SIZE = 4
-_QUESTIONS_PER_SCENE = 7
+_QUESTIONS_PER_SCENE = 8
 _LEARNING_RATE = 4e-3
 _NOISE = 0.03
 _FREE_TOKENS_SAY = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from .drawing import draw
 from .facts import fact_values, patch_labels
 from .questions import Question, questions
-from .scenes import Scene, sample_scene
+from .scenes import Scene, sample_crowd, sample_scene
 
 IMAGE_SIZE = 112
 PATCH_SIZE = 16
@@ -35,32 +36,37 @@ def to_pixels(image: Image.Image) -> torch.Tensor:
 
 
 class SceneDataset(IterableDataset):
-    """Scenes from a number on, for ever: pixels, facts [slots] and patch labels [3, patches], and the questions if wanted."""
+    """Scenes from a number on, for ever: pixels, facts [slots], patch labels [3, patches] and questions."""
 
-    def __init__(self, split: str, start: int, with_questions: bool = False) -> None:
-        self._split, self._start, self._with_questions = split, start, with_questions
+    def __init__(self, split: str, start: int) -> None:
+        self._split, self._start = split, start
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         # Torch would use every core in this process too, for nothing.
         torch.set_num_threads(1)
-        number = self._start
-        while True:
+        for number in itertools.count(self._start):
             scene, image, asked = make_example(self._split, number)
-            example = {
-                "pixels": to_pixels(image),
-                "facts": torch.tensor(fact_values(scene)),
-                "patches": torch.tensor(patch_labels(scene, GRID)),
-            }
-            yield example | ({"questions": asked} if self._with_questions else {})
-            number += 1
+            yield _seen(scene, image) | {"facts": torch.tensor(fact_values(scene)), "questions": asked}
 
 
-def batches(split: str, start: int, batch_size: int, with_questions: bool = False) -> Iterator[dict[str, Any]]:
+class CrowdDataset(SceneDataset):
+    """Crowds, and every third time a scene: pixels and patch labels [3, patches]."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        torch.set_num_threads(1)
+        for number in itertools.count(self._start):
+            rng = random.Random(f"{self._split}:crowd:{number}")
+            scene = sample_crowd(rng) if number % 3 else sample_scene(rng)
+            yield _seen(scene, draw(scene, rng))
+
+
+def _seen(scene: Scene, image: Image.Image) -> dict[str, Any]:
+    return {"pixels": to_pixels(image), "patches": torch.tensor(patch_labels(scene, GRID))}
+
+
+def batches(dataset: SceneDataset, batch_size: int) -> Iterator[dict[str, Any]]:
     """Batches of scenes, drawn by a process of their own. Questions come as a list of lists."""
-    loader = DataLoader(
-        SceneDataset(split, start, with_questions), batch_size=batch_size, num_workers=1, prefetch_factor=8, collate_fn=_collate
-    )
-    return iter(loader)
+    return iter(DataLoader(dataset, batch_size=batch_size, num_workers=1, prefetch_factor=8, collate_fn=_collate))
 
 
 def _collate(examples: list[dict[str, Any]]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def choose(questions: list[Question], count: int, rng: random.Random) -> list[Qu
     by_topic: dict[str, list[Question]] = {}
     for question in rng.sample(questions, len(questions)):
         by_topic.setdefault(question.topic, []).append(question)
-    if rng.random() < 0.6:
+    if rng.random() < 0.8:
         by_topic.pop("describe")
     chosen: list[Question] = []
     while len(chosen) < count and by_topic:

@@ -16,6 +16,7 @@ ATTRIBUTES = {
     "position": (NONE, MIXED, *POSITIONS),
     "digit": (NONE, *DIGITS),
     "shape": (NONE, MIXED, *SHAPES),
+    "presence": ("no", "yes"),
 }
 
 
@@ -32,7 +33,7 @@ class Slot:
 
 
 SLOTS = (
-    *(Slot(shape, attribute) for shape in SHAPES for attribute in ("count", "colour", "position")),
+    *(Slot(shape, attribute) for shape in SHAPES for attribute in ("count", "colour", "position", "presence")),
     *(Slot(colour, "shape") for colour in COLOURS),
     Slot("shapes", "count"),
     Slot("shapes", "colour"),
@@ -58,6 +59,8 @@ def _value(slot: Slot, scene: Scene) -> str:
         items = scene.of_kind(slot.subject)
     if slot.attribute == "count":
         return str(len(items))
+    if slot.attribute == "presence":
+        return "yes" if items else "no"
     if slot.attribute == "position":
         seen = {item.position for item in items}
     elif slot.attribute == "colour":

@@ -45,7 +45,8 @@ _DIGIT = (
     "Which digit do you see?",
 )
 _EXISTS = ("Is there a {0}?", "Is there a {0} in the picture?", "Do you see a {0}?")
-_IS_COLOUR = ("Is the {0} {1}?",)
+#: Where a thing can be said to be in one word; in a corner it is at two edges.
+_PLACES = ("top", "left", "center", "right", "bottom")
 _DESCRIBE = ("What is in the picture?", "What do you see?", "Describe the image.", "What is shown here?", "What is in this image?")
 
 
@@ -84,7 +85,7 @@ def _facts(scene: Scene, rng: random.Random) -> Iterator[_Fact]:
 def _shape_facts(scene: Scene, rng: random.Random) -> Iterator[_Fact]:
     kinds = list(dict.fromkeys(item.kind for item in scene.shapes))
     for kind in kinds:
-        yield from _kind_facts(kind, scene.of_kind(kind), rng)
+        yield from _kind_facts(kind, scene.of_kind(kind))
     for colour in COLOURS:
         coloured = [item for item in scene.shapes if item.colour == colour]
         if len(coloured) == 1 and len(scene.shapes) > 1:
@@ -96,16 +97,14 @@ def _shape_facts(scene: Scene, rng: random.Random) -> Iterator[_Fact]:
     yield "exists", _EXISTS, (rng.choice(kinds),), "yes"
 
 
-def _kind_facts(kind: str, items: tuple[Item, ...], rng: random.Random) -> Iterator[_Fact]:
+def _kind_facts(kind: str, items: tuple[Item, ...]) -> Iterator[_Fact]:
     yield "count", _COUNT, (_plural(kind),), str(len(items))
     colours = {item.colour for item in items}
     if len(items) == 1:
         colour = items[0].colour
-        yield "where", _WHERE, (kind,), items[0].position
+        if items[0].position in _PLACES:
+            yield "where", _WHERE, (kind,), items[0].position
         yield "colour", _COLOUR_OF, (kind,), colour
-        if rng.random() < 0.5:
-            asked = colour if rng.random() < 0.5 else rng.choice([other for other in COLOURS if other != colour])
-            yield "check", _IS_COLOUR, (kind, asked), "yes" if asked == colour else "no"
     elif len(colours) == 1:
         yield "colour", _COLOUR_OF_ALL, (_plural(kind),), colours.pop()
 

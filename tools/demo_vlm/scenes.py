@@ -13,7 +13,7 @@ POSITIONS = ("top left", "top", "top right", "left", "center", "right", "bottom 
 MAX_COUNT = 5
 
 _CELL_CENTRES = (0.19, 0.5, 0.81)
-_CELL_JITTER = 0.055
+_CELL_JITTER = 0.045
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,22 @@ def sample_scene(rng: random.Random) -> Scene:
     return Scene(sample(rng, [colour for colour in COLOURS if not (dark and colour == "black")]), dark)
 
 
+def sample_crowd(rng: random.Random) -> Scene:
+    """A thing of any kind in every cell: nothing that one would ask about, but much to learn from."""
+    dark = rng.random() < 0.2
+    colours = [colour for colour in COLOURS if not (dark and colour == "black")]
+    kinds = (rng.choice(SHAPES if rng.random() < 0.7 else DIGITS) for _ in POSITIONS)
+    items = (_item(rng, kind, rng.choice(colours), cell, rng.uniform(0.2, 0.3)) for cell, kind in enumerate(kinds))
+    return Scene(tuple(items), dark)
+
+
 def _few_different(rng: random.Random, colours: list[str]) -> tuple[Item, ...]:
     """One to four shapes, no two of one kind or colour."""
     count = rng.choices((1, 2, 3, 4), weights=(25, 30, 30, 15))[0]
     kinds, colours = rng.sample(SHAPES, count), rng.sample(colours, count)
-    largest = 0.42 if count == 1 else 0.3
+    largest = 0.42 if count == 1 else 0.29
     return tuple(
-        _item(rng, kind, colour, cell, rng.uniform(0.17, largest))
+        _item(rng, kind, colour, cell, rng.uniform(0.2, largest))
         for kind, colour, cell in zip(kinds, colours, rng.sample(range(9), count), strict=True)
     )
 
@@ -84,7 +93,7 @@ def _several_alike(rng: random.Random, colours: list[str]) -> tuple[Item, ...]:
     kinds = [kind] * count + [other] * others
     colour_of = {kind: rng.choice(colours), other: rng.choice(colours)}
     mixed = rng.random() < 0.3
-    size = rng.uniform(0.16, 0.28)
+    size = rng.uniform(0.2, 0.27)
     return tuple(
         _item(rng, kind, rng.choice(colours) if mixed else colour_of[kind], cell, size * rng.uniform(0.9, 1.1))
         for kind, cell in zip(kinds, rng.sample(range(9), count + others), strict=True)
@@ -100,5 +109,5 @@ def _one_digit(rng: random.Random, colours: list[str]) -> tuple[Item, ...]:
 def _item(rng: random.Random, kind: str, colour: str, cell: int, size: float) -> Item:
     x = _CELL_CENTRES[cell % 3] + rng.uniform(-_CELL_JITTER, _CELL_JITTER)
     y = _CELL_CENTRES[cell // 3] + rng.uniform(-_CELL_JITTER, _CELL_JITTER)
-    turn = {"circle": 0, "triangle": 12, "square": 10, "star": 18, "cross": 10}[kind]
+    turn = {"circle": 0, "triangle": 12, "square": 10, "star": 18, "cross": 10}.get(kind, 8)
     return Item(kind, colour, x, y, size, rng.uniform(-turn, turn))
