@@ -63,7 +63,7 @@ def main() -> None:
     train.add_argument("--out", type=Path, default=_VISION_PART, help="where the vision part is written")
     train.add_argument("--text-model", type=Path, help=f"directory of the text model; else {_TEXT_MODEL} as fetched")
     train.add_argument("--stages", nargs="+", choices=_STAGES, default=_STAGES, help="only these")
-    for stage, steps in (("look", 1000), ("pretrain", 2000), ("codebook", 150), ("project", 1000), ("align", 300)):
+    for stage, steps in (("look", 1000), ("pretrain", 1600), ("codebook", 600), ("project", 600), ("align", 150)):
         train.add_argument(f"--{stage}-steps", type=int, default=steps)
     train.set_defaults(run=_train)
     evaluate = commands.add_parser("evaluate", help="ask a joined checkpoint about pictures that training did not see")

@@ -21,7 +21,7 @@ _PROJECT_LEARNING_RATE = 1e-3
 _TOWER_SHARE = 0.3
 _ALIGN_BATCH_SIZE = 4
 _ALIGN_LEARNING_RATE = 2e-4
-_QUESTIONS_PER_SCENE = 7
+_QUESTIONS_PER_SCENE = 8
 #: Where the numbers of the scenes of each stage begin: no scene is seen by two stages.
 _PROJECT_START, _ALIGN_START = 10_000_000, 20_000_000
 
@@ -94,7 +94,7 @@ def align(directory: Path, language_dir: Path, num_steps: int) -> None:
         optimizer.step()
         step += 1
         recent.append((loss.item(), accuracy))
-        if step % 10 == 0:
+        if step % 10 == 0 or step == num_steps:
             report("align", step, num_steps, recent, start_s)
             start_s, recent = time.perf_counter(), []
             save_state(directory / "align.pt", step, optimizer, vision=vision)

@@ -24,7 +24,7 @@ from .vision import FIRST_SLOT, TEXT_HIDDEN_SIZE
 
 _BATCH_SIZE = 4
 _QUESTIONS_PER_SCENE = 8
-_LEARNING_RATE = 4e-3
+_LEARNING_RATE = 6e-3
 _NOISE = 0.03
 _FREE_TOKENS_SAY = (
     "This is a picture of shapes or of a digit. Answer the question in one or two words, such as Red, 3, Left or Yes."
@@ -103,7 +103,7 @@ def train_codebook(directory: Path, language_dir: Path, num_steps: int) -> None:
         optimizer.step()
         step += 1
         recent.append((loss.item(), accuracy))
-        if step % 10 == 0:
+        if step % 10 == 0 or step == num_steps:
             report("codebook", step, num_steps, recent, start_s)
             start_s, recent = time.perf_counter(), []
             save_state(checkpoint, step, optimizer, codebook=codebook)

@@ -36,7 +36,7 @@ def to_pixels(image: Image.Image) -> torch.Tensor:
 
 
 class SceneDataset(IterableDataset):
-    """Scenes from a number on, for ever: pixels, facts [slots], patch labels [3, patches] and questions."""
+    """Scenes from a number on, for ever: pixels, facts [slots], patch labels [4, patches] and questions."""
 
     def __init__(self, split: str, start: int) -> None:
         self._split, self._start = split, start
@@ -50,7 +50,7 @@ class SceneDataset(IterableDataset):
 
 
 class CrowdDataset(SceneDataset):
-    """Crowds, and every third time a scene: pixels and patch labels [3, patches]."""
+    """Crowds, and every third time a scene: pixels and patch labels [4, patches]."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         torch.set_num_threads(1)

@@ -101,8 +101,8 @@ def _patch_loss(logits: list[torch.Tensor], patches: torch.Tensor) -> torch.Tens
 def _patch_accuracies(logits: list[torch.Tensor], patches: torch.Tensor) -> str:
     """Right kinds and colours of patches that show something."""
     shown = patches[:, 0] > 0
-    kind, colour = ((logits[i].argmax(-1) == patches[:, i])[shown].float().mean() for i in range(2))
-    return f"patch kind {kind:.3f} patch colour {colour:.3f}"
+    kind, colour, position = ((logits[i].argmax(-1) == patches[:, i])[shown].float().mean() for i in (0, 1, 3))
+    return f"patch kind {kind:.3f} patch colour {colour:.3f} patch position {position:.3f}"
 
 
 def _slot_accuracies(logits: list[torch.Tensor], facts: torch.Tensor) -> str:

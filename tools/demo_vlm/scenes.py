@@ -61,7 +61,7 @@ class Scene:
 def sample_scene(rng: random.Random) -> Scene:
     """A random scene: different shapes in different places, a number of alike ones, or a digit."""
     dark = rng.random() < 0.2
-    sample = rng.choices((_few_different, _several_alike, _one_digit), weights=(40, 35, 25))[0]
+    sample = rng.choices((_few_different, _several_alike, _one_digit), weights=(35, 33, 32))[0]
     return Scene(sample(rng, [colour for colour in COLOURS if not (dark and colour == "black")]), dark)
 
 

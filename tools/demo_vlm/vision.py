@@ -9,7 +9,7 @@ from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
 from .data import GRID, IMAGE_SIZE, PATCH_SIZE
 from .facts import SLOTS
-from .scenes import COLOURS, DIGITS, SHAPES
+from .scenes import COLOURS, DIGITS, POSITIONS, SHAPES
 
 TEXT_HIDDEN_SIZE = 576
 NUM_IMAGE_TOKENS = GRID**2
@@ -127,7 +127,7 @@ class PretrainingHeads(nn.Module):
         self.slots = nn.ModuleList(nn.Linear(hidden_size, len(slot.values)) for slot in SLOTS)
         self.patches = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(hidden_size), nn.Linear(hidden_size, count))
-            for count in (1 + len(SHAPES) + len(DIGITS), 1 + len(COLOURS), 2)
+            for count in (1 + len(SHAPES) + len(DIGITS), 1 + len(COLOURS), 2, 1 + len(POSITIONS))
         )
         self.norm = nn.LayerNorm(hidden_size)
 
@@ -137,5 +137,5 @@ class PretrainingHeads(nn.Module):
         return [head(last[:, FIRST_SLOT + index]) for index, head in enumerate(self.slots)]
 
     def patch_logits(self, middle: torch.Tensor) -> list[torch.Tensor]:
-        """Logits of kind, colour and centre, [batch, patches, classes] each."""
+        """Logits of kind, colour, centre and position, [batch, patches, classes] each."""
         return [head(middle) for head in self.patches]

@@ -57,10 +57,10 @@ def test_every_answer_is_a_fact(scene: Scene, rng: random.Random) -> None:
 
 @given(scenes)
 def test_patches_show_every_item(scene: Scene) -> None:
-    kinds, colours, centres = patch_labels(scene, 7)
+    kinds, colours, centres, positions = patch_labels(scene, 7)
     assert {kind for kind in kinds if kind} == {1 + (SHAPES + DIGITS).index(item.kind) for item in scene.items}
     assert sum(centres) == len(scene.items)
-    assert [bool(kind) for kind in kinds] == [bool(colour) for colour in colours]
+    assert [bool(kind) for kind in kinds] == [bool(colour) for colour in colours] == [bool(position) for position in positions]
 
 
 def test_positions_are_the_cells_of_a_grid() -> None:
