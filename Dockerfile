@@ -1,7 +1,7 @@
-# One target per service: docker build --target gateway|frontend|engine|fetch .
+# One target per service: docker build --target gateway|frontend|encoder|engine|fetch .
 #
 # Where packages come from can be said with the build arguments PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS: an index or a
-# directory that offers a CPU build of torch makes the engine's image several GB smaller.
+# directory that offers a CPU build of torch makes the images of encoder and engine several GB smaller.
 
 FROM docker.io/library/python:3.11-slim AS base
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PATH=/opt/triptych/bin:$PATH
@@ -27,6 +27,11 @@ RUN python requirements.py gateway > requirements.txt \
 
 FROM build AS build-frontend
 RUN python requirements.py frontend > requirements.txt \
+    && pip --python /opt/triptych/bin/python install -c constraints.txt -r requirements.txt
+
+FROM build AS build-encoder
+RUN pip --python /opt/triptych/bin/python install 'torch>=2.11,<2.14'
+RUN python requirements.py encoder > requirements.txt \
     && pip --python /opt/triptych/bin/python install -c constraints.txt -r requirements.txt
 
 FROM build AS build-engine
@@ -66,6 +71,15 @@ USER triptych
 EXPOSE 50051
 HEALTHCHECK --start-period=120s --interval=10s CMD ["python", "-m", "triptych_cli.probes", "grpc://127.0.0.1:50151"]
 ENTRYPOINT ["python", "-m", "triptych_frontend"]
+
+FROM base AS encoder
+COPY --from=build-encoder /opt/triptych /opt/triptych
+RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel pip --python /opt/triptych/bin/python install --no-cache-dir --no-deps /wheel/*.whl
+ENV TRIPTYCH_ENCODER_HOST=0.0.0.0
+USER triptych
+EXPOSE 50052
+HEALTHCHECK --start-period=300s --interval=10s CMD ["python", "-m", "triptych_cli.probes", "grpc://127.0.0.1:50152"]
+ENTRYPOINT ["python", "-m", "triptych_encoder"]
 
 FROM base AS engine
 COPY --from=build-engine /opt/triptych /opt/triptych

@@ -72,7 +72,7 @@ bench: $(VENV)/.dev ## Measure tokens/s, latency, memory, start: make bench [ARG
 	$(BIN)/python benchmarks/serving.py $(ARGS)
 
 images: ## Build the container images: make images [CONTAINER=podman] [BUILD_ARGS=...]
-	for target in gateway frontend engine fetch; do \
+	for target in gateway frontend encoder engine fetch; do \
 		$(CONTAINER) build $(BUILD_ARGS) --target $$target --tag triptych-$$target:latest . || exit 1; \
 	done
 

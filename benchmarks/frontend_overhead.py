@@ -31,6 +31,10 @@ HOST = "127.0.0.1"
 FIRST_TOKEN_ID, NUM_TOKEN_IDS = 300, 2000
 
 
+class NotReadyError(Exception):
+    """The frontend has not found its engine yet."""
+
+
 class Metronome(engine_pb2_grpc.EngineServiceServicer):
     """An engine that says one token to each sequence per interval."""
 
@@ -90,18 +94,27 @@ def free_port() -> int:
 
 
 async def stream_all(stub: generation_pb2_grpc.GenerationServiceStub, args: argparse.Namespace, num_tokens: int) -> int:
-    """Run the streams at the same time, check that nothing is missing; returns the number of responses."""
+    """Run the calls at the same time on one session, as a gateway does; check that nothing is missing; returns the responses."""
     message = generation_pb2.ChatMessage(role="user", content=[generation_pb2.ContentPart(text="Tell me a story.")])
     sampling = common_pb2.SamplingParams(max_tokens=num_tokens)
     options = generation_pb2.GenerationOptions(sampling=sampling, stop=["</never>"] if args.stop else [])
-
-    async def stream() -> int:
-        call = stub.Chat(generation_pb2.ChatRequest(messages=[message], options=options), wait_for_ready=True)
-        responses = [response async for response in call]
-        assert responses[-1].usage.completion_tokens == num_tokens
-        return len(responses)
-
-    return sum(await asyncio.gather(*(stream() for _ in range(args.streams))))
+    chat = generation_pb2.ChatRequest(messages=[message], options=options)
+    session = stub.Session(wait_for_ready=True)
+    calls = [generation_pb2.GenerationCall(number=number, chat=chat) for number in range(args.streams)]
+    await session.write(generation_pb2.GenerationServiceSessionRequest(start=calls))
+    await session.done_writing()
+    num_responses, num_ended = 0, 0
+    async for batch in session:
+        for response in batch.responses:
+            assert response.number < args.streams
+            if response.HasField("error"):
+                raise NotReadyError(response.error.message)
+            num_responses += 1
+            if response.HasField("usage"):
+                assert response.usage.completion_tokens == num_tokens
+                num_ended += 1
+    assert num_ended == args.streams
+    return num_responses
 
 
 async def until_ready(stub: generation_pb2_grpc.GenerationServiceStub, args: argparse.Namespace) -> None:
@@ -110,7 +123,7 @@ async def until_ready(stub: generation_pb2_grpc.GenerationServiceStub, args: arg
         while True:
             try:
                 await stream_all(stub, args, num_tokens=4)
-            except grpc.aio.AioRpcError:
+            except (grpc.aio.AioRpcError, NotReadyError):
                 await asyncio.sleep(0.2)
             else:
                 return

@@ -31,7 +31,7 @@ HOST = "127.0.0.1"
 
 
 class Speaker(generation_pb2_grpc.GenerationServiceServicer):
-    """Says " token" max_tokens times on each stream."""
+    """Says " token" max_tokens times in each call, to all of them at the same time, as a real one does after an engine step."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -39,14 +39,28 @@ class Speaker(generation_pb2_grpc.GenerationServiceServicer):
     async def ListModels(self, request: generation_pb2.ListModelsRequest, context: object) -> generation_pb2.ListModelsResponse:  # noqa: N802
         return generation_pb2.ListModelsResponse(models=[common_pb2.ModelInfo(name=MODEL)])
 
-    async def Chat(self, request: generation_pb2.ChatRequest, context: object) -> AsyncIterator[generation_pb2.ChatResponse]:  # noqa: N802
-        num_tokens = request.options.sampling.max_tokens
-        plain = generation_pb2.ChatResponse(model=MODEL, choices=[generation_pb2.ChoiceDelta(text=" token")])
-        for _ in range(num_tokens - 1):
-            yield plain
+    async def Session(  # noqa: N802
+        self, requests: AsyncIterator[generation_pb2.GenerationServiceSessionRequest], context: object
+    ) -> AsyncIterator[generation_pb2.GenerationServiceSessionResponse]:
+        left: dict[int, int] = {}
+
+        async def read() -> None:
+            async for message in requests:
+                left.update({call.number: call.chat.options.sampling.max_tokens for call in message.start})
+
+        reader = asyncio.create_task(read())
+        while not reader.done():
             await asyncio.sleep(self._interval_s)
-        last = generation_pb2.ChoiceDelta(text=" token", finish_reason=common_pb2.FINISH_REASON_LENGTH)
-        yield generation_pb2.ChatResponse(choices=[last], usage=common_pb2.Usage(prompt_tokens=1, completion_tokens=num_tokens))
+            response = generation_pb2.GenerationServiceSessionResponse()
+            for number in list(left):
+                left[number] -= 1
+                delta = generation_pb2.ChoiceDelta(text=" token")
+                call = response.responses.add(number=number, choices=[delta])
+                if not left[number]:
+                    call.choices[0].finish_reason = common_pb2.FINISH_REASON_LENGTH
+                    call.usage.prompt_tokens = 1
+                    del left[number]
+            yield response
 
 
 async def speak(port: int, interval_s: float) -> None:

@@ -6,10 +6,11 @@ import asyncio
 import random
 import string
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-import aiohttp
+import httptools
 import orjson
 from figures import Figures, Stream, summarize
 
@@ -65,25 +66,22 @@ async def put_load(target: Target, prompts: Sequence[str], concurrency: int, max
     waiting = iter(prompts)
     deadline = asyncio.get_running_loop().time() + timeout_s
 
-    async def work(session: aiohttp.ClientSession) -> None:
+    async def work() -> None:
         for prompt in waiting:
             try:
                 async with asyncio.timeout_at(deadline):
-                    streams.append(await _stream(session, target, prompt, max_tokens))
+                    streams.append(await _stream(target, prompt, max_tokens))
             except TimeoutError:
                 failures.append(f"not answered within {timeout_s:.0f} s")
-            except (aiohttp.ClientError, _RequestFailedError, ValueError, KeyError) as error:
+            except (OSError, httptools.HttpParserError, _RequestFailedError, ValueError, KeyError) as error:
                 failures.append(f"{type(error).__name__.strip('_')}: {error}"[:200])
 
-    # A connection per request, as from clients that do not know each other. Bounded by our own deadline alone.
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
-        start_s = time.perf_counter()
-        await asyncio.gather(*(work(session) for _ in range(concurrency)))
-        return summarize(streams, failures, time.perf_counter() - start_s)
+    start_s = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(concurrency)))
+    return summarize(streams, failures, time.perf_counter() - start_s)
 
 
-async def _stream(session: aiohttp.ClientSession, target: Target, prompt: str, max_tokens: int) -> Stream:
+async def _stream(target: Target, prompt: str, max_tokens: int) -> Stream:
     body = {
         "model": target.model,
         "prompt": prompt,
@@ -93,32 +91,100 @@ async def _stream(session: aiohttp.ClientSession, target: Target, prompt: str, m
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    pieces_s: list[float] = []
-    usage: dict | None = None
     sent_s = time.perf_counter()
-    async with session.post(f"{target.url}/v1/completions", json=body) as response:
-        if response.status != 200:
-            raise _RequestFailedError(f"status {response.status}: {(await response.text())[:150]}")
-        async for event in _events(response):
-            if "error" in event:
-                raise _RequestFailedError(f"error event: {event['error']}")
-            usage = event.get("usage") or usage
-            if any(choice.get("text") for choice in event["choices"]):
-                pieces_s.append(time.perf_counter())
+    answer = await _post(target.url, "/v1/completions", orjson.dumps(body))
+    usage = answer.usage
     if usage is None or usage["completion_tokens"] != max_tokens:
         raise _RequestFailedError(f"usage of {max_tokens} output tokens expected, got {usage}")
-    if not pieces_s:
+    if not answer.pieces_s:
         raise _RequestFailedError("no text")
-    return Stream.of_times(sent_s, pieces_s, usage["prompt_tokens"], usage["completion_tokens"])
+    return Stream.of_times(sent_s, answer.pieces_s, usage["prompt_tokens"], usage["completion_tokens"])
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict]:
-    """The JSON of each server-sent event; ends at [DONE], whose absence is a failure."""
-    async for line in response.content:
-        if not line.startswith(b"data:"):
-            continue
-        data = line[5:].strip()
-        if data == _DONE:
+async def _post(url: str, path: str, body: bytes) -> _Answer:
+    """One request on a connection of its own, as from clients that do not know each other; returns its whole answer."""
+    parts = urlsplit(url)
+    loop = asyncio.get_running_loop()
+    answer = _Answer(loop.create_future())
+    transport, _ = await loop.create_connection(lambda: answer, parts.hostname, parts.port or 80)
+    try:
+        head = (
+            f"POST {parts.path}{path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        transport.write(head.encode() + body)
+        await answer.ended
+    finally:
+        transport.abort()
+    return answer
+
+
+class _Answer(asyncio.Protocol):
+    """Reads one answer off its socket.
+
+    Sockets, a parser in C and nothing between: the client shares the machine with what it measures, and a general HTTP client cost
+    more of it per token than some servers do.
+
+    Args:
+        ended: done when the answer is complete, or with what is wrong with it.
+    """
+
+    def __init__(self, ended: asyncio.Future[None]) -> None:
+        self.ended = ended
+        #: When each piece of text came.
+        self.pieces_s: list[float] = []
+        self.usage: dict | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._rest = b""
+        self._is_done = False
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            self._end(error.__context__ if isinstance(error.__context__, Exception) else error)
+        except httptools.HttpParserError as error:
+            self._end(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(error or _RequestFailedError("the connection was closed before the answer's end"))
+
+    # What the parser calls.
+
+    def on_body(self, body: bytes) -> None:
+        if self._parser.get_status_code() != 200:
+            self._rest += body
             return
-        yield orjson.loads(data)
-    raise _RequestFailedError("the stream ended without [DONE]")
+        *events, self._rest = (self._rest + body).split(b"\n\n")
+        for event in events:
+            self._on_event(event)
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status != 200:
+            raise _RequestFailedError(f"status {status}: {self._rest.decode(errors='replace')[:150]}")
+        if not self._is_done:
+            raise _RequestFailedError("the stream ended without [DONE]")
+        self._end(None)
+
+    def _on_event(self, event: bytes) -> None:
+        if not event.startswith(b"data:"):
+            return
+        data = event[5:].strip()
+        if data == _DONE:
+            self._is_done = True
+            return
+        message = orjson.loads(data)
+        if "error" in message:
+            raise _RequestFailedError(f"error event: {message['error']}")
+        self.usage = message.get("usage") or self.usage
+        if any(choice.get("text") for choice in message["choices"]):
+            self.pieces_s.append(time.perf_counter())
+
+    def _end(self, error: Exception | None) -> None:
+        if self.ended.done():
+            return
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)

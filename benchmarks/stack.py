@@ -50,9 +50,17 @@ class Stack:
 
     def memory_limits(self) -> dict[str, int]:
         """What each service may hold, in bytes."""
+        import torch  # seconds, and after the measurements
+        from transformers import AutoConfig
+        from triptych_engine.runner.precision import checkpoint_dtype, compute_dtype
+
         settings = CliApp.run(EngineSettings, cli_args=self.engine_args)
         path = resolve_model(settings.model, WEIGHT_PATTERNS)
-        weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+        checkpoint = checkpoint_dtype(AutoConfig.from_pretrained(path))
+        auto = compute_dtype(checkpoint, torch.device("cpu"))
+        dtype = auto if settings.dtype == "auto" else getattr(torch, settings.dtype)
+        # As they are computed with: a checkpoint may be widened.
+        weights = sum(file.stat().st_size for file in path.glob("*.safetensors")) * dtype.itemsize // checkpoint.itemsize
         engine = weights + settings.kv_cache_memory + ENGINE_OVERHEAD_LIMIT
         return {"gateway": GATEWAY_LIMIT, "frontend": FRONTEND_LIMIT, "engine": engine}
 
@@ -89,7 +97,7 @@ class MemoryPeak:
 @contextmanager
 def running_stack(model: str, serve_args: Sequence[str]) -> Iterator[Stack]:
     """`triptych serve` on free ports for the time of the block."""
-    ports = ["--port", "0", "--frontend-port", "0", "--engine-port", "0"]
+    ports = ["--port", "0", "--frontend-port", "0", "--encoder-port", "0", "--engine-port", "0"]
     command = [sys.executable, "-c", "from triptych_cli.main import app; app()", "serve", model, *ports, *serve_args]
     # A wide terminal: the line that is waited for must not be wrapped.
     with Child(command, {**os.environ, "COLUMNS": "200"}) as child:

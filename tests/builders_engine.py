@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+from triptych_common.pb import common_pb2, engine_pb2
+from triptych_engine.convert_media import to_prompt_media
 from triptych_engine.kv_cache import KVCacheManager
+from triptych_engine.media import Bidirectional, MediaTraits, Modality
 from triptych_engine.request import Request, SamplingParams
 from triptych_engine.scheduler import Scheduler
 
@@ -20,6 +24,49 @@ def a_request(request_id: str = "r", prompt: list[int] | None = None, **sampling
     return Request(request_id, [1, 2, 3] if prompt is None else prompt, replace(GREEDY, **sampling))
 
 
+#: Stands for pictures in prompts of `a_media_request`.
+PLACEHOLDER = 49
+
+
+def traits(bidirectional: Bidirectional = Bidirectional.NONE, **more: Any) -> MediaTraits:
+    """Of a model that takes pictures."""
+    return MediaTraits({Modality.IMAGE: frozenset({PLACEHOLDER})}, hidden_size=1, bidirectional=bidirectional, **more)
+
+
+def a_media_message(
+    request_id: str, parts: Sequence[int | tuple[bytes, Sequence[int]]], address: str = "encoder:1"
+) -> engine_pb2.EngineRequest:
+    """A prompt of tokens and items, each an item's name and the lengths of its runs, which a token stands between."""
+    prompt: list[int] = []
+    message = engine_pb2.EngineRequest(request_id=request_id)
+    for part in parts:
+        if isinstance(part, int):
+            prompt.append(part)
+            continue
+        name, lengths = part
+        for number, length in enumerate(lengths):
+            prompt += [3] if number else []
+            message.placeholders.add(offset=len(prompt), length=length, media_index=len(message.media))
+            prompt += [PLACEHOLDER] * length
+        message.media.add(modality=common_pb2.MODALITY_IMAGE, key=name.ljust(32, b"."), encoder_address=address)
+    message.prompt_token_ids.extend(prompt)
+    return message
+
+
+def a_media_request(
+    request_id: str,
+    parts: Sequence[int | tuple[bytes, Sequence[int]]],
+    bidirectional: Bidirectional = Bidirectional.NONE,
+    address: str = "encoder:1",
+    **sampling: Any,
+) -> Request:
+    """A greedy request of eight tokens about pictures; see `a_media_message`."""
+    message = a_media_message(request_id, parts, address)
+    request = a_request(request_id, list(message.prompt_token_ids), **sampling)
+    request.media = to_prompt_media(message, request.prompt_token_ids, traits(bidirectional))
+    return request
+
+
 def a_scheduler(
     num_blocks: int = 64,
     block_size: int = 4,
@@ -28,6 +75,7 @@ def a_scheduler(
     max_num_batched_tokens: int = 32,
     max_waiting: int = 1000,
     max_model_len: int = 256,
+    max_embeddings: int = 1000,
     enable_prefix_caching: bool = True,
 ) -> Scheduler:
     return Scheduler(
@@ -36,6 +84,7 @@ def a_scheduler(
         max_num_batched_tokens=max_num_batched_tokens,
         max_waiting=max_waiting,
         max_model_len=max_model_len,
+        max_embeddings=max_embeddings,
     )
 
 

@@ -61,7 +61,12 @@ class Bench:
 
 @asynccontextmanager
 async def frontend_bench(
-    script: Script | None = None, model: Path | None = None, engine_model: Any = None, ready: bool = True, **settings: Any
+    script: Script | None = None,
+    model: Path | None = None,
+    engine_model: Any = None,
+    ready: bool = True,
+    engine_class: type[FakeEngine] = FakeEngine,
+    **settings: Any,
 ) -> AsyncIterator[Bench]:
     """Start a fake engine and a frontend in front of it, on free ports.
 
@@ -69,10 +74,11 @@ async def frontend_bench(
         script: what the engine says; by default `hello`.
         engine_model: the ModelInfo that the engine claims to serve; by default that of the frontend's model.
         ready: wait until the frontend has found the engine.
+        engine_class: what the engine does beside saying its script.
         settings: fields of FrontendSettings.
     """
     path = model or small_model_dir()
-    engine = FakeEngine(engine_model or model_info(path, path.name), script or hello())
+    engine = engine_class(engine_model or model_info(path, path.name), script or hello())
     async with serving(engine.register) as address:
         frontend = Frontend(FrontendSettings(**{"model": str(path), "port": 0, "engine_address": address} | settings))
         async with (

@@ -34,15 +34,15 @@ _CORPUS = (
 )
 
 
-def byte_level_tokenizer() -> Tokenizer:
-    """GPT-2's kind of tokenizer with a few merges; every byte has a token."""
+def byte_level_tokenizer(special_tokens: tuple[str, ...] = SPECIAL_TOKENS) -> Tokenizer:
+    """GPT-2's kind of tokenizer with a few merges; every byte has a token, special tokens have the first numbers."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=list(special_tokens),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

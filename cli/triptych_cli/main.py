@@ -59,6 +59,9 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address of the gateway.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the gateway.  [default: 8000]")] = None,
     frontend_port: Annotated[int | None, typer.Option(min=0, max=65535, help="gRPC port.  [default: 50051]")] = None,
+    encoder_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="gRPC port, where the model takes more than text.  [default: 50052]")
+    ] = None,
     engine_port: Annotated[int | None, typer.Option(min=0, max=65535, help="gRPC port.  [default: 50053]")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="Name that clients use.")] = None,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest sequence, in tokens.")] = None,
@@ -78,6 +81,7 @@ def serve(
         host=host,
         port=port,
         frontend_port=frontend_port,
+        encoder_port=encoder_port,
         engine_port=engine_port,
         served_model_name=served_model_name,
         max_model_len=max_model_len,
@@ -95,6 +99,12 @@ _PASS_ALL = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opt
 def engine(ctx: typer.Context) -> None:
     """Run the engine alone, in this process; its settings are its flags."""
     _run_service("engine", ctx.args)
+
+
+@app.command(context_settings=_PASS_ALL)
+def encoder(ctx: typer.Context) -> None:
+    """Run the encoder alone, in this process; its settings are its flags."""
+    _run_service("encoder", ctx.args)
 
 
 @app.command(context_settings=_PASS_ALL)

@@ -12,17 +12,20 @@ from triptych_cli.errors import CommandError
 from triptych_cli.fetch import fetch
 from triptych_cli.ports import check_ports
 from triptych_cli.service_flags import ServiceArgs
-from triptych_cli.stack import ServeOptions, Service, plan, port_claims, spec
+from triptych_cli.stack import ServeOptions, Service, needs_encoder, plan, port_claims, spec
 from triptych_cli.supervisor import ServiceFailedError, supervise
 from triptych_cli.terminal import TerminalReporter
 
 
 def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
     """Run all services on this machine. Raises CommandError when that cannot begin or cannot go on."""
-    services = plan(options, service_args)
+    services = plan(options, service_args, with_encoder=False)
     check_ports(port_claims(services))
     console = Console(stderr=True, highlight=False)
-    fetch(options.model, console)
+    path, _ = fetch(options.model, console)
+    if needs_encoder(path, service_args):
+        services = plan(options, service_args, with_encoder=True)
+        check_ports(port_claims(services))
     # Lines in JSON name their service, and a prefix would make them something else.
     prefix_lines = options.log_format != "json"
     reporter = TerminalReporter(

@@ -17,8 +17,8 @@ from triptych_common.settings import ServiceSettings, startup_error
 
 from triptych_cli.errors import CommandError
 
-#: In the order of their start: each needs the one before.
-SERVICES = ("engine", "frontend", "gateway")
+#: In the order of their start: each needs some of those before it.
+SERVICES = ("engine", "encoder", "frontend", "gateway")
 ServiceArgs = dict[str, list[str]]
 
 

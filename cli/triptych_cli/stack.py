@@ -6,7 +6,9 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from triptych_common.model_store import has_towers
 from triptych_common.settings import GrpcServiceSettings, ServiceSettings
 
 from triptych_cli.ports import PortClaim, connect_host, free_port
@@ -23,6 +25,7 @@ class ServeOptions:
     host: str | None = None
     port: int | None = None
     frontend_port: int | None = None
+    encoder_port: int | None = None
     engine_port: int | None = None
     served_model_name: str | None = None
     max_model_len: int | None = None
@@ -35,6 +38,7 @@ class ServeOptions:
         model = {"--model": self.model, "--served-model-name": self.served_model_name, "--max-model-len": self.max_model_len}
         own: dict[str, dict[str, object]] = {
             "engine": {**model, "--port": self.engine_port},
+            "encoder": {**model, "--port": self.encoder_port},
             "frontend": {**model, "--port": self.frontend_port},
             "gateway": {"--host": self.host, "--port": self.port},
         }
@@ -55,11 +59,20 @@ class Service:
         return f"{connect_host(self.settings.host)}:{self.settings.port}"
 
 
-def plan(options: ServeOptions, given: ServiceArgs) -> list[Service]:
+#: Service -> the flag by which it is told of one that was started before it.
+_TELLS = {
+    "engine": ("frontend", "--engine-address"),
+    "encoder": ("frontend", "--encoder-addresses"),
+    "frontend": ("gateway", "--frontend-address"),
+}
+
+
+def plan(options: ServeOptions, given: ServiceArgs, with_encoder: bool) -> list[Service]:
     """Settle the flags of each service, in the order of their start.
 
     Args:
         given: flags for single services, without their names; they win over the options.
+        with_encoder: start one, as the model takes more than text; see `needs_encoder`.
 
     Raises:
         CommandError: a service would refuse its settings.
@@ -67,10 +80,22 @@ def plan(options: ServeOptions, given: ServiceArgs) -> list[Service]:
     services: list[Service] = []
     for name in SERVICES:
         flags = options.flags(name)
-        if services:
-            flags[f"--{services[-1].name}-address"] = services[-1].address
+        if name == "encoder" and not with_encoder:
+            # Checked all the same: whether a setting is wrong does not depend on the model.
+            parse_settings(name, [*given.get(name, []), "--model", options.model])
+            continue
+        for service in services:
+            told, flag = _TELLS[service.name]
+            if told == name:
+                flags[flag] = service.address
         services.append(_settle(name, flags, given.get(name, [])))
     return services
+
+
+def needs_encoder(path: Path, given: ServiceArgs) -> bool:
+    """Whether to start an encoder: the model in this directory has towers, and the frontend was not told of encoders elsewhere."""
+    frontend = parse_settings("frontend", given.get("frontend", []))
+    return has_towers(path) and not getattr(frontend, "encoder_addresses", ())
 
 
 def _settle(name: str, flags: Mapping[str, object], given: Sequence[str]) -> Service:
@@ -101,7 +126,7 @@ def _without(args: Sequence[str], flag: str) -> list[str]:
     return rest
 
 
-_PORT_FLAGS = {"engine": "--engine-port", "frontend": "--frontend-port", "gateway": "--port"}
+_PORT_FLAGS = {"engine": "--engine-port", "encoder": "--encoder-port", "frontend": "--frontend-port", "gateway": "--port"}
 
 
 def port_claims(services: Sequence[Service]) -> list[PortClaim]:
@@ -113,6 +138,9 @@ def port_claims(services: Sequence[Service]) -> list[PortClaim]:
         if isinstance(settings, GrpcServiceSettings):
             flag = f"--{service.name}.control-port"
             claims.append(PortClaim(f"{service.name} (control)", settings.control_host, settings.resolved_control_port, flag))
+            if settings.metrics_port:
+                flag = f"--{service.name}.metrics-port"
+                claims.append(PortClaim(f"{service.name} (metrics)", settings.host, settings.metrics_port, flag))
     return claims
 
 
@@ -124,4 +152,6 @@ def spec(service: Service) -> ServiceSpec:
     else:
         is_ready = http_ready(connect_host(settings.host), settings.port)
     argv = [sys.executable, "-m", f"triptych_{service.name}", *service.args]
-    return ServiceSpec(service.name, argv, {**os.environ, "PYTHONUNBUFFERED": "1"}, is_ready)
+    # Text is served without the encoder.
+    is_essential = service.name != "encoder"
+    return ServiceSpec(service.name, argv, {**os.environ, "PYTHONUNBUFFERED": "1"}, is_ready, is_essential)

@@ -13,9 +13,11 @@ from typing import Protocol
 
 from triptych_cli.process import ChildProcess, describe_exit
 
-#: This many deaths of one service within this time end everything.
+#: This many deaths of one essential service within this time end everything.
 MAX_DEATHS = 3
 DEATH_WINDOW_S = 60.0
+#: One that is not essential is started again all the same, after so many seconds more with each further death, up to the second.
+RESTART_PAUSE_S, MAX_RESTART_PAUSE_S = 2.0, 15.0
 #: Time for a service to end after SIGTERM, in seconds; then comes SIGKILL.
 STOP_GRACE_S = 15.0
 #: Pause between two readiness probes, in seconds.
@@ -34,6 +36,9 @@ class ServiceSpec:
     env: Mapping[str, str]
     #: True once the service takes requests. May raise OSError, which means no.
     is_ready: Callable[[], Awaitable[bool]]
+    #: Whether the others are of no use without it. One that is not may end before it is ready, and is then left alone, or die
+    #: often, and is then started again after a pause.
+    is_essential: bool = True
 
 
 class Reporter(Protocol):
@@ -44,6 +49,10 @@ class Reporter(Protocol):
     def all_ready(self, elapsed_s: float) -> None: ...
     def died(self, service: str, how: str, last_lines: Sequence[str]) -> None:
         """A service ended unasked and is started again."""
+        ...
+
+    def left_out(self, service: str, how: str, last_lines: Sequence[str]) -> None:
+        """A service that is not essential ended before it was ready, and is not started again."""
         ...
 
     def stopping(self, service: str) -> None: ...
@@ -70,6 +79,7 @@ class _Service:
     spec: ServiceSpec
     child: ChildProcess | None = None
     has_been_ready: asyncio.Event = field(default_factory=asyncio.Event)
+    is_left_out: asyncio.Event = field(default_factory=asyncio.Event)
     #: Monotonic times of its deaths within the window.
     deaths: deque[float] = field(default_factory=deque)
 
@@ -101,7 +111,7 @@ class Supervisor:
         """Start all services, keep them running, stop them at the end.
 
         Raises:
-            ServiceFailedError: one ended before it was ready for the first time, or died too often.
+            ServiceFailedError: an essential one ended before it was ready for the first time, or died too often.
         """
         start_s = time.monotonic()
         stopped = asyncio.create_task(self._stop.wait())
@@ -134,11 +144,19 @@ class Supervisor:
                 readiness.cancel()
                 await asyncio.gather(readiness, return_exceptions=True)
             service.child = None
-            self._judge(service, describe_exit(code), child.last_lines)
+            if not service.spec.is_essential and not service.has_been_ready.is_set():
+                self._reporter.left_out(service.spec.name, describe_exit(code), child.last_lines)
+                service.is_left_out.set()
+                await asyncio.Event().wait()
+            await asyncio.sleep(self._judge(service, describe_exit(code), child.last_lines))
             await self._start(service)
 
-    def _judge(self, service: _Service, how: str, last_lines: Sequence[str]) -> None:
-        """Report a death. Raises ServiceFailedError when starting the service again would be of no use."""
+    def _judge(self, service: _Service, how: str, last_lines: Sequence[str]) -> float:
+        """Report a death; returns how long to wait before the next start, in seconds.
+
+        Raises:
+            ServiceFailedError: starting the service again would be of no use, and without it nothing is.
+        """
         name = service.spec.name
         if not service.has_been_ready.is_set():
             raise ServiceFailedError(f"{name} ended before it was ready ({how})", last_lines)
@@ -146,9 +164,11 @@ class Supervisor:
         service.deaths.append(now_s)
         while service.deaths[0] < now_s - DEATH_WINDOW_S:
             service.deaths.popleft()
-        if len(service.deaths) >= MAX_DEATHS:
+        num_too_many = len(service.deaths) - MAX_DEATHS + 1
+        if num_too_many > 0 and service.spec.is_essential:
             raise ServiceFailedError(f"{name} died {MAX_DEATHS} times within {DEATH_WINDOW_S:.0f} s (now: {how})", last_lines)
         self._reporter.died(name, how, last_lines)
+        return min(num_too_many * RESTART_PAUSE_S, MAX_RESTART_PAUSE_S) if num_too_many > 0 else 0.0
 
     async def _await_ready(self, service: _Service) -> None:
         start_s = time.monotonic()
@@ -159,7 +179,12 @@ class Supervisor:
 
     async def _report_all_ready(self, start_s: float) -> None:
         for service in self._services:
-            await service.has_been_ready.wait()
+            outcomes = [asyncio.create_task(event.wait()) for event in (service.has_been_ready, service.is_left_out)]
+            try:
+                await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for outcome in outcomes:
+                    outcome.cancel()
         self._reporter.all_ready(time.monotonic() - start_s)
 
     async def _end(self, service: _Service) -> None:

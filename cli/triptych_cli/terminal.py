@@ -65,6 +65,13 @@ class TerminalReporter:
         self.show_last_lines(last_lines)
         self._say(f"starting {service} again")
 
+    def left_out(self, service: str, how: str, last_lines: Sequence[str]) -> None:
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(service)
+        self._say(f"[bold red]{service} ended before it was ready ({how})[/]; the others go on without it. Its last lines:")
+        self.show_last_lines(last_lines)
+        self._show_waiting()
+
     def show_last_lines(self, last_lines: Sequence[str]) -> None:
         """Show what a service wrote last, indented."""
         for text in last_lines or ["(none)"]:

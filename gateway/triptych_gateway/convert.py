@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import orjson
+from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
 
-from triptych_gateway.schemas.chat import AudioPart, ChatCompletionRequest, ContentPart, ImagePart, Message, TextPart
+from triptych_gateway.media import media_item
+from triptych_gateway.schemas.chat import ChatCompletionRequest, Message, TextPart, has_media
 from triptych_gateway.schemas.common import GenerationRequest
 from triptych_gateway.schemas.completions import CompletionRequest
 from triptych_gateway.schemas.tokenize import TokenizeRequest
@@ -60,7 +65,7 @@ def chat_request(request: ChatCompletionRequest) -> generation_pb2.ChatRequest:
     sampling = sampling_params(request, request.token_limit, request.num_logprobs)
     return generation_pb2.ChatRequest(
         model=request.model,
-        messages=[chat_message(message) for message in request.messages],
+        messages=chat_messages(request.messages, request.mm_processor_kwargs),
         options=generation_options(request, sampling),
         template_kwargs_json=_json(request.chat_template_kwargs),
         add_generation_prompt=request.add_generation_prompt,
@@ -88,32 +93,42 @@ def tokenize_chat_request(request: TokenizeRequest) -> generation_pb2.ChatReques
     """The messages of /tokenize, for the first stage of Chat."""
     return generation_pb2.ChatRequest(
         model=request.model,
-        messages=[chat_message(message) for message in request.messages or ()],
+        messages=chat_messages(request.messages or (), request.mm_processor_kwargs),
         template_kwargs_json=_json(request.chat_template_kwargs),
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
     )
 
 
-def chat_message(message: Message) -> generation_pb2.ChatMessage:
-    """One turn."""
+def chat_messages(
+    messages: Sequence[Message], mm_processor_kwargs: dict[str, Any] | None = None
+) -> list[generation_pb2.ChatMessage]:
+    """The turns of a conversation. With media in it this decodes files: see `media.media_item`."""
+    if mm_processor_kwargs and not has_media(messages):
+        field = "mm_processor_kwargs"
+        raise InvalidRequestError(f"{field}: only allowed with media; there is none in the messages", field=field)
+    return [chat_message(message, f"messages[{index}]", mm_processor_kwargs) for index, message in enumerate(messages)]
+
+
+def chat_message(
+    message: Message, field: str = "messages[0]", mm_processor_kwargs: dict[str, Any] | None = None
+) -> generation_pb2.ChatMessage:
+    """One turn.
+
+    Args:
+        field: its path, for errors.
+        mm_processor_kwargs: processor options of the whole request.
+    """
     if isinstance(message.content, str):
         parts = [generation_pb2.ContentPart(text=message.content)]
     else:
-        parts = [_content_part(part) for part in message.content]
+        parts = [
+            generation_pb2.ContentPart(text=part.text)
+            if isinstance(part, TextPart)
+            else generation_pb2.ContentPart(media=media_item(part, f"{field}.content[{index}]", mm_processor_kwargs))
+            for index, part in enumerate(message.content)
+        ]
     return generation_pb2.ChatMessage(role=message.role, content=parts, name=message.name)
-
-
-def _content_part(part: ContentPart) -> generation_pb2.ContentPart:
-    if isinstance(part, TextPart):
-        return generation_pb2.ContentPart(text=part.text)
-    if isinstance(part, AudioPart):
-        media = common_pb2.MediaItem(modality=common_pb2.MODALITY_AUDIO, data=part.input_audio.data)
-    elif isinstance(part, ImagePart):
-        media = common_pb2.MediaItem(modality=common_pb2.MODALITY_IMAGE, url=part.image_url.url)
-    else:
-        media = common_pb2.MediaItem(modality=common_pb2.MODALITY_VIDEO, url=part.video_url.url)
-    return generation_pb2.ContentPart(media=media)
 
 
 def _json(value: dict[str, object] | None) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from typing import TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -23,7 +23,9 @@ from triptych_common.pb import (
     preprocess_pb2,
     preprocess_pb2_grpc,
 )
-from triptych_common.status import DETAILS_KEY, from_rpc_error
+from triptych_common.status import from_rpc_error, has_details
+
+from triptych_gateway.frontend_session import FrontendSession, Request
 
 log = logging.getLogger(__name__)
 Response = TypeVar("Response")
@@ -40,15 +42,24 @@ class FrontendClient:
         self._generation = generation_pb2_grpc.GenerationServiceStub(self._channel)
         self._preprocess = preprocess_pb2_grpc.PreprocessServiceStub(self._channel)
         self._detokenize = detokenize_pb2_grpc.DetokenizeServiceStub(self._channel)
+        self._session: FrontendSession | None = None
         self.health = health_pb2_grpc.HealthStub(self._channel)
 
-    def chat(self, request: generation_pb2.ChatRequest, request_id: str) -> AsyncIterator[generation_pb2.ChatResponse]:
-        """The responses of one Chat call. Closing the iterator cancels it."""
-        return self._responses(self._generation.Chat, request, request_id)
+    async def generate(
+        self, requests: Sequence[Request], request_ids: Sequence[str]
+    ) -> AsyncGenerator[list[tuple[int, generation_pb2.GenerationCallResponse]], None]:
+        """What is new in one Chat or Complete call per request, each response with the place of its request.
 
-    def complete(self, request: generation_pb2.CompleteRequest, request_id: str) -> AsyncIterator[generation_pb2.CompleteResponse]:
-        """The responses of one Complete call. Closing the iterator cancels it."""
-        return self._responses(self._generation.Complete, request, request_id)
+        Nothing is sent before the first item is asked for. The first error ends all calls; closing the generator cancels them.
+        """
+        if self._session is None or not self._session.is_open:
+            self._session = FrontendSession(self._generation.Session(), self.address)
+        calls = self._session.start(requests, request_ids)
+        try:
+            while responses := await calls.next():
+                yield responses
+        finally:
+            calls.close()
 
     async def models(self, request_id: str) -> Sequence[common_pb2.ModelInfo]:
         """The models that can be named."""
@@ -78,6 +89,8 @@ class FrontendClient:
 
     async def close(self) -> None:
         """Cancels what is left and closes the connection."""
+        if self._session is not None:
+            await self._session.close()
         await self._channel.close()
 
     async def _response(self, call: Awaitable[Response]) -> Response:
@@ -86,19 +99,9 @@ class FrontendClient:
         except grpc.aio.AioRpcError as error:
             raise self._translated(error) from None
 
-    async def _responses(self, method: Any, request: Any, request_id: str) -> AsyncIterator[Any]:
-        call = method(request, metadata=_metadata(request_id))
-        try:
-            async for response in call:
-                yield response
-        except grpc.aio.AioRpcError as error:
-            raise self._translated(error) from None
-        finally:
-            call.cancel()
-
     def _translated(self, error: grpc.aio.AioRpcError) -> TriptychError:
         """The frontend's own error, or what the transport's error means to a client."""
-        if any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ()):
+        if has_details(error):
             return from_rpc_error(error)
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             log.warning("frontend at %s is away: %s", self.address, error.details())

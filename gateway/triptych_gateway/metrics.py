@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from triptych_common.pb import common_pb2
 
+from triptych_gateway.cost import Cost
+from triptych_gateway.formats.cost import MODALITIES, encoder_cache
+
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
 
@@ -36,6 +39,11 @@ class Metrics:
         self.stream_errors = self._counter("stream_errors", "Streams that ended with an error event.", "route", "code")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
         self.cached_tokens = self._counter("cached_tokens", "Prompt tokens that came from the prefix cache.")
+        self.media_tokens = self._counter("media_tokens", "Prompt tokens that stand for media.", "modality")
+        self.cached_media_tokens = self._counter("cached_media_tokens", "Those of them that came from the prefix cache.")
+        self.media_items = self._counter(
+            "media_items", "Media items, by where the encoder found them.", "modality", "encoder_cache"
+        )
         self.completion_tokens = self._counter("completion_tokens", "Output tokens of finished requests.")
         self.in_flight = Gauge("triptych_gateway_requests_in_flight", "HTTP requests being answered.", registry=self.registry)
         self.latency = self._histogram("request_seconds", "From the request's head to the answer's end.", _LATENCY_BUCKETS)
@@ -77,9 +85,15 @@ class GenerationMeter:
         self._last_s = now
         self._record.num_events += 1
 
-    def finished(self, usage: common_pb2.Usage) -> None:
+    def finished(self, cost: Cost) -> None:
         """The answer is complete."""
+        usage, metrics = cost.usage, self._metrics
         self._record.usage = usage
-        self._metrics.prompt_tokens.inc(usage.prompt_tokens)
-        self._metrics.cached_tokens.inc(usage.cached_tokens)
-        self._metrics.completion_tokens.inc(usage.completion_tokens)
+        metrics.prompt_tokens.inc(usage.prompt_tokens)
+        metrics.cached_tokens.inc(usage.cached_tokens)
+        metrics.completion_tokens.inc(usage.completion_tokens)
+        metrics.cached_media_tokens.inc(usage.cached_media_tokens)
+        for report in cost.media:
+            modality = MODALITIES.get(report.modality, "unknown")
+            metrics.media_tokens.labels(modality).inc(report.num_tokens)
+            metrics.media_items.labels(modality, encoder_cache(report) or "unknown").inc()

@@ -5,6 +5,7 @@
     │   ├── ContextLengthError         longer than the model's context
     │   └── NeverFitsError             larger than the whole KV cache
     ├── ModelNotFoundError             no such model here                         NOT_FOUND
+    ├── MediaNotFoundError             the encoder needs the bytes of the item    NOT_FOUND
     ├── DuplicateRequestError          the request id is in use                   ALREADY_EXISTS
     ├── QueueFullError                 try again later                            RESOURCE_EXHAUSTED
     ├── ServiceUnavailableError        a service that is needed is away           UNAVAILABLE
@@ -89,6 +90,13 @@ class ModelNotFoundError(TriptychError):
 
     code = Code.NOT_FOUND
     reason = "MODEL_NOT_FOUND"
+
+
+class MediaNotFoundError(TriptychError):
+    """No embedding is held under that key, and no bytes came with it: send them."""
+
+    code = Code.NOT_FOUND
+    reason = "MEDIA_NOT_FOUND"
 
 
 class DuplicateRequestError(TriptychError):

@@ -18,6 +18,11 @@ def canonical_options(options: Mapping[str, Any]) -> str:
     return json.dumps(options, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if options else ""
 
 
+def content_hash(content: bytes) -> bytes:
+    """What a key knows of a raw file: 32 bytes."""
+    return hashlib.sha256(content).digest()
+
+
 def media_key(scope: bytes, modality: common_pb2.Modality, content: bytes, options_json: str = "", tenant_salt: str = "") -> bytes:
     """32 bytes that differ whenever the embeddings may: never a URL, never a name that a client chose.
 
@@ -27,8 +32,15 @@ def media_key(scope: bytes, modality: common_pb2.Modality, content: bytes, optio
         options_json: from `canonical_options`.
         tenant_salt: tenants of different salts share nothing.
     """
+    return media_key_of_hash(scope, modality, content_hash(content), options_json, tenant_salt)
+
+
+def media_key_of_hash(
+    scope: bytes, modality: common_pb2.Modality, hashed_content: bytes, options_json: str = "", tenant_salt: str = ""
+) -> bytes:
+    """The same from the file's `content_hash`, for whoever no longer has the file."""
     digest = hashlib.sha256(_VERSION)
-    for part in (scope, str(int(modality)).encode(), hashlib.sha256(content).digest(), options_json.encode(), tenant_salt.encode()):
+    for part in (scope, str(int(modality)).encode(), hashed_content, options_json.encode(), tenant_salt.encode()):
         # With its length, so that no part can run over into the next.
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.digest()

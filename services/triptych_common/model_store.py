@@ -130,6 +130,17 @@ def text_config(config: dict) -> dict:
     return {**config, **(config.get("text_config") or {})}
 
 
+def has_towers(path: Path) -> bool:
+    """Whether the checkpoint in a directory has towers for pictures, sounds or videos beside its language model.
+
+    Told from the configuration alone, so that what holds neither torch nor transformers can ask.
+    """
+    config = read_json(path / "config.json")
+    # Omni models keep the part that understands, their thinker, beside the one that speaks.
+    parts = (config, config.get("thinker_config") or {})
+    return any(part.get(name) for part in parts for name in ("vision_config", "audio_config", "encoder_config"))
+
+
 def eos_token_ids(path: Path) -> tuple[int, ...]:
     """Tokens that end a sequence: generation_config.json's, else config.json's."""
     for name in ("generation_config.json", "config.json"):

@@ -19,6 +19,7 @@ from triptych_common.control import Controllable, ControlServicer, Health
 from triptych_common.errors import StartupError
 from triptych_common.interceptors import CallInterceptor
 from triptych_common.logs import configure_logging
+from triptych_common.metrics import Collect, MetricsServer
 from triptych_common.pb import control_pb2, control_pb2_grpc
 from triptych_common.settings import GrpcServiceSettings, ServiceSettings
 
@@ -35,6 +36,7 @@ class ServiceServer:
         services: the service descriptors that this process serves, for reflection and health.
         register: adds the servicers to the server it is given.
         controllable: answers the control port.
+        collect: what Prometheus is told beside what all services tell, where `metrics_port` is set.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class ServiceServer:
         services: Sequence[ServiceDescriptor],
         register: Callable[[grpc.aio.Server], None],
         controllable: Controllable,
+        collect: Collect | None = None,
     ) -> None:
         self._name = name
         self._settings = settings
@@ -51,11 +54,14 @@ class ServiceServer:
         self._register = register
         self._controllable = controllable
         self.health = Health(tuple(service.full_name for service in services))
+        self._metrics = MetricsServer(name, controllable, collect)
         self.port = 0
         self.control_port = 0
+        #: None while metrics are off.
+        self.metrics_port: int | None = None
 
     async def start(self) -> None:
-        """Listen on both ports, alive but not ready. Raises StartupError when a port is taken."""
+        """Listen on all ports, alive but not ready. Raises StartupError when a port is taken."""
         self._main = self._server(self._services)
         self._register(self._main)
         control_descriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
@@ -67,9 +73,13 @@ class ServiceServer:
         settings = self._settings
         self.port = bind(self._main, settings.host, settings.port, "--port")
         self.control_port = bind(self._control, settings.control_host, settings.resolved_control_port, "--control-port")
+        if settings.metrics_port is not None:
+            self.metrics_port = self._metrics.start(settings.host, settings.metrics_port)
         await self._main.start()
         await self._control.start()
         log.info("listening on %s:%d, control on %s:%d", settings.host, self.port, settings.control_host, self.control_port)
+        if self.metrics_port is not None:
+            log.info("metrics at http://%s:%d/metrics", settings.host, self.metrics_port)
 
     def _server(self, services: Sequence[ServiceDescriptor]) -> grpc.aio.Server:
         server = grpc.aio.server(interceptors=[CallInterceptor()], options=SERVER_OPTIONS)
@@ -82,7 +92,7 @@ class ServiceServer:
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Not ready at once; calls in flight get the grace, then are cancelled."""
         await self.health.set_ready(False)
-        await asyncio.gather(self._main.stop(grace_s), self._control.stop(grace_s))
+        await asyncio.gather(self._main.stop(grace_s), self._control.stop(grace_s), self._metrics.stop())
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, flag: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,6 +16,13 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 #: The control port of a service is its port plus this, unless it is set.
 CONTROL_PORT_OFFSET = 100
 DEFAULT_MODEL = "smollm2-135m-instruct"
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_bytes(value: object) -> object:
+    """`512M`, `2GiB` or a plain number of bytes; anything else is left to be refused."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(value).strip(), re.IGNORECASE)
+    return int(float(match[1]) * _UNITS[match[2].upper()]) if match else value
 
 
 class ServiceSettings(BaseSettings):
@@ -46,6 +54,7 @@ class GrpcServiceSettings(ServiceSettings):
 
     control_host: Annotated[str, Field(description="Address of the control port.")] = "127.0.0.1"
     control_port: Annotated[Port | None, Field(description="Control port; by default the port plus 100.")] = None
+    metrics_port: Annotated[Port | None, Field(description="Port of GET /metrics for Prometheus; off by default.")] = None
 
     @model_validator(mode="after")
     def _control_port_in_range(self) -> Self:

@@ -14,24 +14,32 @@ from triptych_common.pb import common_pb2
 DOMAIN = "triptych"
 #: Trailing metadata that carries an error of ours; absent when the transport failed.
 DETAILS_KEY = "grpc-status-details-bin"
+#: Longest text of an error on the wire, in characters. Errors name what was given, and clients can give megabytes.
+_MAX_TEXT_CHARS = 1000
 _STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT_CHARS else f"{text[:_MAX_TEXT_CHARS]}... ({len(text)} characters)"
 
 
 def to_status(error: TriptychError) -> status_pb2.Status:
     """The error as google.rpc.Status with ErrorInfo, and BadRequest or RetryInfo where they apply."""
     details: list[message.Message] = [
         error_details_pb2.ErrorInfo(
-            reason=error.reason, domain=DOMAIN, metadata={"field": error.field, "limit": error.limit, "value": error.value}
+            reason=error.reason,
+            domain=DOMAIN,
+            metadata={"field": _cut(error.field), "limit": _cut(error.limit), "value": _cut(error.value)},
         )
     ]
     if error.field and error.code == Code.INVALID_ARGUMENT:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=_cut(error.field), description=_cut(error.message))
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    status = status_pb2.Status(code=int(error.code), message=error.message)
+    status = status_pb2.Status(code=int(error.code), message=_cut(error.message))
     for detail in details:
         packed = any_pb2.Any()
         packed.Pack(detail)
@@ -44,6 +52,11 @@ async def abort_call(context: grpc.aio.ServicerContext, error: TriptychError) ->
     status = to_status(error)
     await context.abort(_STATUS_CODES[status.code], status.message, ((DETAILS_KEY, status.SerializeToString()),))
     raise AssertionError("abort returns never")
+
+
+def has_details(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a service of ours raised it, and not the transport."""
+    return any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> TriptychError:
@@ -71,11 +84,11 @@ def to_request_error(error: BaseException) -> common_pb2.RequestError:
         error = InternalError(f"internal error ({type(error).__name__}); the service's log has the details")
     return common_pb2.RequestError(
         code=int(error.code),
-        message=error.message,
+        message=_cut(error.message),
         reason=error.reason,
-        field=error.field,
-        limit=error.limit,
-        value=error.value,
+        field=_cut(error.field),
+        limit=_cut(error.limit),
+        value=_cut(error.value),
         retry_after_s=error.retry_after_s,
     )
 

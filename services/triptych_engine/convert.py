@@ -8,11 +8,13 @@ import re
 import secrets
 from collections.abc import Iterable
 
-from triptych_common.errors import ContextLengthError, InvalidRequestError, UnimplementedError
+from triptych_common.errors import ContextLengthError, InvalidRequestError
 from triptych_common.pb import common_pb2, engine_pb2
 from triptych_common.status import to_request_error
 
+from triptych_engine.convert_media import put_media_usage, to_prompt_media
 from triptych_engine.core import Load
+from triptych_engine.media import TEXT_ONLY, MediaTraits
 from triptych_engine.output import SequenceOutput
 from triptych_engine.request import FinishReason, Request, SamplingParams, TokenLogprobs
 
@@ -39,19 +41,21 @@ _REQUEST_ID = re.compile(r"[!-~]{1,256}")
 _SMALLEST_TEMPERATURE = 1e-4
 
 
-def to_request(message: engine_pb2.EngineRequest, model: common_pb2.ModelInfo, capacity_tokens: int) -> Request:
+def to_request(
+    message: engine_pb2.EngineRequest, model: common_pb2.ModelInfo, capacity_tokens: int, traits: MediaTraits | str = TEXT_ONLY
+) -> Request:
     """The request, checked.
 
     Args:
         capacity_tokens: longest sequence that the KV cache holds.
+        traits: of a model that takes media; else why it does not.
 
     Raises:
         InvalidRequestError, ContextLengthError: a field is out of its range; the error names it.
+        UnimplementedError: the model does not take the media.
     """
     if not _REQUEST_ID.fullmatch(message.request_id):
         raise InvalidRequestError("request_id must be 1 to 256 printable characters without spaces", field="request_id")
-    if message.media or message.placeholders:
-        raise UnimplementedError("this engine serves text only; media items cannot be taken", field="media")
     prompt = list(message.prompt_token_ids)
     if not prompt:
         raise InvalidRequestError("prompt_token_ids must not be empty", field="prompt_token_ids")
@@ -59,6 +63,7 @@ def to_request(message: engine_pb2.EngineRequest, model: common_pb2.ModelInfo, c
     return Request(
         request_id=message.request_id,
         prompt_token_ids=prompt,
+        media=to_prompt_media(message, prompt, traits),
         sampling=_to_sampling(message.sampling, len(prompt), model, capacity_tokens),
         priority=message.priority,
         cache_salt=message.cache_salt,
@@ -190,6 +195,8 @@ def output_message(output: SequenceOutput) -> engine_pb2.SequenceOutput:
             prompt_tokens, completion_tokens, cached_tokens = output.usage
             message.usage.prompt_tokens, message.usage.completion_tokens = prompt_tokens, completion_tokens
             message.usage.cached_tokens = cached_tokens
+        if output.media is not None:
+            put_media_usage(message, output.media)
         if output.timings is not None:
             timings = output.timings
             message.timings.CopyFrom(

@@ -12,8 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from triptych_common.errors import InternalError, ServiceUnavailableError, TriptychError
+from triptych_common.errors import InternalError, ServiceUnavailableError, TriptychError, UnimplementedError
 
+from triptych_engine.media import Embeddings, FetchOrder
 from triptych_engine.output import SchedulerOutput, SequenceOutput, StepResult
 from triptych_engine.request import FinishReason, Request
 from triptych_engine.scheduler import Scheduler
@@ -28,6 +29,14 @@ class Runner(Protocol):
     def execute(self, scheduled: SchedulerOutput) -> StepResult: ...
     def allocate_cache(self) -> None: ...
     def free_cache(self) -> None: ...
+
+
+class Fetcher(Protocol):
+    """What the loop needs of those who fetch embeddings; each order ends in one `EngineCore.deliver`, unless it is cancelled."""
+
+    def submit(self, orders: Sequence[FetchOrder], cancelled: Sequence[int]) -> None:
+        """Begin orders and give up earlier ones, by number. Called on the loop's thread; must return at once."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,7 @@ class EngineCore:
 
     Args:
         on_outputs: gets every output; called on the loop's thread.
+        fetcher: fetches the embeddings of media; without it requests with media are refused.
         on_death: called on the loop's thread when it ends by an error that it could not pin on requests.
         device_thread: an executor of one thread, on which the loop runs. The model must have been loaded on the same thread: OpenMP
             keeps a team of workers for each thread that ever computed, and with two teams on the cores it no longer spins between
@@ -72,11 +82,13 @@ class EngineCore:
         on_outputs: OnOutputs,
         on_death: Callable[[BaseException], None] = lambda error: None,
         device_thread: ThreadPoolExecutor | None = None,
+        fetcher: Fetcher | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._on_outputs = on_outputs
         self._on_death = on_death
+        self._fetcher = fetcher
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._asleep = False
@@ -93,6 +105,10 @@ class EngineCore:
     def add(self, request: Request) -> None:
         """Queue a request. Whatever becomes of it, a last output with a finish reason will be published."""
         self._commands.put(lambda: self._add(request))
+
+    def deliver(self, number: int, result: Embeddings | TriptychError) -> None:
+        """Hand in what came of an order of embeddings."""
+        self._commands.put(lambda: self._deliver(number, result))
 
     def abort(self, request_ids: Sequence[str]) -> Future[list[str]]:
         """End requests before the next step; the result is the ids of those that were alive."""
@@ -114,8 +130,8 @@ class EngineCore:
         return future
 
     def reset_prefix_cache(self) -> Future[int]:
-        """Forget cached prefixes; the result is how many blocks were."""
-        return self.call(self._scheduler.kv_cache.pool.reset_cache)
+        """Forget cached prefixes and unused embeddings; the result is how many blocks were."""
+        return self.call(self._scheduler.reset_caches)
 
     def sleep(self) -> Future[None]:
         """Abort what is left, forget cached prefixes, give the KV cache back; requests are refused until `wake_up`."""
@@ -137,8 +153,10 @@ class EngineCore:
         try:
             while not self._stopping:
                 self._run_commands(block=not self._scheduler.has_work)
+                self._order_embeddings()
                 if self._scheduler.has_work:
                     self.step()
+                    self._order_embeddings()
         except BaseException as error:
             log.critical("the engine loop died", exc_info=error)
             self._on_death(error)
@@ -150,6 +168,11 @@ class EngineCore:
                 self._commands.get_nowait()()
         except queue.Empty:
             return
+
+    def _order_embeddings(self) -> None:
+        orders, cancelled = self._scheduler.take_fetches()
+        if self._fetcher is not None and (orders or cancelled):
+            self._fetcher.submit(orders, cancelled)
 
     def step(self) -> None:
         """One step. An error in it ends the requests that were part of it, and nothing else."""
@@ -174,10 +197,17 @@ class EngineCore:
                 raise ServiceUnavailableError(
                     "the engine is asleep" if self._asleep else "the engine is stopping", retry_after_s=5.0
                 )
+            if request.media.items and self._fetcher is None:
+                raise UnimplementedError("this engine fetches no embeddings; media items cannot be taken", field="media")
             self._scheduler.add(request)
         except TriptychError as error:
             usage = (request.num_prompt_tokens, 0, 0)
             self._publish([SequenceOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error, usage=usage)])
+
+    def _deliver(self, number: int, result: Embeddings | TriptychError) -> None:
+        outputs = self._scheduler.arrive(number, result)
+        if outputs:
+            self._publish(outputs)
 
     def _abort(self, request_ids: Sequence[str]) -> list[str]:
         outputs = self._scheduler.abort(request_ids)
@@ -191,7 +221,7 @@ class EngineCore:
         self._asleep = True
         self._abort(self._scheduler.live_request_ids)
         self._runner.execute(self._scheduler.schedule())  # the runner forgets the sequences too
-        self._scheduler.kv_cache.pool.reset_cache()
+        self._scheduler.reset_caches()
         self._runner.free_cache()
 
     def _wake_up(self) -> None:

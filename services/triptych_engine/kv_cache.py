@@ -9,12 +9,15 @@ from triptych_engine.block_pool import BlockPool
 from triptych_engine.request import Request
 
 
-def hash_block(parent: bytes, token_ids: list[int]) -> bytes:
+def hash_block(parent: bytes, token_ids: list[int], media: bytes = b"") -> bytes:
     """Hash of a full block: of its tokens and, through the parent's hash, of all tokens before it. 32 bytes.
 
     sha256, because a collision would answer one tenant with another's text.
+
+    Args:
+        media: what the block depends on beside its tokens, see `PromptMedia.fingerprint`.
     """
-    return hashlib.sha256(parent + array("I", token_ids).tobytes()).digest()
+    return hashlib.sha256(parent + array("I", token_ids).tobytes() + media).digest()
 
 
 class KVCacheManager:
@@ -105,4 +108,5 @@ class KVCacheManager:
         while (len(hashes) + 1) * size <= request.num_tokens:
             start = len(hashes) * size
             parent = hashes[-1] if hashes else hashlib.sha256(request.cache_salt.encode()).digest()
-            hashes.append(hash_block(parent, request.token_ids[start : start + size]))
+            media = request.media.fingerprint(start, start + size) if start < request.media.end else b""
+            hashes.append(hash_block(parent, request.token_ids[start : start + size], media))

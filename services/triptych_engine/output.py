@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
-from triptych_engine.request import FinishReason, SamplingParams, TokenLogprobs
+from triptych_common.errors import TriptychError
+
+from triptych_engine.media import NO_MEDIA, EmbeddingSlice, EmbeddingSource, Modality, PromptMedia
+from triptych_engine.request import FinishReason, Request, SamplingParams, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -17,6 +21,7 @@ class NewSequence:
     num_computed_tokens: int
     block_ids: list[int]
     sampling: SamplingParams
+    media: PromptMedia = NO_MEDIA
 
 
 @dataclass(slots=True)
@@ -30,6 +35,8 @@ class SchedulerOutput:
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     #: Sequences that the runner shall forget before this step: finished, aborted or preempted since the last.
     dropped: list[str] = field(default_factory=list)
+    #: request_id -> embeddings that stand for some of its scheduled tokens.
+    embeddings: dict[str, list[EmbeddingSlice]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -55,6 +62,24 @@ class Timings:
     num_preemptions: int
 
 
+@dataclass(frozen=True, slots=True)
+class MediaFetch:
+    """What it took to have the embeddings of one item. source: None when the sequence ended before they were asked for."""
+
+    source: EmbeddingSource | None
+    fetch_s: float
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MediaUsage:
+    """What the media of a sequence took."""
+
+    num_tokens: dict[Modality, int]
+    num_cached_tokens: int
+    fetches: tuple[MediaFetch, ...]  # in the order of the items
+
+
 @dataclass(slots=True)
 class SequenceOutput:
     """What one step brought one sequence."""
@@ -68,4 +93,42 @@ class SequenceOutput:
     #: On the last output: prompt, output and cached tokens.
     usage: tuple[int, int, int] | None = None
     timings: Timings | None = None
+    #: On the last output of a sequence with media.
+    media: MediaUsage | None = None
     error: Exception | None = None
+
+
+def last_output(request: Request, error: TriptychError | None = None) -> SequenceOutput:
+    """What a request that has ended gets last: why, and what it took."""
+    return SequenceOutput(
+        request.request_id,
+        finish_reason=request.finish_reason,
+        stop_token_id=request.stop_token_id,
+        usage=(request.num_prompt_tokens, request.num_output_tokens, request.num_cached_tokens or 0),
+        timings=_timings(request),
+        media=_media_usage(request) if request.media.items else None,
+        error=error,
+    )
+
+
+def _media_usage(request: Request) -> MediaUsage:
+    media, num_cached = request.media, request.num_cached_tokens or 0
+    spared = EmbeddingSource.PREFIX_CACHE
+    fetches = (
+        MediaFetch(spared if item.source is None and item.end <= num_cached else item.source, item.fetch_s, item.num_bytes)
+        for item in media.items
+    )
+    num_tokens = {item.modality: media.num_tokens(item.modality) for item in media.items}
+    return MediaUsage(num_tokens, media.num_cached(num_cached), tuple(fetches))
+
+
+def _timings(request: Request) -> Timings:
+    now = time.monotonic()
+    scheduled = request.first_scheduled_time or now
+    first_token = request.first_token_time or now
+    return Timings(
+        queue_s=scheduled - request.arrival_time,
+        prefill_s=first_token - scheduled,
+        decode_s=now - first_token,
+        num_preemptions=request.num_preemptions,
+    )

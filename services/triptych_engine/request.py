@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum
 
+from triptych_engine.media import NO_MEDIA, PromptMedia
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -69,6 +71,7 @@ class Request:
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    media: PromptMedia = NO_MEDIA
     #: Position in the order of arrival, given by the scheduler.
     arrival: int = 0
     arrival_time: float = field(default_factory=time.monotonic)

@@ -8,6 +8,9 @@ computed). The rule is vLLM V1's (vllm/v1/core/sched/scheduler.py).
 Waiting requests are admitted with blocks for their whole prompt, so an admitted prompt can always finish; output grows block by
 block. When no block is left, the running request that should run last loses its blocks and is computed again later (preemption by
 recompute).
+
+Requests with media compute what their embeddings allow (see media_gate). One that could compute nothing worth its blocks is parked
+until its next embeddings are there; others overtake it meanwhile.
 """
 
 from __future__ import annotations
@@ -18,8 +21,11 @@ from collections.abc import Iterable
 
 from triptych_common.errors import DuplicateRequestError, InternalError, NeverFitsError, QueueFullError, TriptychError
 
+from triptych_engine.embedding_cache import EmbeddingCache
 from triptych_engine.kv_cache import KVCacheManager
-from triptych_engine.output import NewSequence, SchedulerOutput, SequenceOutput, StepResult, Timings
+from triptych_engine.media import Embeddings, FetchOrder
+from triptych_engine.media_gate import MediaGate
+from triptych_engine.output import NewSequence, SchedulerOutput, SequenceOutput, StepResult, last_output
 from triptych_engine.request import FinishReason, Request, RequestStatus
 from triptych_engine.request_queue import RequestQueue
 
@@ -33,10 +39,18 @@ class Scheduler:
         max_num_batched_tokens: token budget of a step.
         max_waiting: requests that may wait; further ones are refused.
         max_model_len: longest sequence, prompt and output together, in tokens.
+        max_embeddings: embeddings of media that are held or on their way at once.
     """
 
     def __init__(
-        self, kv_cache: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int, max_waiting: int, max_model_len: int
+        self,
+        kv_cache: KVCacheManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_waiting: int,
+        max_model_len: int,
+        max_embeddings: int = 0,
     ) -> None:
         self.kv_cache = kv_cache
         self._max_num_seqs = max_num_seqs
@@ -47,6 +61,16 @@ class Scheduler:
         self._running: list[Request] = []  # by queue_key: the last one loses its blocks first
         self._requests: dict[str, Request] = {}  # request_id -> each live request
         self._dropped: list[str] = []  # ids that the runner knows and shall forget
+        self._media = MediaGate(
+            EmbeddingCache(max_embeddings),
+            max_span=max_num_batched_tokens,
+            worthwhile=kv_cache.block_size,
+            max_stalled=max_num_seqs // 2,
+            max_stalled_blocks=kv_cache.pool.num_blocks // 2,
+        )
+        # The last step had no room for a span; in the next one, so many tokens are kept for its request.
+        self._reserved: tuple[Request, int] | None = None
+        self._idle = False  # nothing can be computed until somebody comes, goes, or gets embeddings
         self._arrivals = 0
         self.num_preemptions = 0
         self.num_generated_tokens = 0
@@ -57,7 +81,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._media.parked)
 
     @property
     def live_request_ids(self) -> list[str]:
@@ -65,8 +89,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether `schedule` would return something for the runner to do."""
-        return bool(self._requests or self._dropped)
+        """Whether `schedule` may return something for the runner to do."""
+        return bool(self._requests or self._dropped) and not self._idle
 
     # -- requests come and go -------------------------------------------------------------------------------------------------
 
@@ -75,7 +99,7 @@ class Scheduler:
 
         Raises:
             DuplicateRequestError: the id is in use.
-            NeverFitsError: it needs more KV cache than there is.
+            NeverFitsError: it needs more KV cache than there is, or more embeddings at once than the engine may hold.
             QueueFullError: too many requests wait already.
         """
         if request.request_id in self._requests:
@@ -92,19 +116,20 @@ class Scheduler:
                 limit=self.kv_cache.capacity_tokens,
                 value=longest,
             )
+        self._media.check(request)
         # Those that will run in the next step are not waiting for anybody.
         num_free_seats = self._max_num_seqs - len(self._running)
-        if len(self._waiting) >= self._max_waiting + num_free_seats:
+        if self.num_waiting >= self._max_waiting + num_free_seats:
             raise QueueFullError(
-                f"{len(self._waiting)} requests are waiting, the limit is {self._max_waiting}",
+                f"{self.num_waiting} requests are waiting, the limit is {self._max_waiting}",
                 limit=self._max_waiting,
-                value=len(self._waiting),
+                value=self.num_waiting,
                 retry_after_s=1.0,
             )
         request.arrival = self._arrivals
         self._arrivals += 1
         self._requests[request.request_id] = request
-        self._waiting.push(request)
+        self._wait(request)
 
     def abort(self, request_ids: Iterable[str]) -> list[SequenceOutput]:
         """End requests; unknown ids are ignored. Returns their last outputs."""
@@ -116,32 +141,93 @@ class Scheduler:
         found = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
         return [self._finish(request, FinishReason.ERROR, error) for request in found]
 
+    # -- embeddings -----------------------------------------------------------------------------------------------------------
+
+    def take_fetches(self) -> tuple[list[FetchOrder], list[int]]:
+        """Embeddings to fetch now, and numbers of earlier orders that are not wanted any more. To be called after each change."""
+        if served := self._media.acquire():
+            self._unpark(served)
+        return self._media.cache.take_orders()
+
+    def arrive(self, number: int, result: Embeddings | TriptychError) -> list[SequenceOutput]:
+        """Take what came of an order; returns the last outputs of the requests that fail with it."""
+        self._idle = False
+        if not isinstance(result, TriptychError):
+            self._unpark(self._media.cache.arrive(number, result))
+            return []
+        failed = {request.request_id: (request, error) for request, error in self._media.fail(number, result)}
+        return [self._finish(request, FinishReason.ERROR, error) for request, error in failed.values()]
+
+    def reset_caches(self) -> int:
+        """Forget cached prefixes and embeddings that nobody uses; returns how many prefixes were forgotten."""
+        self._media.cache.clear_unused()
+        return self.kv_cache.pool.reset_cache()
+
+    def _wait(self, request: Request) -> None:
+        """Queue a request that holds no blocks."""
+        self._idle = False
+        if request.media.items:
+            cached_blocks = self.kv_cache.find_cached_prefix(request)
+            self._media.want(request, len(cached_blocks) * self.kv_cache.block_size)
+            if not self._media.is_ready(request):
+                self._media.park(request)
+                return
+        self._waiting.push(request)
+
+    def _unpark(self, requests: Iterable[Request]) -> None:
+        for request in self._media.unpark(requests):
+            self._waiting.push(request)
+        self._idle = False
+
     # -- one step -------------------------------------------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
         """The next step's work: running requests first, then waiting ones while the budget lasts; both by priority and arrival."""
         output = SchedulerOutput()
         num_preemptions = self.num_preemptions
-        budget = self._schedule_running(output, self._max_num_batched_tokens)
+        reserved, self._reserved = self._reserved, None
+        budget = self._schedule_running(output, self._max_num_batched_tokens, reserved)
         if self.num_preemptions == num_preemptions:  # blocks that were just taken from one are not for the next to admit
-            self._schedule_waiting(output, budget)
+            self._schedule_waiting(output, budget, reserved)
+            self._idle = not (output.num_scheduled_tokens or self._dropped or reserved)
         output.dropped, self._dropped = self._dropped, []
         return output
 
-    def _schedule_running(self, output: SchedulerOutput, budget: int) -> int:
+    def _schedule_running(self, output: SchedulerOutput, budget: int, reserved: tuple[Request, int] | None) -> int:
         index = 0
         while index < len(self._running) and budget > 0:  # preemption shortens the list behind the index
             request = self._running[index]
+            num_tokens = self._chunk(request, request.num_computed_tokens, _own_budget(request, budget, reserved))
+            if num_tokens == 0:
+                index += 1
+                continue
             new_blocks = self._grow(request)
             if new_blocks is None:
                 break
             if new_blocks:
                 output.new_block_ids[request.request_id] = new_blocks
-            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
-            output.num_scheduled_tokens[request.request_id] = num_tokens
+            self._put(output, request, num_tokens)
             budget -= num_tokens
             index += 1
         return budget
+
+    def _chunk(self, request: Request, start: int, budget: int) -> int:
+        """How many tokens of the request from `start` on to compute now; 0 when it waits for embeddings, or for a step with room
+        for a whole span."""
+        if start >= request.media.end:
+            return min(request.num_tokens - start, budget)
+        available = self._media.num_computable(request, start)
+        num_tokens = request.media.whole_spans(start, min(available, budget))
+        if available and not num_tokens and self._reserved is None:
+            self._reserved = request, request.media.span_rest(start)
+        return num_tokens
+
+    def _put(self, output: SchedulerOutput, request: Request, num_tokens: int) -> None:
+        """Make the tokens part of the step."""
+        output.num_scheduled_tokens[request.request_id] = num_tokens
+        start = request.num_computed_tokens
+        if start < request.media.end and (slices := self._media.slices(request, start, num_tokens)):
+            output.embeddings[request.request_id] = slices
 
     def _grow(self, request: Request) -> list[int] | None:
         """Blocks for the request's newest token, taken from the requests that should run last; None when it had to give up its
@@ -160,23 +246,30 @@ class Scheduler:
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self._waiting.push(request)
+        self._wait(request)
 
     def _stop_running(self, request: Request) -> None:
         self._running.remove(request)
         self.kv_cache.release(request)
         self._dropped.append(request.request_id)
 
-    def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
+    def _schedule_waiting(self, output: SchedulerOutput, budget: int, reserved: tuple[Request, int] | None) -> None:
         while budget > 0 and len(self._running) < self._max_num_seqs and (request := self._waiting.peek()) is not None:
-            if not self.kv_cache.admit(request, self.kv_cache.find_cached_prefix(request)):
-                break  # the first in line waits for blocks; nobody overtakes it
+            cached_blocks = self.kv_cache.find_cached_prefix(request)
+            start = len(cached_blocks) * self.kv_cache.block_size
+            if start < request.media.end:
+                num_blocks = self.kv_cache.num_blocks_for(request.num_tokens)
+                if not self._media.may_start(request, start, num_blocks):
+                    self._media.park(self._waiting.pop())
+                    continue
+            num_tokens = self._chunk(request, start, _own_budget(request, budget, reserved))
+            if not num_tokens or not self.kv_cache.admit(request, cached_blocks):
+                break  # the first in line waits for blocks, or for room in a step; nobody overtakes it
             self._waiting.pop()
             insort(self._running, request, key=lambda running: running.queue_key)
             request.status = RequestStatus.RUNNING
             if request.first_scheduled_time is None:
                 request.first_scheduled_time = time.monotonic()
-            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
             output.new.append(
                 NewSequence(
                     request_id=request.request_id,
@@ -185,9 +278,10 @@ class Scheduler:
                     num_computed_tokens=request.num_computed_tokens,
                     block_ids=list(request.block_ids),
                     sampling=request.sampling,
+                    media=request.media,
                 )
             )
-            output.num_scheduled_tokens[request.request_id] = num_tokens
+            self._put(output, request, num_tokens)
             budget -= num_tokens
 
     def update(self, scheduled: SchedulerOutput, result: StepResult) -> list[SequenceOutput]:
@@ -201,6 +295,8 @@ class Scheduler:
                 outputs.append(self._finish(request, FinishReason.ERROR, InternalError(result.errors[request_id])))
                 continue
             self.kv_cache.commit(request, num_tokens)
+            if request.media.items:
+                self._media.keep_up(request)
             if request.prompt_logprobs is not None:
                 request.prompt_logprobs += result.prompt_logprobs.get(request_id, [])
             token_id = result.token_ids.get(request_id)
@@ -234,29 +330,27 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason, error: TriptychError | None = None) -> SequenceOutput:
         """Take a live request out of everything; its blocks are free at once."""
+        self._idle = False
         if request.request_id in self._waiting:
             self._waiting.remove(request.request_id)
-        else:
+        elif request.request_id not in self._media.parked:
             self._stop_running(request)
+        if request.media.items:
+            self._media.forget(request)
         del self._requests[request.request_id]
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
-        return SequenceOutput(
-            request.request_id,
-            finish_reason=reason,
-            stop_token_id=request.stop_token_id,
-            usage=(request.num_prompt_tokens, request.num_output_tokens, request.num_cached_tokens or 0),
-            timings=_timings(request),
-            error=error,
-        )
+        return last_output(request, error)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, requests and blocks agree. For tests."""
         running, live = set(self._running), set(self._requests.values())
-        if not running <= live or len(live) != len(running) + len(self._waiting):
-            raise AssertionError("each live request must be either running or waiting")
-        if any(request.request_id in self._waiting for request in running):
+        if not running <= live or len(live) != len(running) + self.num_waiting:
+            raise AssertionError("each live request must be running, waiting or parked")
+        if any(request.request_id in self._waiting or request.request_id in self._media.parked for request in running):
             raise AssertionError("a running request waits")
+        if any(request_id in self._waiting for request_id in self._media.parked):
+            raise AssertionError("a parked request waits")
         for request in live:
             if request not in running and (request.block_ids or request.num_computed_tokens):
                 raise AssertionError(f"waiting request {request.request_id} holds blocks")
@@ -265,15 +359,11 @@ class Scheduler:
             if len(request.block_ids) * self.kv_cache.block_size < request.num_computed_tokens:
                 raise AssertionError(f"request {request.request_id} has tokens without a block")
         self.kv_cache.pool.check_integrity(request.block_ids for request in live)
+        self._media.check_integrity(live)
 
 
-def _timings(request: Request) -> Timings:
-    now = time.monotonic()
-    scheduled = request.first_scheduled_time or now
-    first_token = request.first_token_time or now
-    return Timings(
-        queue_s=scheduled - request.arrival_time,
-        prefill_s=first_token - scheduled,
-        decode_s=now - first_token,
-        num_preemptions=request.num_preemptions,
-    )
+def _own_budget(request: Request, budget: int, reserved: tuple[Request, int] | None) -> int:
+    """What of the step's budget a request may use: not what is kept for another."""
+    if reserved is None or reserved[0] is request or reserved[0].status is RequestStatus.FINISHED:
+        return budget
+    return max(0, budget - reserved[1])

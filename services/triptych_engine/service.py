@@ -19,7 +19,9 @@ from triptych_common.pb import common_pb2, control_pb2, engine_pb2, engine_pb2_g
 from triptych_common.server import ServiceServer
 
 from triptych_engine.core import EngineCore, Load, new_device_thread
+from triptych_engine.embedding_fetcher import EmbeddingFetcher
 from triptych_engine.kv_cache import KVCacheManager
+from triptych_engine.media import MediaTraits
 from triptych_engine.outbox import Outbox
 from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
 from triptych_engine.scheduler import Scheduler
@@ -38,6 +40,7 @@ class EngineService:
         self._state = State.SERVER_STATE_STARTING
         self._model: common_pb2.ModelInfo | None = None
         self._core: EngineCore | None = None
+        self._fetcher: EmbeddingFetcher | None = None
         self._died = asyncio.Event()
         self._changing_state = asyncio.Lock()
         self._stopping = False
@@ -125,25 +128,32 @@ class EngineService:
             await self._server.stop()
             if self._core is not None:
                 await asyncio.to_thread(self._core.stop)
+            if self._fetcher is not None:
+                await self._fetcher.close()
             self._device_thread.shutdown(wait=False)
         if self._died.is_set():
             raise StartupError("the engine loop died; see the log above")
 
     async def _serve(self, runner: ModelRunner, model: common_pb2.ModelInfo) -> None:
         model.vocab_size = runner.vocab_size
-        settings = self._settings
+        settings, traits = self._settings, runner.media_traits
+        if isinstance(traits, MediaTraits):
+            self._fetcher = EmbeddingFetcher(
+                traits, settings.embedding_timeout_s, lambda number, result: self._loaded().deliver(number, result)
+            )
         scheduler = Scheduler(
             KVCacheManager(runner.num_blocks, settings.block_size, settings.enable_prefix_caching),
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=runner.config.max_num_batched_tokens,
             max_waiting=settings.max_waiting,
             max_model_len=model.max_model_len,
+            max_embeddings=settings.embedding_cache_memory // runner.embedding_bytes,
         )
-        self._core = EngineCore(scheduler, runner, self._outbox.publish, self._on_death, self._device_thread)
+        self._core = EngineCore(scheduler, runner, self._outbox.publish, self._on_death, self._device_thread, self._fetcher)
         self._core.start()
         self._model = model
         capacity = scheduler.kv_cache.capacity_tokens
-        self._servicer.attach(self._core, model, capacity)
+        self._servicer.attach(self._core, model, capacity, traits)
         self._state = State.SERVER_STATE_SERVING
         await self._server.health.set_ready(True)
         log.info("ready: %s, %d tokens of context, %d tokens of KV cache", model.name, model.max_model_len, capacity)

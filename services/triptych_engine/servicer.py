@@ -12,6 +12,7 @@ from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 
 from triptych_engine.convert import load_message, output_message, to_request
 from triptych_engine.core import EngineCore, Load
+from triptych_engine.media import TEXT_ONLY, MediaTraits
 from triptych_engine.outbox import Mailbox, Outbox
 from triptych_engine.output import SequenceOutput
 from triptych_engine.request import FinishReason
@@ -27,17 +28,21 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self._core: EngineCore | None = None
         self._model = common_pb2.ModelInfo()
         self._capacity_tokens = 0
+        self._traits: MediaTraits | str = TEXT_ONLY
         self._load_changed = asyncio.Event()
         self._sessions: set[Mailbox] = set()
         self._refusal: str | None = "the engine is loading its model"  # why no requests are taken; None while they are
 
-    def attach(self, core: EngineCore, model: common_pb2.ModelInfo, capacity_tokens: int) -> None:
+    def attach(
+        self, core: EngineCore, model: common_pb2.ModelInfo, capacity_tokens: int, traits: MediaTraits | str = TEXT_ONLY
+    ) -> None:
         """Take requests from now on.
 
         Args:
             capacity_tokens: longest sequence that the KV cache holds.
+            traits: of a model that takes media; else why it does not.
         """
-        self._core, self._model, self._capacity_tokens = core, model, capacity_tokens
+        self._core, self._model, self._capacity_tokens, self._traits = core, model, capacity_tokens, traits
         self._refusal = None
 
     def refuse(self, reason: str) -> None:
@@ -67,7 +72,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
 
     def _submit(self, message: engine_pb2.EngineRequest, mailbox: Mailbox) -> None:
         self._check_accepting()
-        request = to_request(message, self._model, self._capacity_tokens)
+        request = to_request(message, self._model, self._capacity_tokens, self._traits)
         try:
             mailbox.expect(request.request_id)
         except KeyError as error:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
-from triptych_common.settings import DEFAULT_MODEL, GrpcServiceSettings, Port
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-def parse_bytes(value: object) -> object:
-    """`512M`, `2GiB` or a plain number of bytes; anything else is left to be refused."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(value).strip(), re.IGNORECASE)
-    return int(float(match[1]) * _UNITS[match[2].upper()]) if match else value
+from triptych_common.settings import DEFAULT_MODEL, GrpcServiceSettings, Port, parse_bytes
 
 
 class EngineSettings(GrpcServiceSettings):
@@ -28,7 +19,7 @@ class EngineSettings(GrpcServiceSettings):
     served_model_name: Annotated[str | None, Field(description="Name that clients use; by default the model's.")] = None
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
-        Field(description="auto takes the checkpoint's, in float32 kept as it is."),
+        Field(description="auto takes the checkpoint's where the device computes in it, else float32."),
     ] = "auto"
     device: Annotated[str, Field(description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")] = "auto"
     attention: Annotated[Literal["auto", "cpu", "torch"], Field(description="Attention backend.")] = "auto"
@@ -44,6 +35,12 @@ class EngineSettings(GrpcServiceSettings):
     kv_cache_memory: Annotated[
         int, BeforeValidator(parse_bytes), Field(gt=0, description="KV cache in bytes, e.g. 512M or 2G.")
     ] = 1 << 30
+    embedding_cache_memory: Annotated[
+        int, BeforeValidator(parse_bytes), Field(gt=0, description="Embeddings of media held or on their way at once, in bytes.")
+    ] = 256 << 20
+    embedding_timeout_s: Annotated[
+        float, Field(gt=0, le=3600, description="Longest wait for a media item's embeddings, its encoding included, in seconds.")
+    ] = 60.0
     enable_prefix_caching: Annotated[bool, Field(description="Share the KV blocks of equal prefixes.")] = True
     num_threads: Annotated[
         int | None, Field(ge=1, description="Compute threads; by default as many as the cores that this process may use.")

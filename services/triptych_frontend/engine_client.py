@@ -7,6 +7,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import grpc
 from triptych_common.channels import MAX_MESSAGE_BYTES, open_channel
@@ -25,34 +26,26 @@ _MAX_ADD_BYTES = MAX_MESSAGE_BYTES // 4
 _Session = grpc.aio.StreamStreamCall[engine_pb2.SessionRequest, engine_pb2.SessionResponse]
 
 
+class Listener(Protocol):
+    """Hears what becomes of a call's sequences. Its methods are called on the event loop, and must not raise."""
+
+    def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
+        """The engine brought something for the choice of this index. The output keeps its whole step's message in memory."""
+        ...
+
+    def on_error(self, error: TriptychError) -> None:
+        """The engine refused or failed a sequence, or went away. Nothing more is heard of the call."""
+        ...
+
+
 class EngineCall:
-    """The sequences of one call, and a mailbox for what the engine says about them.
+    """The sequences of one call, in the engine."""
 
-    Outputs that wait are merged, so that a slow reader costs the memory of its own output and nothing more.
-    """
-
-    def __init__(self, client: EngineClient, request_ids: Sequence[str]) -> None:
+    def __init__(self, client: EngineClient, request_ids: Sequence[str], listener: Listener) -> None:
         self._client = client
+        self._listener = listener
         #: engine request id -> choice index, of the sequences that have not ended.
         self._live = {request_id: index for index, request_id in enumerate(request_ids)}
-        #: choice index -> what came since the last `next`.
-        self._waiting: dict[int, engine_pb2.SequenceOutput] = {}
-        self._error: TriptychError | None = None
-        self._wake_up: asyncio.Future[None] | None = None
-
-    async def next(self) -> dict[int, engine_pb2.SequenceOutput]:
-        """What is new, by choice index; waits until something is.
-
-        Raises:
-            TriptychError: the engine refused or failed one of the sequences, or went away.
-        """
-        while not self._waiting:
-            if self._error is not None:
-                raise self._error
-            self._wake_up = asyncio.get_running_loop().create_future()
-            await self._wake_up
-        waiting, self._waiting = self._waiting, {}
-        return waiting
 
     def abort(self, index: int) -> None:
         """End one sequence in the engine. Its last output still comes."""
@@ -79,21 +72,12 @@ class EngineCall:
             if output.finish_reason == common_pb2.FINISH_REASON_ERROR:
                 self.fail(from_request_error(output.error))
                 return
-        waiting = self._waiting.get(index)
-        if waiting is None:
-            # A copy: the output itself keeps the whole step's message alive.
-            waiting = self._waiting[index] = engine_pb2.SequenceOutput()
-        waiting.MergeFrom(output)
-        self._wake()
+        self._listener.on_output(index, output)
 
     def fail(self, error: TriptychError) -> None:
-        """End the call with an error, after the outputs that wait."""
-        self._error = self._error or error
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._wake_up is not None and not self._wake_up.done():
-            self._wake_up.set_result(None)
+        """End the call with an error."""
+        self.close()
+        self._listener.on_error(error)
 
 
 class EngineClient:
@@ -122,7 +106,7 @@ class EngineClient:
     def is_connected(self) -> bool:
         return self.engine_model is not None
 
-    def start(self, requests: Sequence[engine_pb2.EngineRequest]) -> EngineCall:
+    def start(self, requests: Sequence[engine_pb2.EngineRequest], listener: Listener) -> EngineCall:
         """Hand sequences to the engine. Everything that is started before the loop's next turn travels in one message.
 
         Raises:
@@ -144,7 +128,7 @@ class EngineClient:
                     limit=_MAX_ADD_BYTES,
                     value=num_bytes,
                 )
-        call = EngineCall(self, request_ids)
+        call = EngineCall(self, request_ids, listener)
         self._calls.update(dict.fromkeys(request_ids, call))
         self._adds += requests
         self._has_requests.set()

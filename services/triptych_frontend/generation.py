@@ -1,147 +1,172 @@
-"""A call from prompt to last delta: fan-out to the engine, text back, and the sum at the end."""
+"""One call from its first token to its last: the engine's outputs become text as they arrive, and wait to be taken."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-import grpc
-from triptych_common.errors import TriptychError
-from triptych_common.logs import request_id_var
+from triptych_common.errors import InternalError, TriptychError
 from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
+from triptych_common.status import to_request_error
 
 from triptych_frontend.choice import Choice
-from triptych_frontend.engine_client import EngineCall, EngineClient
+from triptych_frontend.media_call import MediaCall
+from triptych_frontend.media_item import AUDIO, IMAGE, VIDEO
 from triptych_frontend.preprocess import Prompt
-from triptych_frontend.sampling import GenerationParams, max_output_tokens
-from triptych_frontend.served_model import ServedModel
-from triptych_frontend.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-Response = TypeVar("Response", generation_pb2.ChatResponse, generation_pb2.CompleteResponse)
 
 
-class Generator:
-    """Runs generations on one engine."""
+class Sequences(Protocol):
+    """A call's sequences in the engine: an EngineCall or a MediaCall."""
 
-    def __init__(self, client: EngineClient, tokenizer: Tokenizer, model: ServedModel) -> None:
-        self._client = client
-        self._tokenizer = tokenizer
-        self._model = model
-        self._eos_token_ids = frozenset(model.info.eos_token_ids)
+    def abort(self, index: int) -> None:
+        """End the sequence of this choice. Its last output still comes."""
+        ...
 
-    async def run(
+    def close(self) -> None:
+        """End all, and listen no more. May be called twice."""
+        ...
+
+
+class Generation:
+    """The choices of one call, and what is new in them.
+
+    It has no task of its own: the session with the engine fills it, the client's stream or session empties it. What waits is
+    merged, so that a slow reader costs the memory of its own answer and nothing more.
+
+    Args:
+        method: the contract's name of the call, for the log.
+        request_id: of the client's request, for the log.
+        on_news: called when something waits to be taken, once until it was.
+        on_end: called once, when the last response was taken or the call was closed.
+    """
+
+    def __init__(
         self,
+        method: str,
+        request_id: str,
         prompt: Prompt,
-        params: GenerationParams,
-        context: grpc.aio.ServicerContext,
-        respond: type[Response],
-        prompt_field: str,
-        echo: bool = False,
-    ) -> AsyncIterator[Response]:
-        """Generate, and yield the call's responses as they become due.
+        choices: Sequence[Choice],
+        on_news: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._method = method
+        self._request_id = request_id
+        self._prompt = prompt
+        self._choices = choices
+        self._num_running = len(choices)
+        self._on_news = on_news
+        self._on_end = on_end
+        self._call: Sequences | None = None
+        self._media: MediaCall | None = None
+        #: Indices of choices that the engine spoke of since the last `take`, in that order.
+        self._fed: dict[int, None] = {}
+        self._is_announced = False
+        self._is_closed = False
+        self._start_s = time.perf_counter()
+        #: What ended the call, when it failed.
+        self.error: TriptychError | None = None
 
-        However it ends, by the last token, an error or a client that left, nothing is left behind in the engine.
+    def attach(self, call: Sequences, media: MediaCall | None = None) -> None:
+        """Say which sequences of the engine the choices are, and what reports on their media."""
+        self._call = call
+        self._media = media
 
-        Args:
-            respond: the type of the responses.
-            prompt_field: the request's field that errors about the prompt name.
+    def take(self) -> generation_pb2.GenerationCallResponse | None:
+        """What is new since the last time; None when that is nothing. One with usage or an error is the last."""
+        self._is_announced = False
+        deltas = [delta for index in self._fed if (delta := self._choices[index].take()) is not None]
+        self._fed.clear()
+        if self.error is not None:
+            self.close()
+            return generation_pb2.GenerationCallResponse(choices=deltas, error=to_request_error(self.error))
+        if self._num_running:
+            return generation_pb2.GenerationCallResponse(choices=deltas) if deltas else None
+        self.close()
+        usage, timings = _usage(self._prompt, self._choices), _timings(self._prompt, self._choices)
+        media = self._media.reports(self._choices[0].last) if self._media is not None else ()
+        return generation_pb2.GenerationCallResponse(choices=deltas, usage=usage, timings=timings, media=media)
 
-        Raises:
-            ContextLengthError: prompt and output do not fit the model's context.
-            ServiceUnavailableError: the engine is away, or went away.
-            TriptychError: the engine refused or failed the request.
-        """
-        choices = [Choice(index, prompt, params, self._tokenizer, self._eos_token_ids, echo) for index in range(params.num_choices)]
-        with _logged(respond.DESCRIPTOR.name.removesuffix("Response"), prompt, choices):
-            call = self._client.start(self._engine_requests(prompt, params, prompt_field))
-            # A client that leaves while a response is being written cancels the writer, not this generator.
-            context.add_done_callback(lambda _: call.close())  # type: ignore[arg-type]  # the stubs ask for a class of their own
-            try:
-                async for deltas, is_last in _deltas(call, choices):
-                    response = respond(request_id=request_id_var.get(), model=self._model.info.name, choices=deltas)
-                    if is_last:
-                        response.usage.CopyFrom(_usage(prompt, choices))
-                        response.timings.CopyFrom(_timings(prompt, choices))
-                    yield response
-            finally:
-                call.close()
+    def close(self) -> None:
+        """End what still runs in the engine, and log what the call cost. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._call is not None:
+            self._call.close()
+        self._log()
+        self._on_end()
 
-    def _engine_requests(self, prompt: Prompt, params: GenerationParams, prompt_field: str) -> list[engine_pb2.EngineRequest]:
-        num_prompt_tokens = len(prompt.token_ids)
-        max_tokens: int | None = max_output_tokens(params.sampling, num_prompt_tokens, self._model.info.max_model_len, prompt_field)
-        if not params.sampling.HasField("max_tokens") and not self._model.shortens_context:
-            max_tokens = None  # the engine bounds it, and knows its KV cache
-        # A client may use one request id for several calls; the engine's must be unique.
-        call_id = f"{request_id_var.get()}-{secrets.token_hex(8)}"
-        return [
-            engine_pb2.EngineRequest(
-                request_id=f"{call_id}-{index}",
-                prompt_token_ids=prompt.token_ids,
-                sampling=params.for_choice(index, max_tokens),
-                priority=params.priority,
-                cache_salt=params.cache_salt,
-            )
-            for index in range(params.num_choices)
-        ]
+    # What the engine's session calls, see engine_client.Listener.
 
+    def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
+        try:
+            self._feed(index, output)
+        except Exception as error:
+            log.exception("unexpected error", extra={"request_id": self._request_id})
+            self.on_error(InternalError(f"internal error ({type(error).__name__}); the service's log has the details"))
 
-async def _deltas(call: EngineCall, choices: list[Choice]) -> AsyncIterator[tuple[list[generation_pb2.ChoiceDelta], bool]]:
-    """What is new in the choices, and whether that is all. Outputs that waited together are one item."""
-    num_running = len(choices)
-    while num_running:
-        deltas = []
-        for index, output in (await call.next()).items():
-            choice = choices[index]
-            had_matched = choice.has_matched_stop
-            choice.feed(output)
-            if choice.is_finished:
-                num_running -= 1
-            elif choice.has_matched_stop and not had_matched:
-                # Its finish waits for the engine's word, a step at most, which brings cached tokens and timings.
-                call.abort(index)
-            delta = choice.take()
-            if delta is not None:
-                deltas.append(delta)
-        if deltas:
-            yield deltas, not num_running
+    def on_error(self, error: TriptychError) -> None:
+        self.error = self.error or error
+        self._announce()
 
+    def _feed(self, index: int, output: engine_pb2.SequenceOutput) -> None:
+        choice = self._choices[index]
+        had_matched = choice.has_matched_stop
+        choice.feed(output)
+        self._fed[index] = None
+        if choice.is_finished:
+            self._num_running -= 1
+        elif choice.has_matched_stop and not had_matched and self._call is not None:
+            # Its finish waits for the engine's word, a step at most, which brings cached tokens and timings.
+            self._call.abort(index)
+        self._announce()
 
-@contextlib.contextmanager
-def _logged(method: str, prompt: Prompt, choices: Sequence[Choice]) -> Iterator[None]:
-    """Log one line when the call ends: what it cost and how it ended."""
-    start_s, end = time.perf_counter(), "cancelled"
-    try:
-        yield
-        end = ", ".join(
-            sorted({common_pb2.FinishReason.Name(choice.finish_reason)[len("FINISH_REASON_") :].lower() for choice in choices})
-        )
-    except TriptychError as error:
-        end = error.reason
-        raise
-    finally:
-        num_output_tokens = sum(choice.num_tokens for choice in choices)
-        elapsed_ms = (time.perf_counter() - start_s) * 1e3
+    def _announce(self) -> None:
+        if not self._is_announced:
+            self._is_announced = True
+            self._on_news()
+
+    def _log(self) -> None:
+        if self.error is not None:
+            end = self.error.reason
+        elif self._num_running:
+            end = "cancelled"
+        else:
+            names = {common_pb2.FinishReason.Name(choice.finish_reason) for choice in self._choices}
+            end = ", ".join(sorted(name.removeprefix("FINISH_REASON_").lower() for name in names))
         log.info(
-            "%s: %d prompt and %d output tokens, %s, %.1f ms", method, len(prompt.token_ids), num_output_tokens, end, elapsed_ms
+            "%s: %d prompt and %d output tokens, %s, %.1f ms",
+            self._method,
+            len(self._prompt.token_ids),
+            sum(choice.num_tokens for choice in self._choices),
+            end,
+            (time.perf_counter() - self._start_s) * 1e3,
+            extra={"request_id": self._request_id},
         )
 
 
-def _usage(prompt: Prompt, choices: list[Choice]) -> common_pb2.Usage:
+def _usage(prompt: Prompt, choices: Sequence[Choice]) -> common_pb2.Usage:
     first = choices[0].last
-    return common_pb2.Usage(
+    usage = common_pb2.Usage(
         prompt_tokens=len(prompt.token_ids),
         completion_tokens=sum(choice.num_tokens for choice in choices),
         # The prompt counts once, so do its cached tokens: further choices find what the first one computed.
         cached_tokens=first.usage.cached_tokens if first is not None else 0,
+        cached_media_tokens=first.usage.cached_media_tokens if first is not None else 0,
     )
+    if prompt.media:
+        usage.image_tokens, usage.audio_tokens, usage.video_tokens = (
+            sum(item.expansion.num_embeds for item in prompt.media if item.modality == modality)
+            for modality in (IMAGE, AUDIO, VIDEO)
+        )
+    return usage
 
 
-def _timings(prompt: Prompt, choices: list[Choice]) -> common_pb2.Timings:
+def _timings(prompt: Prompt, choices: Sequence[Choice]) -> common_pb2.Timings:
     ended = [choice.last.timings for choice in choices if choice.last is not None]
     timings = common_pb2.Timings()
     timings.CopyFrom(max(ended, key=lambda timings: timings.queue_s + timings.prefill_s + timings.decode_s))

@@ -12,15 +12,17 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import generation_pb2
+from triptych_common.pb import common_pb2, generation_pb2
 
 from triptych_frontend.chat_template import ChatTemplate, ChatTurn, RenderedChat
 from triptych_frontend.detokenizer import IncrementalDetokenizer
 from triptych_frontend.interruptible import Interrupted, InterruptibleJob
+from triptych_frontend.media_item import MediaPart, PreparedMedia
+from triptych_frontend.media_preparer import MediaPreparer
 from triptych_frontend.settings import FrontendSettings
 from triptych_frontend.tokenizer import Tokenizer
 
@@ -40,6 +42,10 @@ class Prompt:
     preprocess_s: float = 0.0
     #: Where each token's text starts in `text`, in characters; empty unless asked for.
     offsets: list[int] | None = None
+    #: Media of the prompt, in the order of the messages.
+    media: list[PreparedMedia] = field(default_factory=list)
+    #: Where their embeddings stand, by offset.
+    placeholders: list[common_pb2.PlaceholderRange] = field(default_factory=list)
 
 
 class Preprocessor:
@@ -47,13 +53,17 @@ class Preprocessor:
 
     Args:
         vocab_size: token ids from clients must be below this.
+        media: prepares pictures, sounds and videos.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, settings: FrontendSettings, vocab_size: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, settings: FrontendSettings, vocab_size: int, media: MediaPreparer
+    ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._settings = settings
         self._vocab_size = vocab_size
+        self._media = media
         self._pool = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenizer")
 
     def close(self) -> None:
@@ -68,10 +78,16 @@ class Preprocessor:
         self._check_length(sum(len(turn.text) + len(turn.name or "") for turn in turns) + len(variables_json), "messages")
         variables = _template_variables(variables_json)
         add_generation_prompt, continue_final_message = _prompt_end(request, turns[-1])
-        chat = await self._render(lambda: self._template.render(turns, variables, add_generation_prompt, continue_final_message))
+        items = _media_items(request.messages)
+        media = await self._media.prepare(items, request.options.cache_salt) if items else []
+        expansions = [(item.modality, item.expansion) for item in media]
+        chat = await self._render(
+            lambda: self._template.render(turns, variables, add_generation_prompt, continue_final_message, expansions)
+        )
         if not chat.token_ids:
             raise InvalidRequestError("the chat template rendered an empty prompt", field="messages")
-        return Prompt(chat.text, chat.token_ids, time.perf_counter() - start_s)
+        elapsed_s = time.perf_counter() - start_s
+        return Prompt(chat.text, chat.token_ids, elapsed_s, media=media, placeholders=chat.placeholders)
 
     async def complete(self, request: generation_pb2.CompleteRequest, with_offsets: bool = False) -> Prompt:
         """The prompt of a completion. Raises InvalidRequestError.
@@ -198,20 +214,29 @@ def _turn(message: generation_pb2.ChatMessage, field: str) -> ChatTurn:
             limit=", ".join(ROLES),
             value=message.role,
         )
+    parts: list[str | MediaPart] = []
     for index, part in enumerate(message.content):
         kind = part.WhichOneof("part")
-        if kind == "media":
-            raise InvalidRequestError(
-                f"this model takes text only, and {field}.content[{index}] is a media item",
-                field=f"{field}.content[{index}].media",
-                limit="text",
-                value="media",
-            )
         if kind is None:
             raise InvalidRequestError(f"{field}.content[{index}] is empty", field=f"{field}.content[{index}]")
-    # One string, so that no template can join two parts into a special token. vLLM puts a line break between parts as well.
-    text = "\n".join(part.text for part in message.content)
-    return ChatTurn(message.role, text, message.name if message.HasField("name") else None)
+        if kind == "media":
+            parts.append(MediaPart(part.media.modality))
+        elif parts and isinstance(parts[-1], str):
+            # One string, so that no template can join two parts into a special token. vLLM puts a line break between parts as well.
+            parts[-1] += "\n" + part.text
+        else:
+            parts.append(part.text)
+    return ChatTurn(message.role, tuple(parts) or ("",), message.name if message.HasField("name") else None)
+
+
+def _media_items(messages: Sequence[generation_pb2.ChatMessage]) -> list[tuple[str, common_pb2.MediaItem]]:
+    """The media of a conversation, each with where it stands."""
+    return [
+        (f"messages[{number}].content[{index}].media", part.media)
+        for number, message in enumerate(messages)
+        for index, part in enumerate(message.content)
+        if part.WhichOneof("part") == "media"
+    ]
 
 
 def _prompt_end(request: generation_pb2.ChatRequest, last: ChatTurn) -> tuple[bool, bool]:

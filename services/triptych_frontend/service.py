@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
+from prometheus_client import Metric
 from triptych_common.control import State, cannot_sleep
+from triptych_common.errors import StartupError
 from triptych_common.model_store import model_info, resolve_model, served_name
 from triptych_common.pb import (
     common_pb2,
@@ -23,15 +27,23 @@ from triptych_common.server import ServiceServer, run_service
 
 from triptych_frontend.admission import Admission
 from triptych_frontend.chat_template import ChatTemplate
+from triptych_frontend.encoder_client import EncoderClient
+from triptych_frontend.encoder_pool import EncoderPool
 from triptych_frontend.engine_client import EngineClient
-from triptych_frontend.generation import Generator
+from triptych_frontend.generator import Generator
+from triptych_frontend.media_fetch import MediaFetcher
+from triptych_frontend.media_preparer import MediaPreparer
+from triptych_frontend.media_processor import default_chat_template, load_media_processor
+from triptych_frontend.metrics import families
 from triptych_frontend.no_torch import forbid_torch
+from triptych_frontend.placeholders import PlaceholderExpander
 from triptych_frontend.preprocess import Preprocessor
 from triptych_frontend.served_model import ServedModel
 from triptych_frontend.servicers import DetokenizeServicer, GenerationServicer, PreprocessServicer
 from triptych_frontend.settings import FrontendSettings
 from triptych_frontend.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
 SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
     preprocess_pb2.DESCRIPTOR.services_by_name["PreprocessService"],
@@ -52,24 +64,35 @@ class Frontend:
     def __init__(self, settings: FrontendSettings) -> None:
         path = resolve_model(settings.model)
         name = settings.served_model_name or served_name(settings.model)
-        self._tokenizer = Tokenizer.load(path)
+        self._tokenizer, expander, why_text_only = _load_text_and_media(path)
         info = model_info(path, name, settings.max_model_len)
         info.vocab_size = info.vocab_size or len(self._tokenizer)
         self._model = ServedModel(info)
         source = settings.chat_template.read_text(encoding="utf-8") if settings.chat_template else None
-        template = ChatTemplate(self._tokenizer, source)
+        placeholders = {modality: expander.placeholder(modality) for modality in expander.modalities} if expander else {}
+        embed_token_ids = expander.embed_token_ids if expander else frozenset()
+        template = ChatTemplate(self._tokenizer, source, placeholders, embed_token_ids)
         self._admission = Admission(settings.max_live_requests)
-        self._preprocessor = Preprocessor(self._tokenizer, template, settings, self._model.info.vocab_size)
+        # A text model needs no encoder, though one may be named in the same settings for all models.
+        self._encoders = EncoderPool(settings.encoder_addresses if expander is not None else (), self._model.info)
+        self._encoder_client = EncoderClient(self._encoders, settings.encode_timeout_s)
+        self._fetcher = MediaFetcher(settings)
+        self._media = MediaPreparer(expander, self._fetcher, settings, self._encoders, why_text_only)
+        vocab_size = self._model.info.vocab_size
+        self._preprocessor = Preprocessor(self._tokenizer, template, settings, vocab_size, self._media)
         self._client = EngineClient(settings.engine_address, self._model.info, self._engine_changed)
-        self._generator = Generator(self._client, self._tokenizer, self._model)
-        self.server = ServiceServer("frontend", settings, SERVICES, self.register, self)
+        self._generator = Generator(
+            self._admission, self._model, self._preprocessor, self._client, self._encoder_client, self._tokenizer
+        )
+        self._generation = GenerationServicer(self._model, self._generator)
+        self.server = ServiceServer("frontend", settings, SERVICES, self.register, self, self._metrics)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the servicers to a server."""
         admission, model, preprocessor = self._admission, self._model, self._preprocessor
-        generation = GenerationServicer(admission, model, preprocessor, self._generator)
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
-        preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server(PreprocessServicer(admission, model, preprocessor), server)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._generation, server)
+        stages = PreprocessServicer(admission, model, preprocessor, self._encoder_client)
+        preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server(stages, server)
         detokenize = DetokenizeServicer(admission, self._tokenizer, preprocessor)
         detokenize_pb2_grpc.add_DetokenizeServiceServicer_to_server(detokenize, server)
 
@@ -78,12 +101,19 @@ class Frontend:
         """Serve inside the block; yields the task that keeps the session with the engine, which never ends by itself."""
         await self.server.start()
         session = asyncio.create_task(self._client.run(), name="engine session")
+        encoders = asyncio.create_task(self._encoders.run(), name="encoders")
         try:
             yield session
         finally:
+            self._admission.close()
+            self._generation.refuse("the frontend is stopping")
             await self.server.stop()
-            session.cancel()
-            await asyncio.gather(session, return_exceptions=True)
+            await self._encoder_client.close()
+            for task in (session, encoders):
+                task.cancel()
+            await asyncio.gather(session, encoders, return_exceptions=True)
+            await self._fetcher.close()
+            self._media.close()
             self._preprocessor.close()
 
     async def _engine_changed(self) -> None:
@@ -92,6 +122,9 @@ class Frontend:
 
     async def _report_readiness(self) -> None:
         await self.server.health.set_ready(self.state == State.SERVER_STATE_SERVING)
+
+    def _metrics(self) -> list[Metric]:
+        return families(self._client, self._encoders, self._encoder_client, self._media.aliases)
 
     # What the control port answers, see triptych_common.control.Controllable.
 
@@ -110,6 +143,7 @@ class Frontend:
 
     async def drain(self, timeout_s: float) -> bool:
         self._admission.close()
+        self._generation.refuse("the frontend is draining and takes no more requests")
         await self._report_readiness()
         return await self._admission.wait_idle(timeout_s)
 
@@ -121,7 +155,30 @@ class Frontend:
 
     async def wake_up(self) -> None:
         self._admission.open()
+        self._generation.accept()
         await self._report_readiness()
+
+
+def _load_text_and_media(path: Path) -> tuple[Tokenizer, PlaceholderExpander | None, str]:
+    """The tokenizer, what expands placeholders, and why that is missing where it is."""
+    from transformers import AutoConfig  # late: see no_torch
+
+    tokenizer = Tokenizer.load(path)
+    try:
+        processor = load_media_processor(path, tokenizer.hf)
+    except StartupError as error:
+        # Its text can be served all the same.
+        log.warning("media are refused: %s", error.message)
+        return tokenizer, None, "this model's media processor does not run here"
+    if processor is None:
+        return tokenizer, None, "this model takes text only"
+    if tokenizer.hf.chat_template is None:
+        tokenizer.hf.chat_template = default_chat_template(processor)
+    # Anew, as processors add tokens.
+    tokenizer = Tokenizer(tokenizer.hf)
+    config = AutoConfig.from_pretrained(str(path), local_files_only=True)
+    expander = PlaceholderExpander(processor, config, lambda text: tokenizer.encode(text, add_special_tokens=False))
+    return tokenizer, expander, ""
 
 
 def run(settings: FrontendSettings) -> None:

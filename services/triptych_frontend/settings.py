@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
+from triptych_common.channels import MAX_MESSAGE_BYTES
 from triptych_common.settings import DEFAULT_MODEL, GrpcServiceSettings, Port
 
 
@@ -34,6 +36,53 @@ class FrontendSettings(GrpcServiceSettings):
         int, Field(ge=1, description="Longest text of one request, in characters, before it is tokenized.")
     ] = 4_000_000
     template_timeout_s: Annotated[float, Field(gt=0, le=600, description="Longest rendering of a chat template.")] = 10.0
+
+    encoder_addresses: Annotated[
+        tuple[str, ...],
+        NoDecode,
+        Field(description="host:port of the encoders, separated by commas. Needed by multimodal models; text never uses them."),
+    ] = ()
+    encode_timeout_s: Annotated[float, Field(gt=0, le=600, description="Longest wait for one encoder to encode an item.")] = 60.0
+    num_media_threads: Annotated[int, Field(ge=1, le=64, description="Threads that inspect media.")] = min(2, os.cpu_count() or 1)
+    max_media_items: Annotated[int, Field(ge=0, description="Most pictures, sounds and videos of one request together.")] = 16
+    max_media_bytes: Annotated[
+        int, Field(ge=1, le=MAX_MESSAGE_BYTES // 2, description="Largest media file, in bytes, sent or fetched.")
+    ] = 20 * 1024 * 1024
+    max_image_pixels: Annotated[int, Field(ge=1, description="Most pixels of a picture, or of one frame of a video.")] = 50_000_000
+    max_audio_s: Annotated[float, Field(gt=0, description="Longest sound, in seconds.")] = 600.0
+    max_video_s: Annotated[float, Field(gt=0, description="Longest video, in seconds.")] = 600.0
+    max_media_aliases: Annotated[int, Field(ge=1, description="Names (uuid) of media that are remembered.")] = 65_536
+    media_timeout_s: Annotated[float, Field(gt=0, le=600, description="Longest fetch of a media address, in seconds.")] = 10.0
+    max_media_redirects: Annotated[int, Field(ge=0, le=20, description="Redirects that a fetch follows.")] = 3
+    allow_private_media_addresses: Annotated[
+        bool,
+        Field(description="Fetch media from private and loopback addresses too: clients could then reach this network."),
+    ] = False
+    allowed_media_root: Annotated[
+        Path | None, Field(description="Directory below which file: addresses may read; by default none may.")
+    ] = None
+
+    @field_validator("encoder_addresses", mode="before")
+    @classmethod
+    def _split_commas(cls, value: Any) -> Any:
+        # The command line gives a list of what it was given, the environment a string.
+        parts = [value] if isinstance(value, str) else value
+        return tuple(address.strip() for part in parts for address in part.split(",") if address.strip())
+
+    @field_validator("encoder_addresses")
+    @classmethod
+    def _addresses_have_ports(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        for address in addresses:
+            if not re.fullmatch(r"\S+:\d+", address):
+                raise ValueError(f"must be host:port; given: {address!r}")
+        return addresses
+
+    @field_validator("allowed_media_root")
+    @classmethod
+    def _root_is_a_directory(cls, path: Path | None) -> Path | None:
+        if path is not None and not path.is_dir():
+            raise ValueError("is not a directory")
+        return path
 
     @field_validator("chat_template")
     @classmethod

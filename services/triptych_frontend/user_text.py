@@ -53,6 +53,10 @@ class UserTextGuard:
             return {self.protect(key): self.protect(item) for key, item in value.items()}
         return value
 
+    def as_plain(self, text: str) -> str:
+        """A placeholder for the text as a whole, which then is tokenized by itself."""
+        return self._placeholder_for(text) if text else text
+
     def _protect_text(self, text: str) -> str:
         protected = self._control_tokens.sub(lambda match: self._placeholder_for(match[0]), text)
         if self._normalize is not None and self._control_tokens.search(self._normalize(protected)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -13,6 +13,7 @@ import pytest
 from builders_engine import GREEDY, a_scheduler
 from fakes.grpc_server import serving
 from fakes.runner import VOCAB_SIZE, FakeRunner, expected_output
+from fakes.waiting import until
 from triptych_common.channels import open_channel
 from triptych_common.errors import InvalidRequestError, NeverFitsError, QueueFullError, ServiceUnavailableError, TriptychError
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
@@ -83,13 +84,6 @@ def alone(prompt: list[int], max_tokens: int = 8) -> list[int]:
     return expected_output(prompt, replace(GREEDY, max_tokens=max_tokens))
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop turn until the condition holds."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the state is another thread's
-            await asyncio.sleep(0)
-
-
 class Session:
     """One open session, with outputs sorted by request."""
 
@@ -138,6 +132,8 @@ async def test_one_message_per_step_carries_all_requests():
         engine.runner.gate = threading.Semaphore(0)
         prompts = {f"r{i}": [i, i + 1] for i in range(6)}
         await session.add(*(a_message(request_id, prompt) for request_id, prompt in prompts.items()))
+        # All are there before the first step ends, which may have begun with some of them: nine steps are enough.
+        await until(lambda: engine.outbox.num_live_requests == len(prompts))
         for _ in range(9):
             engine.runner.gate.release()
         await session.until_ended(*prompts)

@@ -164,15 +164,28 @@ async def test_many_calls_at_once_are_answered_each_with_its_own() -> None:
     assert [joined(answer) for answer in answers] == ["Hello there"] * 64
 
 
+class Heard:
+    """Remembers what it hears of a call."""
+
+    def __init__(self) -> None:
+        self.outputs: asyncio.Queue[engine_pb2.SequenceOutput] = asyncio.Queue()
+
+    def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
+        self.outputs.put_nowait(output)
+
+    def on_error(self, error: TriptychError) -> None:
+        raise AssertionError(error)
+
+
 async def test_an_engine_request_id_in_use_is_refused_and_its_owner_keeps_it() -> None:
     async with frontend_bench(endless) as bench:
-        client = bench.frontend._client
+        client, heard = bench.frontend._client, Heard()
         request = engine_pb2.EngineRequest(request_id="same", prompt_token_ids=[1])
-        first = client.start([request])
+        first = client.start([request], heard)
         with pytest.raises(InternalError, match="same"):
-            client.start([request])
-        client.forget("same", EngineCall(client, ["same"]))
-        assert (await asyncio.wait_for(first.next(), 30))[0].token_ids == ids("Hello")
+            client.start([request], Heard())
+        client.forget("same", EngineCall(client, ["same"], Heard()))
+        assert (await asyncio.wait_for(heard.outputs.get(), 30)).token_ids[0] == ids("Hello")[0]
         first.close()
         assert not client._calls
 

@@ -78,7 +78,13 @@ async def test_streamed_usage_comes_last_and_is_null_before() -> None:
         "prompt_tokens": 7,
         "completion_tokens": 3,
         "total_tokens": 10,
-        "prompt_tokens_details": {"cached_tokens": 2},
+        "prompt_tokens_details": {
+            "cached_tokens": 2,
+            "image_tokens": 0,
+            "audio_tokens": 0,
+            "video_tokens": 0,
+            "cached_media_tokens": 0,
+        },
     }
 
 

@@ -36,7 +36,7 @@ async def post_raw(place: tuple[str, int], body: dict[str, object]) -> tuple[asy
 @pytest.mark.parametrize("stream", [False, True])
 async def test_client_that_goes_away_cancels_the_call(stream: bool, kind: str) -> None:
     frontend = FakeFrontend()
-    gate = asyncio.Semaphore(1)
+    gate = asyncio.Semaphore(int(stream))
     frontend.script = says("a", "b", gate=gate)
     async with gateway_server(frontend) as place:
         reader, writer = await post_raw(place, CHAT | {"stream": stream})

@@ -48,7 +48,9 @@ def _usage(request: engine_pb2.EngineRequest, num_tokens: int, cached_tokens: in
     return common_pb2.Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=num_tokens, cached_tokens=cached_tokens)
 
 
-class _Sequence:
+class FakeSequence:
+    """A request, and what is left to be said about it."""
+
     def __init__(self, request: engine_pb2.EngineRequest, outputs: Sequence[engine_pb2.SequenceOutput]) -> None:
         self.request = request
         self.outputs = list(outputs)
@@ -56,7 +58,7 @@ class _Sequence:
         self.is_aborted = False
 
 
-def step(live: dict[str, _Sequence]) -> engine_pb2.SessionResponse:
+def step(live: dict[str, FakeSequence]) -> engine_pb2.SessionResponse:
     """One engine step: the next output of each live sequence, and the last of each aborted one. Removes those that ended."""
     response = engine_pb2.SessionResponse()
     for request_id, sequence in list(live.items()):
@@ -93,7 +95,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.requests: list[engine_pb2.EngineRequest] = []
         self.messages: list[engine_pb2.SessionRequest] = []
         self.aborted: list[str] = []
-        self.live: dict[str, _Sequence] = {}
+        self.live: dict[str, FakeSequence] = {}
         self._steps_allowed: int | None = None
         self._changed = asyncio.Condition()
         self._down = False
@@ -153,12 +155,15 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                 self.messages.append(message)
                 for request in message.add:
                     self.requests.append(request)
-                    self.live[request.request_id] = _Sequence(request, self.script(request))
+                    self.live[request.request_id] = self._begin(request)
                 for request_id in message.abort:
                     self.aborted.append(request_id)
                     if request_id in self.live:
                         self.live[request_id].is_aborted = True
                 self._changed.notify_all()
+
+    def _begin(self, request: engine_pb2.EngineRequest) -> FakeSequence:
+        return FakeSequence(request, self.script(request))
 
     def _may_step(self) -> bool:
         if self._down:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -23,6 +24,7 @@ from triptych_common.pb import (
 )
 
 from fakes.grpc_server import serving
+from fakes.session import SessionOverCalls
 
 MODEL = common_pb2.ModelInfo(name="fake/model", fingerprint="0123456789abcdef", max_model_len=2048, vocab_size=100)
 STOP = common_pb2.FINISH_REASON_STOP
@@ -35,13 +37,15 @@ class Script:
 
     Args:
         choices: the deltas of each choice, which are sent in turns, one response each. FINAL mode joins them.
-        usage: on the last response.
+        usage, timings, media: on the last response.
         error: raised after `error_after` responses.
         gate: when set, each response waits for a permit of it.
     """
 
     choices: list[list[Delta]]
     usage: common_pb2.Usage = field(default_factory=lambda: common_pb2.Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=2))
+    timings: common_pb2.Timings | None = None
+    media: list[generation_pb2.MediaReport] = field(default_factory=list)
     error: BaseException | None = None
     error_after: int = 0
     gate: asyncio.Semaphore | None = None
@@ -60,7 +64,7 @@ def says(*texts: str, **options: object) -> Script:
 
 
 class FakeFrontend(
-    generation_pb2_grpc.GenerationServiceServicer,
+    SessionOverCalls,
     preprocess_pb2_grpc.PreprocessServiceServicer,
     detokenize_pb2_grpc.DetokenizeServiceServicer,
 ):
@@ -92,14 +96,15 @@ class FakeFrontend(
     async def Chat(
         self, request: generation_pb2.ChatRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[generation_pb2.ChatResponse]:
-        async for choices, usage in self._play(request):
-            yield generation_pb2.ChatResponse(model=request.model, choices=choices, usage=usage)
+        async for choices, last in self._play(request):
+            yield generation_pb2.ChatResponse(model=request.model, choices=choices, **last)
 
     async def Complete(
         self, request: generation_pb2.CompleteRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[generation_pb2.CompleteResponse]:
-        async for choices, usage in self._play(request):
-            yield generation_pb2.CompleteResponse(model=request.model, choices=choices, usage=usage)
+        async for choices, last in self._play(request):
+            last.pop("media", None)
+            yield generation_pb2.CompleteResponse(model=request.model, choices=choices, **last)
 
     async def ListModels(
         self, request: generation_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
@@ -129,7 +134,7 @@ class FakeFrontend(
 
     async def _play(
         self, request: generation_pb2.ChatRequest | generation_pb2.CompleteRequest
-    ) -> AsyncIterator[tuple[list[Delta], common_pb2.Usage | None]]:
+    ) -> AsyncIterator[tuple[list[Delta], dict[str, Any]]]:
         self.requests.append(request)
         self.request_ids.append(request_id_var.get())
         self.arrivals.put_nowait(request_id_var.get())
@@ -143,7 +148,8 @@ class FakeFrontend(
         try:
             for number, delta in enumerate(responses):
                 await self._permit(script, number)
-                yield [delta], script.usage if number == len(responses) - 1 else None
+                is_last = number == len(responses) - 1
+                yield [delta], {"usage": script.usage, "timings": script.timings, "media": script.media} if is_last else {}
                 self.num_responses += 1
             await self._permit(script, len(responses))
         except asyncio.CancelledError:

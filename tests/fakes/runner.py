@@ -11,6 +11,7 @@ import hashlib
 import threading
 from array import array
 
+from triptych_engine.media import Embeddings, EmbeddingTensor, PromptMedia
 from triptych_engine.output import SchedulerOutput, StepResult
 from triptych_engine.request import SamplingParams, TokenLogprobs
 
@@ -32,6 +33,26 @@ def expected_output(prompt: list[int], sampling: SamplingParams, max_model_len: 
     return token_ids[len(prompt) :]
 
 
+def embedding(key: bytes, row: int) -> int:
+    """What the fake encoder makes of a row of an item: a number, where a token id would stand."""
+    return 1000 + hashlib.sha256(key + row.to_bytes(4, "little")).digest()[0]
+
+
+def fake_embeddings(key: bytes, num_tokens: int) -> Embeddings:
+    """All rows of an item."""
+    rows = array("I", (embedding(key, row) for row in range(num_tokens)))
+    return Embeddings({"embeds": EmbeddingTensor("float32", (num_tokens, 1), bytearray(rows.tobytes()))})
+
+
+def seen(token_ids: list[int], media: PromptMedia) -> list[int]:
+    """The sequence as the model sees it: with embeddings in place of placeholder tokens."""
+    contents = list(token_ids)
+    for placeholder in media.placeholders:
+        rows = range(placeholder.first_row, placeholder.first_row + placeholder.length)
+        contents[placeholder.offset : placeholder.end] = [embedding(placeholder.item.key, row) for row in rows]
+    return contents
+
+
 class FakeRunner:
     """Executes steps on a cache of token ids.
 
@@ -47,6 +68,7 @@ class FakeRunner:
         self._computed: dict[str, int] = {}
         self._sampling: dict[str, SamplingParams] = {}
         self._num_prompt_tokens: dict[str, int] = {}
+        self._media: dict[str, PromptMedia] = {}
         self.salts: dict[str, str] = {}  # request_id -> salt, of those that have one: blocks must not be shared across
         self.num_steps = 0
         self.max_batched_tokens = 0
@@ -70,7 +92,8 @@ class FakeRunner:
             self._computed.pop(request_id, None)
         for new in scheduled.new:
             assert new.request_id not in self.sequences
-            self.sequences[new.request_id] = list(new.token_ids)
+            self.sequences[new.request_id] = seen(new.token_ids, new.media)
+            self._media[new.request_id] = new.media
             self._blocks[new.request_id] = list(new.block_ids)
             self._computed[new.request_id] = new.num_computed_tokens
             self._sampling[new.request_id] = new.sampling
@@ -89,6 +112,7 @@ class FakeRunner:
         self.num_steps += 1
         self.max_batched_tokens = max(self.max_batched_tokens, sum(scheduled.num_scheduled_tokens.values()))
         for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
+            self._check_embeddings(request_id, num_tokens, scheduled)
             self._write(request_id, num_tokens)
             if self._sampling[request_id].prompt_logprobs is not None:
                 result.prompt_logprobs[request_id] = self._prompt_logprobs(request_id, num_tokens)
@@ -107,6 +131,18 @@ class FakeRunner:
         predicted = range(end - num_tokens + 1, min(end, self._num_prompt_tokens[request_id] - 1) + 1)
         return [TokenLogprobs(self.sequences[request_id][position], -1.0, 1) for position in predicted]
 
+    def _check_embeddings(self, request_id: str, num_tokens: int, scheduled: SchedulerOutput) -> None:
+        """The step brings the right rows for each placeholder token in it, and splits no span."""
+        start, media = self._computed[request_id], self._media[request_id]
+        end = start + num_tokens
+        given: dict[int, int] = {}
+        for one in scheduled.embeddings.get(request_id, ()):
+            rows = array("I", bytes(one.embeddings.tensors["embeds"].data))[one.first_row : one.first_row + one.num_rows]
+            given.update(enumerate(rows, one.position))
+        wanted = {position for p in media.placeholders for position in range(p.offset, p.end) if start <= position < end}
+        assert given == {position: self.sequences[request_id][position] for position in wanted}
+        assert not [span for span in media.spans if span.start < end < span.end and start < span.end], "a span is split"
+
     def _slot(self, request_id: str, position: int) -> tuple[int, int]:
         return self._blocks[request_id][position // self._block_size], position % self._block_size
 
@@ -123,4 +159,6 @@ class FakeRunner:
             assert found == self._prefix_hash(request_id, position), f"{request_id} reads another sequence's keys"
 
     def _prefix_hash(self, request_id: str, position: int) -> int:
-        return hash((self.salts.get(request_id, ""), *self.sequences[request_id][: position + 1]))
+        spans = (span.end for span in self._media[request_id].spans if span.start <= position < span.end)
+        end = next(spans, position + 1)
+        return hash((self.salts.get(request_id, ""), *self.sequences[request_id][:end]))

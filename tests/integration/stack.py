@@ -86,7 +86,11 @@ class Stack:
         self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
         arguments = {name: service.cmdline() for name, service in serving.services().items()}
         #: Of each gRPC service: the addresses of its own and of its control port.
-        self.ports = {name: (_port(arguments[name], "--port"), _port(arguments[name], "--control-port")) for name in _GRPC_SERVICES}
+        self.ports = {
+            name: (_port(arguments[name], "--port"), _port(arguments[name], "--control-port"))
+            for name in _GRPC_SERVICES
+            if name in arguments
+        }
         self._channels = {port: grpc.insecure_channel(f"127.0.0.1:{port}", CHANNEL_OPTIONS) for port in _flat(self.ports)}
         self.engine: Any = engine_pb2_grpc.EngineServiceStub(self.channel("engine"))
 
@@ -130,7 +134,8 @@ class Stack:
         assert self.num_live_requests("frontend") == 0
 
 
-_GRPC_SERVICES = ("frontend", "engine")
+#: Not every stack has an encoder.
+_GRPC_SERVICES = ("frontend", "encoder", "engine")
 
 
 def _port(arguments: list[str], flag: str) -> int:
@@ -145,7 +150,7 @@ def _flat(ports: dict[str, tuple[int, int]]) -> list[int]:
 def serving(*args: str) -> Iterator[Serving]:
     """Run `triptych serve` on free ports. Raises StartupError where the default model was not fetched."""
     resolve_model(DEFAULT_MODEL)
-    ports = ["--port", "0", "--frontend-port", "0", "--engine-port", "0"]
+    ports = ["--port", "0", "--frontend-port", "0", "--encoder-port", "0", "--engine-port", "0"]
     command = [sys.executable, "-c", "from triptych_cli.main import app; app()", "serve", *ports, *args]
     environment = {**os.environ, "COLUMNS": "200"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as process:

@@ -79,11 +79,18 @@ def test_the_compose_file_serves_an_answer(url: str) -> None:
     assert "Paris" in response.raise_for_status().json()["choices"][0]["message"]["content"]
     for service in ("gateway", "frontend", "engine"):
         run("podman", "healthcheck", "run", f"{_PROJECT}_{service}_1")
+    # The default model takes text only.
+    assert run("podman", "inspect", "--format", "{{.State.ExitCode}}", f"{_PROJECT}_encoder_1").strip() == "0"
 
 
 @pytest.mark.parametrize(
     ("service", "absent"),
-    [("gateway", ["torch", "transformers", "tokenizers"]), ("frontend", ["torch", "fastapi"]), ("engine", ["fastapi"])],
+    [
+        ("gateway", ["torch", "transformers", "tokenizers"]),
+        ("frontend", ["torch", "fastapi"]),
+        ("encoder", ["fastapi", "gguf"]),
+        ("engine", ["fastapi"]),
+    ],
 )
 def test_an_image_holds_what_its_service_needs_and_runs_as_nobody(images: None, service: str, absent: list[str]) -> None:
     program = f"import importlib.util, os; print(os.getuid(), [name for name in {absent} if importlib.util.find_spec(name)])"

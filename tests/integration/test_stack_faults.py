@@ -25,7 +25,9 @@ _ENDLESS = {"model": DEFAULT_MODEL, "prompt": "Once upon a time", "max_tokens": 
 @pytest.fixture(scope="module")
 def small_stack() -> Iterator[Stack]:
     """One request runs, two wait, and about 700 tokens are all that the KV cache holds."""
-    limits = ["--engine.max-num-seqs", "1", "--engine.max-waiting", str(_MAX_WAITING), "--engine.kv-cache-memory", "16M"]
+    limits = ["--engine.max-num-seqs", "1", "--engine.max-waiting", str(_MAX_WAITING), "--engine.kv-cache-memory", "32M"]
+    # The type decides how many tokens that holds, and by default the CPU decides about the type.
+    limits += ["--engine.dtype", "float32"]
     with running_stack(*limits) as stack:
         yield stack
 

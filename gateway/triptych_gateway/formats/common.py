@@ -11,6 +11,9 @@ import orjson
 from triptych_common.errors import InternalError
 from triptych_common.pb import common_pb2, generation_pb2
 
+from triptych_gateway.cost import Cost
+from triptych_gateway.formats.cost import triptych_json, usage_json
+
 _FINISH_REASONS = {
     common_pb2.FINISH_REASON_UNSPECIFIED: None,
     common_pb2.FINISH_REASON_STOP: "stop",
@@ -38,16 +41,6 @@ def stop_reason(delta: generation_pb2.ChoiceDelta) -> str | int | None:
 def finite_logprob(logprob: float) -> float:
     """JSON has no minus infinity."""
     return max(logprob, _LOWEST_LOGPROB)
-
-
-def usage_json(usage: common_pb2.Usage) -> dict[str, Any]:
-    """OpenAI's usage object."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
 
 
 @dataclass
@@ -138,13 +131,18 @@ class AnswerFormat(ABC):
             choice["token_ids"] = list(delta.token_ids)
         return self._head + orjson.dumps(choice) + self._tail
 
-    def usage(self, usage: common_pb2.Usage) -> bytes:
+    def usage(self, cost: Cost) -> bytes:
         """The last event but [DONE], when usage was asked for."""
-        return self._head + b'],"usage":' + orjson.dumps(usage_json(usage)) + b"}\n\n"
+        usage, extension = orjson.dumps(usage_json(cost.usage)), orjson.dumps(triptych_json(cost))
+        return self._head + b'],"usage":%b,"triptych":%b}\n\n' % (usage, extension)
 
-    def whole(self, choices: list[Choice], usage: common_pb2.Usage) -> bytes:
+    def whole(self, choices: list[Choice], cost: Cost) -> bytes:
         """The answer in one piece."""
-        answer: dict[str, Any] = self._envelope | {"choices": [], "usage": usage_json(usage)}
+        answer: dict[str, Any] = self._envelope | {
+            "choices": [],
+            "usage": usage_json(cost.usage),
+            "triptych": triptych_json(cost),
+        }
         for index, choice in enumerate(choices):
             written = self._whole_choice(index, choice.text)
             written["logprobs"] = self._logprobs(choice.logprobs) if self._with_logprobs else None

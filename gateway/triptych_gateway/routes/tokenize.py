@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Request, Response
+from triptych_common.errors import TriptychError
 from triptych_common.pb import detokenize_pb2, preprocess_pb2
 
 from triptych_gateway import convert
 from triptych_gateway.errors import openapi_responses
+from triptych_gateway.media import in_rest_terms, rest_fields
 from triptych_gateway.routes.json_body import JsonRoute
 from triptych_gateway.schemas.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from triptych_gateway.state import gateway_of, request_id_of
@@ -26,8 +30,12 @@ async def _tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse
     frontend, request_id = gateway_of(request).frontend, request_id_of(request)
     reply: preprocess_pb2.PreprocessResponse | preprocess_pb2.TokenizeResponse
     if body.messages is not None:
-        preprocess = preprocess_pb2.PreprocessRequest(chat=convert.tokenize_chat_request(body))
-        reply = await frontend.preprocess(preprocess, request_id)
+        # Media are decoded, which takes milliseconds per megabyte.
+        chat = await asyncio.to_thread(convert.tokenize_chat_request, body)
+        try:
+            reply = await frontend.preprocess(preprocess_pb2.PreprocessRequest(chat=chat), request_id)
+        except TriptychError as error:
+            raise in_rest_terms(error, rest_fields(body.messages)) from error
     else:
         if body.model is not None:
             await frontend.model(body.model, request_id)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest, JsonObject, NoOp, Schema, Usage, at, refuse
+from triptych_gateway.schemas.answers import TriptychExtension, Usage
+from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest, JsonObject, NoOp, Schema, at, refuse
 
 MAX_MESSAGES = 4096
 #: Content parts of one message.
@@ -23,53 +23,80 @@ class TextPart(Schema):
     text: str
 
 
+class MediaPart(Schema):
+    """What parts with media have in common."""
+
+    uuid: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=256,
+            description="Your own name for this content. A later request may send the name alone, without the content.",
+        ),
+    ] = None
+    mm_processor_kwargs: Annotated[
+        JsonObject | None, Field(description="Options of the model's processor for this item; before those of the request.")
+    ] = None
+
+    @model_validator(mode="after")
+    def _content_or_name(self) -> Self:
+        name = next(name for name in type(self).model_fields if name.startswith(("image", "video", "audio", "input_audio")))
+        if getattr(self, name) is None and self.uuid is None:
+            raise refuse(f"{name} is required, unless uuid names content that was sent before")
+        return self
+
+
 class MediaUrl(Schema):
-    """Where a picture or video is: an https: or data: address."""
+    """Where a file is: an https:, http: or data: address, or file: where the frontend allows it."""
 
     url: Annotated[str, Field(min_length=1)]
+
+
+class ImageUrl(MediaUrl):
+    """Where a picture is."""
+
     detail: Annotated[Any, NoOp("auto")] = None
 
 
-class ImagePart(Schema):
+class ImagePart(MediaPart):
     """A picture, by address."""
 
     type: Literal["image_url"]
-    image_url: MediaUrl
+    image_url: ImageUrl | None = None
 
 
-class VideoPart(Schema):
+class VideoPart(MediaPart):
     """A video, by address."""
 
     type: Literal["video_url"]
-    video_url: MediaUrl
+    video_url: MediaUrl | None = None
 
 
-def _from_base64(value: Any) -> bytes:
-    try:
-        return base64.b64decode(value, validate=True)
-    except (binascii.Error, TypeError, ValueError):
-        raise refuse("must be a string in base64") from None
+class AudioUrlPart(MediaPart):
+    """A sound, by address."""
+
+    type: Literal["audio_url"]
+    audio_url: MediaUrl | None = None
 
 
 class InputAudio(Schema):
     """A sound file, inline."""
 
-    data: Annotated[
-        bytes, BeforeValidator(_from_base64, json_schema_input_type=str), Field(min_length=1, description="The file in base64.")
-    ]
+    #: Decoded beside the event loop, see convert.
+    data: Annotated[str, Field(min_length=1, description="The file in base64.")]
     format: Annotated[
         Literal["wav", "mp3", "flac", "ogg"], Field(description="For OpenAI's clients; the file itself is what counts.")
     ]
 
 
-class AudioPart(Schema):
+class AudioPart(MediaPart):
     """A sound."""
 
     type: Literal["input_audio"]
-    input_audio: InputAudio
+    input_audio: InputAudio | None = None
 
 
-ContentPart = Annotated[TextPart | ImagePart | VideoPart | AudioPart, Field(discriminator="type")]
+ContentPart = Annotated[TextPart | ImagePart | AudioPart | AudioUrlPart | VideoPart, Field(discriminator="type")]
 
 
 def _content_kind(value: Any) -> str:
@@ -99,6 +126,12 @@ class Message(Schema):
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
+def has_media(messages: Iterable[Message]) -> bool:
+    """Whether any part of the conversation is no text."""
+    parts = (part for message in messages if isinstance(message.content, list) for part in message.content)
+    return any(not isinstance(part, TextPart) for part in parts)
+
+
 class ChatCompletionRequest(GenerationRequest):
     """OpenAI's request, and the sampling options that vLLM adds to it."""
 
@@ -111,6 +144,9 @@ class ChatCompletionRequest(GenerationRequest):
     add_generation_prompt: Annotated[bool | None, Field(description="End the prompt with the start of an assistant turn.")] = None
     continue_final_message: Annotated[bool | None, Field(description="Go on with the last message, the assistant's.")] = None
     chat_template_kwargs: Annotated[JsonObject | None, Field(description="Further variables for the chat template.")] = None
+    mm_processor_kwargs: Annotated[
+        JsonObject | None, Field(description="Options of the model's processor for the media of this request, e.g. fps of a video.")
+    ] = None
 
     # Labels and hints that by OpenAI's own meaning change nothing in the answer.
     metadata: Annotated[
@@ -214,3 +250,4 @@ class ChatCompletion(BaseModel):
     system_fingerprint: str | None
     choices: list[ChatChoice]
     usage: Usage
+    triptych: TriptychExtension

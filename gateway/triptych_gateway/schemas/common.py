@@ -208,18 +208,3 @@ class ErrorResponse(BaseModel):
     """The body of every error."""
 
     error: ErrorDetail
-
-
-class PromptTokensDetails(BaseModel):
-    """What the prompt's tokens cost."""
-
-    cached_tokens: int
-
-
-class Usage(BaseModel):
-    """Tokens of a whole request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest, NoOp, PromptTokenIds, Usage, at
+from triptych_gateway.schemas.answers import TriptychExtension, Usage
+from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest, NoOp, PromptTokenIds, at
 
 #: Prompts of one request. Each is a call of its own to the frontend.
 MAX_PROMPTS = 256
@@ -104,3 +105,4 @@ class Completion(BaseModel):
     system_fingerprint: str | None
     choices: list[CompletionChoice]
     usage: Usage
+    triptych: TriptychExtension

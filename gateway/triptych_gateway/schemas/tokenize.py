@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, model_validator
 from triptych_gateway.schemas.chat import Messages
 from triptych_gateway.schemas.common import JsonObject, NoOp, Schema, TokenId, at
 
-_CHAT_ONLY = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+_CHAT_ONLY = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "mm_processor_kwargs")
 
 
 class TokenizeRequest(Schema):
@@ -26,6 +26,7 @@ class TokenizeRequest(Schema):
     )
     continue_final_message: Annotated[bool | None, Field(description="Leave the last message, the assistant's, open.")] = None
     chat_template_kwargs: Annotated[JsonObject | None, Field(description="Further variables for the chat template.")] = None
+    mm_processor_kwargs: Annotated[JsonObject | None, Field(description="Options of the model's processor for media.")] = None
     return_token_strs: Annotated[bool | None, Field(description="Send each token's string too; not with messages.")] = None
     tools: Annotated[Any, NoOp([])] = None
 

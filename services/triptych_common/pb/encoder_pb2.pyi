@@ -160,7 +160,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("num_entries", "used_bytes", "capacity_bytes", "leased_bytes", "num_leases", "queue_length", "num_local_hits", "num_shared_hits", "num_joined", "num_misses", "num_evictions")
+    __slots__ = ("num_entries", "used_bytes", "capacity_bytes", "leased_bytes", "num_leases", "queue_length", "num_local_hits", "num_shared_hits", "num_joined", "num_misses", "num_evictions", "num_store_failures", "num_failed")
     NUM_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,8 @@ class GetStatsResponse(_message.Message):
     NUM_JOINED_FIELD_NUMBER: _ClassVar[int]
     NUM_MISSES_FIELD_NUMBER: _ClassVar[int]
     NUM_EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STORE_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILED_FIELD_NUMBER: _ClassVar[int]
     num_entries: int
     used_bytes: int
     capacity_bytes: int
@@ -183,7 +185,17 @@ class GetStatsResponse(_message.Message):
     num_joined: int
     num_misses: int
     num_evictions: int
-    def __init__(self, num_entries: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., num_leases: _Optional[int] = ..., queue_length: _Optional[int] = ..., num_local_hits: _Optional[int] = ..., num_shared_hits: _Optional[int] = ..., num_joined: _Optional[int] = ..., num_misses: _Optional[int] = ..., num_evictions: _Optional[int] = ...) -> None: ...
+    num_store_failures: int
+    num_failed: int
+    def __init__(self, num_entries: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., num_leases: _Optional[int] = ..., queue_length: _Optional[int] = ..., num_local_hits: _Optional[int] = ..., num_shared_hits: _Optional[int] = ..., num_joined: _Optional[int] = ..., num_misses: _Optional[int] = ..., num_evictions: _Optional[int] = ..., num_store_failures: _Optional[int] = ..., num_failed: _Optional[int] = ...) -> None: ...
+
+class StoredItem(_message.Message):
+    __slots__ = ("num_tokens", "tensors")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    tensors: _containers.RepeatedCompositeFieldContainer[_common_pb2.NamedTensor]
+    def __init__(self, num_tokens: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_common_pb2.NamedTensor, _Mapping]]] = ...) -> None: ...
 
 class WatchEvictionsRequest(_message.Message):
     __slots__ = ()

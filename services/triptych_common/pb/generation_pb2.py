@@ -23,51 +23,54 @@ _sym_db = _symbol_database.Default()
 
 
 from triptych_common.pb import common_pb2 as triptych_dot_v1_dot_common__pb2
+from triptych_common.pb import encoder_pb2 as triptych_dot_v1_dot_encoder__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctriptych/v1/generation.proto\x12\x0btriptych.v1\x1a\x18triptych/v1/common.proto\"b\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12)\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ContentPart\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"N\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\x05media\x18\x02 \x01(\x0b\x32\x16.triptych.v1.MediaItemH\x00\x42\x06\n\x04part\"\x8e\x03\n\x11GenerationOptions\x12-\n\x08sampling\x18\x01 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12#\n\x16include_stop_in_output\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x0e\n\x01n\x18\x05 \x01(\rH\x02\x88\x01\x01\x12,\n\x0boutput_mode\x18\x06 \x01(\x0e\x32\x17.triptych.v1.OutputMode\x12\x1d\n\x10return_token_ids\x18\x07 \x01(\x08H\x03\x88\x01\x01\x12\x15\n\x08priority\x18\x08 \x01(\x05H\x04\x88\x01\x01\x12\x17\n\ncache_salt\x18\t \x01(\tH\x05\x88\x01\x01\x42\x19\n\x17_include_stop_in_outputB\x16\n\x14_skip_special_tokensB\x04\n\x02_nB\x13\n\x11_return_token_idsB\x0b\n\t_priorityB\r\n\x0b_cache_salt\"\xb3\x02\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ChatMessage\x12/\n\x07options\x18\x03 \x01(\x0b\x32\x1e.triptych.v1.GenerationOptions\x12!\n\x14template_kwargs_json\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\x06 \x01(\x08H\x02\x88\x01\x01\x42\x17\n\x15_template_kwargs_jsonB\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_message\"\xa6\x01\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12)\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x18.triptych.v1.ChoiceDelta\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.triptych.v1.Usage\x12%\n\x07timings\x18\x05 \x01(\x0b\x32\x14.triptych.v1.Timings\"\xeb\x01\n\x0f\x43ompleteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x00\x12/\n\x07options\x18\x04 \x01(\x0b\x32\x1e.triptych.v1.GenerationOptions\x12\x11\n\x04\x65\x63ho\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x06 \x01(\x08H\x02\x88\x01\x01\x42\x08\n\x06promptB\x07\n\x05_echoB\x15\n\x13_add_special_tokens\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xaa\x01\n\x10\x43ompleteResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12)\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x18.triptych.v1.ChoiceDelta\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.triptych.v1.Usage\x12%\n\x07timings\x18\x05 \x01(\x0b\x32\x14.triptych.v1.Timings\"\xda\x01\n\x0b\x43hoiceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.triptych.v1.TokenLogprob\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.triptych.v1.FinishReason\x12\x13\n\tstop_text\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x42\x0e\n\x0cmatched_stop\"\xa1\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\x12\x14\n\x07logprob\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12$\n\x03top\x18\x05 \x03(\x0b\x32\x17.triptych.v1.TopLogprob\x12\x13\n\x0btext_offset\x18\x06 \x01(\rB\n\n\x08_logprob\"S\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\"]\n\x1fGenerationServiceSessionRequest\x12*\n\x05start\x18\x01 \x03(\x0b\x32\x1b.triptych.v1.GenerationCall\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x03(\x04\"\x9b\x01\n\x0eGenerationCall\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.triptych.v1.ChatRequestH\x00\x12\x30\n\x08\x63omplete\x18\x04 \x01(\x0b\x32\x1c.triptych.v1.CompleteRequestH\x00\x42\t\n\x07request\"Z\n GenerationServiceSessionResponse\x12\x36\n\tresponses\x18\x01 \x03(\x0b\x32#.triptych.v1.GenerationCallResponse\"\xc7\x01\n\x16GenerationCallResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12)\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ChoiceDelta\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.triptych.v1.Usage\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.triptych.v1.Timings\x12(\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x19.triptych.v1.RequestError\"\x13\n\x11ListModelsRequest\"<\n\x12ListModelsResponse\x12&\n\x06models\x18\x01 \x03(\x0b\x32\x16.triptych.v1.ModelInfo*W\n\nOutputMode\x12\x1b\n\x17OUTPUT_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTPUT_MODE_DELTA\x10\x01\x12\x15\n\x11OUTPUT_MODE_FINAL\x10\x02\x32\xd8\x02\n\x11GenerationService\x12=\n\x04\x43hat\x12\x18.triptych.v1.ChatRequest\x1a\x19.triptych.v1.ChatResponse0\x01\x12I\n\x08\x43omplete\x12\x1c.triptych.v1.CompleteRequest\x1a\x1d.triptych.v1.CompleteResponse0\x01\x12j\n\x07Session\x12,.triptych.v1.GenerationServiceSessionRequest\x1a-.triptych.v1.GenerationServiceSessionResponse(\x01\x30\x01\x12M\n\nListModels\x12\x1e.triptych.v1.ListModelsRequest\x1a\x1f.triptych.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctriptych/v1/generation.proto\x12\x0btriptych.v1\x1a\x18triptych/v1/common.proto\x1a\x19triptych/v1/encoder.proto\"b\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12)\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ContentPart\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"N\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\x05media\x18\x02 \x01(\x0b\x32\x16.triptych.v1.MediaItemH\x00\x42\x06\n\x04part\"\x8e\x03\n\x11GenerationOptions\x12-\n\x08sampling\x18\x01 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12#\n\x16include_stop_in_output\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x0e\n\x01n\x18\x05 \x01(\rH\x02\x88\x01\x01\x12,\n\x0boutput_mode\x18\x06 \x01(\x0e\x32\x17.triptych.v1.OutputMode\x12\x1d\n\x10return_token_ids\x18\x07 \x01(\x08H\x03\x88\x01\x01\x12\x15\n\x08priority\x18\x08 \x01(\x05H\x04\x88\x01\x01\x12\x17\n\ncache_salt\x18\t \x01(\tH\x05\x88\x01\x01\x42\x19\n\x17_include_stop_in_outputB\x16\n\x14_skip_special_tokensB\x04\n\x02_nB\x13\n\x11_return_token_idsB\x0b\n\t_priorityB\r\n\x0b_cache_salt\"\xb3\x02\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ChatMessage\x12/\n\x07options\x18\x03 \x01(\x0b\x32\x1e.triptych.v1.GenerationOptions\x12!\n\x14template_kwargs_json\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\x06 \x01(\x08H\x02\x88\x01\x01\x42\x17\n\x15_template_kwargs_jsonB\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_message\"\xcf\x01\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12)\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x18.triptych.v1.ChoiceDelta\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.triptych.v1.Usage\x12%\n\x07timings\x18\x05 \x01(\x0b\x32\x14.triptych.v1.Timings\x12\'\n\x05media\x18\x06 \x03(\x0b\x32\x18.triptych.v1.MediaReport\"\xfc\x01\n\x0bMediaReport\x12\'\n\x08modality\x18\x01 \x01(\x0e\x32\x15.triptych.v1.Modality\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12$\n\x04tier\x18\x04 \x01(\x0e\x32\x16.triptych.v1.CacheTier\x12*\n\x06\x65ncode\x18\x05 \x01(\x0b\x32\x1a.triptych.v1.EncodeTimings\x12,\n\x06source\x18\x06 \x01(\x0e\x32\x1c.triptych.v1.EmbeddingSource\x12\x0f\n\x07\x66\x65tch_s\x18\x07 \x01(\x01\x12\x12\n\ntransfer_s\x18\x08 \x01(\x01\"\xeb\x01\n\x0f\x43ompleteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x00\x12/\n\x07options\x18\x04 \x01(\x0b\x32\x1e.triptych.v1.GenerationOptions\x12\x11\n\x04\x65\x63ho\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x06 \x01(\x08H\x02\x88\x01\x01\x42\x08\n\x06promptB\x07\n\x05_echoB\x15\n\x13_add_special_tokens\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xaa\x01\n\x10\x43ompleteResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12)\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x18.triptych.v1.ChoiceDelta\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.triptych.v1.Usage\x12%\n\x07timings\x18\x05 \x01(\x0b\x32\x14.triptych.v1.Timings\"\xda\x01\n\x0b\x43hoiceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.triptych.v1.TokenLogprob\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.triptych.v1.FinishReason\x12\x13\n\tstop_text\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x42\x0e\n\x0cmatched_stop\"\xa1\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\x12\x14\n\x07logprob\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12$\n\x03top\x18\x05 \x03(\x0b\x32\x17.triptych.v1.TopLogprob\x12\x13\n\x0btext_offset\x18\x06 \x01(\rB\n\n\x08_logprob\"S\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\"]\n\x1fGenerationServiceSessionRequest\x12*\n\x05start\x18\x01 \x03(\x0b\x32\x1b.triptych.v1.GenerationCall\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x03(\x04\"\x9b\x01\n\x0eGenerationCall\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.triptych.v1.ChatRequestH\x00\x12\x30\n\x08\x63omplete\x18\x04 \x01(\x0b\x32\x1c.triptych.v1.CompleteRequestH\x00\x42\t\n\x07request\"Z\n GenerationServiceSessionResponse\x12\x36\n\tresponses\x18\x01 \x03(\x0b\x32#.triptych.v1.GenerationCallResponse\"\xf0\x01\n\x16GenerationCallResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12)\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ChoiceDelta\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.triptych.v1.Usage\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.triptych.v1.Timings\x12\'\n\x05media\x18\x06 \x03(\x0b\x32\x18.triptych.v1.MediaReport\x12(\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x19.triptych.v1.RequestError\"\x13\n\x11ListModelsRequest\"<\n\x12ListModelsResponse\x12&\n\x06models\x18\x01 \x03(\x0b\x32\x16.triptych.v1.ModelInfo*W\n\nOutputMode\x12\x1b\n\x17OUTPUT_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTPUT_MODE_DELTA\x10\x01\x12\x15\n\x11OUTPUT_MODE_FINAL\x10\x02\x32\xd8\x02\n\x11GenerationService\x12=\n\x04\x43hat\x12\x18.triptych.v1.ChatRequest\x1a\x19.triptych.v1.ChatResponse0\x01\x12I\n\x08\x43omplete\x12\x1c.triptych.v1.CompleteRequest\x1a\x1d.triptych.v1.CompleteResponse0\x01\x12j\n\x07Session\x12,.triptych.v1.GenerationServiceSessionRequest\x1a-.triptych.v1.GenerationServiceSessionResponse(\x01\x30\x01\x12M\n\nListModels\x12\x1e.triptych.v1.ListModelsRequest\x1a\x1f.triptych.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'triptych.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTPUTMODE']._serialized_start=2667
-  _globals['_OUTPUTMODE']._serialized_end=2754
-  _globals['_CHATMESSAGE']._serialized_start=71
-  _globals['_CHATMESSAGE']._serialized_end=169
-  _globals['_CONTENTPART']._serialized_start=171
-  _globals['_CONTENTPART']._serialized_end=249
-  _globals['_GENERATIONOPTIONS']._serialized_start=252
-  _globals['_GENERATIONOPTIONS']._serialized_end=650
-  _globals['_CHATREQUEST']._serialized_start=653
-  _globals['_CHATREQUEST']._serialized_end=960
-  _globals['_CHATRESPONSE']._serialized_start=963
-  _globals['_CHATRESPONSE']._serialized_end=1129
-  _globals['_COMPLETEREQUEST']._serialized_start=1132
-  _globals['_COMPLETEREQUEST']._serialized_end=1367
-  _globals['_TOKENIDS']._serialized_start=1369
-  _globals['_TOKENIDS']._serialized_end=1392
-  _globals['_COMPLETERESPONSE']._serialized_start=1395
-  _globals['_COMPLETERESPONSE']._serialized_end=1565
-  _globals['_CHOICEDELTA']._serialized_start=1568
-  _globals['_CHOICEDELTA']._serialized_end=1786
-  _globals['_TOKENLOGPROB']._serialized_start=1789
-  _globals['_TOKENLOGPROB']._serialized_end=1950
-  _globals['_TOPLOGPROB']._serialized_start=1952
-  _globals['_TOPLOGPROB']._serialized_end=2035
-  _globals['_GENERATIONSERVICESESSIONREQUEST']._serialized_start=2037
-  _globals['_GENERATIONSERVICESESSIONREQUEST']._serialized_end=2130
-  _globals['_GENERATIONCALL']._serialized_start=2133
-  _globals['_GENERATIONCALL']._serialized_end=2288
-  _globals['_GENERATIONSERVICESESSIONRESPONSE']._serialized_start=2290
-  _globals['_GENERATIONSERVICESESSIONRESPONSE']._serialized_end=2380
-  _globals['_GENERATIONCALLRESPONSE']._serialized_start=2383
-  _globals['_GENERATIONCALLRESPONSE']._serialized_end=2582
-  _globals['_LISTMODELSREQUEST']._serialized_start=2584
-  _globals['_LISTMODELSREQUEST']._serialized_end=2603
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2605
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2665
-  _globals['_GENERATIONSERVICE']._serialized_start=2757
-  _globals['_GENERATIONSERVICE']._serialized_end=3101
+  _globals['_OUTPUTMODE']._serialized_start=3031
+  _globals['_OUTPUTMODE']._serialized_end=3118
+  _globals['_CHATMESSAGE']._serialized_start=98
+  _globals['_CHATMESSAGE']._serialized_end=196
+  _globals['_CONTENTPART']._serialized_start=198
+  _globals['_CONTENTPART']._serialized_end=276
+  _globals['_GENERATIONOPTIONS']._serialized_start=279
+  _globals['_GENERATIONOPTIONS']._serialized_end=677
+  _globals['_CHATREQUEST']._serialized_start=680
+  _globals['_CHATREQUEST']._serialized_end=987
+  _globals['_CHATRESPONSE']._serialized_start=990
+  _globals['_CHATRESPONSE']._serialized_end=1197
+  _globals['_MEDIAREPORT']._serialized_start=1200
+  _globals['_MEDIAREPORT']._serialized_end=1452
+  _globals['_COMPLETEREQUEST']._serialized_start=1455
+  _globals['_COMPLETEREQUEST']._serialized_end=1690
+  _globals['_TOKENIDS']._serialized_start=1692
+  _globals['_TOKENIDS']._serialized_end=1715
+  _globals['_COMPLETERESPONSE']._serialized_start=1718
+  _globals['_COMPLETERESPONSE']._serialized_end=1888
+  _globals['_CHOICEDELTA']._serialized_start=1891
+  _globals['_CHOICEDELTA']._serialized_end=2109
+  _globals['_TOKENLOGPROB']._serialized_start=2112
+  _globals['_TOKENLOGPROB']._serialized_end=2273
+  _globals['_TOPLOGPROB']._serialized_start=2275
+  _globals['_TOPLOGPROB']._serialized_end=2358
+  _globals['_GENERATIONSERVICESESSIONREQUEST']._serialized_start=2360
+  _globals['_GENERATIONSERVICESESSIONREQUEST']._serialized_end=2453
+  _globals['_GENERATIONCALL']._serialized_start=2456
+  _globals['_GENERATIONCALL']._serialized_end=2611
+  _globals['_GENERATIONSERVICESESSIONRESPONSE']._serialized_start=2613
+  _globals['_GENERATIONSERVICESESSIONRESPONSE']._serialized_end=2703
+  _globals['_GENERATIONCALLRESPONSE']._serialized_start=2706
+  _globals['_GENERATIONCALLRESPONSE']._serialized_end=2946
+  _globals['_LISTMODELSREQUEST']._serialized_start=2948
+  _globals['_LISTMODELSREQUEST']._serialized_end=2967
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2969
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3029
+  _globals['_GENERATIONSERVICE']._serialized_start=3121
+  _globals['_GENERATIONSERVICE']._serialized_end=3465
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,5 @@
 from triptych_common.pb import common_pb2 as _common_pb2
+from triptych_common.pb import encoder_pb2 as _encoder_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -74,18 +75,40 @@ class ChatRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., template_kwargs_json: _Optional[str] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ...) -> None: ...
 
 class ChatResponse(_message.Message):
-    __slots__ = ("request_id", "model", "choices", "usage", "timings")
+    __slots__ = ("request_id", "model", "choices", "usage", "timings", "media")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     choices: _containers.RepeatedCompositeFieldContainer[ChoiceDelta]
     usage: _common_pb2.Usage
     timings: _common_pb2.Timings
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[ChoiceDelta, _Mapping]]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ...) -> None: ...
+    media: _containers.RepeatedCompositeFieldContainer[MediaReport]
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[ChoiceDelta, _Mapping]]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., media: _Optional[_Iterable[_Union[MediaReport, _Mapping]]] = ...) -> None: ...
+
+class MediaReport(_message.Message):
+    __slots__ = ("modality", "key", "num_tokens", "tier", "encode", "source", "fetch_s", "transfer_s")
+    MODALITY_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    FETCH_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
+    modality: _common_pb2.Modality
+    key: bytes
+    num_tokens: int
+    tier: _encoder_pb2.CacheTier
+    encode: _encoder_pb2.EncodeTimings
+    source: _common_pb2.EmbeddingSource
+    fetch_s: float
+    transfer_s: float
+    def __init__(self, modality: _Optional[_Union[_common_pb2.Modality, str]] = ..., key: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., tier: _Optional[_Union[_encoder_pb2.CacheTier, str]] = ..., encode: _Optional[_Union[_encoder_pb2.EncodeTimings, _Mapping]] = ..., source: _Optional[_Union[_common_pb2.EmbeddingSource, str]] = ..., fetch_s: _Optional[float] = ..., transfer_s: _Optional[float] = ...) -> None: ...
 
 class CompleteRequest(_message.Message):
     __slots__ = ("model", "text", "token_ids", "options", "echo", "add_special_tokens")
@@ -196,18 +219,20 @@ class GenerationServiceSessionResponse(_message.Message):
     def __init__(self, responses: _Optional[_Iterable[_Union[GenerationCallResponse, _Mapping]]] = ...) -> None: ...
 
 class GenerationCallResponse(_message.Message):
-    __slots__ = ("number", "choices", "usage", "timings", "error")
+    __slots__ = ("number", "choices", "usage", "timings", "media", "error")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     number: int
     choices: _containers.RepeatedCompositeFieldContainer[ChoiceDelta]
     usage: _common_pb2.Usage
     timings: _common_pb2.Timings
+    media: _containers.RepeatedCompositeFieldContainer[MediaReport]
     error: _common_pb2.RequestError
-    def __init__(self, number: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[ChoiceDelta, _Mapping]]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.RequestError, _Mapping]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[ChoiceDelta, _Mapping]]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., media: _Optional[_Iterable[_Union[MediaReport, _Mapping]]] = ..., error: _Optional[_Union[_common_pb2.RequestError, _Mapping]] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()

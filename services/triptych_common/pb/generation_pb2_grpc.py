@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """Generates text. Cancelling a call aborts its work in every service within one engine step.
+    """Generates text. Cancelling a call aborts its work in every service within one engine step. The trailing metadata of Chat repeats the
+    reports on its media: one entry triptych-media-bin, a serialized MediaReport, for each, where all of them fit into 4 KiB.
     """
 
     def __init__(self, channel):
@@ -58,7 +59,8 @@ class GenerationServiceStub:
 
 
 class GenerationServiceServicer:
-    """Generates text. Cancelling a call aborts its work in every service within one engine step.
+    """Generates text. Cancelling a call aborts its work in every service within one engine step. The trailing metadata of Chat repeats the
+    reports on its media: one entry triptych-media-bin, a serialized MediaReport, for each, where all of them fit into 4 KiB.
     """
 
     def Chat(self, request, context):
@@ -123,7 +125,8 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """Generates text. Cancelling a call aborts its work in every service within one engine step.
+    """Generates text. Cancelling a call aborts its work in every service within one engine step. The trailing metadata of Chat repeats the
+    reports on its media: one entry triptych-media-bin, a serialized MediaReport, for each, where all of them fit into 4 KiB.
     """
 
     @staticmethod

@@ -40,6 +40,8 @@ class AttentionMetadata:
     block_table: np.ndarray  # [num_seqs, max_blocks_per_seq] int32
     slots: np.ndarray  # [num_tokens] int64, cache slot of each token: block * block_size + offset
     positions: np.ndarray  # [num_tokens] int32
+    #: [num_tokens] int32, one past the last key that each token sees; None when that is the token itself everywhere.
+    key_end: np.ndarray | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -108,6 +110,14 @@ def attending(backend: AttentionBackend) -> Iterator[None]:
         _backend.reset(token)
 
 
+def current_backend() -> AttentionBackend:
+    """The backend of the step. Raises RuntimeError outside of one."""
+    backend = _backend.get()
+    if backend is None:
+        raise RuntimeError("paged attention was called outside of a step")
+    return backend
+
+
 def paged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -121,12 +131,9 @@ def paged_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T, Hq, Dv]."""
-    backend = _backend.get()
-    if backend is None:
-        raise RuntimeError("paged attention was called outside of a step")
     if attention_mask is not None:
         raise RuntimeError("the model built an attention mask; the paged cache has none")
-    out = backend.forward(
+    out = current_backend().forward(
         int(module.layer_idx),  # type: ignore[arg-type]
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
@@ -202,7 +209,8 @@ class TorchAttention:
             blocks = metadata.block_table[i, : -(-num_keys // self._block_size)].astype(np.int64)
             keys = (blocks[:, None] * self._block_size + offsets).reshape(-1)[:num_keys]
             first, last = metadata.query_start_loc[i : i + 2].tolist()
-            self._sequences.append((first, last, torch.from_numpy(keys).to(self._device)))
+            key_end = metadata.positions[first:last] + 1 if metadata.key_end is None else metadata.key_end[first:last]
+            self._sequences.append((first, last, *(torch.from_numpy(a).to(self._device) for a in (keys, key_end))))
 
     def forward(
         self,
@@ -221,7 +229,7 @@ class TorchAttention:
         v_cache[self._slots] = value.to(v_cache.dtype)
         out = v_cache.new_empty(query.shape[0], query.shape[1], value.shape[2])
         group = query.shape[1] // key.shape[1]
-        for first, last, slots in self._sequences:
+        for first, last, slots, key_end in self._sequences:
             k = k_cache[slots].float().repeat_interleave(group, 1)
             v = v_cache[slots].float().repeat_interleave(group, 1)
             scores = torch.einsum("qhd,khd->hqk", query[first:last].float(), k) * scaling
@@ -230,7 +238,7 @@ class TorchAttention:
             num_keys = len(slots)
             position = torch.arange(num_keys - (last - first), num_keys, device=self._device)[:, None]
             column = torch.arange(num_keys, device=self._device)[None]
-            hidden = column > position
+            hidden = column >= key_end[:, None]
             if window:
                 hidden |= column <= position - window
             scores = scores.masked_fill(hidden, float("-inf"))

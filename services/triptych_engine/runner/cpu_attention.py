@@ -46,7 +46,7 @@ class CpuAttention:
     def begin(self, metadata: AttentionMetadata) -> None:
         self._metadata = metadata
         self._tiles: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-        self._key_end = metadata.positions + np.int32(1)
+        self._key_end = metadata.positions + np.int32(1) if metadata.key_end is None else metadata.key_end
         self._args = KernelArgs(
             slots=metadata.slots.ctypes.data,
             block_table=metadata.block_table.ctypes.data,

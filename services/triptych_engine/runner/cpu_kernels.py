@@ -83,8 +83,19 @@ class CpuKernels:
                 function = getattr(library, f"triptych_rms_norm_{_SHORT[source]}_{_SHORT[target]}")
                 function.argtypes = [pointer, pointer, pointer, count, count, ctypes.c_float]
                 self._rms_norm[source, target] = function
-        self._silu_mul = library.triptych_silu_mul_bf16
-        self._silu_mul.argtypes = [pointer, pointer, count, count]
+        self._silu_mul = {dtype: getattr(library, f"triptych_silu_mul_{name}") for dtype, name in _SHORT.items()}
+        for function in self._silu_mul.values():
+            function.argtypes = [pointer, pointer, count, count]
+        self._add_rms_norm = {dtype: getattr(library, f"triptych_add_rms_norm_{name}") for dtype, name in _SHORT.items()}
+        for function in self._add_rms_norm.values():
+            function.argtypes = [pointer] * 5 + [count, count, ctypes.c_float]
+        self._qk_norm_rope = {dtype: getattr(library, f"triptych_qk_norm_rope_{name}") for dtype, name in _SHORT.items()}
+        for function in self._qk_norm_rope.values():
+            function.argtypes = [pointer, count, pointer, pointer, ctypes.c_float, pointer, pointer, count, pointer, *[count] * 4]
+        self.linear_panel: int = library.triptych_linear_panel()
+        self._linear_pack, self._linear = library.triptych_linear_pack, library.triptych_linear
+        self._linear_pack.argtypes = [pointer, pointer, count, count]
+        self._linear.argtypes = [pointer, count, pointer, pointer, pointer, count, count, count]
         self._refine_logits = library.triptych_refine_logits
         self._refine_logits.argtypes = [pointer] * 5 + [count] * 3
         self._argmax = library.triptych_argmax
@@ -93,6 +104,23 @@ class CpuKernels:
     def paged_attention(self, args: KernelArgs, query_dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
         """One layer: write keys and values, attend. Queries and keys are of the first type, everything else of the second."""
         self._attention[query_dtype, cache_dtype](ctypes.byref(args))
+
+    def pack_linear(self, weight: torch.Tensor) -> torch.Tensor:
+        """A weight [out, in] bf16 as `linear` wants it: [ceil(out / linear_panel), in, linear_panel / 2] int32."""
+        out_features, in_features = weight.shape
+        panel = self.linear_panel
+        packed = torch.empty(-(-out_features // panel), in_features, panel // 2, dtype=torch.int32)
+        self._linear_pack(weight.contiguous().data_ptr(), packed.data_ptr(), out_features, in_features)
+        return packed
+
+    def linear(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
+        """x weight^T + bias in fp32. x: [rows, in], its rows dense; bias: [panels * linear_panel], padded; result [rows, out]."""
+        out = torch.empty(x.shape[0], out_features)
+        self._linear(
+            x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
+            x.shape[0], out_features, x.shape[1],
+        )  # fmt: skip
+        return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
         """x / rms(x) * weight over the last dimension; x fp32 or bf16, weight fp32, result of `dtype`."""
@@ -103,12 +131,51 @@ class CpuKernels:
         self._rms_norm[x.dtype, dtype](x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, size, eps)
         return out
 
+    def add_rms_norm(
+        self, x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of x, fp32, and `added`, fp32 or bf16, in fp32; and its RMS norm times weight, fp32, in the type of `added`.
+
+        x, added: [rows, size], dense.
+        """
+        total, out = torch.empty_like(x), torch.empty_like(added)
+        self._add_rms_norm[added.dtype](
+            x.data_ptr(), added.data_ptr(), weight.data_ptr(), total.data_ptr(), out.data_ptr(), *x.shape, eps
+        )
+        return total, out
+
+    def qk_norm_rope(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        norms: tuple[torch.Tensor, torch.Tensor, float] | None,
+    ) -> torch.Tensor:
+        """Queries and keys, rotated by halves: [rows, num_q_heads + num_kv_heads, head_dim] fp32.
+
+        Args:
+            qkv: [rows, (num_q_heads + num_kv_heads) * head_dim + ...], fp32 or bf16, dense.
+            cos: [rows, rotary_dim], as sin, fp32, dense; dimensions of a head beyond rotary_dim are not rotated.
+            norms: [head_dim] fp32 weights of the RMS norm of queries and of keys, and its epsilon; None for no norm.
+        """
+        out = torch.empty(qkv.shape[0], num_q_heads + num_kv_heads, head_dim)
+        q_weight, k_weight, eps = norms if norms is not None else (None, None, 0.0)
+        self._qk_norm_rope[qkv.dtype](
+            qkv.data_ptr(), qkv.shape[1], None if q_weight is None else q_weight.data_ptr(),
+            None if k_weight is None else k_weight.data_ptr(), eps, cos.data_ptr(), sin.data_ptr(), cos.shape[1], out.data_ptr(),
+            qkv.shape[0], num_q_heads, num_kv_heads, head_dim,
+        )  # fmt: skip
+        return out
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(first half) * second half over the last dimension; bf16 [..., 2 * size] -> [..., size]."""
+        """silu(first half) * second half over the last dimension; [..., 2 * size] -> [..., size], fp32 or bf16."""
         gate_up = gate_up.contiguous()
         size = gate_up.shape[-1] // 2
         out = torch.empty(*gate_up.shape[:-1], size, dtype=gate_up.dtype)
-        self._silu_mul(gate_up.data_ptr(), out.data_ptr(), gate_up.numel() // (2 * size), size)
+        self._silu_mul[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), gate_up.numel() // (2 * size), size)
         return out
 
     def refine_logits(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from triptych_engine.media import Span
 from triptych_engine.output import NewSequence, SchedulerOutput
 from triptych_engine.runner.attention import AttentionMetadata
 
@@ -19,6 +20,8 @@ class StepInputs:
     token_ids: np.ndarray  # [num_tokens] int64
     positions: np.ndarray  # [num_tokens] int64
     metadata: AttentionMetadata
+    #: [axes, num_tokens] int64, where some sequence has positions of several axes.
+    axis_positions: np.ndarray | None
     samples: np.ndarray  # [num_seqs] bool, whether the sequence's last token is in this step, so that the next one is sampled
 
 
@@ -41,6 +44,8 @@ class InputBatch:
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, np.int64)
         self._num_blocks = [0] * max_num_seqs
+        self._axis_positions: dict[int, np.ndarray] = {}  # row -> positions of its prompt [axes, num_prompt_tokens]
+        self._spans: dict[int, tuple[Span, ...]] = {}  # row -> tokens that see each other
         self._row_of: dict[str, int] = {}  # request_id -> row
         self._free_rows = list(range(max_num_seqs))[::-1]
 
@@ -50,8 +55,12 @@ class InputBatch:
     def row(self, request_id: str) -> int:
         return self._row_of[request_id]
 
-    def add(self, sequence: NewSequence) -> int:
-        """Give a sequence a row; returns it."""
+    def add(self, sequence: NewSequence, axis_positions: np.ndarray | None = None) -> int:
+        """Give a sequence a row; returns it.
+
+        Args:
+            axis_positions: [axes, num_prompt_tokens] where its media give its prompt positions of several axes.
+        """
         row = self._free_rows.pop()
         self._row_of[sequence.request_id] = row
         num_tokens = len(sequence.token_ids)
@@ -60,6 +69,10 @@ class InputBatch:
         self.num_prompt_tokens[row] = sequence.num_prompt_tokens
         self.num_computed_tokens[row] = sequence.num_computed_tokens
         self._num_blocks[row] = 0
+        if axis_positions is not None:
+            self._axis_positions[row] = axis_positions
+        if sequence.media.spans:
+            self._spans[row] = sequence.media.spans
         self.add_blocks(row, sequence.block_ids)
         return row
 
@@ -73,6 +86,8 @@ class InputBatch:
         row = self._row_of.pop(request_id, None)
         if row is not None:
             self._free_rows.append(row)
+            self._axis_positions.pop(row, None)
+            self._spans.pop(row, None)
         return row
 
     def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
@@ -105,9 +120,41 @@ class InputBatch:
                 block_table=np.ascontiguousarray(self.block_table[rows, :num_used_blocks]),
                 slots=blocks * self._block_size + positions % self._block_size,
                 positions=positions.astype(np.int32),
+                key_end=self._key_end(rows, query_start_loc, positions),
             ),
+            axis_positions=self._gather_axis_positions(rows, query_start_loc, positions),
             samples=ends == self.num_tokens[rows],
         )
+
+    def _key_end(self, rows: np.ndarray, query_start_loc: np.ndarray, positions: np.ndarray) -> np.ndarray | None:
+        """[num_tokens] one past the last key that each token sees; None where that is the token itself everywhere."""
+        if not self._spans:
+            return None
+        key_end = None
+        for index, row in enumerate(rows.tolist()):
+            first, last = query_start_loc[index : index + 2].tolist()
+            start, end = int(positions[first]), int(positions[last - 1]) + 1
+            for span in self._spans.get(row, ()):
+                if span.start < end and start < span.end:
+                    if key_end is None:
+                        key_end = positions.astype(np.int32) + np.int32(1)
+                    key_end[first + max(span.start - start, 0) : first + span.end - start] = span.end
+        return key_end
+
+    def _gather_axis_positions(self, rows: np.ndarray, query_start_loc: np.ndarray, positions: np.ndarray) -> np.ndarray | None:
+        own = [(i, self._axis_positions[row]) for i, row in enumerate(rows.tolist()) if row in self._axis_positions]
+        if not own:
+            return None
+        gathered = np.repeat(positions[None], len(own[0][1]), 0)
+        for index, of_prompt in own:
+            first, last = query_start_loc[index : index + 2].tolist()
+            num_prompt_tokens = of_prompt.shape[1]
+            start = int(positions[first])
+            in_prompt = max(0, min(last - first, num_prompt_tokens - start))
+            gathered[:, first : first + in_prompt] = of_prompt[:, start : start + in_prompt]
+            # Output goes on, on all axes alike, one past the largest position of the prompt.
+            gathered[:, first + in_prompt : last] += of_prompt.max() + 1 - num_prompt_tokens
+        return gathered
 
     def advance(self, inputs: StepInputs) -> None:
         """Note that the tokens of a step were computed."""

@@ -6,6 +6,7 @@ encoder. Before the model is trusted, its logits on the paged path are compared 
 
 from __future__ import annotations
 
+import inspect
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +16,18 @@ import torch
 import transformers
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 from triptych_common.errors import StartupError, UnsupportedModelError
 
 from triptych_engine.runner.attention import ATTENTION_NAME, AttentionBackend, LayerObserver, LayerShape, attending
+from triptych_engine.runner.precision import checkpoint_dtype, compute_dtype
 from triptych_engine.runner.refusals import check_supported, is_multimodal
 
 log = logging.getLogger(__name__)
 #: Tokens, at most, of the sequence on which the paged path is compared with the ordinary one.
 NUM_PROBE_TOKENS = 24
+#: What Omni checkpoints have beside the thinker.
+_OMNI_SPEECH = ("talker", "token2wav", "code2wav")
 
 
 @dataclass(slots=True)
@@ -38,41 +42,62 @@ class LoadedModel:
     vocab_size: int
     #: Position ids have a leading dimension of this size (time, height, width); 0 for plain positions.
     num_position_axes: int
+    #: Position of a prompt's first token.
+    first_position: int
+    #: Whether the model can be told which logits are wanted.
+    picks_logits: bool
     probe_token_ids: torch.Tensor  # [num_probe_tokens] int64
     probe_logits: torch.Tensor  # [num_probe_tokens, vocab] of transformers' ordinary forward pass
 
+    def position_ids(self, positions: torch.Tensor) -> torch.Tensor:
+        """Positions as the model wants them; [num_tokens], or [num_position_axes, num_tokens] where they differ."""
+        if self.first_position:
+            positions = positions + self.first_position
+        if positions.ndim == 2:
+            return positions[:, None]
+        axes = self.num_position_axes
+        return positions[None].expand(axes, 1, -1) if axes else positions[None]
+
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, logits_indices: torch.Tensor, backend: AttentionBackend
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        logits_indices: torch.Tensor,
+        backend: AttentionBackend,
+        inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run a ragged batch.
 
         Args:
-            token_ids: [num_tokens] int64. positions: [num_tokens] int64.
+            token_ids: [num_tokens] int64.
+            positions: int64, [num_tokens], or [num_position_axes, num_tokens] where they differ.
             logits_indices: [n] int64, the tokens whose logits are wanted.
+            inputs_embeds: [1, num_tokens, hidden_size] in place of the tokens' own embeddings.
 
         Returns:
             [n, vocab_size].
         """
-        position_ids = positions[None]
-        if self.num_position_axes:
-            position_ids = position_ids.expand(self.num_position_axes, 1, -1)
+        inputs: dict[str, Any] = {
+            "input_ids": token_ids[None] if inputs_embeds is None else None,
+            "position_ids": self.position_ids(positions),
+            "attention_mask": None,
+            "past_key_values": None,
+            "use_cache": False,
+        }
+        if inputs_embeds is not None:
+            inputs["inputs_embeds"] = inputs_embeds
         with attending(backend):
-            output = self.model(
-                input_ids=token_ids[None],
-                position_ids=position_ids,
-                attention_mask=None,
-                past_key_values=None,
-                use_cache=False,
-                logits_to_keep=logits_indices,
-            )
-        return output.logits[0]
+            if self.picks_logits:
+                return self.model(**inputs, logits_to_keep=logits_indices).logits[0]
+            hidden = getattr(self.model, self.model.base_model_prefix)(**inputs).last_hidden_state
+            return self.model.get_output_embeddings()(hidden[:, logits_indices])[0]
 
 
 def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torch.device, max_model_len: int) -> LoadedModel:
     """Load the language model of a checkpoint.
 
     Args:
-        dtype: None takes the checkpoint's own.
+        dtype: None takes the one that serves the checkpoint best on the device.
 
     Raises:
         UnsupportedModelError: it could not be run correctly.
@@ -80,10 +105,15 @@ def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torc
     """
     try:
         config = AutoConfig.from_pretrained(path)
+        config = getattr(config, "thinker_config", config)  # what Omni models answer with in text
     except (ValueError, OSError) as error:
         raise UnsupportedModelError(f"cannot serve {name}: {str(error).splitlines()[0]}") from error
     check_supported(config, name, max_model_len)
-    dtype = dtype or getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None) or torch.float32
+    checkpoint = checkpoint_dtype(config)
+    if dtype is None:
+        dtype = compute_dtype(checkpoint, device)
+        if dtype != checkpoint:
+            log.info("computing in %s: this CPU has no instructions for the checkpoint's %s", dtype, checkpoint)
     try:
         model = _model_class(config).from_pretrained(path, config=config, dtype=dtype, attn_implementation="eager")
     except OSError as error:
@@ -101,6 +131,8 @@ def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torc
         device=device,
         vocab_size=reference.shape[-1],
         num_position_axes=_num_position_axes(config),
+        first_position=1 if config.model_type == "paligemma" else 0,
+        picks_logits="logits_to_keep" in inspect.signature(type(model).forward).parameters or not is_multimodal(config),
         probe_token_ids=probe,
         probe_logits=reference,
     )
@@ -109,7 +141,8 @@ def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torc
 def _model_class(config: PretrainedConfig) -> Any:
     if not is_multimodal(config):
         return getattr(transformers, _name(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]))
-    return language_model_only(getattr(transformers, _name(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type])))
+    known = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.get(config.model_type)
+    return language_model_only(getattr(transformers, _name(known) if known else config.architectures[0]))
 
 
 def _name(entry: str | tuple[str, ...]) -> str:
@@ -131,16 +164,23 @@ def language_model_only(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
             language_model = inner.get_decoder() if hasattr(inner, "get_decoder") else inner.language_model
             towers = [n for n, child in inner.named_children() if not any(m is language_model for m in child.modules())]
             for tower in towers:
+                stand_in = _AbsentTower() if isinstance(getattr(inner, tower), PreTrainedModel) else None
                 delattr(inner, tower)
-                setattr(inner, tower, None)
+                setattr(inner, tower, stand_in)
             names = {parameter for parameter, _ in self.named_parameters(remove_duplicate=False)}
             tied = getattr(self, "all_tied_weights_keys", None) or {}
             self.all_tied_weights_keys = {a: b for a, b in tied.items() if a in names and b in names}
-            self._keys_to_ignore_on_load_unexpected = {rf"(^|\.){tower}\." for tower in towers}
+            self._keys_to_ignore_on_load_unexpected = {rf"(^|\.){tower}\." for tower in (*towers, *_OMNI_SPEECH)}
 
     LanguageModelOnly.__name__, LanguageModelOnly.__qualname__ = cls.__name__, cls.__qualname__
     LanguageModelOnly.__module__ = cls.__module__
     return LanguageModelOnly
+
+
+class _AbsentTower(nn.Module):
+    """Stands where a tower was, for forwards that ask on which device it is before they see that there is nothing to encode."""
+
+    device = torch.device("cpu")
 
 
 def _observe_layers(model: PreTrainedModel, config: PretrainedConfig, name: str, probe: torch.Tensor) -> dict[int, LayerShape]:

@@ -12,12 +12,15 @@ import numpy as np
 import torch
 from triptych_common.errors import StartupError
 
+from triptych_engine.media import MediaTraits
 from triptych_engine.output import NewSequence, SchedulerOutput, StepResult
 from triptych_engine.request import SamplingParams, TokenLogprobs
 from triptych_engine.runner.attention import AttentionBackend, TorchAttention
 from triptych_engine.runner.cpu_attention import CpuAttention
 from triptych_engine.runner.cpu_kernels import CpuKernels, load_kernels
 from triptych_engine.runner.input_batch import InputBatch, StepInputs
+from triptych_engine.runner.media_inputs import MediaInputs, PlacedSlice
+from triptych_engine.runner.media_traits import media_traits
 from triptych_engine.runner.model_loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
 from triptych_engine.runner.optimize import optimize
 from triptych_engine.runner.sampler import Sampler, gather_logprobs
@@ -62,8 +65,15 @@ class ModelRunner:
             config.model_path, config.model_name, dtype=config.dtype, device=config.device, max_model_len=config.max_model_len
         )
         kernels = load_kernels() if config.device.type == "cpu" and config.attention != "torch" else None
-        optimize(self._model.model, kernels)
+        probe = self._model.probe_token_ids
+        spread = torch.linspace(0, config.max_model_len - 1, len(probe), dtype=torch.float64).long()
+        optimize(self._model.model, kernels, probe, self._model.position_ids(spread))
         gc.collect()
+        self.media_traits = media_traits(self._model.model, self._model.config, self._model.num_position_axes)
+        self._media = None
+        if isinstance(self.media_traits, MediaTraits):
+            self._media = MediaInputs(self._model.model, self.media_traits, self._model.num_position_axes)
+        self._errors: dict[str, str] = {}  # request_id -> why it cannot be computed; found in the step in hand
         self._backend = self._make_backend(kernels)
         self._batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size)
         self._sampler = Sampler(config.max_num_seqs, self._model.vocab_size, config.device, kernels)
@@ -83,6 +93,13 @@ class ModelRunner:
     @property
     def vocab_size(self) -> int:
         return self._model.vocab_size
+
+    @property
+    def embedding_bytes(self) -> int:
+        """What one embedding of a media item takes, with its additions to early layers."""
+        traits = self.media_traits
+        size = traits.hidden_size * (1 + traits.num_deepstack) if isinstance(traits, MediaTraits) else 1
+        return size * self._model.dtype.itemsize
 
     def _make_backend(self, kernels: CpuKernels | None) -> AttentionBackend:
         config = self.config
@@ -120,25 +137,47 @@ class ModelRunner:
             return result
         inputs = self._batch.gather(scheduled)
         wanted, owners = self._logits_indices(inputs)
-        logits = self._forward(inputs, wanted)
+        logits = self._forward(inputs, wanted, self._place(inputs, scheduled) if scheduled.embeddings else [])
         self._batch.advance(inputs)
         if owners is not None:
             self._collect_prompt_logprobs(inputs, logits, wanted, owners, result)
             logits = logits[torch.from_numpy(np.isin(wanted, self._last_tokens(inputs))).to(logits.device)]
         if len(logits):
             self._sample(inputs, logits, result)
+        result.errors.update(self._errors)
         return result
 
     def _update_states(self, scheduled: SchedulerOutput) -> None:
+        self._errors = {}
         for request_id in scheduled.dropped:
             row = self._batch.remove(request_id)
             if row is not None:
                 self._sampler.remove(row)
         for sequence in scheduled.new:
-            row = self._batch.add(sequence)
+            row = self._batch.add(sequence, self._axis_positions(sequence))
             self._sampler.add(row, sequence.sampling, sequence.token_ids, sequence.num_prompt_tokens)
         for request_id, block_ids in scheduled.new_block_ids.items():
             self._batch.add_blocks(self._batch.row(request_id), block_ids)
+
+    def _axis_positions(self, sequence: NewSequence) -> np.ndarray | None:
+        if self._media is None:
+            return None
+        try:
+            return self._media.positions(sequence)
+        except ValueError as error:
+            self._errors[sequence.request_id] = f"the positions of the request cannot be computed: {error}"
+            return None
+
+    @staticmethod
+    def _place(inputs: StepInputs, scheduled: SchedulerOutput) -> list[PlacedSlice]:
+        """The step's embeddings, each with the index in the flat batch where it begins."""
+        first_tokens = dict(zip(inputs.request_ids, inputs.metadata.query_start_loc.tolist(), strict=False))
+        placed = []
+        for request_id, slices in scheduled.embeddings.items():
+            first = first_tokens[request_id]
+            offset = first - int(inputs.positions[first])
+            placed += [(offset + one.position, one) for one in slices]
+        return placed
 
     @staticmethod
     def _last_tokens(inputs: StepInputs) -> np.ndarray:
@@ -158,15 +197,16 @@ class ModelRunner:
         indices = np.flatnonzero(wanted)
         return indices, owners[indices]
 
-    def _forward(self, inputs: StepInputs, wanted: np.ndarray) -> torch.Tensor:
+    def _forward(self, inputs: StepInputs, wanted: np.ndarray, slices: list[PlacedSlice]) -> torch.Tensor:
         device = self.config.device
         self._backend.begin(inputs.metadata)
-        return self._model.forward(
-            torch.from_numpy(inputs.token_ids).to(device),
-            torch.from_numpy(inputs.positions).to(device),
-            torch.from_numpy(wanted.astype(np.int64)).to(device),
-            self._backend,
-        )
+        token_ids = torch.from_numpy(inputs.token_ids).to(device)
+        positions = inputs.positions if inputs.axis_positions is None else inputs.axis_positions
+        arguments = (torch.from_numpy(positions).to(device), torch.from_numpy(wanted.astype(np.int64)).to(device), self._backend)
+        if self._media is None or not slices:
+            return self._model.forward(token_ids, *arguments)
+        with self._media.adding(slices):
+            return self._model.forward(token_ids, *arguments, inputs_embeds=self._media.embed(token_ids, slices))
 
     def _collect_prompt_logprobs(
         self, inputs: StepInputs, logits: torch.Tensor, wanted: np.ndarray, owners: np.ndarray, result: StepResult
@@ -207,11 +247,35 @@ class ModelRunner:
             for num_tokens in (half, len(probe) - half):
                 step = SchedulerOutput(num_scheduled_tokens={_PROBE_ID: num_tokens})
                 inputs = self._batch.gather(step)
-                pieces.append(self._forward(inputs, np.arange(inputs.metadata.num_tokens)))
+                pieces.append(self._forward(inputs, np.arange(inputs.metadata.num_tokens), []))
                 self._batch.advance(inputs)
         self._update_states(SchedulerOutput(dropped=[_PROBE_ID]))
         check_parity(self._model, torch.cat(pieces), self.config.model_name)
+        self._check_embeddings_path(new)
         del self._model.probe_logits
+
+    def _check_embeddings_path(self, probe: NewSequence) -> None:
+        """Take no media where the model computes something else from embeddings than from the tokens that they are of."""
+        if self._media is None:
+            return
+        num_tokens = len(probe.token_ids)
+        with torch.inference_mode():
+            self._update_states(SchedulerOutput(new=[probe]))
+            inputs = self._batch.gather(SchedulerOutput(num_scheduled_tokens={_PROBE_ID: num_tokens}))
+            self._backend.begin(inputs.metadata)
+            token_ids, positions = torch.from_numpy(inputs.token_ids), torch.from_numpy(inputs.positions)
+            token_ids, positions = token_ids.to(self.config.device), positions.to(self.config.device)
+            embeds = self._media.embed(token_ids, [])
+            wanted = torch.arange(num_tokens, device=self.config.device)
+            try:
+                logits = self._model.forward(token_ids, positions, wanted, self._backend, embeds)
+                check_parity(self._model, logits, self.config.model_name)
+            # The families' own code, which may insist on token ids.
+            except Exception as error:
+                model_type = self._model.config.model_type
+                self._media, self.media_traits = None, f"{model_type} does not run on embeddings alone; media items cannot be taken"
+                log.warning("media are refused: %s (%s)", self.media_traits, error)
+        self._update_states(SchedulerOutput(dropped=[_PROBE_ID]))
 
     def warm_up(self) -> None:
         """Run prefill and decode once at their largest sizes, so that the first requests find kernels, buffers and threads

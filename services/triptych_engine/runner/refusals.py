@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import PretrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 from triptych_common.errors import UnsupportedModelError
 
@@ -21,7 +21,11 @@ def check_supported(config: PretrainedConfig, name: str, max_model_len: int) -> 
 
 def is_multimodal(config: PretrainedConfig) -> bool:
     """Whether the checkpoint holds towers beside the language model."""
-    return config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    if config.model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
+        return True
+    # Some of transformers' multimodal models are in none of its lists.
+    has_tower = hasattr(config, "vision_config") or hasattr(config, "audio_config")
+    return has_tower and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and bool(config.architectures)
 
 
 def _reason(config: PretrainedConfig, max_model_len: int) -> str | None:

@@ -12,7 +12,7 @@ import fakes.child
 from triptych_cli.supervisor import ServiceSpec
 
 
-def spec(directory: Path, name: str, behaviour: str = "") -> ServiceSpec:
+def spec(directory: Path, name: str, behaviour: str = "", is_essential: bool = True) -> ServiceSpec:
     """A fake child that is ready when its socket accepts."""
     socket = directory / f"{name}.sock"
 
@@ -23,7 +23,7 @@ def spec(directory: Path, name: str, behaviour: str = "") -> ServiceSpec:
         return True
 
     argv = [sys.executable, "-I", "-S", fakes.child.__file__, str(directory), name, behaviour]
-    return ServiceSpec(name, argv, {"PATH": os.environ["PATH"]}, is_ready)
+    return ServiceSpec(name, argv, {"PATH": os.environ["PATH"]}, is_ready, is_essential)
 
 
 async def tell_to_end(directory: Path, name: str, code: int) -> None:
@@ -36,7 +36,9 @@ async def tell_to_end(directory: Path, name: str, code: int) -> None:
 
 def pids(directory: Path, name: str) -> list[int]:
     """Process ids of all that ran under this name, oldest first."""
-    return [int(line) for line in (directory / f"{name}.pids").read_text().split()]
+    file = directory / f"{name}.pids"
+    # A child that was ended before it could write is not there, and gone.
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 
 class RecordingReporter:
@@ -71,6 +73,10 @@ class RecordingReporter:
     def died(self, service: str, how: str, last_lines: Sequence[str]) -> None:
         self.last_lines = list(last_lines)
         self._add("died", service, how)
+
+    def left_out(self, service: str, how: str, last_lines: Sequence[str]) -> None:
+        self.last_lines = list(last_lines)
+        self._add("left out", service, how)
 
     def stopping(self, service: str) -> None:
         self._add("stopping", service)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from builders_multimodal import FAMILIES, build_checkpoint
 from triptych_cli.errors import CommandError
 from triptych_cli.main import app
 from triptych_cli.ports import PortClaim, check_ports, connect_host, free_port
 from triptych_cli.serve import curl_line
 from triptych_cli.service_flags import parse_settings, split_service_args
-from triptych_cli.stack import ServeOptions, plan, port_claims
+from triptych_cli.stack import ServeOptions, needs_encoder, plan, port_claims, spec
 from triptych_common import __version__
+from triptych_common.model_store import has_towers
 from typer.testing import CliRunner
 
 
@@ -26,7 +30,7 @@ def test_version_is_printed() -> None:
     assert run("--version") == (0, f"{__version__}\n")
 
 
-@pytest.mark.parametrize("service", ["engine", "frontend", "gateway"])
+@pytest.mark.parametrize("service", ["engine", "encoder", "frontend", "gateway"])
 def test_a_single_service_shows_its_own_flags(service: str) -> None:
     code, output = run(service, "--help")
     assert code == 0
@@ -46,7 +50,12 @@ def test_service_flags_are_taken_out_with_their_values() -> None:
         ["--gateway.no-access-log", "some/model", "--frontend.max-live-requests", "7", "--port=9", "--gateway.api-key=a=b"]
     )
     assert rest == ["some/model", "--port=9"]
-    assert flags == {"engine": [], "frontend": ["--max-live-requests", "7"], "gateway": ["--no-access-log", "--api-key=a=b"]}
+    assert flags == {
+        "engine": [],
+        "encoder": [],
+        "frontend": ["--max-live-requests", "7"],
+        "gateway": ["--no-access-log", "--api-key=a=b"],
+    }
 
 
 @pytest.mark.parametrize(
@@ -56,6 +65,7 @@ def test_service_flags_are_taken_out_with_their_values() -> None:
         (["--gateway.zzz"], "the gateway has no such setting; `triptych gateway --help` lists them"),
         (["--gateway.port"], "--gateway.port needs a value"),
         (["--gateway.port", "70000"], "gateway: bad settings: port: Input should be less than or equal to 65535 (given: '70000')"),
+        (["--encoder.max-queue", "0"], "encoder: bad settings: max_queue: Input should be greater than or equal to 1"),
         (["--frontend-port", "65500"], "leaves no room for the control port"),
         (["--max-model-len", "0"], "greater than or equal to 1"),
         (["--log-level", "LOUD"], "'LOUD' is not one of"),
@@ -69,7 +79,8 @@ def test_bad_flags_are_refused_before_anything_starts(args: list[str], message: 
 
 def test_services_get_each_others_addresses_and_their_own_flags() -> None:
     options = ServeOptions(model="some/model", port=9000, frontend_port=7001, max_model_len=512, log_level="DEBUG")
-    engine, frontend, gateway = plan(options, {"engine": ["--port", "7003"], "gateway": ["--no-access-log"]})
+    given = {"engine": ["--port", "7003"], "gateway": ["--no-access-log"]}
+    engine, frontend, gateway = plan(options, given, with_encoder=False)
     assert (engine.name, frontend.name, gateway.name) == ("engine", "frontend", "gateway")
     assert engine.args[:2] == ("--port", "7003")
     assert engine.address == "127.0.0.1:7003"
@@ -80,11 +91,51 @@ def test_services_get_each_others_addresses_and_their_own_flags() -> None:
     assert all("--log-level DEBUG" in " ".join(service.args) for service in (engine, frontend, gateway))
 
 
+def test_the_frontend_is_told_of_the_encoder() -> None:
+    options = ServeOptions(model="some/model", encoder_port=7002, served_model_name="m")
+    engine, encoder, frontend, gateway = plan(options, {"encoder": ["--cache-memory", "64M"]}, with_encoder=True)
+    assert (encoder.name, encoder.address) == ("encoder", "127.0.0.1:7002")
+    assert "--encoder-addresses 127.0.0.1:7002" in " ".join(frontend.args)
+    assert "encoder" not in " ".join([*engine.args, *gateway.args])
+    assert encoder.args[:2] == ("--cache-memory", "64M")
+    assert "--served-model-name m" in " ".join(encoder.args)
+    assert not spec(encoder).is_essential
+    assert all(spec(other).is_essential for other in (engine, frontend, gateway))
+
+
+@pytest.mark.parametrize(
+    ("config", "needs_one"),
+    [
+        ({"model_type": "llama"}, False),
+        ({"model_type": "llava", "vision_config": {"hidden_size": 8}}, True),
+        ({"model_type": "qwen2_audio", "audio_config": {"d_model": 8}}, True),
+        ({"model_type": "qwen2_5_omni", "thinker_config": {"audio_config": {"d_model": 8}}}, True),
+        ({"model_type": "gemma3_text", "vision_config": None}, False),
+    ],
+)
+def test_models_with_towers_need_an_encoder(config: dict[str, object], needs_one: bool, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert needs_encoder(tmp_path, {}) == needs_one
+    assert not needs_encoder(tmp_path, {"frontend": ["--encoder-addresses", "encoders.example:50052"]})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_with_towers_is_known_by_its_configuration(family: str, tmp_path: Path) -> None:
+    assert has_towers(build_checkpoint(family, tmp_path))
+
+
+def test_metrics_ports_are_checked_too() -> None:
+    services = plan(ServeOptions("some/model"), {"encoder": ["--metrics-port", "7777"]}, with_encoder=True)
+    assert PortClaim("encoder (metrics)", "127.0.0.1", 7777, "--encoder.metrics-port") in port_claims(services)
+
+
 def test_moving_the_gateway_moves_nothing_else() -> None:
-    ports = {claim.service: claim.port for claim in port_claims(plan(ServeOptions("some/model", port=9000), {}))}
+    ports = {claim.service: claim.port for claim in port_claims(plan(ServeOptions("some/model", port=9000), {}, with_encoder=True))}
     assert ports == {
         "engine": 50053,
         "engine (control)": 50153,
+        "encoder": 50052,
+        "encoder (control)": 50152,
         "frontend": 50051,
         "frontend (control)": 50151,
         "gateway": 9000,
@@ -92,7 +143,7 @@ def test_moving_the_gateway_moves_nothing_else() -> None:
 
 
 def test_port_zero_is_settled_before_the_others_are_told() -> None:
-    engine, frontend, _ = plan(ServeOptions("some/model", engine_port=0), {})
+    engine, frontend, _ = plan(ServeOptions("some/model", engine_port=0), {}, with_encoder=False)
     assert engine.settings.port > 0
     assert f"--engine-address {engine.address}" in " ".join(frontend.args)
     assert parse_settings("engine", engine.args) == engine.settings

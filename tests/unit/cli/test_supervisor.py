@@ -100,6 +100,31 @@ async def test_a_service_that_refuses_to_start_is_not_tried_again(tmp_path: Path
     assert none_left(tmp_path, "gateway")
 
 
+async def test_one_that_is_not_essential_and_refuses_to_start_is_left_out(tmp_path: Path) -> None:
+    specs = [spec(tmp_path, "engine"), spec(tmp_path, "encoder", "refuse", is_essential=False)]
+    async with running(specs) as (supervisor, reporter, task):
+        await reporter.wait_for("left out", "encoder", "exit code 1")
+        await reporter.wait_for("all ready")
+        assert reporter.last_lines[-1] == "encoder cannot start: the model is unsupported"
+        supervisor.stop()
+        await task
+    assert len(pids(tmp_path, "encoder")) == 1
+    assert none_left(tmp_path, "engine", "encoder")
+
+
+async def test_one_that_is_not_essential_may_die_as_often_as_it_likes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych_cli.supervisor.RESTART_PAUSE_S", 0.05)
+    specs = [spec(tmp_path, "engine"), spec(tmp_path, "encoder", is_essential=False)]
+    async with running(specs) as (_, reporter, task):
+        await reporter.wait_for("all ready")
+        for death in range(1, 6):
+            await reporter.wait_for("ready", "encoder", times=death)
+            os.kill(pids(tmp_path, "encoder")[-1], signal.SIGKILL)
+        await reporter.wait_for("ready", "encoder", times=6)
+        assert not task.done()
+    assert len(pids(tmp_path, "engine")) == 1
+
+
 async def test_a_program_that_is_not_there_is_a_failed_service(tmp_path: Path) -> None:
     async def never() -> bool:
         return False

@@ -25,15 +25,20 @@ def kernels() -> CpuKernels:
     return loaded
 
 
-def metadata(lengths: list[int], computed: list[int], block_table: np.ndarray, block_size: int) -> AttentionMetadata:
+def metadata(lengths: list[int], computed: list[int], block_table: np.ndarray, block_size: int, span: int = 0) -> AttentionMetadata:
+    """Of a step; with a span, the tokens of each sequence see each other in groups of so many."""
     positions = np.concatenate([np.arange(c, c + n) for n, c in zip(lengths, computed, strict=True)])
     rows = np.repeat(np.arange(len(lengths)), lengths)
+    ends = np.array(computed) + lengths
     return AttentionMetadata(
         query_start_loc=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-        seq_lens=(np.array(computed) + lengths).astype(np.int32),
+        seq_lens=ends.astype(np.int32),
         block_table=block_table,
         slots=block_table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size,
         positions=positions.astype(np.int32),
+        key_end=None
+        if not span
+        else np.minimum((positions // span + 1) * span, (np.array(computed) + lengths)[rows]).astype(np.int32),
     )
 
 
@@ -46,6 +51,7 @@ def run_both(
     steps: list[list[int]],
     block_size: int = 16,
     query_dtype: torch.dtype | None = None,
+    span: int = 0,
     **options: object,
 ) -> float:
     """Feed the same ragged steps to the kernel and to plain torch; returns the largest difference."""
@@ -72,7 +78,7 @@ def run_both(
         value = torch.randn(shape.num_kv_heads, num_tokens, shape.v_head_dim, generator=generator).transpose(0, 1).to(dtype)
         outputs = []
         for backend in backends:
-            backend.begin(metadata(lengths, [computed[i] for i in active], np.ascontiguousarray(table[active]), block_size))
+            backend.begin(metadata(lengths, [computed[i] for i in active], np.ascontiguousarray(table[active]), block_size, span))
             outputs.append(backend.forward(0, query, key, value, **arguments))  # type: ignore[arg-type]
         assert outputs[0].shape == (num_tokens, num_q_heads, shape.v_head_dim)
         assert outputs[0].dtype == dtype
@@ -102,6 +108,13 @@ def test_paged_attention_matches_torch(
 ):
     worst = run_both(kernels, shape=shape, num_q_heads=num_q_heads, dtype=dtype, steps=RAGGED, block_size=block_size, **options)
     assert worst < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 10}, {"window": 3}])
+def test_tokens_of_a_span_see_each_other(kernels: CpuKernels, options: dict):
+    shape = LayerShape(2, 32, 32)
+    worst = run_both(kernels, shape=shape, num_q_heads=4, dtype=torch.float32, steps=RAGGED, span=7, **options)
+    assert worst < TOLERANCE[torch.float32]
 
 
 def test_queries_may_be_wider_than_the_cache(kernels: CpuKernels):
@@ -221,3 +234,54 @@ def test_each_instruction_set_that_this_cpu_has_is_right(isa: str, tmp_path: Pat
     kernels = CpuKernels(ctypes.CDLL(str(cpu_kernels.build(isa, tmp_path))))
     worst = run_both(kernels, shape=LayerShape(3, 64, 64), num_q_heads=9, dtype=torch.float32, steps=RAGGED)
     assert worst < TOLERANCE[torch.float32]
+
+
+@given(
+    rows=st.integers(1, 220),
+    in_features=st.integers(1, 70),
+    out_features=st.integers(1, 140),
+    bias=st.booleans(),
+    gap=st.integers(0, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_linear(kernels: CpuKernels, rows: int, in_features: int, out_features: int, bias: bool, gap: int):
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, in_features + gap, generator=generator)[:, :in_features]
+    weight = torch.randn(out_features, in_features, generator=generator).bfloat16()
+    added = torch.randn(out_features, generator=generator) if bias else None
+    padded = None if added is None else torch.nn.functional.pad(added, (0, -out_features % kernels.linear_panel))
+    expected = torch.nn.functional.linear(x.double(), weight.double(), None if added is None else added.double())
+    got = kernels.linear(x, kernels.pack_linear(weight), padded, out_features)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [16, 100, 576])
+def test_add_rms_norm(kernels: CpuKernels, dtype: torch.dtype, size: int):
+    x, added, weight = torch.randn(37, size), torch.randn(37, size).to(dtype), torch.rand(size)
+    total, normed = kernels.add_rms_norm(x, added, weight, 1e-5)
+    torch.testing.assert_close(total, x + added.float(), rtol=0, atol=0)
+    expected = torch.nn.functional.rms_norm(total, (size,), weight, 1e-5)
+    torch.testing.assert_close(normed, expected.to(dtype), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    assert normed.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (64, 16), (20, 10)])
+@pytest.mark.parametrize("with_norms", [False, True])
+def test_qk_norm_rope(kernels: CpuKernels, dtype: torch.dtype, head_dim: int, rotary_dim: int, with_norms: bool):
+    num_tokens, num_q_heads, num_kv_heads = 11, 6, 2
+    num_heads = num_q_heads + num_kv_heads
+    qkv = torch.randn(num_tokens, (num_heads + num_kv_heads) * head_dim).to(dtype)
+    angles = torch.rand(num_tokens, rotary_dim // 2).repeat(1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    norms = (torch.rand(head_dim), torch.rand(head_dim), 1e-6) if with_norms else None
+    heads = qkv.float().view(num_tokens, -1, head_dim)[:, :num_heads].clone()
+    if norms is not None:
+        heads[:, :num_q_heads] = torch.nn.functional.rms_norm(heads[:, :num_q_heads], (head_dim,), norms[0], norms[2])
+        heads[:, num_q_heads:] = torch.nn.functional.rms_norm(heads[:, num_q_heads:], (head_dim,), norms[1], norms[2])
+    rotated = heads[..., :rotary_dim]
+    first, second = rotated.chunk(2, -1)
+    heads[..., :rotary_dim] = rotated * cos[:, None] + torch.cat([-second, first], -1) * sin[:, None]
+    got = kernels.qk_norm_rope(qkv, cos, sin, num_q_heads, num_kv_heads, head_dim, norms)
+    torch.testing.assert_close(got, heads, rtol=1e-5, atol=1e-5)

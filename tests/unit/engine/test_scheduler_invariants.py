@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from builders_engine import a_request, a_scheduler
-from fakes.runner import FakeRunner, expected_output
+from builders_engine import a_media_request, a_scheduler
+from fakes.runner import FakeRunner, expected_output, fake_embeddings, seen
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from triptych_common.errors import InternalError, NeverFitsError, QueueFullError
+from triptych_common.errors import EmbeddingUnavailableError, InternalError, NeverFitsError, QueueFullError
+from triptych_engine.media import Bidirectional, FetchOrder
 from triptych_engine.output import SchedulerOutput, SequenceOutput
 from triptych_engine.request import FinishReason, Request
 
 # Few distinct tokens, lengths around block borders and some prompts that come again, so that prefixes collide.
 PROMPTS = st.one_of(st.sampled_from([[0] * 9, [0] * 13, [0, 1] * 8]), st.lists(st.integers(0, 1), min_size=1, max_size=21))
+# Few items, of which some come again, in one or two runs; rarely nothing but text.
+ITEMS = [(b"a", (3,)), (b"b", (5,)), (b"c", (2, 2)), (b"d", (1,))]
+MEDIA_PROMPTS = st.lists(st.one_of(st.integers(0, 1), st.sampled_from(ITEMS)), min_size=1, max_size=14)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -24,8 +28,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(6, 24),
         max_waiting=st.integers(1, 12),
         caching=st.booleans(),
+        max_embeddings=st.integers(5, 12),
+        bidirectional=st.sampled_from(Bidirectional),
     )
-    def start(self, num_blocks: int, max_num_seqs: int, budget: int, max_waiting: int, caching: bool) -> None:
+    def start(
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        budget: int,
+        max_waiting: int,
+        caching: bool,
+        max_embeddings: int,
+        bidirectional: Bidirectional,
+    ) -> None:
         self.scheduler = a_scheduler(
             num_blocks,
             4,
@@ -34,7 +49,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_waiting=max_waiting,
             max_model_len=64,
             enable_prefix_caching=caching,
+            max_embeddings=max_embeddings,
         )
+        self.bidirectional = bidirectional
+        self.orders: dict[int, FetchOrder] = {}  # those that are neither fetched nor cancelled
+        self.old_orders: list[int] = []
         self.runner = FakeRunner()
         self.num_blocks = num_blocks
         self.requests: dict[str, Request] = {}
@@ -42,25 +61,41 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ended: dict[str, FinishReason] = {}
 
     @rule(
-        prompt=PROMPTS,
+        prompt=st.one_of(PROMPTS, MEDIA_PROMPTS),
         max_tokens=st.integers(0, 20),
         min_tokens=st.integers(0, 4),
         stop=st.frozensets(st.integers(0, 49), max_size=6),
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "tenant"]),
         fails=st.integers(0, 19).map(lambda n: n == 0),
+        address=st.sampled_from(["encoder:1", "encoder:2"]),
     )
     def add(
-        self, prompt: list[int], max_tokens: int, min_tokens: int, stop: frozenset[int], priority: int, salt: str, fails: bool
+        self,
+        prompt: list[int | tuple[bytes, tuple[int, ...]]],
+        max_tokens: int,
+        min_tokens: int,
+        stop: frozenset[int],
+        priority: int,
+        salt: str,
+        fails: bool,
+        address: str,
     ) -> None:
-        request = a_request(
-            f"r{len(self.requests)}", prompt, max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens), stop_token_ids=stop
+        request = a_media_request(
+            f"r{len(self.requests)}",
+            prompt,
+            self.bidirectional,
+            address,
+            max_tokens=max_tokens,
+            min_tokens=min(min_tokens, max_tokens),
+            stop_token_ids=stop,
         )
         request.priority, request.cache_salt = priority, salt
         try:
             self.scheduler.add(request)
         except NeverFitsError:
-            assert len(prompt) + max(0, max_tokens - 1) > self.num_blocks * 4
+            is_too_long = request.num_prompt_tokens + max(0, max_tokens - 1) > self.num_blocks * 4
+            assert is_too_long or request.media.items
             return
         except QueueFullError:
             return
@@ -105,6 +140,40 @@ class SchedulerMachine(RuleBasedStateMachine):
     def forget_prefixes(self) -> None:
         self.scheduler.kv_cache.pool.reset_cache()
 
+    @rule(data=st.data(), succeeds=st.integers(0, 5).map(lambda n: n > 0))
+    def embeddings_arrive(self, data: st.DataObject, succeeds: bool) -> None:
+        self._fetch()
+        if self.orders:
+            self._deliver(data.draw(st.sampled_from(sorted(self.orders))), succeeds)
+
+    @rule()
+    def all_embeddings_arrive(self) -> None:
+        self._fetch()
+        for number in list(self.orders):
+            self._deliver(number)
+
+    @rule(data=st.data())
+    def embeddings_arrive_too_late(self, data: st.DataObject) -> None:
+        if self.old_orders:
+            assert self.scheduler.arrive(data.draw(st.sampled_from(self.old_orders)), fake_embeddings(b"late", 3)) == []
+
+    @rule()
+    def fetch(self) -> None:
+        self._fetch()
+
+    def _fetch(self) -> None:
+        orders, cancelled = self.scheduler.take_fetches()
+        self.orders |= {order.number: order for order in orders}
+        for number in cancelled:
+            self.old_orders.append(number)
+            del self.orders[number]
+
+    def _deliver(self, number: int, succeeds: bool = True) -> None:
+        order = self.orders.pop(number)
+        self.old_orders.append(number)
+        lost = EmbeddingUnavailableError("it is gone")
+        self._note(self.scheduler.arrive(number, fake_embeddings(order.key, order.num_tokens) if succeeds else lost))
+
     def _abort_some(self, data: st.DataObject) -> None:
         live = self.scheduler.live_request_ids
         if live:
@@ -129,6 +198,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         for _ in range(5000):
+            self._fetch()
+            for number in list(self.orders):
+                self._deliver(number)
             if not self.scheduler.has_work:
                 break
             self.step()
@@ -136,9 +208,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert set(self.ended) == set(self.requests), "every request ends"
         assert self.scheduler.kv_cache.pool.num_free_blocks == self.num_blocks, "no block leaks"
         assert self.runner.sequences == {}, "the runner forgets what ended"
+        assert not self.scheduler._media.cache.holders(), "embeddings are let go"
         for request_id, reason in self.ended.items():
             request = self.requests[request_id]
-            alone = expected_output(request.prompt_token_ids, request.sampling, max_model_len=64)
+            alone = expected_output(seen(request.prompt_token_ids, request.media), request.sampling, max_model_len=64)
             generated = self.tokens[request_id]
             assert generated == (alone if reason in (FinishReason.STOP, FinishReason.LENGTH) else alone[: len(generated)])
 

@@ -9,8 +9,10 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
+from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_gateway.convert import chat_message, chat_request, complete_requests
+from triptych_gateway.media import in_rest_terms, rest_fields
 from triptych_gateway.schemas.chat import ChatCompletionRequest, Message
 from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest
 from triptych_gateway.schemas.completions import CompletionRequest
@@ -65,7 +67,7 @@ def test_field_arrives(field: str) -> None:
 def test_every_field_is_honoured_or_a_no_op() -> None:
     """A field that somebody adds to the schema and forgets in the conversion is found here."""
     labels = {"user", "metadata", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
-    elsewhere = {"model", "messages", "stream", "stream_options", "logprobs", "top_logprobs"}
+    elsewhere = {"model", "messages", "stream", "stream_options", "logprobs", "top_logprobs", "mm_processor_kwargs"}
     honoured = labels | elsewhere | set(SAME)
     for name, field in ChatCompletionRequest.model_fields.items():
         is_no_op = any(type(mark).__name__ == "NoOp" for mark in field.metadata)
@@ -115,11 +117,67 @@ def test_content_parts_keep_their_order() -> None:
     )
     converted = chat_message(message)
     image, text, audio, video = converted.content
-    assert (image.media.modality, image.media.url) == (common_pb2.MODALITY_IMAGE, "data:image/png;base64,AA==")
+    assert (image.media.modality, image.media.data) == (common_pb2.MODALITY_IMAGE, b"\0")
     assert text.text == "What?"
     assert (audio.media.modality, audio.media.data) == (common_pb2.MODALITY_AUDIO, b"RIFF")
     assert (video.media.modality, video.media.url) == (common_pb2.MODALITY_VIDEO, "https://x/v.mp4")
     assert converted.name == "Ann"
+
+
+def test_items_keep_names_and_options() -> None:
+    content = [
+        {"type": "image_url", "image_url": {"url": "https://x/a.png"}, "uuid": "cat"},
+        {"type": "image_url", "uuid": "cat", "mm_processor_kwargs": {"size": {"longest_edge": 64}}},
+        {"type": "audio_url", "audio_url": {"url": "DATA:audio/wav;base64,UklGRg=="}},
+    ]
+    fields = {"messages": [{"role": "user", "content": content}], "mm_processor_kwargs": {"size": 1, "fps": 2}}
+    converted = chat_request(ChatCompletionRequest.model_validate(CHAT | fields))
+    named, alias, sound = (part.media for part in converted.messages[0].content)
+    assert (named.url, named.uuid, named.processor_options_json) == ("https://x/a.png", "cat", '{"size":1,"fps":2}')
+    assert (alias.WhichOneof("source"), alias.uuid) == (None, "cat")
+    assert alias.processor_options_json == '{"size":{"longest_edge":64},"fps":2}'
+    assert (sound.modality, sound.data) == (common_pb2.MODALITY_AUDIO, b"RIFF")
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,?"}}, "image_url.url"),
+        ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64"}}, "video_url.url"),
+        ({"type": "input_audio", "input_audio": {"data": "?", "format": "wav"}}, "input_audio.data"),
+        ({"type": "audio_url", "audio_url": {"url": "data:,"}}, "audio_url.url"),
+    ],
+)
+def test_what_cannot_be_decoded_is_named(part: dict[str, Any], field: str) -> None:
+    message = Message.model_validate({"role": "user", "content": [part]})
+    with pytest.raises(InvalidRequestError) as caught:
+        chat_message(message, "messages[3]")
+    assert caught.value.field == f"messages[3].content[0].{field}"
+
+
+def test_options_without_media_are_refused() -> None:
+    request = ChatCompletionRequest.model_validate(CHAT | {"mm_processor_kwargs": {"fps": 1}})
+    with pytest.raises(InvalidRequestError, match="only allowed with media"):
+        chat_request(request)
+
+
+@pytest.mark.parametrize(
+    ("field", "renamed"),
+    [
+        ("messages[0].content[1].media", "messages[0].content[1].image_url"),
+        ("messages[0].content[1].media.url", "messages[0].content[1].image_url.url"),
+        ("messages[0].content[1].media.uuid", "messages[0].content[1].uuid"),
+        ("messages[0].content[1].media.processor_options_json", "messages[0].content[1].mm_processor_kwargs"),
+        ("messages[0].content[11].media", "messages[0].content[11].media"),
+        ("options.stop[1]", "options.stop[1]"),
+    ],
+)
+def test_errors_of_the_frontend_name_what_the_client_sent(field: str, renamed: str) -> None:
+    content = [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": {"url": "https://x/a.png"}}]
+    fields = rest_fields([Message.model_validate({"role": "user", "content": content})])
+    error = in_rest_terms(InvalidRequestError(f"{field} is bad", field=field, limit=3, value=4), fields)
+    assert (error.field, error.message, error.limit, error.value) == (renamed, f"{renamed} is bad", "3", "4")
+    assert isinstance(error, InvalidRequestError)
 
 
 @given(st.text(st.characters(codec="utf-8")))

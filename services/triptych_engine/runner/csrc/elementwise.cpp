@@ -9,23 +9,89 @@ using namespace triptych;
 // Rows below this size are not worth waking another thread for.
 constexpr int64_t kParallelElements = 1 << 14;
 
+// 1 / rms(x).
+template <class In>
+float inverse_rms(const In* x, int64_t size, float eps) {
+  vf squares = vf{};
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    const vf v = load(x + i);
+    squares += v * v;
+  }
+  float sum = sum_of(squares);
+  for (; i < size; i++) sum += to_float(x[i]) * to_float(x[i]);
+  return 1.0f / __builtin_sqrtf(sum / size + eps);
+}
+
+template <class In, class Out>
+void norm_row(const In* x, const float* weight, Out* out, int64_t size, float eps) {
+  const float scale = inverse_rms(x, size, eps);
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(out + i, load(x + i) * scale * load(weight + i));
+  for (; i < size; i++) convert(to_float(x[i]) * scale * weight[i], out[i]);
+}
+
 template <class In, class Out>
 void rms_norm(const In* x, const float* weight, Out* out, int64_t rows, int64_t size, float eps) {
 #pragma omp parallel for schedule(static) if (rows * size >= kParallelElements)
+  for (int64_t r = 0; r < rows; r++) norm_row(x + r * size, weight, out + r * size, size, eps);
+}
+
+template <class T>
+void add_rms_norm(const float* x, const T* added, const float* weight, float* sum, T* out, int64_t rows, int64_t size, float eps) {
+#pragma omp parallel for schedule(static) if (rows * size >= kParallelElements)
   for (int64_t r = 0; r < rows; r++) {
-    const In* in = x + r * size;
-    Out* to = out + r * size;
-    vf squares = vf{};
+    const float* from = x + r * size;
+    const T* add = added + r * size;
+    float* to = sum + r * size;
     int64_t i = 0;
-    for (; i + kLanes <= size; i += kLanes) {
-      const vf v = load(in + i);
-      squares += v * v;
+    for (; i + kLanes <= size; i += kLanes) store(to + i, load(from + i) + load(add + i));
+    for (; i < size; i++) to[i] = from[i] + to_float(add[i]);
+    norm_row(to, weight, out + r * size, size, eps);
+  }
+}
+
+// One head: out = rotated(normed(x)). cos, sin: [rotary_dim]; the dimensions beyond are copied.
+template <class T>
+void rope_head(const T* x, const float* weight, const float* cos, const float* sin, float* out, int64_t head_dim, int64_t rotary_dim,
+               float eps) {
+  if (weight) {
+    norm_row(x, weight, out, head_dim, eps);
+  } else {
+    for (int64_t i = 0; i < head_dim; i++) out[i] = to_float(x[i]);
+  }
+  const int64_t half = rotary_dim / 2;
+  for (int64_t i = 0; i < half; i++) {
+    const float a = out[i], b = out[i + half];
+    out[i] = a * cos[i] - b * sin[i];
+    out[i + half] = b * cos[i + half] + a * sin[i + half];
+  }
+}
+
+template <class T>
+void qk_norm_rope(const T* qkv, int64_t row_stride, const float* q_weight, const float* k_weight, float eps, const float* cos,
+                  const float* sin, int64_t rotary_dim, float* out, int64_t rows, int64_t num_q_heads, int64_t num_kv_heads,
+                  int64_t head_dim) {
+  const int64_t num_heads = num_q_heads + num_kv_heads;
+#pragma omp parallel for schedule(static) if (rows * num_heads * head_dim >= kParallelElements)
+  for (int64_t r = 0; r < rows; r++) {
+    for (int64_t h = 0; h < num_heads; h++) {
+      rope_head(qkv + r * row_stride + h * head_dim, h < num_q_heads ? q_weight : k_weight, cos + r * rotary_dim,
+                sin + r * rotary_dim, out + (r * num_heads + h) * head_dim, head_dim, rotary_dim, eps);
     }
-    float sum = sum_of(squares);
-    for (; i < size; i++) sum += to_float(in[i]) * to_float(in[i]);
-    const float scale = 1.0f / __builtin_sqrtf(sum / size + eps);
-    for (i = 0; i + kLanes <= size; i += kLanes) store(to + i, load(in + i) * scale * load(weight + i));
-    for (; i < size; i++) convert(to_float(in[i]) * scale * weight[i], to[i]);
+  }
+}
+
+template <class T>
+void silu_mul(const T* gate_up, T* out, int64_t rows, int64_t size) {
+#pragma omp parallel for schedule(static) if (rows * size >= kParallelElements)
+  for (int64_t r = 0; r < rows; r++) {
+    const T* gate = gate_up + r * 2 * size;
+    const T* up = gate + size;
+    T* to = out + r * size;
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) store(to + i, silu(load(gate + i)) * load(up + i));
+    for (; i < size; i++) convert(silu(splat(to_float(gate[i])))[0] * to_float(up[i]), to[i]);
   }
 }
 
@@ -44,17 +110,35 @@ RMS_NORM(bf16_fp32, bf16, float)
 RMS_NORM(bf16_bf16, bf16, bf16)
 #undef RMS_NORM
 
-// out[r] = silu(gate_up[r][:size]) * gate_up[r][size:]. gate_up: [rows, 2 * size], out: [rows, size]; bf16, dense.
-void triptych_silu_mul_bf16(const uint16_t* gate_up, uint16_t* out, int64_t rows, int64_t size) {
-#pragma omp parallel for schedule(static) if (rows * size >= kParallelElements)
-  for (int64_t r = 0; r < rows; r++) {
-    const bf16* gate = (const bf16*)gate_up + r * 2 * size;
-    const bf16* up = gate + size;
-    bf16* to = (bf16*)out + r * size;
-    int64_t i = 0;
-    for (; i + kLanes <= size; i += kLanes) store(to + i, silu(load(gate + i)) * load(up + i));
-    for (; i < size; i++) convert(silu(splat(to_float(gate[i])))[0] * to_float(up[i]), to[i]);
+// sum = x + added; out[r] = sum[r] / rms(sum[r]) * weight. All [rows, size], dense; x and sum, which may be the same, fp32.
+#define ADD_RMS_NORM(name, T)                                                                                                 \
+  void triptych_add_rms_norm_##name(const float* x, const void* added, const float* w, float* sum, void* out, int64_t rows,   \
+                                    int64_t size, float eps) {                                                                \
+    add_rms_norm(x, (const T*)added, w, sum, (T*)out, rows, size, eps);                                                       \
   }
+ADD_RMS_NORM(fp32, float)
+ADD_RMS_NORM(bf16, bf16)
+#undef ADD_RMS_NORM
+
+// The query and key heads at the start of each row, normalised over head_dim where a weight is given, and rotated by halves.
+// qkv: [rows, row_stride]; weights: [head_dim] or null; cos, sin: [rows, rotary_dim]; out: [rows, num_q_heads + num_kv_heads, head_dim].
+#define QK_NORM_ROPE(name, T)                                                                                                 \
+  void triptych_qk_norm_rope_##name(const void* qkv, int64_t row_stride, const float* q_weight, const float* k_weight, float eps, \
+                                    const float* cos, const float* sin, int64_t rotary_dim, float* out, int64_t rows,         \
+                                    int64_t num_q_heads, int64_t num_kv_heads, int64_t head_dim) {                            \
+    qk_norm_rope((const T*)qkv, row_stride, q_weight, k_weight, eps, cos, sin, rotary_dim, out, rows, num_q_heads,            \
+                 num_kv_heads, head_dim);                                                                                     \
+  }
+QK_NORM_ROPE(fp32, float)
+QK_NORM_ROPE(bf16, bf16)
+#undef QK_NORM_ROPE
+
+// out[r] = silu(gate_up[r][:size]) * gate_up[r][size:]. gate_up: [rows, 2 * size], out: [rows, size]; dense.
+void triptych_silu_mul_fp32(const void* gate_up, void* out, int64_t rows, int64_t size) {
+  silu_mul((const float*)gate_up, (float*)out, rows, size);
+}
+void triptych_silu_mul_bf16(const void* gate_up, void* out, int64_t rows, int64_t size) {
+  silu_mul((const bf16*)gate_up, (bf16*)out, rows, size);
 }
 
 // Logits in fp32, whose top is exact: a bf16 logit of 25 is a multiple of 1/8, so the likeliest tokens often tie. Converts a row and

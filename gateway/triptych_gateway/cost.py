@@ -1,0 +1,33 @@
+"""What a request cost, over all of its calls of the frontend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from triptych_common.pb import common_pb2, generation_pb2
+
+
+@dataclass
+class Cost:
+    """Grows with the last response of each call."""
+
+    #: Summed over the calls.
+    usage: common_pb2.Usage = field(default_factory=common_pb2.Usage)
+    #: Of the slowest call; None where none was told.
+    timings: common_pb2.Timings | None = None
+    #: In the order of the messages.
+    media: list[generation_pb2.MediaReport] = field(default_factory=list)
+
+    def add(self, response: generation_pb2.GenerationCallResponse) -> None:
+        """Count a response; all but the last of each call cost nothing."""
+        if not response.HasField("usage"):
+            return
+        for count in common_pb2.Usage.DESCRIPTOR.fields:
+            setattr(self.usage, count.name, getattr(self.usage, count.name) + getattr(response.usage, count.name))
+        if response.HasField("timings") and (self.timings is None or _seconds(response.timings) > _seconds(self.timings)):
+            self.timings = response.timings
+        self.media.extend(response.media)
+
+
+def _seconds(timings: common_pb2.Timings) -> float:
+    return timings.preprocess_s + timings.queue_s + timings.prefill_s + timings.decode_s

@@ -1,0 +1,45 @@
+"""`python -m triptych_encoder`: run the encoder with its settings' flags."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+from triptych_common.model_store import WEIGHT_PATTERNS, has_towers, resolve_model, served_name
+from triptych_common.server import run_service
+from triptych_common.settings import startup_error
+
+from triptych_encoder.settings import EncoderSettings
+
+log = logging.getLogger(__name__)
+
+
+def run(settings: EncoderSettings) -> None:
+    """Serve until SIGINT or SIGTERM; a model that takes text only has nothing to encode, and it ends at once."""
+
+    async def serve(stop: asyncio.Event) -> None:
+        path = await asyncio.to_thread(resolve_model, settings.model, WEIGHT_PATTERNS)
+        if not has_towers(path):
+            log.info("%s takes text only: there is nothing to encode, and no encoder is needed", served_name(settings.model))
+            return
+        from triptych_encoder.service import EncoderService  # torch loads here, where it is needed
+
+        await EncoderService(settings).run(stop)
+
+    run_service("encoder", settings, serve)
+
+
+def main(args: list[str] | None = None) -> None:
+    """Parse flags and environment, then run."""
+    try:
+        settings = CliApp.run(EncoderSettings, cli_args=args if args is not None else sys.argv[1:])
+    except ValidationError as error:
+        sys.exit(f"triptych encoder: {startup_error(error)}")
+    run(settings)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Videos: raw file to the frames that the family samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import av
+import numpy as np
+from triptych_common.media_geometry import FrameSampling
+
+from triptych_encoder.media.limits import MediaLimits, bad_media, check_pixels, check_size
+
+
+@dataclass(frozen=True)
+class SampledVideo:
+    """Frames of a video and where they stood in it."""
+
+    frames: np.ndarray  # [num_frames, height, width, 3] uint8
+    indices: np.ndarray  # [num_frames] int64, ascending
+    total_num_frames: int
+    fps: float  # of the whole video
+
+
+def decode_video(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> SampledVideo:
+    """The sampled frames. Frames between them are decoded, as codecs need it, and dropped at once.
+
+    Raises:
+        InvalidRequestError: it is no video, has no frames, is damaged, or crosses a limit; says which.
+    """
+    check_size("video", data, limits)
+    try:
+        total, fps, width, height = _probe(data)
+        check_pixels("video", width, height, limits)
+        if total < 1:
+            raise bad_media("video", "has no frames", value=0)
+        if total > limits.max_video_s * fps:
+            seconds = total / fps
+            raise bad_media(
+                "video",
+                f"is {seconds:.1f} s long; at most {limits.max_video_s:g} s are taken",
+                limits.max_video_s,
+                f"{seconds:.1f}",
+            )
+        indices = sampling.indices(total, fps)
+        num_pixels = len(indices) * width * height
+        if num_pixels > limits.max_video_pixels:
+            raise bad_media(
+                "video",
+                f"has {num_pixels} pixels in the {len(indices)} frames that are taken ({width}x{height}); at most "
+                f"{limits.max_video_pixels} are; a lower fps takes fewer frames",
+                limits.max_video_pixels,
+                num_pixels,
+            )
+        return SampledVideo(_decode(data, indices, width, height), indices, total, fps)
+    except (av.FFmpegError, EOFError) as error:
+        raise bad_media("video", f"is of no known format, or damaged: {str(error).splitlines()[0]}") from error
+
+
+def _open(data: bytes) -> tuple[Any, Any]:
+    container = av.open(BytesIO(data))
+    if not container.streams.video:
+        container.close()
+        raise bad_media("video", "file has no picture track")
+    stream = container.streams.video[0]
+    # One thread: several videos are decoded at once, and an engine may share the cores.
+    stream.codec_context.thread_count = 1
+    return container, stream
+
+
+def _probe(data: bytes) -> tuple[int, float, int, int]:
+    """Number of frames, frames per second, width, height. Frames are counted as packets, whatever the header says."""
+    container, stream = _open(data)
+    with container:
+        rate = stream.average_rate or stream.base_rate or stream.guessed_rate
+        if not rate:
+            raise bad_media("video", "does not say how many frames per second it has")
+        total = sum(1 for packet in container.demux(stream) if packet.size)
+        return total, float(rate), stream.codec_context.width, stream.codec_context.height
+
+
+def _decode(data: bytes, indices: np.ndarray, width: int, height: int) -> np.ndarray:
+    frames = np.empty((len(indices), height, width, 3), np.uint8)
+    taken = 0
+    container, stream = _open(data)
+    with container:
+        for index, frame in enumerate(container.decode(stream)):
+            if taken == len(indices):
+                break
+            if index == indices[taken]:
+                # A stream that changes its size keeps the first one's.
+                image = frame.to_ndarray(format="rgb24", width=width, height=height)
+                while taken < len(indices) and indices[taken] == index:
+                    frames[taken] = image
+                    taken += 1
+    if taken < len(indices):
+        raise bad_media("video", f"ends after {taken} of the {len(indices)} frames that are taken: it is truncated or damaged")
+    return frames

@@ -1,0 +1,37 @@
+"""What Prometheus can scrape from the encoder."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import Metric
+from triptych_common.metrics import counter, gauge, labelled_counter
+
+from triptych_encoder.pipeline import EncodingPipeline
+
+_PREFIX = "triptych_encoder"
+
+
+def families(pipeline: EncodingPipeline) -> list[Metric]:
+    """The state of pipeline and cache. For the event loop, which owns them."""
+    cache, counters = pipeline.cache, pipeline.counters
+    cache.expire(time.monotonic())
+    tiers = {
+        "local": counters.num_local_hits,
+        "shared": counters.num_shared_hits,
+        "joined": counters.num_joined,
+        "miss": counters.num_misses,
+    }
+    num_store_failures = pipeline.store.num_failures if pipeline.store is not None else 0
+    return [
+        labelled_counter(f"{_PREFIX}_items", "Items that were asked for, by where they were found.", "tier", tiers),
+        counter(f"{_PREFIX}_failed_items", "Items that could not be encoded.", counters.num_failed),
+        counter(f"{_PREFIX}_evictions", "Items that left the cache.", cache.num_evictions),
+        counter(f"{_PREFIX}_store_failures", "Reads and writes of the shared store that failed.", num_store_failures),
+        gauge(f"{_PREFIX}_queue_length", "Items that are being encoded or wait for it.", pipeline.num_in_flight),
+        gauge(f"{_PREFIX}_cache_items", "Items in the cache.", len(cache)),
+        gauge(f"{_PREFIX}_cache_used_bytes", "Bytes of embeddings in the cache.", cache.used_bytes),
+        gauge(f"{_PREFIX}_cache_capacity_bytes", "Most bytes that the cache may hold.", cache.capacity_bytes),
+        gauge(f"{_PREFIX}_cache_leased_bytes", "Bytes that cannot be evicted, as they are leased.", cache.leased_bytes),
+        gauge(f"{_PREFIX}_leases", "Leases that have not ended.", cache.num_leases),
+    ]

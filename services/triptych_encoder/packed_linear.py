@@ -1,0 +1,67 @@
+"""What makes products fast on CPUs: a dtype that the CPU has instructions for, and weights in oneDNN's own layout."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+log = logging.getLogger(__name__)
+#: CPU flags of products in bfloat16, of x86-64 and of ARM.
+_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+#: Rows that the layout is chosen for: about a picture's patches. Any number can be computed with it.
+_PACK_FOR_ROWS = 256
+
+
+class PackedLinear(nn.Module):
+    """nn.Linear whose weight is packed once instead of at each call. x: [..., in_features], dtype of the weight."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        # Modeling code asks its layers for the dtype.
+        self.register_buffer("weight", torch.empty(0, dtype=linear.weight.dtype), persistent=False)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data, _PACK_FOR_ROWS)
+        self._bias = None if linear.bias is None else linear.bias.data
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+
+
+def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype to compute in where embeddings of `dtype` are wanted: float32 on a CPU that would emulate it."""
+    if device.type != "cpu" or (dtype == torch.bfloat16 and _has_bf16_instructions()):
+        return dtype
+    return torch.float32
+
+
+def _has_bf16_instructions() -> bool:
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.is_file():
+        return False
+    flags = (line.partition(":")[2].split() for line in cpuinfo.read_text().splitlines() if line.startswith(("flags", "Features")))
+    return not _BF16_FLAGS.isdisjoint(next(flags, []))
+
+
+def pack_linears(model: PreTrainedModel) -> int:
+    """Replace the linear layers of a bfloat16 model on a CPU that computes in bfloat16; returns how many, 0 anywhere else.
+
+    Classes derived from nn.Linear, which may compute something else, are left alone, and so is what has a parent that reads weights
+    itself (`nn.MultiheadAttention`).
+    """
+    is_packable = model.dtype == torch.bfloat16 and model.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if not is_packable:
+        return 0
+    num_packed = 0
+    for parent in list(model.modules()):
+        if isinstance(parent, nn.MultiheadAttention):
+            continue
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, PackedLinear(child))
+                num_packed += 1
+    log.info("packed %d linear layers for this CPU", num_packed)
+    return num_packed

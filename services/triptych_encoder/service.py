@@ -1,0 +1,251 @@
+"""Wires the encoder together: settings -> towers -> device loop and pool -> pipeline -> gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import torch
+from prometheus_client import Metric
+from triptych_common import model_store
+from triptych_common.control import State
+from triptych_common.errors import ServiceUnavailableError, UnsupportedModelError
+from triptych_common.pb import common_pb2, control_pb2, encoder_pb2, encoder_pb2_grpc
+from triptych_common.server import ServiceServer
+
+from triptych_encoder.cache import EmbeddingCache
+from triptych_encoder.device_loop import DeviceLoop
+from triptych_encoder.evictions import EvictionFeed
+from triptych_encoder.item import EncodedItem
+from triptych_encoder.loading import load_config, load_towers
+from triptych_encoder.media.limits import MediaLimits
+from triptych_encoder.metrics import families
+from triptych_encoder.pipeline import EncodingPipeline
+from triptych_encoder.preprocess import Prepared, Preprocessor
+from triptych_encoder.servicer import EncoderServicer
+from triptych_encoder.settings import EncoderSettings
+from triptych_encoder.store import SharedStore
+from triptych_encoder.tower import Tower
+from triptych_encoder.warm_up import warm_up
+
+log = logging.getLogger(__name__)
+_DESCRIPTOR = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"]
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    tower: Tower
+    preprocessor: Preprocessor
+    modalities: tuple[common_pb2.Modality, ...]
+    key_scope: bytes
+    may_share_batch: bool
+
+
+class EncoderService:
+    """One encoder process: answers the control port from its first moment, serves once its towers are loaded."""
+
+    def __init__(self, settings: EncoderSettings) -> None:
+        self._settings = settings
+        self._state = State.SERVER_STATE_STARTING
+        self._model: common_pb2.ModelInfo | None = None
+        self._pipeline: EncodingPipeline | None = None
+        self._device = torch.device(
+            ("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device
+        )
+        self._evictions = EvictionFeed()
+        self._servicer = EncoderServicer(self._evictions, settings.max_items_per_request)
+        self._server = ServiceServer("encoder", settings, [_DESCRIPTOR], self._register, self, self._metrics)
+        is_cpu = self._device.type == "cpu"
+        self._device_loop = DeviceLoop(settings.max_batch_embeddings or (256 if is_cpu else 16_384), self._yield_cores)
+        self._pool = ThreadPoolExecutor(settings.num_preprocess_threads, "preprocess", initializer=self._yield_cores)
+
+    # -- Controllable -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> control_pb2.ServerState:
+        return self._state
+
+    @property
+    def port(self) -> int:
+        """The port in force."""
+        return self._server.port
+
+    @property
+    def control_port(self) -> int:
+        """The control port in force."""
+        return self._server.control_port
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port of metrics in force; None while they are off."""
+        return self._server.metrics_port
+
+    @property
+    def num_live_requests(self) -> int:
+        return self._pipeline.num_in_flight if self._pipeline is not None else 0
+
+    def model_info(self) -> common_pb2.ModelInfo | None:
+        return self._model
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Encode nothing more; what is held can still be fetched."""
+        pipeline = self._loaded()
+        self._servicer.refuse("the encoder is draining")
+        self._state = State.SERVER_STATE_DRAINING
+        await self._server.health.set_ready(False)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await pipeline.wait_idle()
+        return pipeline.num_in_flight == 0
+
+    async def reset_cache(self) -> int:
+        return self._loaded().cache.evict()
+
+    async def sleep(self, timeout_s: float) -> int:
+        cache = self._loaded().cache
+        await self.drain(timeout_s)
+        self._servicer.refuse("the encoder is asleep")
+        self._state = State.SERVER_STATE_SLEEPING
+        before = cache.used_bytes
+        cache.evict()
+        return before - cache.used_bytes
+
+    async def wake_up(self) -> None:
+        self._loaded()
+        self._servicer.accept()
+        self._state = State.SERVER_STATE_SERVING
+        await self._server.health.set_ready(True)
+
+    def _loaded(self) -> EncodingPipeline:
+        if self._pipeline is None:
+            raise ServiceUnavailableError("the encoder is loading its model", retry_after_s=5.0)
+        return self._pipeline
+
+    # -- life -------------------------------------------------------------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event, on_ready: asyncio.Event | None = None) -> None:
+        """Serve until `stop` is set. Raises StartupError when it cannot.
+
+        Args:
+            on_ready: set when requests are taken.
+        """
+        settings = self._settings
+        if self._device.type == "cpu":
+            torch.set_num_threads(settings.num_threads or _default_num_threads())
+        path = await asyncio.to_thread(model_store.resolve_model, settings.model, model_store.WEIGHT_PATTERNS)
+        name = settings.served_model_name or model_store.served_name(settings.model)
+        model = model_store.model_info(path, name, settings.max_model_len)
+        await self._server.start()
+        self._device_loop.start()
+        try:
+            loaded = await self._load(path, name, stop)
+            if loaded is not None:
+                self._serve(loaded, model)
+                await self._server.health.set_ready(True)
+                if on_ready is not None:
+                    on_ready.set()
+                await stop.wait()
+        finally:
+            self._servicer.refuse("the encoder is stopping")
+            if self._pipeline is not None:
+                await self._pipeline.close()
+            await self._server.stop()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            await asyncio.to_thread(self._device_loop.stop)
+
+    async def _load(self, path: Path, name: str, stop: asyncio.Event) -> _Loaded | None:
+        """Load in the device thread; None when told to stop meanwhile."""
+        loading = asyncio.wrap_future(self._device_loop.call(lambda: self._load_and_warm_up(path, name)))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        return loading.result() if loading.done() else None
+
+    def _load_and_warm_up(self, path: Path, name: str) -> _Loaded:
+        settings = self._settings
+        config = load_config(path, name)
+        dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
+        towers = load_towers(path, name, config, dtype=dtype, device=self._device)
+        tower = Tower(towers.model, towers.device, towers.dtype, towers.embedding_dtype)
+        preprocessor = Preprocessor(path, config, media_limits(settings))
+        modalities = tuple(modality for modality in self._load_in_pool(preprocessor) if modality in tower.modalities)
+        if not modalities:
+            raise UnsupportedModelError(f"{name} ({config.model_type}) has towers for nothing that this encoder can read")
+
+        def prepare(*item: Any) -> Prepared:
+            return self._pool.submit(preprocessor.prepare, *item).result()
+
+        return _Loaded(tower, preprocessor, modalities, towers.key_scope, warm_up(tower, prepare, modalities, name))
+
+    def _load_in_pool(self, preprocessor: Preprocessor) -> tuple[common_pb2.Modality, ...]:
+        """Load the processor in each thread of the pool; returns the modalities that it can preprocess."""
+        num_threads = self._settings.num_preprocess_threads
+        together = threading.Barrier(num_threads)
+
+        def load() -> tuple[common_pb2.Modality, ...]:
+            together.wait()  # so that no thread loads twice and none not at all
+            return preprocessor.load()
+
+        loads = [self._pool.submit(load) for _ in range(num_threads)]
+        modalities = [done.result() for done in loads]
+        return modalities[0]
+
+    def _serve(self, loaded: _Loaded, model: common_pb2.ModelInfo) -> None:
+        settings = self._settings
+        self._device_loop.attach(loaded.tower, alone=not loaded.may_share_batch)
+        cache = EmbeddingCache[EncodedItem](settings.cache_memory, self._evictions.publish)
+        store = SharedStore(settings.store_url, settings.store_ttl_s, settings.cache_memory) if settings.store_url else None
+        self._pipeline = EncodingPipeline(
+            cache,
+            loaded.preprocessor,
+            self._device_loop,
+            self._pool,
+            store,
+            max_queue=settings.max_queue,
+            max_prepared=settings.max_prepared,
+        )
+        self._model = model
+        description = encoder_pb2.DescribeResponse(model=model, key_scope=loaded.key_scope, modalities=loaded.modalities)
+        self._servicer.attach(self._pipeline, description)
+        self._state = State.SERVER_STATE_SERVING
+        names = ", ".join(common_pb2.Modality.Name(modality).removeprefix("MODALITY_").lower() for modality in loaded.modalities)
+        log.info("ready: %s, %s, key scope %s", model.name, names, loaded.key_scope.hex()[:12])
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(self._servicer, server)
+
+    def _metrics(self) -> list[Metric]:
+        return families(self._pipeline) if self._pipeline is not None else []
+
+    def _yield_cores(self) -> None:
+        """Lower the priority of this thread, and of those that it starts: text that decodes on the same cores goes first."""
+        niceness = self._settings.niceness
+        if niceness is None:
+            niceness = 10 if self._device.type == "cpu" else 0
+        if niceness and hasattr(os, "setpriority"):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+
+
+def media_limits(settings: EncoderSettings) -> MediaLimits:
+    return MediaLimits(
+        max_bytes=settings.max_media_bytes,
+        max_pixels=settings.max_image_pixels,
+        max_audio_s=settings.max_audio_s,
+        max_video_s=settings.max_video_s,
+        max_video_pixels=settings.max_video_pixels,
+    )
+
+
+def _default_num_threads() -> int:
+    process = psutil.Process()
+    cores = len(process.cpu_affinity() or [1]) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
+    return 1 if cores <= 4 else cores // 2

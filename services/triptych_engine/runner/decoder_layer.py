@@ -1,0 +1,173 @@
+"""A decoder layer of the common kind as four matrix products and five kernels between them, in place of some forty torch calls.
+
+With few rows most of a step's time goes into calling, not computing. Which layers are of the common kind is not decided by their
+class: a layer whose parts have the names that Llama gave them is run beside its replacement on a real input, and replaced when both
+hand the same queries, keys and values to the attention and return the same states.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from triptych_engine.runner.attention import attending, current_backend
+from triptych_engine.runner.cpu_kernels import CpuKernels
+from triptych_engine.runner.modules import FusedRMSNorm, GatedMLP, LinearPart, PackedLinear
+
+log = logging.getLogger(__name__)
+#: What rounding explains, relative to the typical value.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+#: What rounding of the residual stream, which is float32, explains in what a layer adds to it.
+_STREAM_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What a layer hands to its attention. query, key, value: [num_tokens, heads, head_dim]."""
+
+    layer: int
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    options: dict[str, Any]
+
+
+class FusedDecoderLayer(nn.Module):
+    """norm, q/k/v, rope, attention, output product, add and norm, gated MLP, add.
+
+    Args:
+        layer: its parts are replaced modules already (see `optimize`).
+        call: what the layer hands to its attention, for the shapes and the options.
+    """
+
+    def __init__(self, layer: nn.Module, call: AttentionCall, kernels: CpuKernels) -> None:
+        super().__init__()
+        attention: Any = layer.self_attn
+        norms: list[Any] = [layer.input_layernorm, layer.post_attention_layernorm]
+        self._kernels = kernels
+        self._norm: FusedRMSNorm = norms[0]
+        self._mlp_weight, self._mlp_eps = norms[1].scale, norms[1].eps
+        self._qkv: PackedLinear = attention.q_proj.product
+        self._out: PackedLinear = attention.o_proj
+        self._mlp: Any = layer.mlp
+        self._qk_norms = None
+        if hasattr(attention, "q_norm"):
+            self._qk_norms = (attention.q_norm.scale, attention.k_norm.scale, attention.q_norm.eps)
+        self._layer, self._options = call.layer, call.options
+        self._num_q_heads, self._head_dim = call.query.shape[1:]
+        self._num_kv_heads, self._v_head_dim = call.value.shape[1:]
+        if hasattr(layer, "attention_type"):  # the model asks which mask it wants
+            self.attention_type = layer.attention_type
+
+    def forward(self, hidden_states: torch.Tensor, *, position_embeddings: Any = None, **ignored: Any) -> torch.Tensor:
+        """hidden_states: [1, num_tokens, hidden_size] fp32; position_embeddings: cos and sin, [1, num_tokens, rotary_dim]."""
+        x = hidden_states[0].contiguous()
+        cos, sin = (part.view(part.shape[-2:]).float().contiguous() for part in position_embeddings)
+        num_q_heads, num_kv_heads = self._num_q_heads, self._num_kv_heads
+        qkv = self._qkv(self._norm(x))
+        qk = self._kernels.qk_norm_rope(qkv, cos, sin, num_q_heads, num_kv_heads, self._head_dim, self._qk_norms)
+        value = qkv[:, (num_q_heads + num_kv_heads) * self._head_dim :].view(-1, num_kv_heads, self._v_head_dim)
+        attended = current_backend().forward(self._layer, qk[:, :num_q_heads], qk[:, num_q_heads:], value, **self._options)
+        x, normed = self._kernels.add_rms_norm(x, self._out(attended.flatten(1)), self._mlp_weight, self._mlp_eps)
+        return x.add_(self._mlp(normed))[None]
+
+
+def fuse_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor, kernels: CpuKernels) -> int:
+    """Replace the layers that can be, in place; returns how many.
+
+    Args:
+        token_ids: [num_tokens] of a prompt to try them on.
+        position_ids: as the model wants them, spread over the whole context: some attentions change with the position.
+    """
+    layers = [(parent, name, layer) for parent in model.modules() for name, layer in parent.named_children() if _has_parts(layer)]
+    if not layers:
+        return 0
+    inputs: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+    hooks = [layer.register_forward_pre_hook(lambda m, a, k: inputs.update({m: (a, k)}), with_kwargs=True) for *_, layer in layers]
+    with torch.inference_mode(), attending(_Recorder()):  # type: ignore[arg-type]
+        model(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)
+        for hook in hooks:
+            hook.remove()
+        num_fused = 0
+        for parent, name, layer in layers:
+            fused = _fused(layer, *inputs[layer], kernels) if layer in inputs else None
+            if fused is not None:
+                setattr(parent, name, fused)
+                num_fused += 1
+    return num_fused
+
+
+def _has_parts(layer: nn.Module) -> bool:
+    """Whether the layer has the parts of the common kind, replaced as they can be, and no others."""
+    attention: Any = getattr(layer, "self_attn", None)
+    if attention is None:
+        return False
+    wanted = {"input_layernorm": FusedRMSNorm, "post_attention_layernorm": FusedRMSNorm, "mlp": GatedMLP}
+    parts = {"q_proj": LinearPart, "k_proj": LinearPart, "v_proj": LinearPart, "o_proj": PackedLinear}
+    if hasattr(attention, "q_norm"):
+        parts |= {"q_norm": FusedRMSNorm, "k_norm": FusedRMSNorm}
+    return _consists_of(layer, wanted | {"self_attn": type(attention)}) and _consists_of(attention, parts)
+
+
+def _consists_of(module: nn.Module, parts: dict[str, type]) -> bool:
+    children = dict(module.named_children())
+    # Rotary embeddings hold no weights; where one is used, the comparison shows it.
+    extra = [child for name, child in children.items() if name not in parts and any(True for _ in child.parameters())]
+    return not extra and all(isinstance(children.get(name), kind) for name, kind in parts.items())
+
+
+def _fused(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kernels: CpuKernels) -> FusedDecoderLayer | None:
+    """The layer's replacement, if it computes the same on these inputs."""
+    cos = (kwargs.get("position_embeddings") or (None,))[0]
+    hidden_states = args[0] if args else kwargs["hidden_states"]
+    if cos is None or cos.numel() != hidden_states.shape[1] * cos.shape[-1] or hidden_states.dtype != torch.float32:
+        return None
+    expected, calls = _run(layer, args, kwargs)
+    if (
+        not isinstance(expected, torch.Tensor)
+        or len(calls) != 1
+        or calls[0].key.shape[1:] != (calls[0].value.shape[1], calls[0].query.shape[2])
+    ):
+        return None
+    fused = FusedDecoderLayer(layer, calls[0], kernels)
+    got, own_calls = _run(fused, args, kwargs)
+    wanted, own = calls[0], own_calls[0]
+    tolerance = _TOLERANCE[own.value.dtype]
+    pairs = [(wanted.query, own.query), (wanted.key, own.key), (wanted.value, own.value)]
+    same_calls = all(_close(want.float(), have.float(), tolerance) for want, have in pairs)
+    # What the layer adds, not what comes out: beside a few huge channels of the stream anything would look small.
+    stream = _STREAM_TOLERANCE * hidden_states.abs()
+    return fused if same_calls and _close(expected - hidden_states, got - hidden_states, tolerance, stream) else None
+
+
+def _run(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[AttentionCall]]:
+    recorder = _Recorder()
+    with attending(recorder):  # type: ignore[arg-type]
+        output = layer(*args, **kwargs)
+    return output, recorder.calls
+
+
+def _close(expected: torch.Tensor, got: torch.Tensor, tolerance: float, extra: torch.Tensor | float = 0.0) -> bool:
+    """Whether each element is near, beside itself or beside the root mean square of all."""
+    if expected.shape != got.shape:
+        return False
+    typical = expected.square().mean().sqrt()
+    return bool(((expected - got).abs() <= tolerance * (expected.abs() + typical) + extra).all())
+
+
+class _Recorder:
+    """Stands in for an attention backend: notes what it is called with, and lets each token see its own value."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+
+    def forward(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        self.calls.append(AttentionCall(layer, query.clone(), key.clone(), value.clone(), options))
+        return value.repeat_interleave(query.shape[1] // value.shape[1], 1).contiguous()

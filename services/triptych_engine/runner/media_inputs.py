@@ -1,0 +1,126 @@
+"""What media bring into a step: input embeddings, additions to early layers, positions of several axes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from triptych_engine.media import EmbeddingSlice, MediaTraits, Modality
+from triptych_engine.output import NewSequence
+from triptych_engine.runner.media_traits import find_rope_index
+
+#: What the modeling code calls each modality in mm_token_type_ids.
+_TOKEN_TYPES = {Modality.IMAGE: 1, Modality.VIDEO: 2, Modality.AUDIO: 3}
+
+#: A slice and the index in the flat batch where it begins.
+PlacedSlice = tuple[int, EmbeddingSlice]
+
+
+class MediaInputs:
+    """Feeds one model. Used by one thread.
+
+    Args:
+        model: fully prepared: layers that are replaced later would not get their additions.
+        num_position_axes: see LoadedModel.
+    """
+
+    def __init__(self, model: PreTrainedModel, traits: MediaTraits, num_position_axes: int) -> None:
+        self._model = model
+        self._rope_index = find_rope_index(model) if num_position_axes else None
+        self._rope_arguments = inspect.signature(self._rope_index).parameters if self._rope_index else {}
+        self._num_axes = num_position_axes
+        self._additions: list[list[tuple[int, torch.Tensor]]] = []  # layer -> first token and rows, of the step in hand
+        if traits.num_deepstack:
+            self._hook_layers(traits.num_deepstack)
+
+    def _hook_layers(self, num_layers: int) -> None:
+        inner: Any = getattr(self._model, self._model.base_model_prefix, self._model)
+        layers = inner.get_decoder().layers
+        for index in range(num_layers):
+            layers[index].register_forward_hook(lambda module, args, output, index=index: self._add(index, output))
+
+    def _add(self, layer: int, output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        for start, rows in self._additions[layer] if self._additions else ():
+            hidden[0, start : start + len(rows)] += rows.to(hidden)
+
+    @contextmanager
+    def adding(self, slices: Sequence[PlacedSlice]) -> Iterator[None]:
+        """Forward passes inside get the additions of these slices to early layers (Qwen3-VL's deepstack)."""
+        layers: list[list[tuple[int, torch.Tensor]]] = []
+        for start, one in slices:
+            for name in one.embeddings.tensors:
+                if name.startswith("deepstack."):
+                    layer = int(name.removeprefix("deepstack."))
+                    layers += [[] for _ in range(layer + 1 - len(layers))]
+                    layers[layer].append((start, _rows(one, name)))
+        self._additions = layers
+        try:
+            yield
+        finally:
+            self._additions = []
+
+    def embed(self, token_ids: torch.Tensor, slices: Sequence[PlacedSlice]) -> torch.Tensor:
+        """Input embeddings [1, num_tokens, hidden_size] of a flat batch, those of media in their places.
+
+        Args:
+            token_ids: [num_tokens]. Placeholder tokens may lie outside of the vocabulary.
+        """
+        token_ids = token_ids.clone()
+        for start, one in slices:
+            token_ids[start : start + one.num_rows] = 0
+        embeds = self._model.get_input_embeddings()(token_ids[None])
+        for start, one in slices:
+            embeds[0, start : start + one.num_rows] = _rows(one, "embeds").to(embeds)
+        return embeds
+
+    def positions(self, sequence: NewSequence) -> np.ndarray | None:
+        """Positions [axes, num_prompt_tokens] int64 of a prompt; None where those of all axes are those of the tokens.
+
+        Raises:
+            ValueError: the model's own code gives none for what the sequence's media say of themselves.
+        """
+        if self._rope_index is None or not sequence.media.items:
+            return None
+        prompt = sequence.token_ids[: sequence.num_prompt_tokens]
+        ids = torch.tensor([prompt])
+        arguments: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        arguments["mm_token_type_ids"] = torch.from_numpy(_token_types(sequence))[None]
+        arguments |= _layouts(sequence)
+        known = {name: value for name, value in arguments.items() if name in self._rope_arguments}
+        try:
+            positions = self._rope_index(**known)[0]
+        # The families' own code, which meets what does not fit with errors of all kinds.
+        except Exception as error:
+            raise ValueError(f"its media do not fit its prompt ({type(error).__name__}: {error})") from error
+        if positions.shape != (self._num_axes, 1, len(prompt)) or not torch.equal(positions, positions.long().to(positions.dtype)):
+            raise ValueError(f"its media do not fit its prompt (positions of shape {list(positions.shape)})")
+        return positions[:, 0].long().cpu().numpy()
+
+
+def _token_types(sequence: NewSequence) -> np.ndarray:
+    types = np.zeros(sequence.num_prompt_tokens, np.int32)
+    for placeholder in sequence.media.placeholders:
+        types[placeholder.offset : placeholder.end] = _TOKEN_TYPES[placeholder.item.modality]
+    return types
+
+
+def _layouts(sequence: NewSequence) -> dict[str, torch.Tensor]:
+    """The items' layouts by name, joined in the order in which the items stand in the prompt."""
+    joined: dict[str, list[np.ndarray]] = {}
+    for item in dict.fromkeys(placeholder.item for placeholder in sequence.media.placeholders):
+        for name, array in item.layout.items():
+            joined.setdefault(name, []).append(array)
+    return {name: torch.from_numpy(np.concatenate(arrays)) for name, arrays in joined.items()}
+
+
+def _rows(one: EmbeddingSlice, name: str) -> torch.Tensor:
+    tensor = one.embeddings.tensors[name]
+    flat = torch.frombuffer(tensor.data, dtype=getattr(torch, tensor.dtype))
+    return flat.view(tensor.shape)[one.first_row : one.first_row + one.num_rows]

@@ -1,0 +1,132 @@
+"""Modules that stand in for those of a model on a CPU: the same results from fewer and faster operations."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from triptych_engine.runner.cpu_kernels import CpuKernels
+
+#: Rows for which oneDNN lays packed weights out; measured best or near best from 1 to 512 rows.
+_PACK_FOR_ROWS = 64
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with its weight in a layout of its own, packed once; of several layers it makes one, whose output is theirs
+    side by side. See `pack`."""
+
+
+class OneDnnLinear(PackedLinear):
+    """In oneDNN's blocked layout, instead of packing at each call. x and result: [..., features] of the weight's type."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_FOR_ROWS)
+        self._bias = bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+
+
+class WideningLinear(PackedLinear):
+    """Keeps a float32 weight that holds bfloat16 numbers as those, and computes in float32. x and result: [..., features] fp32.
+
+    With few rows a product costs the time in which its weight is read, and this one is half as large.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: CpuKernels) -> None:
+        super().__init__()
+        self._kernels, self._out_features = kernels, weight.shape[0]
+        self._weight = kernels.pack_linear(weight.bfloat16())
+        self._bias = None
+        if bias is not None:
+            self._bias = nn.functional.pad(bias, (0, -len(bias) % kernels.linear_panel))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        if rows.stride(-1) != 1:
+            rows = rows.contiguous()
+        return self._kernels.linear(rows, self._weight, self._bias, self._out_features).view(*x.shape[:-1], self._out_features)
+
+
+def pack(kernels: CpuKernels | None, *linears: nn.Linear) -> PackedLinear:
+    """The layers, all with a bias or none, as one in the layout that is fastest for it here."""
+    weight = torch.cat([linear.weight.data for linear in linears]) if len(linears) > 1 else linears[0].weight.data
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
+    if kernels is not None and weight.dtype == torch.float32 and torch.equal(weight.bfloat16().float(), weight):
+        return WideningLinear(weight, bias, kernels)
+    return OneDnnLinear(weight, bias)
+
+
+class SharedProduct:
+    """One product for several layers that are called with the same input, one after the other."""
+
+    def __init__(self, kernels: CpuKernels | None, linears: list[nn.Linear]) -> None:
+        self.linear = pack(kernels, *linears)
+        self._sizes = [linear.out_features for linear in linears]
+        self._input: torch.Tensor | None = None  # held, so that no other tensor can be taken for it
+        self._outputs: dict[int, torch.Tensor] = {}  # layer -> its output, until it is taken
+
+    def take(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """The output of one of the layers; the first to ask computes those of all."""
+        if x is not self._input or index not in self._outputs:
+            self._input = x
+            self._outputs = dict(enumerate(self.linear(x).split(self._sizes, -1)))
+        output = self._outputs.pop(index)
+        if not self._outputs:
+            self._input = None
+        return output
+
+
+class LinearPart(nn.Module):
+    """One of the layers of a shared product; each hands out its slice of the one result."""
+
+    def __init__(self, product: SharedProduct, index: int) -> None:
+        super().__init__()
+        self._shared, self._index = product, index
+
+    @property
+    def product(self) -> PackedLinear:
+        """The product that it is a part of."""
+        return self._shared.linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._shared.take(self._index, x)
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)) as two products and one kernel between them. x: [..., hidden_size]."""
+
+    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, kernels: CpuKernels) -> None:
+        super().__init__()
+        self._gate_up, self._down, self._kernels = pack(kernels, gate, up), pack(kernels, down), kernels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._down(self._kernels.silu_mul(self._gate_up(x)))
+
+
+class ExactTopHead(nn.Module):
+    """The output head: bf16 hidden [1, n, hidden_size] -> fp32 logits [1, n, vocab_size], the likeliest of each row not rounded."""
+
+    def __init__(self, linear: nn.Linear, kernels: CpuKernels, *, tied: bool) -> None:
+        super().__init__()
+        self._kernels = kernels
+        self._weight, self._bias = linear.weight.data, None if linear.bias is None else linear.bias.data.float()
+        # The refinement reads plain rows. Packing keeps a second copy of the weight, which is spared unless the embedding has it
+        # anyway.
+        self._linear = pack(kernels, linear) if tied else linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = x[0]
+        return self._kernels.refine_logits(self._linear(hidden), hidden, self._weight, self._bias)[None]
+
+
+class FusedRMSNorm(nn.Module):
+    """x / rms(x) * weight in one pass; takes fp32 or bf16, computes in fp32, returns `dtype`. x: [..., hidden_size]."""
+
+    def __init__(self, weight: torch.Tensor, eps: float, dtype: torch.dtype, kernels: CpuKernels) -> None:
+        super().__init__()
+        self.scale, self.eps, self._dtype, self._kernels = weight.float().contiguous(), eps, dtype, kernels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._kernels.rms_norm(x, self.scale, self.eps, self._dtype)

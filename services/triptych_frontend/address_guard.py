@@ -1,0 +1,68 @@
+"""Keeps fetches for clients away from this network: a name is resolved once, and what was checked is what is connected to."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.resolver import ThreadedResolver
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+#: IPv6 prefixes whose last 32 bits are an IPv4 address that a gateway may forward to (NAT64, RFC 6052 and 8215).
+_NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
+
+
+class ForbiddenAddressError(Exception):
+    """The address is not on the public internet."""
+
+    def __init__(self, host: str, address: str) -> None:
+        named = host if host == address else f"{host} ({address})"
+        super().__init__(f"{named} is a private, loopback, link-local or otherwise special address")
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address, as text, is one of the public internet."""
+    parsed: _Address = ipaddress.ip_address(address.partition("%")[0])
+    if not parsed.is_global or parsed.is_multicast:
+        return False
+    return all(inner.is_global and not inner.is_multicast for inner in _embedded(parsed))
+
+
+def _embedded(address: _Address) -> list[ipaddress.IPv4Address]:
+    """IPv4 addresses that an IPv6 address stands for."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return []
+    teredo = address.teredo or ()
+    found = [address.ipv4_mapped, address.sixtofour, *teredo]
+    if any(address in network for network in _NAT64):
+        found.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    return [inner for inner in found if inner is not None]
+
+
+def check_literal(host: str) -> None:
+    """Raise ForbiddenAddressError for a host that is an IP address and no public one; names pass, see GuardedResolver."""
+    try:
+        public = is_public(host)
+    except ValueError:
+        return
+    if not public:
+        raise ForbiddenAddressError(host, host)
+
+
+class GuardedResolver(AbstractResolver):
+    """Resolves names to public addresses. aiohttp connects to what this returns, so no second answer can differ."""
+
+    def __init__(self) -> None:
+        self._inner = ThreadedResolver()
+
+    async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC) -> list[ResolveResult]:
+        """Addresses of the host. Raises ForbiddenAddressError when any of them is not public, OSError when there are none."""
+        results = await self._inner.resolve(host, port, family)
+        for result in results:
+            if not is_public(result["host"]):
+                raise ForbiddenAddressError(host, result["host"])
+        return results
+
+    async def close(self) -> None:
+        await self._inner.close()

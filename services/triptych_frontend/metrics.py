@@ -1,0 +1,32 @@
+"""What Prometheus can scrape from the frontend."""
+
+from __future__ import annotations
+
+from prometheus_client import Metric
+from triptych_common.metrics import counter, gauge, labelled_counter
+
+from triptych_frontend.encoder_client import EncoderClient
+from triptych_frontend.encoder_pool import EncoderPool
+from triptych_frontend.engine_client import EngineClient
+from triptych_frontend.uuid_aliases import UuidAliases
+
+_PREFIX = "triptych_frontend"
+_TIERS = ("local", "shared", "joined", "miss")
+#: From the mildest to the last, see encoder_client and media_call.
+_RUNGS = ("same_encoder", "other_encoder", "again", "resubmitted", "failed")
+
+
+def families(engine: EngineClient, pool: EncoderPool, encoders: EncoderClient, aliases: UuidAliases) -> list[Metric]:
+    """The state of the frontend's neighbours, and what became of media. For the event loop, which owns them."""
+    counts = encoders.counts
+    tiers, rungs = ({name: counts[name] for name in names} for names in (_TIERS, _RUNGS))
+    return [
+        gauge(f"{_PREFIX}_engine_connected", "1 while there is a session with the engine.", engine.is_connected),
+        gauge(f"{_PREFIX}_encoders_connected", "Encoders that can be used.", len(pool.connected)),
+        labelled_counter(f"{_PREFIX}_media_items", "Media items, by where their encoder found them.", "tier", tiers),
+        counter(f"{_PREFIX}_media_uploads", "Media items whose bytes were sent to an encoder.", counts["bytes_sent"]),
+        labelled_counter(f"{_PREFIX}_media_rungs", "Steps of the failure ladder that were taken for media.", "rung", rungs),
+        counter(
+            f"{_PREFIX}_media_uuid_corrections", "Names (uuid) that came with other bytes than before.", aliases.num_corrections
+        ),
+    ]

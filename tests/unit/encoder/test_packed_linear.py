@@ -1,0 +1,58 @@
+"""Packed linear layers give what nn.Linear gives, to the rounding of bfloat16, wherever they are used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from builders_media import a_picture, a_sound_file, an_image_file
+from builders_multimodal import FAMILIES, build_checkpoint
+from torch import nn
+from triptych_common.pb import common_pb2
+from triptych_encoder import loading, packed_linear
+from triptych_encoder.media.limits import MediaLimits
+from triptych_encoder.packed_linear import PackedLinear, compute_dtype
+from triptych_encoder.preprocess import Preprocessor
+from triptych_encoder.tower import Tower
+
+LIMITS = MediaLimits(1 << 25, 1 << 26, 600, 600, 1 << 28)
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU does not compute in bfloat16")
+@pytest.mark.parametrize("shape", [(1, 48), (7, 48), (300, 48), (2, 5, 48)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_is_the_layer(shape: tuple[int, ...], bias: bool) -> None:
+    linear = nn.Linear(48, 80, bias=bias).bfloat16()
+    x = torch.randn(shape).bfloat16()
+    with torch.inference_mode():
+        torch.testing.assert_close(PackedLinear(linear)(x), linear(x), atol=2e-2, rtol=2e-2)
+
+
+def test_what_the_cpu_would_emulate_is_computed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    for has_bf16 in (True, False):
+        monkeypatch.setattr(packed_linear, "_has_bf16_instructions", lambda has_bf16=has_bf16: has_bf16)
+        assert compute_dtype(torch.bfloat16, cpu) == (torch.bfloat16 if has_bf16 else torch.float32)
+        assert compute_dtype(torch.float16, cpu) == compute_dtype(torch.float32, cpu) == torch.float32
+        assert compute_dtype(torch.float16, gpu) == torch.float16
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_towers_agree_with_float32_ones(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Wherever this runs: as if the CPU had the instructions.
+    monkeypatch.setattr(packed_linear, "_has_bf16_instructions", lambda: True)
+    path = build_checkpoint(family, tmp_path / family)
+    config = loading.load_config(path, family)
+    embeds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        towers = loading.load_towers(path, family, config, dtype=dtype, device=torch.device("cpu"))
+        tower, preprocessor = Tower(towers.model, towers.device, towers.dtype, dtype), Preprocessor(path, config, LIMITS)
+        modality = preprocessor.load()[0]
+        file = an_image_file("PNG", a_picture()) if modality == common_pb2.MODALITY_IMAGE else a_sound_file()
+        [result] = tower.encode([preprocessor.prepare(modality, file, {}).item])
+        assert result["embeds"].dtype == dtype
+        embeds[dtype] = result["embeds"].float()
+    similarity = torch.nn.functional.cosine_similarity(*embeds.values(), dim=-1)
+    assert similarity.min() > 0.99

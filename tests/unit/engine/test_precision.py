@@ -1,0 +1,36 @@
+"""The element type that a model is computed in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlavaConfig
+from triptych_engine.runner import precision
+from triptych_engine.runner.precision import checkpoint_dtype, compute_dtype
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("computes_bfloat16", "checkpoint", "device", "expected"),
+    [
+        (True, torch.bfloat16, CPU, torch.bfloat16),
+        (False, torch.bfloat16, CPU, torch.float32),
+        (True, torch.float16, CPU, torch.float32),
+        (False, torch.float32, CPU, torch.float32),
+        (False, torch.bfloat16, GPU, torch.bfloat16),
+        (False, torch.float16, GPU, torch.float16),
+    ],
+)
+def test_a_type_that_the_device_lacks_becomes_float32(
+    monkeypatch: pytest.MonkeyPatch, computes_bfloat16: bool, checkpoint: torch.dtype, device: torch.device, expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(precision, "cpu_computes_bfloat16", lambda: computes_bfloat16)
+    assert compute_dtype(checkpoint, device) == expected
+
+
+def test_the_language_models_type_counts() -> None:
+    config = LlavaConfig(text_config=LlamaConfig(dtype="bfloat16"), dtype="float16")
+    assert checkpoint_dtype(config) == torch.bfloat16
+    assert checkpoint_dtype(LlamaConfig(dtype="float16")) == torch.float16
+    assert checkpoint_dtype(LlamaConfig()) == torch.float32

@@ -1,0 +1,229 @@
+"""Fetching media: a real server on loopback, allowed by setting; and the guard as it is by default."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from triptych_common.errors import InvalidRequestError
+from triptych_frontend.address_guard import ForbiddenAddressError, GuardedResolver, is_public
+from triptych_frontend.media_fetch import MediaFetcher
+from triptych_frontend.media_item import AUDIO, IMAGE, VIDEO
+from triptych_frontend.settings import FrontendSettings
+
+CONTENT = b"\x89PNG" + bytes(5000)
+
+
+class Server:
+    """Answers by path, and counts what it was asked."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.headers: Mapping[str, str] = {}
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.paths.append(request.path)
+        self.headers = request.headers
+        kind = request.path.strip("/")
+        if kind.startswith("redirect"):
+            raise web.HTTPFound(request.query["to"])
+        if kind in ("slow", "endless"):
+            response = web.StreamResponse(headers={"content-type": "image/png"})
+            await response.prepare(request)
+            for _ in range(1000):
+                await response.write(bytes(10 if kind == "slow" else 100_000))
+                await asyncio.sleep(0.1 if kind == "slow" else 0)
+            return response
+        if kind == "status":
+            return web.Response(status=403)
+        headers = {"content-encoding": "gzip"} if kind == "gzip" else {}
+        return web.Response(body=CONTENT, content_type=request.query.get("type", "image/png"), headers=headers)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    server = Server()
+    app = web.Application()
+    app.router.add_get("/{tail:.*}", server.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield server
+    await runner.cleanup()
+
+
+async def fetch(url: str, modality: int = IMAGE, **settings: Any) -> bytes:
+    fetcher = MediaFetcher(FrontendSettings(**{"allow_private_media_addresses": True, "media_timeout_s": 5} | settings))
+    try:
+        return await fetcher.fetch(url, modality, "item")
+    finally:
+        await fetcher.close()
+
+
+async def refusal(url: str, modality: int = IMAGE, **settings: Any) -> str:
+    with pytest.raises(InvalidRequestError) as caught:
+        await fetch(url, modality, **settings)
+    assert caught.value.field == "item.url"
+    return caught.value.message
+
+
+async def test_a_file_is_fetched_as_it_is(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert await fetch(f"{server.url}/a.png") == CONTENT
+    assert "Cookie" not in server.headers
+    assert server.headers["accept-encoding"] == "identity"
+
+
+async def test_redirects_are_followed_up_to_a_limit(server: Server) -> None:
+    assert await fetch(f"{server.url}/redirect?to=/a.png") == CONTENT
+    loop = f"{server.url}/redirect?to=/redirect?to=/redirect"
+    server.paths.clear()
+    assert "redirects more than 0 times" in await refusal(loop, max_media_redirects=0)
+    assert len(server.paths) == 1
+    assert "no http: or https: address" in await refusal(f"{server.url}/redirect?to=file:///etc/passwd")
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "reason"),
+    [
+        ("slow", {"media_timeout_s": 0.5}, "not read within 0.5 s"),
+        ("endless", {"max_media_bytes": 1_000_000}, "larger than 1000000 bytes"),
+        ("a.png", {"max_media_bytes": 1000}, "larger than 1000 bytes"),
+        ("status", {}, "answers 403"),
+        ("gzip", {}, "comes compressed as gzip"),
+        ("a?type=text/html", {}, "content type text/html"),
+        ("a?type=audio/wav", {}, "content type audio/wav"),
+    ],
+)
+async def test_what_crosses_a_limit_is_refused(server: Server, path: str, settings: dict[str, Any], reason: str) -> None:
+    assert reason in await refusal(f"{server.url}/{path}", **settings)
+
+
+async def test_content_types_by_modality(server: Server) -> None:
+    assert await fetch(f"{server.url}/a?type=audio/mpeg", AUDIO)
+    assert await fetch(f"{server.url}/a?type=video/mp4", AUDIO)
+    assert await fetch(f"{server.url}/a?type=video/mp4", VIDEO)
+    assert await fetch(f"{server.url}/a?type=application/octet-stream", VIDEO)
+
+
+async def test_nobody_there_is_said() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert "cannot be fetched" in await refusal(f"http://127.0.0.1:{port}/a.png")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "localhost",
+        "[::1]",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "0",
+        "[::ffff:127.0.0.1]",
+        "10.0.0.1",
+        "169.254.169.254",
+    ],
+)
+async def test_private_addresses_are_not_touched(server: Server, host: str) -> None:
+    port = server.url.rpartition(":")[2]
+    message = await refusal(f"http://{host}:{port}/a.png", allow_private_media_addresses=False, media_timeout_s=2)
+    assert "private, loopback, link-local" in message or "cannot be fetched" in message
+    assert server.paths == []
+
+
+async def test_redirects_into_private_addresses_are_not_followed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first hop is let through as if it were public; the second is refused by the same rule."""
+    from triptych_frontend import media_fetch
+
+    checked: list[str] = []
+
+    def check(host: str) -> None:
+        checked.append(host)
+        if len(checked) > 1:
+            raise ForbiddenAddressError(host, host)
+
+    monkeypatch.setattr(media_fetch, "check_literal", check)
+    target = f"{server.url}/secret"
+    message = await refusal(f"{server.url}/redirect?to={target}", allow_private_media_addresses=False)
+    assert "private" in message
+    assert server.paths == ["/redirect"]
+    assert checked == ["127.0.0.1", "127.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700::1111", True),
+        ("127.0.0.1", False),
+        ("10.1.2.3", False),
+        ("172.16.0.1", False),
+        ("192.168.1.1", False),
+        ("169.254.169.254", False),
+        ("100.64.0.1", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("::1", False),
+        ("::", False),
+        ("fe80::1%eth0", False),
+        ("fc00::1", False),
+        ("ff02::1", False),
+        ("::ffff:127.0.0.1", False),
+        ("64:ff9b::7f00:1", False),
+        ("2002:7f00:1::", False),
+    ],
+)
+def test_which_addresses_are_public(address: str, public: bool) -> None:
+    assert is_public(address) == public
+
+
+async def test_a_name_with_one_private_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolver = GuardedResolver()
+
+    async def resolve(*_: Any) -> list[dict[str, Any]]:
+        return [{"host": "8.8.8.8"}, {"host": "10.0.0.1"}]
+
+    monkeypatch.setattr(resolver._inner, "resolve", resolve)
+    with pytest.raises(ForbiddenAddressError, match=r"name.example \(10.0.0.1\)"):
+        await resolver.resolve("name.example", 80)
+    await resolver.close()
+
+
+async def test_files_below_the_allowed_directory(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "secret.png"
+    (root / "sub dir").mkdir(parents=True)
+    outside.write_bytes(b"secret")
+    (root / "sub dir" / "a.png").write_bytes(CONTENT)
+    (root / "link.png").symlink_to(outside)
+    (root / "inner.png").symlink_to(root / "sub dir" / "a.png")
+    assert await fetch(f"file://{root}/sub%20dir/a.png", allowed_media_root=root) == CONTENT
+    assert await fetch(f"file://{root}/inner.png", allowed_media_root=root) == CONTENT
+    for path in ("link.png", "../secret.png", "%2e%2e/secret.png", "absent.png", "sub%20dir", "a%00b", ""):
+        assert "names no file below" in await refusal(f"file://{root}/{path}", allowed_media_root=root)
+    assert "larger than" in await refusal(f"file://{root}/inner.png", allowed_media_root=root, max_media_bytes=10)
+    assert "does not allow" in await refusal(f"file://{root}/inner.png")
+    assert "of this machine" in await refusal(f"file://host{root}/inner.png", allowed_media_root=root)
+
+
+async def test_data_addresses() -> None:
+    assert await fetch("data:image/png;base64,aGVsbG8=") == b"hello"
+    assert await fetch("data:,a%20b") == b"a b"
+    assert "not base64" in await refusal("data:image/png;base64,?")
+    assert "no data: address" in await refusal("data:image/png;base64")
+    assert "at most 3 bytes" in await refusal("data:image/png;base64,aGVsbG8=", max_media_bytes=3)
+    for url in ("ftp://x/a.png", "a.png", "//x/a.png", "http://", "http:///a.png"):
+        assert await refusal(url)

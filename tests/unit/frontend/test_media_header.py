@@ -1,0 +1,133 @@
+"""Headers of good media, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import builders_media_files as media
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from triptych_common.errors import InvalidRequestError
+from triptych_frontend.media_header import HeaderLimits, read_header
+from triptych_frontend.media_item import AUDIO, IMAGE, VIDEO, AudioHeader, ImageHeader
+
+LIMITS = HeaderLimits(max_pixels=50_000_000, max_audio_s=600, max_video_s=600)
+
+
+def header(content: bytes, modality: int, limits: HeaderLimits = LIMITS):
+    return read_header(content, modality, limits, "messages[0].content[1].media")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+def test_sizes_of_images(kind: str) -> None:
+    assert header(media.image(40, 30, kind), IMAGE) == ImageHeader(40, 30)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_sizes_are_those_of_the_upright_image(kind: str, orientation: int) -> None:
+    turned = orientation >= 5
+    assert header(media.image(40, 30, kind, orientation=orientation), IMAGE) == (
+        ImageHeader(30, 40) if turned else ImageHeader(40, 30)
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "size"),
+    [
+        (media.image(1, 1), (1, 1)),
+        (media.image(10_000, 3), (10_000, 3)),
+        (media.image(40, 30, "JPEG", "CMYK"), (40, 30)),
+        (media.image(40, 30, "PNG", "LA"), (40, 30)),
+        (media.animation(), (40, 30)),
+        # Damage behind the header is the encoder's to find.
+        (media.image(400, 300, "JPEG")[:700], (400, 300)),
+    ],
+    ids=["1x1", "10000x3", "cmyk", "alpha", "animated", "truncated"],
+)
+def test_odd_images_have_sizes(content: bytes, size: tuple[int, int]) -> None:
+    assert header(content, IMAGE) == ImageHeader(*size)
+
+
+@pytest.mark.parametrize(
+    ("content", "modality", "reason"),
+    [
+        (b"", IMAGE, "empty file"),
+        (b"", AUDIO, "empty file"),
+        (b"", VIDEO, "empty file"),
+        (media.archive(), IMAGE, "no image of a known format"),
+        (media.image()[:20], IMAGE, "image"),
+        (media.huge_png(), IMAGE, "60000x60000, 3600000000 pixels; at most 50000000"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n", IMAGE, "no image of a known format"),
+        (media.sound(0), AUDIO, "no samples"),
+        (media.archive(), AUDIO, "no sound of a known format"),
+        (media.image(), AUDIO, "sound"),
+        (media.video(), AUDIO, "no sound in it"),
+        (media.sound(), VIDEO, "no pictures in it"),
+        (media.archive(), VIDEO, "no video of a known format"),
+        (media.sound(16_000)[:30], AUDIO, "sound"),
+    ],
+)
+def test_bad_media_are_refused_by_name_and_reason(content: bytes, modality: int, reason: str) -> None:
+    with pytest.raises(InvalidRequestError, match=reason) as caught:
+        header(content, modality)
+    assert caught.value.field == "messages[0].content[1].media"
+    assert caught.value.message.startswith("messages[0].content[1].media ")
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3"])
+def test_lengths_of_sounds(kind: str) -> None:
+    found = header(media.sound(44_100, 44_100, kind), AUDIO)
+    assert isinstance(found, AudioHeader)
+    assert (found.num_samples, found.sampling_rate) == (44_100, 44_100)
+
+
+@pytest.mark.parametrize("claimed_bytes", [0, 100, 10_000, 4_000_000, 2**32 - 1])
+def test_a_lying_header_counts_for_nothing(claimed_bytes: int) -> None:
+    """What counts is what a decoder reads, which is the encoder's number."""
+    import io
+
+    import soundfile
+
+    content = media.lying_wav(8000, claimed_bytes)
+    samples, _ = soundfile.read(io.BytesIO(content))
+    if len(samples) == 0:
+        with pytest.raises(InvalidRequestError, match="no samples"):
+            header(content, AUDIO)
+    else:
+        assert header(content, AUDIO) == AudioHeader(len(samples), 16_000)
+
+
+def test_three_hours_are_refused_by_the_header() -> None:
+    with pytest.raises(InvalidRequestError, match=r"10800\.0 s long or more; at most 600 s"):
+        header(media.sound(3 * 3600 * 1000, 1000, "FLAC"), AUDIO)
+
+
+def test_lengths_of_videos() -> None:
+    found = header(media.video(25, 64, 48, fps=10), VIDEO)
+    assert (found.num_frames, found.width, found.height, found.fps) == (25, 64, 48, 10.0)
+    with pytest.raises(InvalidRequestError, match=r"2\.5 s long; at most 2 s"):
+        header(media.video(25, fps=10), VIDEO, HeaderLimits(50_000_000, 600, 2))
+
+
+def test_a_huge_promise_takes_no_memory() -> None:
+    tracemalloc.start()
+    with pytest.raises(InvalidRequestError):
+        header(media.huge_png(), IMAGE)
+    header(media.image(7000, 7000, "PNG"), IMAGE)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 200_000_000
+
+
+@given(
+    st.binary(max_size=200),
+    st.sampled_from([IMAGE, AUDIO, VIDEO]),
+    st.sampled_from([b"", b"RIFF", b"\x89PNG\r\n\x1a\n", b"GIF89a"]),
+)
+def test_any_bytes_give_a_header_or_a_refusal(content: bytes, modality: int, magic: bytes) -> None:
+    try:
+        header(magic + content, modality)
+    except InvalidRequestError as error:
+        assert error.field  # noqa: PT017

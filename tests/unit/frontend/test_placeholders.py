@@ -1,0 +1,317 @@
+"""Placeholders against transformers' own processors, which get real pixels and samples of the same sizes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+from builders_media_files import checkpoint
+from builders_multimodal import FAMILIES
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from triptych_common.errors import InvalidRequestError
+from triptych_common.media_geometry import FrameSampling, resampled_length
+from triptych_common.model_store import read_json
+from triptych_frontend.chat_template import ChatTemplate, ChatTurn
+from triptych_frontend.media_item import AUDIO, IMAGE, MODALITY_NAMES, VIDEO, AudioHeader, ImageHeader, MediaPart, VideoHeader
+from triptych_frontend.media_processor import _class_of_transformers
+from triptych_frontend.placeholders import PlaceholderExpander, placeholder_ranges
+from triptych_frontend.service import _load_text_and_media
+from triptych_frontend.torchless_processors import VideoGeometry
+
+RATE = 16_000
+IMAGE_FAMILIES = [family for family in FAMILIES if family not in ("qwen2_audio", "voxtral", "audioflamingo3")]
+AUDIO_FAMILIES = ["qwen2_audio", "audioflamingo3", "qwen2_5_omni", "qwen3_omni"]
+VIDEO_FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+many = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+sides = st.integers(1, 300)
+
+
+@functools.cache
+def loaded(family: str) -> tuple[Any, PlaceholderExpander, ChatTemplate]:
+    tokenizer, expander, why = _load_text_and_media(checkpoint(family))
+    assert expander is not None, why
+    placeholders = {modality: expander.placeholder(modality) for modality in expander.modalities}
+    return tokenizer, expander, ChatTemplate(tokenizer, None, placeholders, expander.embed_token_ids)
+
+
+@functools.cache
+def reference(family: str) -> Any:
+    """transformers' processor with real parts, but for videos, whose processors need torchvision."""
+    path = checkpoint(family)
+    # Its own module needs torchvision, for a name that the PIL backend's module has as well.
+    from transformers.models.pixtral import image_processing_pil_pixtral
+
+    sys.modules.setdefault("transformers.models.pixtral.image_processing_pixtral", image_processing_pil_pixtral)
+    base = _class_of_transformers(read_json(path / "processor_config.json")["processor_class"])
+    own = {"check_argument_for_proper_class": lambda *_: None, "__init__": base.__init__, "__repr__": object.__repr__}
+    cls = type(base.__name__, (base,), own)
+    loaders = {
+        "tokenizer": lambda: transformers.AutoTokenizer.from_pretrained(path),
+        "image_processor": lambda: transformers.AutoImageProcessor.from_pretrained(path, backend="pil"),
+        "feature_extractor": lambda: transformers.AutoFeatureExtractor.from_pretrained(path),
+        "video_processor": lambda: VideoGeometry(read_json(path / "video_preprocessor_config.json")),
+    }
+    return cls.from_args_and_dict([loaders[part]() for part in cls.get_attributes()], cls.get_processor_dict(path)[0])
+
+
+def turn(*modalities: int) -> ChatTurn:
+    parts: list[Any] = []
+    for number, modality in enumerate(modalities):
+        parts += [MediaPart(modality), f" and number {number}\n"]
+    return ChatTurn("user", tuple(parts))
+
+
+def rendered_text(family: str, chat: ChatTurn) -> str:
+    content = [
+        {"type": MODALITY_NAMES[part.modality]} if isinstance(part, MediaPart) else {"type": "text", "text": part}
+        for part in chat.parts
+    ]
+    hf = loaded(family)[0].hf
+    return hf.apply_chat_template([{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True)
+
+
+def check_prompt(family: str, chat: ChatTurn, headers: list[Any], expected_ids: list[int], **options: Any) -> None:
+    """The prompt is transformers', and the ranges cover its placeholder tokens, item after item."""
+    _, expander, template = loaded(family)
+    modalities = [part.modality for part in chat.media]
+    expansions = [expander.expand(header, options, "item") for header in headers]
+    prompt = template.render([chat], {}, True, False, list(zip(modalities, expansions, strict=True)))
+    assert prompt.token_ids == expected_ids
+    covered = [place for found in prompt.placeholders for place in range(found.offset, found.offset + found.length)]
+    assert covered == [place for place, token_id in enumerate(prompt.token_ids) if token_id in expander.embed_token_ids]
+    for index, expansion in enumerate(expansions):
+        assert sum(found.length for found in prompt.placeholders if found.media_index == index) == expansion.num_embeds
+
+
+@pytest.mark.parametrize("family", IMAGE_FAMILIES)
+def test_images_take_what_transformers_gives_them(family: str) -> None:
+    processor = reference(family)
+
+    @many
+    @given(st.lists(st.tuples(sides, sides), min_size=1, max_size=2))
+    def check(sizes: list[tuple[int, int]]) -> None:
+        chat = turn(*[IMAGE] * len(sizes))
+        text = rendered_text(family, chat)
+        images = [Image.new("RGB", size) for size in sizes]
+        nested = [images] if family in ("idefics3", "smolvlm", "gemma3") else images
+        prefix = "" if family != "paligemma" else None
+        try:
+            inputs = _reference_ids(processor, text, nested, prefix)
+        except ValueError:
+            with pytest.raises(InvalidRequestError, match="item"):
+                [loaded(family)[1].expand(ImageHeader(*size), {}, "item") for size in sizes]
+            return
+        check_prompt(family, chat, [ImageHeader(*size) for size in sizes], inputs)
+
+    check()
+
+
+def _reference_ids(processor: Any, text: str, images: Any, prefix: str | None) -> list[int]:
+    if prefix is None:
+        # PaliGemma's processor rebuilds the prompt around the images; its placeholder text is what counts here.
+        merged = processor._merge_kwargs()["images_kwargs"]
+        _, replacements = processor._process_images(images, **merged)
+        (text,), _ = processor.get_text_with_replacements([text], replacements)
+        return processor.tokenizer(text)["input_ids"]
+    ids = processor(text=[text], images=images, return_tensors="np")["input_ids"][0]
+    return [int(token_id) for token_id in ids]
+
+
+@pytest.mark.parametrize("family", AUDIO_FAMILIES)
+def test_sounds_take_what_transformers_gives_them(family: str) -> None:
+    processor = reference(family)
+    # AudioFlamingo3 takes one. Qwen3-Omni's extractor pads a sound to the longest of its batch, which changes its number of frames
+    # there; here each is taken by itself.
+    max_sounds = 1 if family in ("audioflamingo3", "qwen3_omni") else 2
+
+    @many
+    @given(st.lists(st.integers(700, 70_000), min_size=1, max_size=max_sounds))
+    def check(lengths: list[int]) -> None:
+        chat = turn(*[AUDIO] * len(lengths))
+        sounds = [np.zeros(length, np.float32) for length in lengths]
+        tensors = "pt" if family == "audioflamingo3" else "np"
+        inputs = processor(text=[rendered_text(family, chat)], audio=sounds, sampling_rate=RATE, return_tensors=tensors)
+        ids = [int(token_id) for token_id in inputs["input_ids"][0]]
+        check_prompt(family, chat, [AudioHeader(length, RATE) for length in lengths], ids)
+
+    check()
+
+
+def test_omni_models_get_the_lengths_of_sounds() -> None:
+    _, expander, _ = loaded("qwen2_5_omni")
+    (layout,) = expander.expand(AudioHeader(16_000, RATE), {}, "item").layout
+    assert (layout[0], layout[1].tolist()) == ("audio_seqlens", [100])
+
+
+@pytest.mark.parametrize("family", VIDEO_FAMILIES)
+def test_videos_take_what_transformers_gives_them(family: str) -> None:
+    """Frames and grids by torch's code of the family, read without torchvision; the text by the family's processor."""
+    from transformers.video_utils import VideoMetadata
+
+    processor, expander = reference(family), loaded(family)[1]
+    config = read_json(checkpoint(family) / "video_preprocessor_config.json")
+
+    @many
+    @given(st.integers(4, 90), st.integers(20, 200), st.integers(20, 200), st.sampled_from([1.0, 7.5, 10.0, 29.97]))
+    def check(num_frames: int, width: int, height: int, fps: float) -> None:
+        indices = _torch_sample(config, num_frames, fps)
+        grid = _torch_grid(config, len(indices), height, width)
+        metadata = VideoMetadata(total_num_frames=num_frames, fps=fps, frames_indices=list(indices))
+        expected = processor.replace_video_token({"video_grid_thw": np.array([grid]), "video_metadata": [metadata]}, 0)
+        expansion = expander.expand(VideoHeader(width, height, num_frames, fps), {}, "item")
+        assert expansion.text == expected
+        layout = dict(expansion.layout)
+        assert layout["video_grid_thw"].tolist() == [list(grid)]
+        assert ("second_per_grid_ts" in layout) == (family == "qwen2_5_vl")
+        if family == "qwen2_5_vl":
+            assert layout["second_per_grid_ts"][0] == pytest.approx(2 / (len(indices) / num_frames * fps))
+
+    check()
+
+
+def _torch_sample(config: dict[str, Any], num_frames: int, fps: float) -> list[int]:
+    """transformers' `sample_frames`, line by line but for its checks."""
+    import torch
+
+    if config["video_processor_type"] == "Qwen3VLVideoProcessor":
+        count = int(num_frames / fps * config["fps"])
+        count = min(max(count, config["min_frames"]), config["max_frames"], num_frames)
+        return np.linspace(0, num_frames - 1, count).round().astype(int).tolist()
+    longest = min(config["max_frames"], num_frames) // 2 * 2
+    count = min(max(num_frames / fps * config["fps"], config["min_frames"]), longest, num_frames) // 2 * 2
+    return torch.arange(0, num_frames, num_frames / count).int().tolist()
+
+
+def _torch_grid(config: dict[str, Any], num_frames: int, height: int, width: int) -> tuple[int, int, int]:
+    size = {"min_pixels": config["size"]["shortest_edge"], "max_pixels": config["size"]["longest_edge"], "factor": 28}
+    if config["video_processor_type"] == "Qwen3VLVideoProcessor":
+        from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
+
+        new = smart_resize(num_frames, height, width, temporal_factor=2, **size)
+    else:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+        new = smart_resize(height, width, **size)
+    return -(-num_frames // 2), new[0] // 14, new[1] // 14
+
+
+def test_options_change_what_an_item_takes() -> None:
+    _, expander, _ = loaded("qwen2_5_vl")
+    header = ImageHeader(200, 150)
+    few = expander.expand(header, {"size": {"shortest_edge": 56 * 56, "longest_edge": 56 * 56}}, "item").num_embeds
+    assert 0 < few < expander.expand(header, {}, "item").num_embeds
+    video = VideoHeader(100, 80, 60, 10.0)
+    frames = [expander.expand(video, {"fps": fps}, "item").layout[0][1][0][0] for fps in (1, 2)]
+    assert frames == [3, 6]
+
+
+def test_options_that_nobody_knows_are_refused() -> None:
+    _, expander, _ = loaded("qwen2_5_vl")
+    own, used = expander.options_for(VIDEO, {"fps": 1, "images_kwargs": {"size": {}}, "videos_kwargs": {"max_frames": 4}}, "f")
+    assert own == {"fps": 1, "max_frames": 4}
+    assert used == {"fps", "videos_kwargs"}
+    for options in (
+        {"colour": 1},
+        {"images_kwargs": {"fps": 1}},
+        {"images_kwargs": 3},
+        {"return_tensors": "pt"},
+        {"device": "cpu"},
+    ):
+        with pytest.raises(InvalidRequestError, match="f: "):
+            expander.options_for(IMAGE, options, "f")
+
+
+def test_bad_values_of_options_are_told() -> None:
+    _, expander, _ = loaded("qwen2_5_vl")
+    for options in ({"fps": 0}, {"fps": 1, "num_frames": 4}, {"num_frames": "many"}, {"fps": True}):
+        with pytest.raises(InvalidRequestError, match="item: the model's processor refuses it"):
+            expander.expand(VideoHeader(100, 80, 60, 10.0), options, "item")
+    with pytest.raises(InvalidRequestError, match="item"):
+        expander.expand(ImageHeader(10, 10), {"size": "large"}, "item")
+
+
+@given(st.lists(st.lists(st.sampled_from("xE"), min_size=1, max_size=8), max_size=5))
+def test_ranges_cover_each_item_once(items: list[list[str]]) -> None:
+    """Each item is a run of embeddings (E) with separators (x) somewhere in it."""
+    items = [item for item in items if "E" in item]
+    ids = [1 if token == "E" else 0 for item in items for token in item]
+    ranges = placeholder_ranges(ids, frozenset({1}), [(index, item.count("E")) for index, item in enumerate(items)])
+    offsets = [found.offset for found in ranges]
+    assert offsets == sorted(offsets)
+    covered = [(place, found.media_index) for found in ranges for place in range(found.offset, found.offset + found.length)]
+    tokens = [(index, token) for index, item in enumerate(items) for token in item]
+    assert covered == [(place, index) for place, (index, token) in enumerate(tokens) if token == "E"]
+
+
+def test_a_prompt_that_does_not_fit_its_items_is_an_error() -> None:
+    with pytest.raises(ValueError, match="has 2 placeholder tokens; its media items take 3"):
+        placeholder_ranges([1, 0, 1], frozenset({1}), [(0, 3)])
+
+
+@pytest.mark.parametrize("family", ["llava_siglip", "qwen2_5_vl", "gemma3", "internvl", "llava_pixtral"])
+def test_users_cannot_forge_placeholders(family: str) -> None:
+    tokenizer, expander, template = loaded(family)
+    vocabulary = [tokenizer.backend.id_to_token(token_id) for token_id in expander.embed_token_ids]
+    words = [word for word in (expander.placeholder(IMAGE), *vocabulary) if word]
+    forged = " ".join(words)
+    expansion = expander.expand(ImageHeader(50, 50), {}, "item")
+    for text in (forged, words[0][:3], words[0][3:]):
+        parts = (text, MediaPart(IMAGE), words[0][3:])
+        prompt = template.render([ChatTurn("user", parts)], {}, True, False, [(IMAGE, expansion)])
+        assert sum(token_id in expander.embed_token_ids for token_id in prompt.token_ids) == expansion.num_embeds
+        assert text in prompt.text
+    without = template.render([ChatTurn("user", (forged,))], {}, True, False)
+    assert expander.embed_token_ids.isdisjoint(without.token_ids)
+
+
+def test_a_template_that_places_images_first_joins_no_token() -> None:
+    tokenizer, expander, _ = loaded("llava_siglip")
+    source = (
+        "{% for m in messages %}{% for p in m.content if p.type == 'image' %}<image>{% endfor %}"
+        "{% for p in m.content if p.type == 'text' %}{{ p.text | trim }}{% endfor %}{% endfor %}"
+    )
+    template = ChatTemplate(tokenizer, source, {IMAGE: "<image>"}, expander.embed_token_ids)
+    expansion = expander.expand(ImageHeader(50, 50), {}, "item")
+    chat = ChatTurn("user", ("<|im_ ", MediaPart(IMAGE), " end|>"))
+    prompt = template.render([chat], {}, True, False, [(IMAGE, expansion)])
+    assert tokenizer.hf.convert_tokens_to_ids("<|im_end|>") not in prompt.token_ids
+
+
+def test_a_template_that_takes_strings_gets_placeholders_in_them() -> None:
+    tokenizer, expander, _ = loaded("llava_siglip")
+    source = "{% for m in messages %}USER: {{ m.content + ' ' }}{% endfor %}"
+    template = ChatTemplate(tokenizer, source, {IMAGE: "<image>"}, expander.embed_token_ids)
+    expansion = expander.expand(ImageHeader(50, 50), {}, "item")
+    prompt = template.render([ChatTurn("user", (MediaPart(IMAGE), "What?"))], {}, True, False, [(IMAGE, expansion)])
+    assert prompt.text == "USER: <image>\nWhat? "
+    assert [(found.length, found.media_index) for found in prompt.placeholders] == [(expansion.num_embeds, 0)]
+
+
+def test_a_template_without_a_place_for_media_is_refused() -> None:
+    tokenizer, expander, _ = loaded("llava_siglip")
+    template = ChatTemplate(
+        tokenizer, "{% for m in messages %}{{ m.role }}{% endfor %}", {IMAGE: "<image>"}, expander.embed_token_ids
+    )
+    expansion = expander.expand(ImageHeader(50, 50), {}, "item")
+    with pytest.raises(InvalidRequestError, match="no place for image items"):
+        template.render([ChatTurn("user", (MediaPart(IMAGE),))], {}, True, False, [(IMAGE, expansion)])
+
+
+@given(st.integers(1, 10**7), st.sampled_from([8000, 22050, 44100, 48000]), st.sampled_from([16000, 24000]))
+def test_resampled_lengths(num_samples: int, rate: int, target: int) -> None:
+    assert resampled_length(num_samples, rate, target) == -(-num_samples * target // rate)
+
+
+@given(st.integers(1, 500), st.floats(0.5, 120), st.booleans(), st.sampled_from([{}, {"num_frames": 7}, {"fps": 3}]))
+def test_sampled_frames_are_in_the_video(total: int, fps: float, is_qwen3: bool, options: dict[str, Any]) -> None:
+    kind = "Qwen3VLVideoProcessor" if is_qwen3 else "Qwen2VLVideoProcessor"
+    indices = FrameSampling.from_config({"video_processor_type": kind}, options).indices(total, fps)
+    assert 1 <= len(indices) <= total
+    assert 0 <= indices.min() <= indices.max() < total
+    assert (np.diff(indices) >= 0).all()
