@@ -14,23 +14,24 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
 _VISION_PART = _ROOT / "cli" / "triptych_cli" / "models" / "smollm2-135m-vision"
-_TEXT_MODEL = "smollm2-135m-instruct"
 _STAGES = ("look", "pretrain", "codebook", "project", "align")
 
 
 def _train(options: argparse.Namespace) -> None:
-    from triptych_common.model_store import resolve_model
+    from triptych_common.model_store import TEXT_MODEL, resolve_model
 
-    from . import align, codebook, export, pretrain
+    from . import align, codebook, export, pretrain, project
+    from .stencils import Stencils
 
     options.work.mkdir(parents=True, exist_ok=True)
-    text_model = options.text_model or resolve_model(_TEXT_MODEL)
+    text_model = options.text_model or resolve_model(TEXT_MODEL)
+    stencils = Stencils.load(options.work / "stencils.pt")
     stages = {
-        "look": lambda: pretrain.look(options.work, options.look_steps),
-        "pretrain": lambda: pretrain.pretrain(options.work, options.pretrain_steps),
+        "look": lambda: pretrain.look(options.work, stencils, options.look_steps),
+        "pretrain": lambda: pretrain.pretrain(options.work, stencils, options.pretrain_steps),
         "codebook": lambda: codebook.train_codebook(options.work, text_model, options.codebook_steps),
-        "project": lambda: align.project(options.work, options.project_steps),
-        "align": lambda: align.align(options.work, text_model, options.align_steps),
+        "project": lambda: project.project(options.work, stencils, options.project_steps),
+        "align": lambda: align.align(options.work, stencils, text_model, options.align_steps),
     }
     for stage in options.stages:
         stages[stage]()
@@ -61,7 +62,7 @@ def main() -> None:
         "--work", type=Path, default=_ROOT / "build" / "demo_vlm", help="checkpoints, with which a later run goes on"
     )
     train.add_argument("--out", type=Path, default=_VISION_PART, help="where the vision part is written")
-    train.add_argument("--text-model", type=Path, help=f"directory of the text model; else {_TEXT_MODEL} as fetched")
+    train.add_argument("--text-model", type=Path, help="directory of the text model; else the built-in one, as fetched")
     train.add_argument("--stages", nargs="+", choices=_STAGES, default=_STAGES, help="only these")
     for stage, steps in (("look", 1000), ("pretrain", 1600), ("codebook", 600), ("project", 600), ("align", 150)):
         train.add_argument(f"--{stage}-steps", type=int, default=steps)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from .checkpoints import load_state
+from .course import load_state
 
 _NAMES = {"tower.": "vision_tower.vision_model.", "projector.": "multi_modal_projector."}
 
