@@ -1,6 +1,6 @@
 """The demo vision-language model: train it, examine it, draw examples.
 
-python -m tools.demo_vlm train                    # some hours on one core; goes on where it was interrupted
+python -m tools.demo_vlm train                    # half an hour to two hours on two cores; goes on where it was interrupted
 triptych fetch smollm2-135m-vision                # joins what was trained with SmolLM2
 python -m tools.demo_vlm evaluate DIRECTORY       # of the joined checkpoint, as `triptych fetch` prints it
 python -m tools.demo_vlm examples DIRECTORY
@@ -14,13 +14,13 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
 _VISION_PART = _ROOT / "cli" / "triptych_cli" / "models" / "smollm2-135m-vision"
-_STAGES = ("look", "pretrain", "codebook", "project", "align")
+_STAGES = ("look", "pretrain", "codebook", "project")
 
 
 def _train(options: argparse.Namespace) -> None:
     from triptych_common.model_store import TEXT_MODEL, resolve_model
 
-    from . import align, codebook, export, pretrain, project
+    from . import codebook, export, pretrain, project
     from .stencils import Stencils
 
     options.work.mkdir(parents=True, exist_ok=True)
@@ -31,12 +31,11 @@ def _train(options: argparse.Namespace) -> None:
         "pretrain": lambda: pretrain.pretrain(options.work, stencils, options.pretrain_steps),
         "codebook": lambda: codebook.train_codebook(options.work, text_model, options.codebook_steps),
         "project": lambda: project.project(options.work, stencils, options.project_steps),
-        "align": lambda: align.align(options.work, stencils, text_model, options.align_steps),
     }
     for stage in options.stages:
         stages[stage]()
     if options.stages[-1] == _STAGES[-1]:
-        size = export.export(options.work / "align.pt", options.out / "vision.safetensors")
+        size = export.export(options.work / "project.pt", options.out / "vision.safetensors")
         print(f"{options.out}: {size / 1e6:.1f} MB")
 
 
@@ -64,7 +63,7 @@ def main() -> None:
     train.add_argument("--out", type=Path, default=_VISION_PART, help="where the vision part is written")
     train.add_argument("--text-model", type=Path, help="directory of the text model; else the built-in one, as fetched")
     train.add_argument("--stages", nargs="+", choices=_STAGES, default=_STAGES, help="only these")
-    for stage, steps in (("look", 1000), ("pretrain", 1600), ("codebook", 600), ("project", 600), ("align", 150)):
+    for stage, steps in (("look", 500), ("pretrain", 400), ("codebook", 720), ("project", 220)):
         train.add_argument(f"--{stage}-steps", type=int, default=steps)
     train.set_defaults(run=_train)
     evaluate = commands.add_parser("evaluate", help="ask a joined checkpoint about pictures that training did not see")

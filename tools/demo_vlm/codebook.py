@@ -1,4 +1,4 @@
-"""Second stage: a code for facts that the frozen language model understands, learned without pictures.
+"""Third stage: a code for facts that the frozen language model understands, learned without pictures.
 
 Each image token that carries a fact is the sum of a vector for the slot, one for the value, and one for the two together. They
 begin as the language model's own embeddings of the words and are trained through it until it answers from them. The projector
@@ -7,6 +7,7 @@ then has a target for every token of every picture, which costs no pass through 
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -19,13 +20,14 @@ from .dialogues import SYSTEM_PROMPTS, choose
 from .facts import ATTRIBUTES, SLOTS, fact_values
 from .language import FrozenLanguageModel
 from .questions import questions
-from .scenes import sample_scene
+from .scenes import Scene, sample_scene
 from .vision import FIRST_SLOT, TEXT_HIDDEN_SIZE
 
 _BATCH_SIZE = 4
 _QUESTIONS_PER_SCENE = 8
 #: How many rows are one conversation of many turns, rather than questions that do not see each other.
 _SHARE_OF_CONVERSATIONS = 0.2
+_SHARE_OF_DIGITS = 0.12
 _RATE = 6e-3
 _NOISE = 0.03
 _SAVE_EVERY = 25
@@ -75,6 +77,13 @@ def _zeros(count: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(count, TEXT_HIDDEN_SIZE))
 
 
+def _sample_alike(rng: random.Random) -> list[Scene]:
+    """Scenes of digits or of shapes: about a digit less can be asked, and rows of one batch are as long as the longest of them."""
+    of_digits = rng.random() < _SHARE_OF_DIGITS
+    scenes = (sample_scene(rng) for _ in itertools.count())
+    return list(itertools.islice((scene for scene in scenes if (scene.digit is not None) == of_digits), _BATCH_SIZE))
+
+
 def train_codebook(directory: Path, language_dir: Path, num_steps: int) -> None:
     """Train the code through the language model."""
     language = FrozenLanguageModel(language_dir)
@@ -83,7 +92,7 @@ def train_codebook(directory: Path, language_dir: Path, num_steps: int) -> None:
     course = Course(directory / "codebook.pt", descent, _SAVE_EVERY, codebook=codebook)
     for step in course:
         rng = random.Random(f"train:codebook:{step}")
-        scenes = [sample_scene(rng) for _ in range(_BATCH_SIZE)]
+        scenes = _sample_alike(rng)
         rows = language.dialogues.build(
             [choose(questions(scene, rng), _QUESTIONS_PER_SCENE, rng) for scene in scenes],
             joined=rng.random() < _SHARE_OF_CONVERSATIONS,

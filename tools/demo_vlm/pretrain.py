@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,20 +23,6 @@ _RATE = 2e-3
 _SAVE_EVERY = 100
 _SLOTS_WEIGHT = 4.0
 _NUM_EXAMINED = 100
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What the tower made of a batch of scenes, and what it has still to learn."""
-
-    facts: torch.Tensor
-    fact_features: torch.Tensor
-    slot_loss: torch.Tensor
-    patch_loss: torch.Tensor
-
-    @property
-    def loss(self) -> torch.Tensor:
-        return _SLOTS_WEIGHT * self.slot_loss + self.patch_loss
 
 
 def look(directory: Path, stencils: Stencils, num_steps: int) -> None:
@@ -63,9 +48,13 @@ def pretrain(directory: Path, stencils: Stencils, num_steps: int) -> None:
     if course.is_new:
         load_modules(load_state(directory / "look.pt"), vision=vision, heads=heads)
     for step in course:
-        seen = see(vision, heads, stencils, f"train:pretrain:{step}")
-        descent.step(seen.loss, step)
-        course.note(slots=seen.slot_loss, patches=seen.patch_loss)
+        scenes = scene_batch(stencils, f"train:pretrain:{step}", _BATCH_SIZE)
+        crowds = crowd_batch(stencils, f"train:pretrain:{step}:crowds", _NUM_CROWDS)
+        cells = vision.cell_features(torch.cat([scenes.pixels, crowds.pixels]))
+        patches = _patch_loss(heads.patch_logits(cells), torch.cat([scenes.patches, crowds.patches]))
+        slots = slot_loss(heads.slot_logits(vision.fact_features(cells[:_BATCH_SIZE])), scenes.facts)
+        descent.step(_SLOTS_WEIGHT * slots + patches, step)
+        course.note(slots=slots, patches=patches)
     examine("pretrain", vision, heads)
 
 
@@ -76,15 +65,9 @@ def new_vision() -> tuple[VisionPart, PretrainingHeads]:
     return vision, PretrainingHeads(vision.tower.config.hidden_size)
 
 
-def see(vision: VisionPart, heads: PretrainingHeads, stencils: Stencils, name: str) -> Seen:
-    """Look at the batch of that name."""
-    scenes, crowds = scene_batch(stencils, name, _BATCH_SIZE), crowd_batch(stencils, f"{name}:crowds", _NUM_CROWDS)
-    cells = vision.cell_features(torch.cat([scenes.pixels, crowds.pixels]))
-    patch_loss = _patch_loss(heads.patch_logits(cells), torch.cat([scenes.patches, crowds.patches]))
-    fact_features = vision.fact_features(cells[:_BATCH_SIZE])
-    logits = heads.slot_logits(fact_features)
-    slot_loss = torch.stack([cross_entropy(each, scenes.facts[:, i]) for i, each in enumerate(logits)]).mean()
-    return Seen(scenes.facts, fact_features, slot_loss, patch_loss)
+def slot_loss(logits: list[torch.Tensor], facts: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy of all slots' values."""
+    return torch.stack([cross_entropy(each, facts[:, i]) for i, each in enumerate(logits)]).mean()
 
 
 @torch.inference_mode()

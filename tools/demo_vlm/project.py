@@ -1,4 +1,4 @@
-"""Fourth stage: the projector learns to turn what the tower found into the code that the language model reads."""
+"""Last stage: the projector learns to turn what the tower found into the code that the language model reads."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from torch.nn.functional import mse_loss
 
 from .codebook import Codebook
 from .course import Course, load_modules, load_state
+from .data import scene_batch
 from .descent import Descent
-from .pretrain import examine, new_vision, see
+from .pretrain import examine, new_vision, slot_loss
 from .stencils import Stencils
 from .vision import FIRST_SLOT
 
-_TOWER_RATE, _PROJECTOR_RATE = 5e-4, 2e-3
-_DISTANCE_WEIGHT = 5.0
-_SAVE_EVERY = 100
+_BATCH_SIZE = 64
+_TOWER_RATE, _PROJECTOR_RATE = 1e-3, 3e-3
+_DISTANCE_WEIGHT, _SLOTS_WEIGHT = 20.0, 4.0
+_SAVE_EVERY = 50
 
 
 def project(directory: Path, stencils: Stencils, num_steps: int) -> None:
-    """Regress the code from pictures, the tower still learning to see."""
+    """Regress the code from pictures, through the tower too: as pre-training leaves it, what it found is drowned in what it saw."""
     codebook = Codebook().requires_grad_(False)
     load_modules(load_state(directory / "codebook.pt"), codebook=codebook)
     vision, heads = new_vision()
@@ -29,10 +31,12 @@ def project(directory: Path, stencils: Stencils, num_steps: int) -> None:
     if course.is_new:
         load_modules(load_state(directory / "pretrain.pt"), vision=vision, heads=heads)
     for step in course:
-        seen = see(vision, heads, stencils, f"train:project:{step}")
-        distance = _distance(vision.projector(seen.fact_features), codebook(seen.facts))
-        descent.step(_DISTANCE_WEIGHT * distance + seen.loss, step)
-        course.note(distance=distance, slots=seen.slot_loss, patches=seen.patch_loss)
+        batch = scene_batch(stencils, f"train:project:{step}", _BATCH_SIZE)
+        features = vision.fact_features(vision.cell_features(batch.pixels))
+        distance = _distance(vision.projector(features), codebook(batch.facts))
+        slots = slot_loss(heads.slot_logits(features), batch.facts)
+        descent.step(_DISTANCE_WEIGHT * distance + _SLOTS_WEIGHT * slots, step)
+        course.note(distance=distance, slots=slots)
     examine("project", vision, heads)
 
 

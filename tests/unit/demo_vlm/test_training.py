@@ -114,8 +114,8 @@ def test_what_is_exported_is_what_ships(tmp_path: Path) -> None:
     from triptych_cli.fetch import VISION_PARTS
     from triptych_cli.join_vision import VISION_WEIGHTS
 
-    torch.save({"vision": VisionPart().state_dict()}, tmp_path / "align.pt")
-    export(tmp_path / "align.pt", tmp_path / "made.safetensors")
+    torch.save({"vision": VisionPart().state_dict()}, tmp_path / "project.pt")
+    export(tmp_path / "project.pt", tmp_path / "made.safetensors")
     made, shipped = (
         {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in _tensors(safe_open(path, "pt"))}
         for path in (tmp_path / "made.safetensors", VISION_PARTS / "smollm2-135m-vision" / VISION_WEIGHTS)
