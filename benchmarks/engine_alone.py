@@ -116,24 +116,16 @@ class _Engine:
         from tokenizers import Tokenizer
         from triptych_common import model_store
         from triptych_engine.core import EngineCore, new_device_thread
-        from triptych_engine.kv_cache import KVCacheManager
         from triptych_engine.runner.model_runner import ModelRunner
-        from triptych_engine.scheduler import Scheduler
-        from triptych_engine.service import runner_config
+        from triptych_engine.service import make_scheduler, runner_config
 
         path = model_store.resolve_model(settings.model, model_store.WEIGHT_PATTERNS)
         model = model_store.model_info(path, model_store.served_name(settings.model), settings.max_model_len)
         runner = ModelRunner(runner_config(settings, model, path))
         device_thread = new_device_thread()
         device_thread.submit(runner.load).result(LOAD_TIMEOUT_S)
-        device_thread.submit(runner.warm_up).result(LOAD_TIMEOUT_S)
-        scheduler = Scheduler(
-            KVCacheManager(runner.num_blocks, settings.block_size, settings.enable_prefix_caching),
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=runner.config.max_num_batched_tokens,
-            max_waiting=settings.max_waiting,
-            max_model_len=model.max_model_len,
-        )
+        costs = device_thread.submit(runner.warm_up).result(LOAD_TIMEOUT_S)
+        scheduler = make_scheduler(settings, model, runner, costs)
         self._tokenizer = Tokenizer.from_file(str(Path(path) / "tokenizer.json"))
         self._loop: _ClosedLoop | None = None
         self._core = EngineCore(scheduler, runner, self._on_outputs, device_thread=device_thread)

@@ -15,6 +15,7 @@ from triptych_engine.kv_cache import KVCacheManager
 from triptych_engine.media import Bidirectional, MediaTraits, Modality
 from triptych_engine.request import Request, SamplingParams
 from triptych_engine.scheduler import Scheduler
+from triptych_engine.step_pacer import StepPacer
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 
@@ -77,6 +78,7 @@ def a_scheduler(
     max_model_len: int = 256,
     max_embeddings: int = 1000,
     enable_prefix_caching: bool = True,
+    pacer: StepPacer | None = None,
 ) -> Scheduler:
     return Scheduler(
         KVCacheManager(num_blocks, block_size, enable_prefix_caching),
@@ -85,6 +87,7 @@ def a_scheduler(
         max_waiting=max_waiting,
         max_model_len=max_model_len,
         max_embeddings=max_embeddings,
+        pacer=pacer,
     )
 
 

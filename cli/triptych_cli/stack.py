@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from triptych_common.cores import encoder_share, num_usable_cores
 from triptych_common.model_store import has_towers
 from triptych_common.settings import GrpcServiceSettings, ServiceSettings
 
@@ -80,6 +81,8 @@ def plan(options: ServeOptions, given: ServiceArgs, with_encoder: bool) -> list[
     services: list[Service] = []
     for name in SERVICES:
         flags = options.flags(name)
+        if name == "engine" and with_encoder:
+            flags["--num-threads-while-encoding"] = _cores_beside_encoder(given.get("encoder", []))
         if name == "encoder" and not with_encoder:
             # Checked all the same: whether a setting is wrong does not depend on the model.
             parse_settings(name, [*given.get(name, []), "--model", options.model])
@@ -90,6 +93,13 @@ def plan(options: ServeOptions, given: ServiceArgs, with_encoder: bool) -> list[
                 flags[flag] = service.address
         services.append(_settle(name, flags, given.get(name, [])))
     return services
+
+
+def _cores_beside_encoder(encoder_args: Sequence[str]) -> int:
+    """What the encoder's threads leave of the cores for an engine beside it."""
+    num_cores = num_usable_cores()
+    taken = getattr(parse_settings("encoder", encoder_args), "num_threads", None) or encoder_share(num_cores)
+    return max(1, num_cores - taken)
 
 
 def needs_encoder(path: Path, given: ServiceArgs) -> bool:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psutil
 import torch
 from prometheus_client import Metric
 from triptych_common import model_store
 from triptych_common.control import State
+from triptych_common.cores import encoder_share, num_usable_cores
 from triptych_common.errors import ServiceUnavailableError, UnsupportedModelError
 from triptych_common.pb import common_pb2, control_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.server import ServiceServer
@@ -140,7 +140,7 @@ class EncoderService:
         """
         settings = self._settings
         if self._device.type == "cpu":
-            torch.set_num_threads(settings.num_threads or _default_num_threads())
+            torch.set_num_threads(settings.num_threads or encoder_share(num_usable_cores()))
         path = await asyncio.to_thread(model_store.resolve_model, settings.model, model_store.WEIGHT_PATTERNS)
         name = settings.served_model_name or model_store.served_name(settings.model)
         model = model_store.model_info(path, name, settings.max_model_len)
@@ -243,9 +243,3 @@ def media_limits(settings: EncoderSettings) -> MediaLimits:
         max_video_s=settings.max_video_s,
         max_video_pixels=settings.max_video_pixels,
     )
-
-
-def _default_num_threads() -> int:
-    process = psutil.Process()
-    cores = len(process.cpu_affinity() or [1]) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
-    return 1 if cores <= 4 else cores // 2

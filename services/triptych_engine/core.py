@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -177,8 +178,11 @@ class EngineCore:
     def step(self) -> None:
         """One step. An error in it ends the requests that were part of it, and nothing else."""
         scheduled = self._scheduler.schedule()
+        started_s = time.perf_counter()
         try:
-            outputs = self._scheduler.update(scheduled, self._runner.execute(scheduled))
+            result = self._runner.execute(scheduled)
+            self._scheduler.observe(scheduled, time.perf_counter() - started_s)
+            outputs = self._scheduler.update(scheduled, result)
         except Exception as error:
             request_ids = list(scheduled.num_scheduled_tokens)
             log.exception("step %d failed with %d requests in it: %s", self._step, len(request_ids), ", ".join(request_ids))

@@ -44,6 +44,11 @@ class EmbeddingCache:
         self._cancelled: list[int] = []
         self._num_orders = 0
 
+    @property
+    def num_fetching(self) -> int:
+        """Entries that are being encoded or fetched."""
+        return len(self._fetching)
+
     def embeddings(self, item: MediaItem) -> Embeddings | None:
         """The item's embeddings; None unless the item holds its entry and they have arrived."""
         entry = self._entries.get((item.key, item.num_tokens))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from array import array
 
+from triptych_common.errors import NeverFitsError
+
 from triptych_engine.block_pool import BlockPool
 from triptych_engine.request import Request
 
@@ -40,6 +42,19 @@ class KVCacheManager:
     def capacity_tokens(self) -> int:
         """Longest sequence that fits when it is alone."""
         return self.pool.num_blocks * self.block_size
+
+    def check(self, request: Request) -> None:
+        """Raise NeverFitsError for a request that would not fit even alone."""
+        # The last output token is never fed back, so its keys and values are never kept.
+        longest = request.num_prompt_tokens + max(0, request.sampling.max_tokens - 1)
+        if longest > self.capacity_tokens:
+            raise NeverFitsError(
+                f"the request needs {longest} tokens of KV cache ({request.num_prompt_tokens} prompt and up to "
+                f"{request.sampling.max_tokens} output tokens); the engine has {self.capacity_tokens} in all",
+                field="prompt_token_ids" if request.num_prompt_tokens > self.capacity_tokens else "sampling.max_tokens",
+                limit=self.capacity_tokens,
+                value=longest,
+            )
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

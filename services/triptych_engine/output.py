@@ -23,6 +23,19 @@ class NewSequence:
     sampling: SamplingParams
     media: PromptMedia = NO_MEDIA
 
+    @classmethod
+    def of(cls, request: Request) -> NewSequence:
+        """A request that was just given its blocks."""
+        return cls(
+            request_id=request.request_id,
+            token_ids=list(request.token_ids),
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            block_ids=list(request.block_ids),
+            sampling=request.sampling,
+            media=request.media,
+        )
+
 
 @dataclass(slots=True)
 class SchedulerOutput:
@@ -37,6 +50,11 @@ class SchedulerOutput:
     dropped: list[str] = field(default_factory=list)
     #: request_id -> embeddings that stand for some of its scheduled tokens.
     embeddings: dict[str, list[EmbeddingSlice]] = field(default_factory=dict)
+    #: Sequences that compute their newest token alone, and tokens of all others.
+    num_decoding: int = 0
+    num_prompt_tokens: int = 0
+    #: Media of some request are being encoded or on their way.
+    awaits_embeddings: bool = False
 
 
 @dataclass(slots=True)

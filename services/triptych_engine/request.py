@@ -114,3 +114,13 @@ class Request:
     def queue_key(self) -> tuple[int, int]:
         """Smaller runs first."""
         return self.priority, self.arrival
+
+    def append(self, token_id: int, max_model_len: int) -> FinishReason | None:
+        """Take a new token; says why the sequence ends with it, None when it goes on."""
+        self.token_ids.append(token_id)
+        if token_id in self.sampling.stop_token_ids and self.num_output_tokens > self.sampling.min_tokens:
+            self.stop_token_id = token_id
+            return FinishReason.STOP
+        if self.num_output_tokens >= self.sampling.max_tokens or self.num_tokens >= max_model_len:
+            return FinishReason.LENGTH
+        return None

@@ -3,7 +3,8 @@
 There is no prefill phase and no decode phase. Each request has tokens (prompt and output) and a number of them that are computed;
 every step hands out a budget of tokens until the two numbers are equal. From that one rule follow continuous batching (a decoding
 request asks for one token), chunked prefill (a long prompt gets what is left) and prefix caching (a request starts with tokens
-computed). The rule is vLLM V1's (vllm/v1/core/sched/scheduler.py).
+computed). The rule is vLLM V1's (vllm/v1/core/sched/scheduler.py); of our own is that every decoding request gets its token before
+prompts get the rest, and that this rest is measured in time (see step_pacer).
 
 Waiting requests are admitted with blocks for their whole prompt, so an admitted prompt can always finish; output grows block by
 block. When no block is left, the running request that should run last loses its blocks and is computed again later (preemption by
@@ -19,7 +20,7 @@ import time
 from bisect import insort
 from collections.abc import Iterable
 
-from triptych_common.errors import DuplicateRequestError, InternalError, NeverFitsError, QueueFullError, TriptychError
+from triptych_common.errors import DuplicateRequestError, InternalError, QueueFullError, TriptychError
 
 from triptych_engine.embedding_cache import EmbeddingCache
 from triptych_engine.kv_cache import KVCacheManager
@@ -28,6 +29,8 @@ from triptych_engine.media_gate import MediaGate
 from triptych_engine.output import NewSequence, SchedulerOutput, SequenceOutput, StepResult, last_output
 from triptych_engine.request import FinishReason, Request, RequestStatus
 from triptych_engine.request_queue import RequestQueue
+from triptych_engine.step_pacer import StepPacer
+from triptych_engine.step_plan import Reservation, StepPlan
 
 
 class Scheduler:
@@ -40,6 +43,7 @@ class Scheduler:
         max_waiting: requests that may wait; further ones are refused.
         max_model_len: longest sequence, prompt and output together, in tokens.
         max_embeddings: embeddings of media that are held or on their way at once.
+        pacer: limits the prompt tokens of steps in which others decode; without it only the token budget does.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Scheduler:
         max_waiting: int,
         max_model_len: int,
         max_embeddings: int = 0,
+        pacer: StepPacer | None = None,
     ) -> None:
         self.kv_cache = kv_cache
         self._max_num_seqs = max_num_seqs
@@ -68,8 +73,8 @@ class Scheduler:
             max_stalled=max_num_seqs // 2,
             max_stalled_blocks=kv_cache.pool.num_blocks // 2,
         )
-        # The last step had no room for a span; in the next one, so many tokens are kept for its request.
-        self._reserved: tuple[Request, int] | None = None
+        self._pacer = pacer
+        self._reservation: Reservation | None = None  # for the next step
         self._idle = False  # nothing can be computed until somebody comes, goes, or gets embeddings
         self._arrivals = 0
         self.num_preemptions = 0
@@ -106,16 +111,7 @@ class Scheduler:
             raise DuplicateRequestError(
                 f"request id {request.request_id!r} is in use", field="request_id", value=request.request_id
             )
-        # The last output token is never fed back, so its keys and values are never kept.
-        longest = request.num_prompt_tokens + max(0, request.sampling.max_tokens - 1)
-        if longest > self.kv_cache.capacity_tokens:
-            raise NeverFitsError(
-                f"the request needs {longest} tokens of KV cache ({request.num_prompt_tokens} prompt and up to "
-                f"{request.sampling.max_tokens} output tokens); the engine has {self.kv_cache.capacity_tokens} in all",
-                field="prompt_token_ids" if request.num_prompt_tokens > self.kv_cache.capacity_tokens else "sampling.max_tokens",
-                limit=self.kv_cache.capacity_tokens,
-                value=longest,
-            )
+        self.kv_cache.check(request)
         self._media.check(request)
         # Those that will run in the next step are not waiting for anybody.
         num_free_seats = self._max_num_seqs - len(self._running)
@@ -182,22 +178,38 @@ class Scheduler:
     # -- one step -------------------------------------------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
-        """The next step's work: running requests first, then waiting ones while the budget lasts; both by priority and arrival."""
-        output = SchedulerOutput()
+        """The next step's work: running requests first, then waiting ones while there is room; both by priority and arrival."""
         num_preemptions = self.num_preemptions
-        reserved, self._reserved = self._reserved, None
-        budget = self._schedule_running(output, self._max_num_batched_tokens, reserved)
+        plan = self._new_plan()
+        self._schedule_running(plan)
         if self.num_preemptions == num_preemptions:  # blocks that were just taken from one are not for the next to admit
-            self._schedule_waiting(output, budget, reserved)
-            self._idle = not (output.num_scheduled_tokens or self._dropped or reserved)
-        output.dropped, self._dropped = self._dropped, []
-        return output
+            self._schedule_waiting(plan)
+            self._idle = not (plan.output.num_scheduled_tokens or self._dropped or plan.reservation or plan.next_reservation)
+        self._reservation = plan.next_reservation
+        plan.output.awaits_embeddings = self._media.cache.num_fetching > 0
+        plan.output.dropped, self._dropped = self._dropped, []
+        return plan.output
 
-    def _schedule_running(self, output: SchedulerOutput, budget: int, reserved: tuple[Request, int] | None) -> int:
+    def observe(self, scheduled: SchedulerOutput, step_s: float) -> None:
+        """Learn how long a step took."""
+        if self._pacer is not None and scheduled.num_scheduled_tokens:
+            self._pacer.observe(scheduled.num_decoding, scheduled.num_prompt_tokens, step_s)
+
+    def _new_plan(self) -> StepPlan:
+        num_decoding = sum(request.num_tokens - request.num_computed_tokens == 1 for request in self._running)
+        max_prompt_tokens = max(1, self._max_num_batched_tokens - num_decoding)
+        if num_decoding and self._pacer is not None:
+            free_seats = self._max_num_seqs - len(self._running)
+            num_prompts = len(self._running) - num_decoding + min(free_seats, len(self._waiting))
+            if num_prompts:
+                max_prompt_tokens = min(max_prompt_tokens, self._pacer.prompt_tokens(num_decoding, num_prompts))
+        return StepPlan(self._media, self._max_num_batched_tokens, max_prompt_tokens, self._reservation)
+
+    def _schedule_running(self, plan: StepPlan) -> None:
         index = 0
-        while index < len(self._running) and budget > 0:  # preemption shortens the list behind the index
+        while index < len(self._running) and not plan.is_full:  # preemption shortens the list behind the index
             request = self._running[index]
-            num_tokens = self._chunk(request, request.num_computed_tokens, _own_budget(request, budget, reserved))
+            num_tokens = plan.chunk(request, request.num_computed_tokens)
             if num_tokens == 0:
                 index += 1
                 continue
@@ -205,29 +217,9 @@ class Scheduler:
             if new_blocks is None:
                 break
             if new_blocks:
-                output.new_block_ids[request.request_id] = new_blocks
-            self._put(output, request, num_tokens)
-            budget -= num_tokens
+                plan.output.new_block_ids[request.request_id] = new_blocks
+            plan.put(request, num_tokens)
             index += 1
-        return budget
-
-    def _chunk(self, request: Request, start: int, budget: int) -> int:
-        """How many tokens of the request from `start` on to compute now; 0 when it waits for embeddings, or for a step with room
-        for a whole span."""
-        if start >= request.media.end:
-            return min(request.num_tokens - start, budget)
-        available = self._media.num_computable(request, start)
-        num_tokens = request.media.whole_spans(start, min(available, budget))
-        if available and not num_tokens and self._reserved is None:
-            self._reserved = request, request.media.span_rest(start)
-        return num_tokens
-
-    def _put(self, output: SchedulerOutput, request: Request, num_tokens: int) -> None:
-        """Make the tokens part of the step."""
-        output.num_scheduled_tokens[request.request_id] = num_tokens
-        start = request.num_computed_tokens
-        if start < request.media.end and (slices := self._media.slices(request, start, num_tokens)):
-            output.embeddings[request.request_id] = slices
 
     def _grow(self, request: Request) -> list[int] | None:
         """Blocks for the request's newest token, taken from the requests that should run last; None when it had to give up its
@@ -253,8 +245,8 @@ class Scheduler:
         self.kv_cache.release(request)
         self._dropped.append(request.request_id)
 
-    def _schedule_waiting(self, output: SchedulerOutput, budget: int, reserved: tuple[Request, int] | None) -> None:
-        while budget > 0 and len(self._running) < self._max_num_seqs and (request := self._waiting.peek()) is not None:
+    def _schedule_waiting(self, plan: StepPlan) -> None:
+        while not plan.is_full and len(self._running) < self._max_num_seqs and (request := self._waiting.peek()) is not None:
             cached_blocks = self.kv_cache.find_cached_prefix(request)
             start = len(cached_blocks) * self.kv_cache.block_size
             if start < request.media.end:
@@ -262,7 +254,7 @@ class Scheduler:
                 if not self._media.may_start(request, start, num_blocks):
                     self._media.park(self._waiting.pop())
                     continue
-            num_tokens = self._chunk(request, start, _own_budget(request, budget, reserved))
+            num_tokens = plan.chunk(request, start)
             if not num_tokens or not self.kv_cache.admit(request, cached_blocks):
                 break  # the first in line waits for blocks, or for room in a step; nobody overtakes it
             self._waiting.pop()
@@ -270,19 +262,8 @@ class Scheduler:
             request.status = RequestStatus.RUNNING
             if request.first_scheduled_time is None:
                 request.first_scheduled_time = time.monotonic()
-            output.new.append(
-                NewSequence(
-                    request_id=request.request_id,
-                    token_ids=list(request.token_ids),
-                    num_prompt_tokens=request.num_prompt_tokens,
-                    num_computed_tokens=request.num_computed_tokens,
-                    block_ids=list(request.block_ids),
-                    sampling=request.sampling,
-                    media=request.media,
-                )
-            )
-            self._put(output, request, num_tokens)
-            budget -= num_tokens
+            plan.output.new.append(NewSequence.of(request))
+            plan.put(request, num_tokens)
 
     def update(self, scheduled: SchedulerOutput, result: StepResult) -> list[SequenceOutput]:
         """Book what the runner computed; returns an output for each sequence that got a token, an error or its end."""
@@ -311,19 +292,12 @@ class Scheduler:
         return outputs
 
     def _append_token(self, request: Request, token_id: int) -> SequenceOutput:
-        sampling = request.sampling
         if request.first_token_time is None:
             request.first_token_time = time.monotonic()
-        if sampling.max_tokens == 0:  # the prompt alone was asked for
+        if request.sampling.max_tokens == 0:  # the prompt alone was asked for
             return self._finish(request, FinishReason.LENGTH)
-        request.token_ids.append(token_id)
+        reason = request.append(token_id, self._max_model_len)
         self.num_generated_tokens += 1
-        reason = None
-        if token_id in sampling.stop_token_ids and request.num_output_tokens > sampling.min_tokens:
-            request.stop_token_id = token_id
-            reason = FinishReason.STOP
-        elif request.num_output_tokens >= sampling.max_tokens or request.num_tokens >= self._max_model_len:
-            reason = FinishReason.LENGTH
         output = SequenceOutput(request.request_id) if reason is None else self._finish(request, reason)
         output.token_ids = [token_id]
         return output
@@ -360,10 +334,3 @@ class Scheduler:
                 raise AssertionError(f"request {request.request_id} has tokens without a block")
         self.kv_cache.pool.check_integrity(request.block_ids for request in live)
         self._media.check_integrity(live)
-
-
-def _own_budget(request: Request, budget: int, reserved: tuple[Request, int] | None) -> int:
-    """What of the step's budget a request may use: not what is kept for another."""
-    if reserved is None or reserved[0] is request or reserved[0].status is RequestStatus.FINISHED:
-        return budget
-    return max(0, budget - reserved[1])

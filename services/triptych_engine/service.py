@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-import os
 from pathlib import Path
 
 import grpc
@@ -14,6 +12,7 @@ import psutil
 import torch
 from triptych_common import model_store
 from triptych_common.control import State
+from triptych_common.cores import num_usable_cores
 from triptych_common.errors import ServiceUnavailableError, StartupError
 from triptych_common.pb import common_pb2, control_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.server import ServiceServer
@@ -27,6 +26,7 @@ from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
 from triptych_engine.scheduler import Scheduler
 from triptych_engine.servicer import EngineServicer
 from triptych_engine.settings import EngineSettings
+from triptych_engine.step_pacer import StepCosts, StepPacer
 
 log = logging.getLogger(__name__)
 _DESCRIPTOR = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
@@ -118,9 +118,9 @@ class EngineService:
         runner = ModelRunner(runner_config(settings, model, path))
         await self._server.start()
         try:
-            await self._load(runner, stop)
-            if not stop.is_set():
-                await self._serve(runner, model)
+            costs = await self._load(runner, stop)
+            if costs is not None:
+                await self._serve(runner, model, costs)
                 await self._until_stopped(stop)
         finally:
             self._stopping = True
@@ -134,21 +134,14 @@ class EngineService:
         if self._died.is_set():
             raise StartupError("the engine loop died; see the log above")
 
-    async def _serve(self, runner: ModelRunner, model: common_pb2.ModelInfo) -> None:
+    async def _serve(self, runner: ModelRunner, model: common_pb2.ModelInfo, costs: StepCosts) -> None:
         model.vocab_size = runner.vocab_size
         settings, traits = self._settings, runner.media_traits
         if isinstance(traits, MediaTraits):
             self._fetcher = EmbeddingFetcher(
                 traits, settings.embedding_timeout_s, lambda number, result: self._loaded().deliver(number, result)
             )
-        scheduler = Scheduler(
-            KVCacheManager(runner.num_blocks, settings.block_size, settings.enable_prefix_caching),
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=runner.config.max_num_batched_tokens,
-            max_waiting=settings.max_waiting,
-            max_model_len=model.max_model_len,
-            max_embeddings=settings.embedding_cache_memory // runner.embedding_bytes,
-        )
+        scheduler = make_scheduler(settings, model, runner, costs)
         self._core = EngineCore(scheduler, runner, self._outbox.publish, self._on_death, self._device_thread, self._fetcher)
         self._core.start()
         self._model = model
@@ -167,16 +160,19 @@ class EngineService:
     def _on_load(self, load: Load) -> None:
         self._servicer.on_load(load)
 
-    async def _load(self, runner: ModelRunner, stop: asyncio.Event) -> None:
-        def load() -> None:
+    async def _load(self, runner: ModelRunner, stop: asyncio.Event) -> StepCosts | None:
+        """What steps cost; None when the service is to stop."""
+
+        def load() -> StepCosts:
             runner.load()
-            runner.warm_up()
+            return runner.warm_up()
 
         loading = asyncio.wrap_future(self._device_thread.submit(load))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        await loading
+        costs = await loading
+        return None if stop.is_set() else costs
 
     async def _until_stopped(self, stop: asyncio.Event) -> None:
         waiting = [asyncio.create_task(event.wait()) for event in (stop, self._died)]
@@ -185,23 +181,26 @@ class EngineService:
             task.cancel()
 
 
-def num_usable_cores() -> int:
-    """Cores that this process may use: of its affinity, where the system has one, and within its cgroup's quota."""
-    process = psutil.Process()
-    cores = len(process.cpu_affinity() or []) if hasattr(process, "cpu_affinity") else os.cpu_count()
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.is_file():
-        limit, period = quota.read_text().split()
-        if limit != "max":
-            cores = min(cores or 1, math.ceil(int(limit) / int(period)))
-    return max(1, cores or 1)
+def make_scheduler(settings: EngineSettings, model: common_pb2.ModelInfo, runner: ModelRunner, costs: StepCosts) -> Scheduler:
+    """The scheduler for a loaded model."""
+    return Scheduler(
+        KVCacheManager(runner.num_blocks, settings.block_size, settings.enable_prefix_caching),
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=runner.config.max_num_batched_tokens,
+        max_waiting=settings.max_waiting,
+        max_model_len=model.max_model_len,
+        max_embeddings=settings.embedding_cache_memory // runner.embedding_bytes,
+        pacer=StepPacer(costs, settings.max_step_ms / 1e3),
+    )
 
 
 def runner_config(settings: EngineSettings, model: common_pb2.ModelInfo, path: Path) -> RunnerConfig:
     """Derive what the runner needs. Sets the number of compute threads of this process."""
+    num_threads = None
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device)
     if device.type == "cpu":
-        torch.set_num_threads(settings.num_threads or num_usable_cores())
+        num_threads = settings.num_threads or num_usable_cores()
+        torch.set_num_threads(num_threads)
     budget = settings.max_num_batched_tokens or (512 if device.type == "cpu" else 8192)
     if budget < settings.max_num_seqs:
         raise StartupError(f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({settings.max_num_seqs})")
@@ -216,4 +215,6 @@ def runner_config(settings: EngineSettings, model: common_pb2.ModelInfo, path: P
         dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
         device=device,
         attention=settings.attention,
+        num_threads=num_threads,
+        num_threads_while_encoding=num_threads and min(num_threads, settings.num_threads_while_encoding or num_threads),
     )

@@ -30,6 +30,13 @@ class EngineSettings(GrpcServiceSettings):
     max_num_batched_tokens: Annotated[
         int | None, Field(ge=1, description="Token budget of a step; by default 512 on a CPU, 8192 on a GPU.")
     ] = None
+    max_step_ms: Annotated[
+        float,
+        Field(
+            gt=0,
+            description="Longest step while others wait for their next token, in milliseconds; prompts are cut to fit into it.",
+        ),
+    ] = 100.0
     max_waiting: Annotated[int, Field(ge=0, description="Requests that may wait; further ones are refused.")] = 2048
     block_size: Annotated[int, Field(ge=1, le=256, description="Tokens per KV block.")] = 16
     kv_cache_memory: Annotated[
@@ -44,4 +51,12 @@ class EngineSettings(GrpcServiceSettings):
     enable_prefix_caching: Annotated[bool, Field(description="Share the KV blocks of equal prefixes.")] = True
     num_threads: Annotated[
         int | None, Field(ge=1, description="Compute threads; by default as many as the cores that this process may use.")
+    ] = None
+    num_threads_while_encoding: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Compute threads while media are encoded; by default the same. For an encoder on the same cores: "
+            "those that it leaves.",
+        ),
     ] = None

@@ -24,10 +24,14 @@ from triptych_engine.runner.media_traits import media_traits
 from triptych_engine.runner.model_loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
 from triptych_engine.runner.optimize import optimize
 from triptych_engine.runner.sampler import Sampler, gather_logprobs
+from triptych_engine.step_pacer import StepCosts
 
 log = logging.getLogger(__name__)
 _PROBE_ID = "probe"
 _CPU = torch.device("cpu")
+#: Tokens, or sequences, of the steps whose time is taken.
+_MEASURED_SIZE = 64
+_WARM_UP_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,9 @@ class RunnerConfig:
     dtype: torch.dtype | None = None
     device: torch.device = _CPU
     attention: str = "auto"  # auto, cpu, torch
+    #: Compute threads, and those of steps during which media are encoded, perhaps on the same cores. None: as they are.
+    num_threads: int | None = None
+    num_threads_while_encoding: int | None = None
 
 
 class ModelRunner:
@@ -131,6 +138,7 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, scheduled: SchedulerOutput) -> StepResult:
         """Compute the scheduled tokens; sample where a sequence's last token is among them."""
+        self._set_threads(scheduled.awaits_embeddings)
         self._update_states(scheduled)
         result = StepResult()
         if not scheduled.num_scheduled_tokens:
@@ -146,6 +154,13 @@ class ModelRunner:
             self._sample(inputs, logits, result)
         result.errors.update(self._errors)
         return result
+
+    def _set_threads(self, encoding: bool) -> None:
+        """Leave the encoder its cores while it has work. Threads that share a core with it would be waited for by the others, at
+        the end of each of a step's hundreds of parallel regions."""
+        wanted = self.config.num_threads_while_encoding if encoding else self.config.num_threads
+        if wanted is not None and wanted != torch.get_num_threads():
+            torch.set_num_threads(wanted)
 
     def _update_states(self, scheduled: SchedulerOutput) -> None:
         self._errors = {}
@@ -277,22 +292,42 @@ class ModelRunner:
                 log.warning("media are refused: %s (%s)", self.media_traits, error)
         self._update_states(SchedulerOutput(dropped=[_PROBE_ID]))
 
-    def warm_up(self) -> None:
-        """Run prefill and decode once at their largest sizes, so that the first requests find kernels, buffers and threads
-        ready."""
+    def warm_up(self) -> StepCosts:
+        """Run prefill and decode at their largest sizes, so that the first requests find kernels, buffers and threads ready, then
+        measure what steps cost."""
         started = time.monotonic()
         config = self.config
         num_tokens = min(config.max_num_batched_tokens, config.max_model_len - 1, self.num_blocks * config.block_size - 1)
         num_seqs = min(config.max_num_seqs, self.num_blocks)
-        sampling = SamplingParams(max_tokens=1, temperature=0.0)
-        blocks = list(range(-(-(num_tokens + 1) // config.block_size)))
-        prefill = NewSequence("warm-up", [0] * num_tokens, num_tokens, 0, blocks, sampling)
-        self.execute(SchedulerOutput(new=[prefill], num_scheduled_tokens={"warm-up": num_tokens}))
-        self.execute(SchedulerOutput(dropped=["warm-up"]))
+        self._time_prefill(num_tokens)
         for size in (num_seqs, 1):
-            decodes = [NewSequence(f"warm-up-{i}", [0], 1, 0, [i], sampling) for i in range(size)]
-            ids = [sequence.request_id for sequence in decodes]
-            self.execute(SchedulerOutput(new=decodes, num_scheduled_tokens=dict.fromkeys(ids, 1)))
-            self.execute(SchedulerOutput(dropped=ids))
-        elapsed_s = time.monotonic() - started
-        log.info("warmed up in %.1f s: a prefill of %d tokens, decodes of %d and 1 sequences", elapsed_s, num_tokens, num_seqs)
+            self._time_decode(size)
+        costs = self._measure_costs(min(num_tokens, _MEASURED_SIZE), min(num_seqs, _MEASURED_SIZE))
+        log.info("warmed up in %.1f s: a prefill of %d tokens, decodes of %d and 1 sequences; a step takes %.1f ms, %.2f more per "
+                 "decoding sequence, %.2f per prompt token", time.monotonic() - started, num_tokens, num_seqs, costs.fixed_s * 1e3,
+                 costs.decode_s * 1e3, costs.prompt_token_s * 1e3)  # fmt: skip
+        return costs
+
+    def _measure_costs(self, num_tokens: int, num_seqs: int) -> StepCosts:
+        one_s = self._time_decode(1)
+        decode_s = (self._time_decode(num_seqs) - one_s) / max(1, num_seqs - 1)
+        prompt_token_s = (self._time_prefill(num_tokens) - one_s) / max(1, num_tokens - 1)
+        return StepCosts(max(one_s - decode_s, 1e-6), max(decode_s, 0.0), max(prompt_token_s, 0.0))
+
+    def _time_prefill(self, num_tokens: int) -> float:
+        """Seconds of a step with one prompt in it."""
+        blocks = list(range(-(-(num_tokens + 1) // self.config.block_size)))
+        prompt = NewSequence("warm-up", [0] * num_tokens, num_tokens, 0, blocks, _WARM_UP_SAMPLING)
+        return self._time([prompt], num_tokens)
+
+    def _time_decode(self, num_seqs: int) -> float:
+        """Seconds of a step in which so many sequences compute one token each."""
+        return self._time([NewSequence(f"warm-up-{i}", [0], 1, 0, [i], _WARM_UP_SAMPLING) for i in range(num_seqs)], 1)
+
+    def _time(self, sequences: list[NewSequence], num_tokens: int) -> float:
+        ids = [sequence.request_id for sequence in sequences]
+        started = time.perf_counter()
+        self.execute(SchedulerOutput(new=sequences, num_scheduled_tokens=dict.fromkeys(ids, num_tokens)))
+        elapsed_s = time.perf_counter() - started
+        self.execute(SchedulerOutput(dropped=ids))
+        return elapsed_s

@@ -96,11 +96,32 @@ def test_the_frontend_is_told_of_the_encoder() -> None:
     engine, encoder, frontend, gateway = plan(options, {"encoder": ["--cache-memory", "64M"]}, with_encoder=True)
     assert (encoder.name, encoder.address) == ("encoder", "127.0.0.1:7002")
     assert "--encoder-addresses 127.0.0.1:7002" in " ".join(frontend.args)
-    assert "encoder" not in " ".join([*engine.args, *gateway.args])
+    assert "encoder" not in " ".join(gateway.args)
     assert encoder.args[:2] == ("--cache-memory", "64M")
     assert "--served-model-name m" in " ".join(encoder.args)
     assert not spec(encoder).is_essential
     assert all(spec(other).is_essential for other in (engine, frontend, gateway))
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "encoder_args", "left"),
+    [(2, [], "1"), (8, [], "4"), (1, [], "1"), (8, ["--num-threads", "2"], "6")],
+)
+def test_the_engine_leaves_the_encoder_its_cores(
+    num_cores: int, encoder_args: list[str], left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triptych_cli.stack.num_usable_cores", lambda: num_cores)
+    engine, *_ = plan(ServeOptions("some/model"), {"encoder": encoder_args}, with_encoder=True)
+    assert f"--num-threads-while-encoding {left}" in " ".join(engine.args)
+    alone, *_ = plan(ServeOptions("some/model"), {"encoder": encoder_args}, with_encoder=False)
+    assert "--num-threads-while-encoding" not in alone.args
+
+
+def test_what_the_user_says_about_threads_wins() -> None:
+    given = {"engine": ["--num-threads-while-encoding", "3"]}
+    engine, *_ = plan(ServeOptions("some/model"), given, with_encoder=True)
+    assert engine.args.count("--num-threads-while-encoding") == 1
+    assert engine.args[:2] == ("--num-threads-while-encoding", "3")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from triptych_common.errors import EmbeddingUnavailableError, InternalError, Nev
 from triptych_engine.media import Bidirectional, FetchOrder
 from triptych_engine.output import SchedulerOutput, SequenceOutput
 from triptych_engine.request import FinishReason, Request
+from triptych_engine.step_pacer import StepCosts, StepPacer
 
 # Few distinct tokens, lengths around block borders and some prompts that come again, so that prefixes collide.
 PROMPTS = st.one_of(st.sampled_from([[0] * 9, [0] * 13, [0, 1] * 8]), st.lists(st.integers(0, 1), min_size=1, max_size=21))
@@ -30,6 +31,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         max_embeddings=st.integers(5, 12),
         bidirectional=st.sampled_from(Bidirectional),
+        paced=st.booleans(),
     )
     def start(
         self,
@@ -40,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching: bool,
         max_embeddings: int,
         bidirectional: Bidirectional,
+        paced: bool,
     ) -> None:
         self.scheduler = a_scheduler(
             num_blocks,
@@ -50,6 +53,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=64,
             enable_prefix_caching=caching,
             max_embeddings=max_embeddings,
+            # About two prompt tokens beside each one that decodes.
+            pacer=StepPacer(StepCosts(1.0, 1.0, 0.5), max_step_s=8.0, min_prompt_tokens=2) if paced else None,
         )
         self.bidirectional = bidirectional
         self.orders: dict[int, FetchOrder] = {}  # those that are neither fetched nor cancelled

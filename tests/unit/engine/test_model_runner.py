@@ -1,0 +1,74 @@
+"""The runner's own conduct: what it measures at start, and how many threads it computes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from builders_engine import a_request, a_scheduler, a_tiny_llama_config, save_random_model
+from triptych_engine.output import SchedulerOutput
+from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
+
+
+@pytest.fixture(autouse=True)
+def _same_threads_after() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random_model(tmp_path_factory.mktemp("runner"), a_tiny_llama_config())
+
+
+def a_runner(path: Path, num_threads: int | None = None, num_threads_while_encoding: int | None = None) -> ModelRunner:
+    torch.set_num_threads(num_threads or 1)
+    config = RunnerConfig(
+        path, "test", 256, 8, 64, 4, 1 << 20,
+        num_threads=num_threads, num_threads_while_encoding=num_threads_while_encoding,
+    )  # fmt: skip
+    runner = ModelRunner(config)
+    runner.load()
+    return runner
+
+
+def test_the_warm_up_measures_what_steps_cost(path: Path):
+    costs = a_runner(path).warm_up()
+    assert 0 < costs.fixed_s < 5
+    assert 0 <= costs.decode_s < 1
+    assert 0 <= costs.prompt_token_s < 1
+
+
+def test_steps_while_media_are_encoded_leave_cores_alone(path: Path):
+    runner = a_runner(path, num_threads=2, num_threads_while_encoding=1)
+    runner.execute(SchedulerOutput(awaits_embeddings=True))
+    assert torch.get_num_threads() == 1
+    runner.execute(SchedulerOutput(awaits_embeddings=False))
+    assert torch.get_num_threads() == 2
+
+
+def test_without_a_setting_threads_stay_as_they_are(path: Path):
+    runner = a_runner(path)
+    torch.set_num_threads(2)
+    runner.execute(SchedulerOutput(awaits_embeddings=True))
+    assert torch.get_num_threads() == 2
+
+
+def test_text_does_not_depend_on_the_threads(path: Path):
+    def generate(awaiting: list[bool]) -> list[int]:
+        runner, scheduler = a_runner(path, num_threads=2, num_threads_while_encoding=1), a_scheduler()
+        scheduler.add(a_request("r", [5, 6, 7, 8]))
+        tokens = []
+        for awaits in awaiting:
+            scheduled = scheduler.schedule()
+            scheduled.awaits_embeddings = awaits
+            for output in scheduler.update(scheduled, runner.execute(scheduled)):
+                tokens += output.token_ids
+        return tokens
+
+    expected = generate([False] * 8)
+    assert len(expected) == 8
+    assert generate([False, True] * 4) == expected
