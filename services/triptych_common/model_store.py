@@ -55,6 +55,8 @@ _SMOLLM2 = BuiltinModel(
     member_suffix=".gguf",
     license="Apache-2.0",
 )
+#: The built-in model that takes text only.
+TEXT_MODEL = _SMOLLM2.name
 BUILTIN_MODELS: dict[str, BuiltinModel | JoinedModel] = {
     model.name: model
     for model in (

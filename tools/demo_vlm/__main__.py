@@ -1,6 +1,6 @@
 """The demo vision-language model: train it, examine it, draw examples.
 
-python -m tools.demo_vlm train                    # half an hour to two hours on two cores; goes on where it was interrupted
+python -m tools.demo_vlm train                    # about 70 minutes of one core; goes on where it was interrupted
 triptych fetch smollm2-135m-vision                # joins what was trained with SmolLM2
 python -m tools.demo_vlm evaluate DIRECTORY       # of the joined checkpoint, as `triptych fetch` prints it
 python -m tools.demo_vlm examples DIRECTORY
@@ -63,7 +63,7 @@ def main() -> None:
     train.add_argument("--out", type=Path, default=_VISION_PART, help="where the vision part is written")
     train.add_argument("--text-model", type=Path, help="directory of the text model; else the built-in one, as fetched")
     train.add_argument("--stages", nargs="+", choices=_STAGES, default=_STAGES, help="only these")
-    for stage, steps in (("look", 500), ("pretrain", 400), ("codebook", 720), ("project", 220)):
+    for stage, steps in (("look", 500), ("pretrain", 400), ("codebook", 720), ("project", 300)):
         train.add_argument(f"--{stage}-steps", type=int, default=steps)
     train.set_defaults(run=_train)
     evaluate = commands.add_parser("evaluate", help="ask a joined checkpoint about pictures that training did not see")

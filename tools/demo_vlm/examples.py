@@ -31,4 +31,4 @@ def write_examples(directory: Path) -> None:
     """Write each picture below its name."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, scene in _EXAMPLES.items():
-        draw(scene, random.Random(f"example:{name}"), (_SIZE,)).save(directory / name)
+        draw(scene, random.Random(f"picture:{name}"), (_SIZE,)).save(directory / name)

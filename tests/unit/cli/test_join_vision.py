@@ -47,13 +47,13 @@ def test_the_processor_puts_a_token_in_place_of_each_patch(joined: tuple[Path, P
     from transformers import AutoProcessor, LlavaForConditionalGeneration
 
     processor = AutoProcessor.from_pretrained(joined[1])
-    assert processor._get_num_multimodal_tokens([[300, 200]])["num_image_tokens"] == [49]
+    assert processor._get_num_multimodal_tokens([[300, 200]])["num_image_tokens"] == [36]
     content = [{"type": "text", "text": "What colour?"}, {"type": "image", "image": Image.new("RGB", (300, 200), "red")}]
     inputs = processor.apply_chat_template(
         [{"role": "user", "content": content}], tokenize=True, add_generation_prompt=True, return_dict=True, return_tensors="pt"
     )
     ids = inputs["input_ids"][0].tolist()
-    assert ids.count(4) == 49
+    assert ids.count(4) == 36
     assert ids.index(4) < ids.index(processor.tokenizer.convert_tokens_to_ids("What")), "the picture comes before the question"
     model = LlavaForConditionalGeneration.from_pretrained(joined[1], dtype=torch.float32)
     assert model(**inputs).logits.shape[:2] == (1, len(ids))
@@ -95,7 +95,7 @@ def test_only_a_special_token_is_renamed() -> None:
 def test_the_part_that_ships_is_small_and_has_a_card() -> None:
     assert (_PART / VISION_WEIGHTS).stat().st_size <= 15_000_000
     assert (_PART / "MODEL_CARD.md").is_file()
-    assert json.loads((_PART / "config.json").read_text())["image_seq_length"] == 49
+    assert json.loads((_PART / "config.json").read_text())["image_seq_length"] == 36
 
 
 def test_fetch_joins_once_and_says_from_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
