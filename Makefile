@@ -8,7 +8,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-MODEL ?= smollm2-135m-instruct
+MODEL ?= smollm2-135m-vision
 PORT ?= 8000
 ARGS ?=
 # docker or podman, for `make images`.

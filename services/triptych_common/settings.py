@@ -15,7 +15,7 @@ from triptych_common.logs import LogFormat
 Port = Annotated[int, Field(ge=0, le=65535)]
 #: The control port of a service is its port plus this, unless it is set.
 CONTROL_PORT_OFFSET = 100
-DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_MODEL = "smollm2-135m-vision"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 

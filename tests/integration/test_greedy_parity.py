@@ -1,4 +1,4 @@
-"""The real default model in float32: greedy text equals transformers' `generate`, alone and in company."""
+"""The real default model in float32: greedy text equals that of the text model in transformers, alone and in company."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from builders_engine import a_request
 from engine_driver import EngineDriver, transformers_greedy
-from triptych_common.model_store import resolve_model
+from triptych_common.model_store import TEXT_MODEL, resolve_model
 from triptych_common.settings import DEFAULT_MODEL
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
@@ -44,7 +44,7 @@ QUESTIONS = [
 
 @pytest.fixture(scope="module")
 def path() -> Path:
-    return resolve_model(DEFAULT_MODEL)
+    return resolve_model(TEXT_MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +72,24 @@ def expected(path: Path, prompts: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def driver(path: Path) -> EngineDriver:
-    return EngineDriver(path, max_model_len=512, num_blocks=400)
+def driver() -> EngineDriver:
+    return EngineDriver(resolve_model(DEFAULT_MODEL), max_model_len=512, num_blocks=400)
 
 
 def requests_for(prompts: list[list[int]]) -> list:
     return [a_request(f"r{i}", prompt, max_tokens=MAX_TOKENS, stop_token_ids=frozenset({EOS})) for i, prompt in enumerate(prompts)]
+
+
+def test_what_sees_changes_no_prompt_of_text(path: Path, prompts: list[list[int]]) -> None:
+    from transformers import AutoTokenizer
+
+    alone, joined = (AutoTokenizer.from_pretrained(each) for each in (path, resolve_model(DEFAULT_MODEL)))
+    for question in QUESTIONS:
+        chat = [{"role": "user", "content": question}]
+        made = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for tokenizer in (alone, joined)]
+        assert made[0] == made[1]
+    texts = [alone.decode(prompt) for prompt in prompts]
+    assert [joined(text)["input_ids"] for text in texts] == [alone(text)["input_ids"] for text in texts]
 
 
 def test_alone(driver: EngineDriver, prompts: list[list[int]], expected: list[list[int]]):

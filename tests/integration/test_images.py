@@ -77,10 +77,8 @@ def test_the_compose_file_serves_an_answer(url: str) -> None:
     body = {"model": DEFAULT_MODEL, "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
     response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120, trust_env=False)
     assert "Paris" in response.raise_for_status().json()["choices"][0]["message"]["content"]
-    for service in ("gateway", "frontend", "engine"):
+    for service in ("gateway", "frontend", "encoder", "engine"):
         run("podman", "healthcheck", "run", f"{_PROJECT}_{service}_1")
-    # The default model takes text only.
-    assert run("podman", "inspect", "--format", "{{.State.ExitCode}}", f"{_PROJECT}_encoder_1").strip() == "0"
 
 
 @pytest.mark.parametrize(

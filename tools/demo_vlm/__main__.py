@@ -1,45 +1,41 @@
 """The demo vision-language model: train it, examine it, draw examples.
 
-python -m tools.demo_vlm train                    # some hours on one core; goes on where it was interrupted
-python -m tools.demo_vlm join DIRECTORY           # what was trained and SmolLM2, as one LLaVA checkpoint
-python -m tools.demo_vlm evaluate DIRECTORY       # of the joined checkpoint
-python -m tools.demo_vlm examples DIRECTORY       # draws some pictures to ask about
+python -m tools.demo_vlm train                    # about 70 minutes of one core; goes on where it was interrupted
+triptych fetch smollm2-135m-vision                # joins what was trained with SmolLM2
+python -m tools.demo_vlm evaluate DIRECTORY       # of the joined checkpoint, as `triptych fetch` prints it
+python -m tools.demo_vlm examples DIRECTORY
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-_VISION_PART = _ROOT / "build" / "demo_vlm" / "part"
-#: The part's files that are not trained.
-_CHECKPOINT = Path(__file__).parent / "checkpoint"
-_TEXT_MODEL = "smollm2-135m-instruct"
-_STAGES = ("look", "pretrain", "codebook", "project", "align")
+_VISION_PART = _ROOT / "cli" / "triptych_cli" / "models" / "smollm2-135m-vision"
+_STAGES = ("look", "pretrain", "codebook", "project")
 
 
 def _train(options: argparse.Namespace) -> None:
-    from triptych_common.model_store import resolve_model
+    from triptych_common.model_store import TEXT_MODEL, resolve_model
 
-    from . import align, codebook, export, pretrain
+    from . import codebook, export, pretrain, project
+    from .stencils import Stencils
 
     options.work.mkdir(parents=True, exist_ok=True)
-    text_model = options.text_model or resolve_model(_TEXT_MODEL)
+    text_model = options.text_model or resolve_model(TEXT_MODEL)
+    stencils = Stencils.load(options.work / "stencils.pt")
     stages = {
-        "look": lambda: pretrain.look(options.work, options.look_steps),
-        "pretrain": lambda: pretrain.pretrain(options.work, options.pretrain_steps),
+        "look": lambda: pretrain.look(options.work, stencils, options.look_steps),
+        "pretrain": lambda: pretrain.pretrain(options.work, stencils, options.pretrain_steps),
         "codebook": lambda: codebook.train_codebook(options.work, text_model, options.codebook_steps),
-        "project": lambda: align.project(options.work, options.project_steps),
-        "align": lambda: align.align(options.work, text_model, options.align_steps),
+        "project": lambda: project.project(options.work, stencils, options.project_steps),
     }
     for stage in options.stages:
         stages[stage]()
     if options.stages[-1] == _STAGES[-1]:
-        shutil.copytree(_CHECKPOINT, options.out, dirs_exist_ok=True)
-        size = export.export(options.work / "align.pt", options.out / "vision.safetensors")
+        size = export.export(options.work / "project.pt", options.out / "vision.safetensors")
         print(f"{options.out}: {size / 1e6:.1f} MB")
 
 
@@ -49,14 +45,6 @@ def _evaluate(options: argparse.Namespace) -> None:
     result = evaluate(options.directory, options.scenes)
     print("\n".join(result.lines()))
     sys.exit(result.accuracy < options.least)
-
-
-def _join(options: argparse.Namespace) -> None:
-    from triptych_common.model_store import resolve_model
-
-    from .join import join
-
-    join(options.text_model or resolve_model(_TEXT_MODEL), options.part, options.directory)
 
 
 def _examples(options: argparse.Namespace) -> None:
@@ -73,16 +61,11 @@ def main() -> None:
         "--work", type=Path, default=_ROOT / "build" / "demo_vlm", help="checkpoints, with which a later run goes on"
     )
     train.add_argument("--out", type=Path, default=_VISION_PART, help="where the vision part is written")
-    train.add_argument("--text-model", type=Path, help=f"directory of the text model; else {_TEXT_MODEL} as fetched")
+    train.add_argument("--text-model", type=Path, help="directory of the text model; else the built-in one, as fetched")
     train.add_argument("--stages", nargs="+", choices=_STAGES, default=_STAGES, help="only these")
-    for stage, steps in (("look", 1000), ("pretrain", 2000), ("codebook", 150), ("project", 1000), ("align", 300)):
+    for stage, steps in (("look", 500), ("pretrain", 400), ("codebook", 720), ("project", 300)):
         train.add_argument(f"--{stage}-steps", type=int, default=steps)
     train.set_defaults(run=_train)
-    joining = commands.add_parser("join", help="write the joined checkpoint")
-    joining.add_argument("directory", type=Path)
-    joining.add_argument("--part", type=Path, default=_VISION_PART, help="what train wrote")
-    joining.add_argument("--text-model", type=Path, help=f"directory of the text model; else {_TEXT_MODEL} as fetched")
-    joining.set_defaults(run=_join)
     evaluate = commands.add_parser("evaluate", help="ask a joined checkpoint about pictures that training did not see")
     evaluate.add_argument("directory", type=Path)
     evaluate.add_argument("--scenes", type=int, default=200)

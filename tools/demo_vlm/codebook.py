@@ -1,4 +1,4 @@
-"""Second stage: a code for facts that the frozen language model understands, learned without pictures.
+"""Third stage: a code for facts that the frozen language model understands, learned without pictures.
 
 Each image token that carries a fact is the sum of a vector for the slot, one for the value, and one for the two together. They
 begin as the language model's own embeddings of the words and are trained through it until it answers from them. The projector
@@ -7,25 +7,30 @@ then has a target for every token of every picture, which costs no pass through 
 
 from __future__ import annotations
 
+import itertools
 import random
-import time
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from .checkpoints import load_state, report, save_state
+from .course import Course
+from .descent import Descent
 from .dialogues import SYSTEM_PROMPTS, choose
 from .facts import ATTRIBUTES, SLOTS, fact_values
 from .language import FrozenLanguageModel
 from .questions import questions
-from .scenes import sample_scene
+from .scenes import Scene, sample_scene
 from .vision import FIRST_SLOT, TEXT_HIDDEN_SIZE
 
 _BATCH_SIZE = 4
 _QUESTIONS_PER_SCENE = 8
-_LEARNING_RATE = 6e-3
+#: How many rows are one conversation of many turns, rather than questions that do not see each other.
+_SHARE_OF_CONVERSATIONS = 0.2
+_SHARE_OF_DIGITS = 0.12
+_RATE = 6e-3
 _NOISE = 0.03
+_SAVE_EVERY = 25
 _FREE_TOKENS_SAY = (
     "This is a picture of shapes or of a digit. Answer the question in one or two words, such as Red, 3, Left or Yes."
 )
@@ -72,38 +77,30 @@ def _zeros(count: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(count, TEXT_HIDDEN_SIZE))
 
 
+def _sample_alike(rng: random.Random) -> list[Scene]:
+    """Scenes of digits or of shapes: about a digit less can be asked, and rows of one batch are as long as the longest of them."""
+    of_digits = rng.random() < _SHARE_OF_DIGITS
+    scenes = (sample_scene(rng) for _ in itertools.count())
+    return list(itertools.islice((scene for scene in scenes if (scene.digit is not None) == of_digits), _BATCH_SIZE))
+
+
 def train_codebook(directory: Path, language_dir: Path, num_steps: int) -> None:
-    """Train the code for so many steps; goes on where an earlier run of the same directory stopped."""
+    """Train the code through the language model."""
     language = FrozenLanguageModel(language_dir)
     codebook = Codebook(language)
-    optimizer = torch.optim.Adam(codebook.parameters(), lr=_LEARNING_RATE, betas=(0.9, 0.98))
-    checkpoint = directory / "codebook.pt"
-    step = 0
-    if state := load_state(checkpoint):
-        step = state["step"]
-        codebook.load_state_dict(state["codebook"])
-        optimizer.load_state_dict(state["optimizer"])
-    start_s, recent = time.perf_counter(), []
-    while step < num_steps:
-        for group in optimizer.param_groups:
-            group["lr"] = _LEARNING_RATE * min(1.0, (step + 1) / 20, 0.05 + 1.3 * (1 - step / num_steps))
-        rng = random.Random(f"codebook:{step}")
-        scenes = [sample_scene(rng) for _ in range(_BATCH_SIZE)]
+    descent = Descent({}, {codebook: _RATE}, num_steps)
+    course = Course(directory / "codebook.pt", descent, _SAVE_EVERY, codebook=codebook)
+    for step in course:
+        rng = random.Random(f"train:codebook:{step}")
+        scenes = _sample_alike(rng)
         rows = language.dialogues.build(
-            [choose(questions(scene, rng), _QUESTIONS_PER_SCENE, rng) for scene in scenes], joined=rng.random() < 0.3
+            [choose(questions(scene, rng), _QUESTIONS_PER_SCENE, rng) for scene in scenes],
+            joined=rng.random() < _SHARE_OF_CONVERSATIONS,
         )
         tokens = codebook(torch.tensor([fact_values(scene) for scene in scenes]))
         # What the projector will make of it is not exact.
         tokens = tokens + _NOISE * torch.randn(tokens.shape, generator=torch.Generator().manual_seed(step))
         opening = rng.choices(range(len(SYSTEM_PROMPTS)), weights=(6, 2, 1))[0]
         loss, accuracy = language.loss(tokens, rows, opening)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(codebook.parameters(), 1.0)
-        optimizer.step()
-        step += 1
-        recent.append((loss.item(), accuracy))
-        if step % 10 == 0:
-            report("codebook", step, num_steps, recent, start_s)
-            start_s, recent = time.perf_counter(), []
-            save_state(checkpoint, step, optimizer, codebook=codebook)
+        descent.step(loss, step)
+        course.note(loss=loss, right=accuracy)

@@ -85,12 +85,10 @@ class DialogueBuilder:
 
 
 def choose(questions: list[Question], count: int, rng: random.Random) -> list[Question]:
-    """Some of the questions, so that every topic has its share; descriptions, which are long, less."""
+    """Some of the questions, so that every topic has its share."""
     by_topic: dict[str, list[Question]] = {}
     for question in rng.sample(questions, len(questions)):
         by_topic.setdefault(question.topic, []).append(question)
-    if rng.random() < 0.8:
-        by_topic.pop("describe")
     chosen: list[Question] = []
     while len(chosen) < count and by_topic:
         for topic in list(by_topic):

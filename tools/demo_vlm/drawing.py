@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import math
 import random
+from collections.abc import Iterable
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from .scenes import SHAPES, Item, Scene
 
+RGB = tuple[int, int, int]
 #: Shades that people call by that name; each is varied a little more when drawn.
 _SHADES = {
     "red": ((255, 0, 0), (220, 20, 40), (200, 30, 30), (230, 50, 50)),
@@ -39,33 +41,46 @@ _OUTLINES = {
 
 def draw(scene: Scene, rng: random.Random, sizes: tuple[int, ...] = _SIZES) -> Image.Image:
     """The scene as an RGB picture whose edges have some of the sizes, in pixels."""
-    height = rng.choice(sizes)
-    width = height if rng.random() < 0.6 else max(64, round(height * rng.uniform(0.8, 1.3)))
-    image = Image.new("RGB", (width * _SUPERSAMPLING, height * _SUPERSAMPLING), _background(scene.dark, rng))
-    canvas = ImageDraw.Draw(image)
-    for item in scene.items:
-        if item.kind in SHAPES:
-            _draw_shape(canvas, item, image.size, _shade(item.colour, rng))
-        else:
-            _draw_digit(image, item, _shade(item.colour, rng), rng)
-    image = image.resize((width, height), Image.Resampling.BOX)
+    shades = [shade(item.colour, rng) for item in scene.items]
+    image = paint(scene.items, shades, background(scene.dark, rng), sizes, rng)
     if rng.random() < 0.4:
         image = _add_noise(image, rng)
-    return _compress(image, rng) if rng.random() < 0.3 else image
+    return compress(image, rng) if rng.random() < 0.3 else image
 
 
-def _background(dark: bool, rng: random.Random) -> tuple[int, ...]:
+def paint(items: tuple[Item, ...], shades: list[RGB], ground: RGB, sizes: tuple[int, ...], rng: random.Random) -> Image.Image:
+    """Items in their shades and nothing else, in a picture whose edges have some of the sizes, in pixels."""
+    height = rng.choice(sizes)
+    width = height if rng.random() < 0.6 else max(64, round(height * rng.uniform(0.8, 1.3)))
+    image = Image.new("RGB", (width * _SUPERSAMPLING, height * _SUPERSAMPLING), ground)
+    canvas = ImageDraw.Draw(image)
+    for item, fill in zip(items, shades, strict=True):
+        if item.kind in SHAPES:
+            _draw_shape(canvas, item, image.size, fill)
+        else:
+            _draw_digit(image, item, fill, rng)
+    return image.resize((width, height), Image.Resampling.BOX)
+
+
+def background(dark: bool, rng: random.Random) -> RGB:
+    """Light or dark, a little coloured at most."""
     if rng.random() < 0.3:
         return (0, 0, 0) if dark else (255, 255, 255)
     grey = rng.randint(10, 60) if dark else rng.randint(205, 250)
-    return tuple(max(0, min(255, grey + rng.randint(-6, 6))) for _ in range(3))
+    return _rgb(grey + rng.randint(-6, 6) for _ in range(3))
 
 
-def _shade(colour: str, rng: random.Random) -> tuple[int, ...]:
-    return tuple(max(0, min(255, part + rng.randint(-_SHADE_JITTER, _SHADE_JITTER))) for part in rng.choice(_SHADES[colour]))
+def shade(colour: str, rng: random.Random) -> RGB:
+    """One of the shades that go by that name."""
+    return _rgb(part + rng.randint(-_SHADE_JITTER, _SHADE_JITTER) for part in rng.choice(_SHADES[colour]))
 
 
-def _draw_shape(canvas: ImageDraw.ImageDraw, item: Item, size: tuple[int, int], fill: tuple[int, ...]) -> None:
+def _rgb(parts: Iterable[int]) -> RGB:
+    red, green, blue = (max(0, min(255, part)) for part in parts)
+    return red, green, blue
+
+
+def _draw_shape(canvas: ImageDraw.ImageDraw, item: Item, size: tuple[int, int], fill: RGB) -> None:
     x, y, radius = item.x * size[0], item.y * size[1], item.size * min(size) / 2
     if item.kind == "circle":
         canvas.ellipse((x - radius, y - radius, x + radius, y + radius), fill=fill)
@@ -75,7 +90,7 @@ def _draw_shape(canvas: ImageDraw.ImageDraw, item: Item, size: tuple[int, int], 
     canvas.polygon([(x + a * cos - b * sin, y + a * sin + b * cos) for a, b in _OUTLINES[item.kind]], fill=fill)
 
 
-def _draw_digit(image: Image.Image, item: Item, fill: tuple[int, ...], rng: random.Random) -> None:
+def _draw_digit(image: Image.Image, item: Item, fill: RGB, rng: random.Random) -> None:
     """A digit of Pillow's own font, thin to bold, narrow to wide, slightly slanted and turned."""
     height = item.size * min(image.size)
     font = ImageFont.load_default(size=96)
@@ -99,7 +114,8 @@ def _add_noise(image: Image.Image, rng: random.Random) -> Image.Image:
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
-def _compress(image: Image.Image, rng: random.Random) -> Image.Image:
+def compress(image: Image.Image, rng: random.Random) -> Image.Image:
+    """What a JPEG of some quality keeps of it."""
     file = io.BytesIO()
     image.save(file, "JPEG", quality=rng.randint(50, 95))
     return Image.open(file).convert("RGB")

@@ -39,9 +39,6 @@ def _make_item(number: int, rng: random.Random) -> ExamItem:
     picture = draw(scene, rng, _SIZES)
     by_topic = defaultdict(list)
     for question in questions(scene, rng):
-        if question.topic == "describe":
-            # It can be done in many ways that are right.
-            continue
         by_topic[question.topic].append(question)
     question = rng.choice(by_topic[rng.choice(sorted(by_topic))])
     file, form = io.BytesIO(), rng.choice(("PNG", "JPEG"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from .checkpoints import load_state
+from .course import load_state
 
 _NAMES = {"tower.": "vision_tower.vision_model.", "projector.": "multi_modal_projector."}
 
@@ -19,4 +19,6 @@ def export(checkpoint: Path, out: Path) -> int:
         prefix = next(prefix for prefix in _NAMES if name.startswith(prefix))
         weights[_NAMES[prefix] + name.removeprefix(prefix)] = tensor.to(torch.bfloat16).contiguous()
     save_file(weights, out, metadata={"format": "pt"})
+    # It comes out readable by its owner alone.
+    out.chmod(0o644)
     return out.stat().st_size

@@ -72,22 +72,15 @@ def _value(slot: Slot, scene: Scene) -> str:
     return seen.pop() if len(seen) == 1 and not (slot.attribute == "position" and len(items) > 1) else MIXED
 
 
-def patch_labels(scene: Scene, grid: int) -> tuple[list[int], list[int], list[int], list[int]]:
-    """What each patch of a grid shows, row by row.
+def cell_labels(scene: Scene) -> tuple[list[int], list[int]]:
+    """What each cell of the three by three grid shows, row by row.
 
     Returns:
-        kinds (0: background, then SHAPES, then DIGITS), colours (0: background, then COLOURS), 1 where an item has its centre, and
-        the positions of whole items (0: background, then POSITIONS).
+        kinds (0: nothing, then SHAPES, then DIGITS) and colours (0: nothing, then COLOURS).
     """
-    kinds, colours, centres, positions = ([0] * grid**2 for _ in range(4))
+    kinds, colours = ([0] * len(POSITIONS) for _ in range(2))
     for item in scene.items:
-        radius = item.size / 2
-        shown = 1 + (SHAPES + DIGITS).index(item.kind), 1 + COLOURS.index(item.colour), 1 + POSITIONS.index(item.position)
-        for patch in range(grid**2):
-            x, y = (patch % grid + 0.5) / grid, (patch // grid + 0.5) / grid
-            if (x - item.x) ** 2 + (y - item.y) ** 2 <= radius**2:
-                kinds[patch], colours[patch], positions[patch] = shown
-        centre = min(grid - 1, int(item.y * grid)) * grid + min(grid - 1, int(item.x * grid))
-        kinds[centre], colours[centre], positions[centre] = shown
-        centres[centre] = 1
-    return kinds, colours, centres, positions
+        cell = POSITIONS.index(item.position)
+        kinds[cell] = 1 + (SHAPES + DIGITS).index(item.kind)
+        colours[cell] = 1 + COLOURS.index(item.colour)
+    return kinds, colours

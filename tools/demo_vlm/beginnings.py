@@ -1,0 +1,74 @@
+"""Weights to begin with that make learning quick: at random, a transformer needs most of its pictures to learn where to look.
+
+Each token begins with a part that says which patch it is and a part with the principal components of that patch. The first
+layers' attention gathers the patches of the token's own cell, one head for each; all of it can be unlearned.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.functional import one_hot, unfold
+
+from .geometry import CELL_GRID, CELL_OF_PATCH, CELLS, GRID, PATCH_IN_CELL, PATCH_SIZE
+from .vision import VisionPart
+
+_NUM_GATHERING_LAYERS = 2
+_SMALLEST_VARIANCE = 1e-2
+#: Length of the part of a token that says which patch it is: about a third of all.
+_PLACE_LENGTH = 5.0
+#: By how much scores differ between the patch that a head gathers and others.
+_SHARPNESS = 8.0
+
+
+@torch.no_grad()
+def begin(vision: VisionPart, pixels: torch.Tensor) -> None:
+    """Set the tower's embeddings and first layers.
+
+    Args:
+        pixels: some pictures, [batch, 3, size, size].
+    """
+    embedding, places = vision.tower.embeddings.patch_embedding, GRID**2
+    patches = unfold(pixels, PATCH_SIZE, stride=PATCH_SIZE).transpose(1, 2).flatten(0, 1)
+    mean, variances, directions = _principal_components(patches, embedding.out_channels - places)
+    # The last components are hardly more than noise: they are not blown up to the size of the first.
+    whitened = directions / (variances + _SMALLEST_VARIANCE).sqrt()[:, None]
+    embedding.weight.zero_()
+    embedding.bias.zero_()
+    embedding.weight[places:] = whitened.view(-1, *embedding.weight.shape[1:])
+    embedding.bias[places:] = -whitened @ mean
+    vision.tower.embeddings.position_embedding.weight.copy_(_PLACE_LENGTH * torch.eye(places, embedding.out_channels))
+    for layer in vision.tower.encoder.layers[:_NUM_GATHERING_LAYERS]:
+        _gather_cell(layer.self_attn)
+
+
+def _principal_components(patches: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean [values], and of the largest components the variances [count] and directions [count, values]."""
+    mean = patches.mean(0)
+    centred = patches - mean
+    variances, directions = torch.linalg.eigh(centred.T @ centred / len(patches))
+    return mean, variances[-count:].flip(0).clamp_min(0), directions[:, -count:].flip(1).T
+
+
+def _gather_cell(attention: nn.Module) -> None:
+    """Head h attends to the h-th patch of the own cell, takes its components at random over, and writes none over the places."""
+    places, size, heads = GRID**2, attention.embed_dim, attention.num_heads
+    head_size = size // heads
+    cells = one_hot(torch.tensor(CELL_OF_PATCH)).T.float()
+    quadrants = one_hot(torch.tensor(PATCH_IN_CELL)).T.float()
+    scale = (_SHARPNESS * head_size**0.5) ** 0.5 / _PLACE_LENGTH
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj):
+        projection.weight.zero_()
+    for head in range(heads):
+        rows = slice(head * head_size, head * head_size + CELLS**2)
+        attention.q_proj.weight[rows, :places] = scale * cells
+        attention.k_proj.weight[rows, :places] = scale * cells
+        same_patch = head * head_size + CELLS**2
+        attention.q_proj.bias[same_patch] = scale * _PLACE_LENGTH
+        attention.k_proj.weight[same_patch, :places] = scale * quadrants[head % CELL_GRID**2]
+        attention.v_proj.weight[head * head_size : (head + 1) * head_size, places:] = _orthogonal(head_size, size - places)
+    attention.out_proj.weight[places:] = _orthogonal(size - places, size)
+
+
+def _orthogonal(rows: int, columns: int) -> torch.Tensor:
+    return nn.init.orthogonal_(torch.empty(rows, columns))
