@@ -18,8 +18,8 @@ _EXAMPLES = {
         ),
         dark=True,
     ),
-    "four-stars.jpeg": Scene(
-        tuple(Item("star", "purple", x / 6, y / 6, 0.27, turn) for x, y, turn in ((1, 1, 5), (5, 1, -8), (3, 3, 0), (1, 5, 12))),
+    "four-squares.jpeg": Scene(
+        tuple(Item("square", "purple", x / 6, y / 6, 0.27, turn) for x, y, turn in ((1, 1, 5), (5, 1, -8), (3, 3, 0), (1, 5, 12))),
         dark=False,
     ),
     "seven.jpeg": Scene((Item("7", "orange", 1 / 2, 1 / 2, 0.29),), dark=False),
