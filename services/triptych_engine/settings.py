@@ -36,7 +36,7 @@ class EngineSettings(GrpcServiceSettings):
             gt=0,
             description="Longest step while others wait for their next token, in milliseconds; prompts are cut to fit into it.",
         ),
-    ] = 80.0
+    ] = 70.0
     max_waiting: Annotated[int, Field(ge=0, description="Requests that may wait; further ones are refused.")] = 2048
     block_size: Annotated[int, Field(ge=1, le=256, description="Tokens per KV block.")] = 16
     kv_cache_memory: Annotated[

@@ -28,9 +28,9 @@ class StepCosts:
     decode_s: float
     prompt_token_s: float
 
-    def step_s(self, num_decoding: int, num_prompt_tokens: int) -> float:
-        """A step's duration by these costs."""
-        return self.fixed_s + num_decoding * self.decode_s + num_prompt_tokens * self.prompt_token_s
+    def decoding_s(self, num_decoding: int) -> float:
+        """A step's duration without prompts."""
+        return self.fixed_s + num_decoding * self.decode_s
 
 
 class StepPacer:
@@ -44,7 +44,9 @@ class StepPacer:
 
     def __init__(self, costs: StepCosts, max_step_s: float, min_prompt_tokens: int = 8) -> None:
         self._costs, self._max_step_s, self._min_prompt_tokens = costs, max_step_s, min_prompt_tokens
-        # What the last steps took, in units of the costs; of those beside an encoder on the same cores apart.
+        # What decoding alone took lately with all cores, in units of its costs: these may have been measured beside others' start.
+        self._decode_factors = deque([1.0], _WINDOW)
+        # What steps with prompts took, in units of what was expected of them; of those beside an encoder on the same cores apart.
         self._factors = {encoding: deque([1.0], _WINDOW) for encoding in (False, True)}
 
     def prompt_tokens(self, num_decoding: int, num_prompts: int, *, encoding: bool = False) -> int:
@@ -58,7 +60,7 @@ class StepPacer:
             encoding: media are being encoded meanwhile.
         """
         factor = median(self._factors[encoding])
-        decoding_s = factor * self._costs.step_s(num_decoding, 0)
+        decoding_s = factor * self._expected_s(num_decoding, 0)
         share = max(_LEAST_SHARE, num_prompts / (num_decoding + num_prompts))
         longest_s = max(self._max_step_s, decoding_s * (1 + _LEAST_ADDITION))
         prompts_s = min(longest_s, decoding_s / (1 - share)) - decoding_s
@@ -66,5 +68,13 @@ class StepPacer:
 
     def observe(self, num_decoding: int, num_prompt_tokens: int, step_s: float, *, encoding: bool = False) -> None:
         """Learn from a step that took so long."""
-        if num_decoding:  # others are never bounded
-            self._factors[encoding].append(max(step_s, 1e-9) / self._costs.step_s(num_decoding, num_prompt_tokens))
+        if not num_decoding:
+            return  # never bounded
+        if num_prompt_tokens:
+            self._factors[encoding].append(max(step_s, 1e-9) / self._expected_s(num_decoding, num_prompt_tokens))
+        elif not encoding:
+            self._decode_factors.append(max(step_s, 1e-9) / self._costs.decoding_s(num_decoding))
+
+    def _expected_s(self, num_decoding: int, num_prompt_tokens: int) -> float:
+        prompts_s = num_prompt_tokens * self._costs.prompt_token_s
+        return median(self._decode_factors) * self._costs.decoding_s(num_decoding) + prompts_s

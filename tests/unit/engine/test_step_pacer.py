@@ -15,6 +15,11 @@ from triptych_engine.step_pacer import StepCosts, StepPacer
 COSTS = StepCosts(0.020, 0.001, 0.002)
 
 
+def step_s(num_decoding: int, num_prompt_tokens: int) -> float:
+    """What a step takes by these costs."""
+    return COSTS.decoding_s(num_decoding) + num_prompt_tokens * COSTS.prompt_token_s
+
+
 def test_a_prompt_beside_streams_makes_a_step_twice_as_long():
     assert StepPacer(COSTS, max_step_s=1.0).prompt_tokens(num_decoding=4, num_prompts=1) == 12  # 24 ms each
 
@@ -40,15 +45,17 @@ def test_it_learns_that_tokens_cost_more_than_they_did():
     pacer = StepPacer(COSTS, max_step_s=0.1, min_prompt_tokens=1)
     before = pacer.prompt_tokens(4, 100)
     for _ in range(10):
-        pacer.observe(4, 0, 2 * COSTS.step_s(4, 0))
-        pacer.observe(4, 10, 2 * COSTS.step_s(4, 10))
+        pacer.observe(4, 0, 2 * step_s(4, 0))
+    for _ in range(30):
+        num_tokens = pacer.prompt_tokens(4, 100)
+        pacer.observe(4, num_tokens, 2 * step_s(4, num_tokens))
     assert pacer.prompt_tokens(4, 100) == 13 < before  # (100 - 48) / 4
 
 
 def test_steps_beside_an_encoder_count_apart():
     pacer = StepPacer(COSTS, max_step_s=0.1)
     for _ in range(10):
-        pacer.observe(4, 10, 2 * COSTS.step_s(4, 10), encoding=True)
+        pacer.observe(4, 10, 2 * step_s(4, 10), encoding=True)
     assert pacer.prompt_tokens(4, 100) == 38
     assert pacer.prompt_tokens(4, 100, encoding=True) == 13
 
@@ -56,8 +63,16 @@ def test_steps_beside_an_encoder_count_apart():
 @pytest.mark.parametrize("num_prompt_tokens", [0, 10])
 def test_two_steps_during_which_the_process_stood_still_change_nothing(num_prompt_tokens: int):
     pacer = StepPacer(COSTS, max_step_s=0.1)
-    for step_s in (COSTS.step_s(4, num_prompt_tokens), COSTS.step_s(4, num_prompt_tokens), 3600.0, 3600.0):
-        pacer.observe(4, num_prompt_tokens, step_s)
+    for seconds in (step_s(4, num_prompt_tokens), step_s(4, num_prompt_tokens), 3600.0, 3600.0):
+        pacer.observe(4, num_prompt_tokens, seconds)
+    assert pacer.prompt_tokens(4, 100) == 38
+
+
+def test_costs_of_decoding_that_were_measured_on_busy_cores_are_put_right():
+    pacer = StepPacer(StepCosts(1.0, 0.001, 0.002), max_step_s=0.1)
+    for _ in range(10):
+        pacer.observe(4, 0, step_s(4, 0))
+        pacer.observe(4, 20, step_s(4, 20))
     assert pacer.prompt_tokens(4, 100) == 38
 
 
