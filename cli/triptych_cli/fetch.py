@@ -91,11 +91,21 @@ def _put_in_place(target: Path, name: str, console: Console, make: Callable[[Pat
 
     Args:
         make: fills a directory below the one that it is given, and returns it.
-    """
-    from filelock import FileLock, Timeout
 
+    Raises:
+        CommandError: the cache cannot be written.
+    """
     if _is_there(target):
         return target, True
+    try:
+        return _make_in_place(target, name, console, make)
+    except OSError as error:
+        raise CommandError(f"cannot put {name} into {target.parent}: {error}; TRIPTYCH_CACHE names another directory") from error
+
+
+def _make_in_place(target: Path, name: str, console: Console, make: Callable[[Path], Path]) -> tuple[Path, bool]:
+    from filelock import FileLock, Timeout
+
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(target.with_name(f".{target.name}.lock"))
     try:

@@ -82,7 +82,7 @@ def plan(options: ServeOptions, given: ServiceArgs, with_encoder: bool) -> list[
     for name in SERVICES:
         flags = options.flags(name)
         if name == "engine" and with_encoder:
-            flags["--num-threads-while-encoding"] = _cores_beside_encoder(given.get("encoder", []))
+            flags["--num-threads-while-encoding"] = _cores_beside_encoder(given)
         if name == "encoder" and not with_encoder:
             # Checked all the same: whether a setting is wrong does not depend on the model.
             parse_settings(name, [*given.get(name, []), "--model", options.model])
@@ -95,11 +95,13 @@ def plan(options: ServeOptions, given: ServiceArgs, with_encoder: bool) -> list[
     return services
 
 
-def _cores_beside_encoder(encoder_args: Sequence[str]) -> int:
-    """What the encoder's threads leave of the cores for an engine beside it."""
+def _cores_beside_encoder(given: ServiceArgs) -> int | None:
+    """What the encoder's threads leave of the cores for an engine beside it; None where that was settled otherwise."""
+    engine, encoder = (parse_settings(name, given.get(name, [])) for name in ("engine", "encoder"))
+    if getattr(engine, "num_threads_while_encoding", None) is not None or getattr(encoder, "device", "").startswith("cuda"):
+        return None
     num_cores = num_usable_cores()
-    taken = getattr(parse_settings("encoder", encoder_args), "num_threads", None) or encoder_share(num_cores)
-    return max(1, num_cores - taken)
+    return max(1, num_cores - (getattr(encoder, "num_threads", None) or encoder_share(num_cores)))
 
 
 def needs_encoder(path: Path, given: ServiceArgs) -> bool:

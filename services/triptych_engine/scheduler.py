@@ -183,12 +183,13 @@ class Scheduler:
         """The next step's work: who decodes first, then prompts."""
         num_preemptions = self.num_preemptions
         plan = self._new_plan()
+        has_reservation = plan.reservation is not None
         self._schedule_decoding(plan)
         # Blocks that were just taken from one are not for the next to admit.
         has_preempted = self.num_preemptions > num_preemptions
         self._schedule_prompts(plan, may_admit=not has_preempted)
         if not has_preempted:
-            self._idle = not (plan.output.num_scheduled_tokens or self._dropped or plan.reservation or plan.next_reservation)
+            self._idle = not (plan.output.num_scheduled_tokens or self._dropped or has_reservation or plan.next_reservation)
         self._reservation = plan.next_reservation
         plan.output.awaits_embeddings = self._awaits_embeddings
         plan.output.dropped, self._dropped = self._dropped, []
@@ -259,9 +260,10 @@ class Scheduler:
         They take turns, step by step: in one the first in line is computed first, in the next the one that has least to compute.
         So a short prompt does not wait for all the long ones before it, and those still go on.
         """
+        self._serve_reservation(plan, may_admit=may_admit)
         self._shortest_first = not self._shortest_first
         key = _shortness_key if self._shortest_first else _queue_key
-        running = deque(sorted((request for request in self._running if not _decodes(request)), key=key))
+        running = deque(sorted((request for request in self._running if _has_prompt(request, plan)), key=key))
         while not plan.is_full:
             waiting = self._next_waiting() if may_admit else None
             if running and (waiting is None or key(running[0]) < key(waiting)):
@@ -272,6 +274,18 @@ class Scheduler:
                 may_admit = self._admit(plan, waiting)
             else:
                 break
+
+    def _serve_reservation(self, plan: StepPlan, *, may_admit: bool) -> None:
+        """The span that the last step had no room for goes before all other prompts, whoever's turn it is."""
+        if plan.reservation is None:
+            return
+        request = plan.reservation.request
+        if request.status is RequestStatus.RUNNING:
+            if num_tokens := plan.chunk(request, request.num_computed_tokens):
+                plan.put(request, num_tokens)
+        elif may_admit and request.request_id in self._waiting and len(self._running) < self._max_num_seqs:
+            self._admit(plan, request)
+        plan.settle_reservation()
 
     def _next_waiting(self) -> Request | None:
         """Whom to admit next, if there is a seat."""
@@ -295,6 +309,9 @@ class Scheduler:
                 self._waiting.remove(request.request_id)
                 self._media.park(request)
                 return True
+        # Who has no blocks shall have no room kept either.
+        if not self.kv_cache.can_admit(request, cached_blocks):
+            return False
         num_tokens = plan.chunk(request, start)
         if not num_tokens or not self.kv_cache.admit(request, cached_blocks):
             return False
@@ -381,6 +398,11 @@ class Scheduler:
 def _decodes(request: Request) -> bool:
     """Whether all but the newest token of a running request is computed."""
     return request.num_tokens - request.num_computed_tokens == 1
+
+
+def _has_prompt(request: Request, plan: StepPlan) -> bool:
+    """Whether a running request has tokens before its newest one to compute, and is not in the step yet."""
+    return not _decodes(request) and request.request_id not in plan.output.num_scheduled_tokens
 
 
 def _queue_key(request: Request) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ class StepPlan:
         media: knows which tokens have their embeddings.
         max_tokens: of the step.
         max_prompt_tokens: of those, tokens of requests that compute more than their newest one.
-        reservation: room that others may not use; for its request it comes before max_prompt_tokens.
+        reservation: room that others may not use until it is settled; for its request it comes before max_prompt_tokens.
     """
 
     def __init__(self, media: MediaGate, max_tokens: int, max_prompt_tokens: int, reservation: Reservation | None) -> None:
@@ -33,7 +33,7 @@ class StepPlan:
         self.next_reservation: Reservation | None = None
         self._media = media
         self._room = max_tokens
-        self._prompt_room = max(max_prompt_tokens, self.reservation.num_tokens if self.reservation else 0)
+        self._prompt_room = max_prompt_tokens
 
     @property
     def is_full(self) -> bool:
@@ -47,15 +47,22 @@ class StepPlan:
             return room
         available = self._media.num_computable(request, start)
         num_tokens = request.media.whole_spans(start, min(available, room))
-        if available and not num_tokens and self.next_reservation is None:
-            self.next_reservation = Reservation(request, request.media.span_rest(start))
+        if available and not num_tokens and self.next_reservation is None and (rest := request.media.span_rest(start)):
+            self.next_reservation = Reservation(request, rest)
         return num_tokens
 
+    def settle_reservation(self) -> None:
+        """The request that room was kept for has taken it, or cannot: what is left is for all."""
+        self.reservation = None
+
     def _room_for(self, request: Request, num_wanted: int) -> int:
-        room = self._room if num_wanted == 1 else min(self._room, self._prompt_room)
-        if self.reservation is not None and self.reservation.request is not request:
-            room = max(0, room - self.reservation.num_tokens)
-        return min(room, num_wanted)
+        room, prompt_room = self._room, self._prompt_room
+        if self.reservation is not None:
+            if self.reservation.request is request:
+                prompt_room = max(prompt_room, self.reservation.num_tokens)
+            else:
+                room -= self.reservation.num_tokens
+        return max(0, min(num_wanted, room if num_wanted == 1 else min(room, prompt_room)))
 
     def put(self, request: Request, num_tokens: int) -> None:
         """Make the request's next tokens, which have their blocks, part of the step."""

@@ -108,6 +108,13 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         fetch("no-such-model", quiet())
 
 
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(CommandError, match="cannot put smollm2-135m-instruct into .*file/cache.*TRIPTYCH_CACHE"):
+        fetch("smollm2-135m-instruct", quiet())
+
+
 @pytest.mark.slow
 @pytest.mark.model
 def test_the_default_model_is_fetched_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:

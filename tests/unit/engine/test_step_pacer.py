@@ -181,3 +181,19 @@ def test_priority_comes_before_length():
     scheduler.add(urgent)
     scheduler.add(a_request("short", [1]))
     assert [list(step(scheduler, runner)) for _ in range(3)] == [["urgent"]] * 3
+
+
+@pytest.mark.parametrize("others", [[("dog", 18)], [("dog", 18), ("owl", 16)], []])
+def test_spans_that_wait_do_not_take_each_others_turn(others: list[tuple[str, int]]):
+    scheduler, runner = a_paced_scheduler(num_blocks=128), FakeRunner()
+    scheduler.add(a_request("stream", [1, 2, 3], max_tokens=100))
+    step(scheduler, runner)
+    names = [("cat", 20), *others]
+    for name, length in names:
+        scheduler.add(a_media_request(name, [(name.encode(), (length,)), 2], Bidirectional.PROMPT, max_tokens=1))
+    scheduler.add(a_request("text", list(range(30)), max_tokens=1))
+    for order in scheduler.take_fetches()[0]:
+        scheduler.arrive(order.number, fake_embeddings(order.key, order.num_tokens))
+    for _ in range(4 * len(names) + 12):
+        assert step(scheduler, runner)["stream"] == 1
+    assert scheduler.live_request_ids == ["stream"]

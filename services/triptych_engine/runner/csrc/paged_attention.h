@@ -8,6 +8,8 @@
 
 #pragma once
 
+#include <memory>
+
 #include "vector.h"
 
 namespace triptych {
@@ -204,14 +206,15 @@ inline void attend(const Args& a, int tile, int h, const Scratch& s) {
 // This thread's scratch memory for a layer, kept from call to call.
 inline Scratch scratch_for(const Args& a) {
   const int max_rows = std::max(kRowTile, a.num_q_heads / a.num_kv_heads);
-  static thread_local float* buffer = nullptr;
+  // Freed with its thread: the team shrinks and grows when the number of threads is changed.
+  static thread_local std::unique_ptr<float[]> memory;
   static thread_local size_t capacity = 0;
   const size_t need = (size_t)max_rows * (a.head_dim + a.v_head_dim + kKeyTile);
   if (need > capacity) {
-    std::free(buffer);
-    buffer = static_cast<float*>(std::malloc(need * sizeof(float)));
+    memory.reset(new float[need]);
     capacity = need;
   }
+  float* buffer = memory.get();
   return {buffer, buffer + max_rows * a.head_dim, buffer + max_rows * (a.head_dim + a.v_head_dim)};
 }
 
