@@ -111,7 +111,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(CommandError, match="cannot put smollm2-135m-instruct into .*file/cache.*TRIPTYCH_CACHE"):
+    with pytest.raises(CommandError, match=r"cannot put smollm2-135m-instruct into .*file/cache.*TRIPTYCH_CACHE"):
         fetch("smollm2-135m-instruct", quiet())
 
 
