@@ -8,6 +8,8 @@ import pty
 import re
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fakes.echo_frontend import echo_frontend
 
@@ -31,19 +33,27 @@ class Terminal:
         os.write(self._descriptor, text.encode())
 
 
+@contextmanager
+def interruptible_children() -> Iterator[None]:
+    """Tests that were started in the background of a shell ignore SIGINT, and so would their children.
+
+    Not by a preexec_fn, which would make the child by fork, of which gRPC's server in this process takes notice.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 async def test_a_conversation() -> None:
     leader, follower = pty.openpty()
     terminal = Terminal(leader)
     async with asyncio.timeout(60), echo_frontend() as (frontend, address):
-        process = await asyncio.create_subprocess_exec(
-            *(*_COMMAND, address),
-            stdin=follower,
-            stdout=follower,
-            stderr=follower,
-            env={**os.environ, "TERM": "dumb"},
-            # Tests that were started in the background of a shell ignore SIGINT, and so would their children.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
+        with interruptible_children():
+            process = await asyncio.create_subprocess_exec(
+                *(*_COMMAND, address), stdin=follower, stdout=follower, stderr=follower, env={**os.environ, "TERM": "dumb"}
+            )
         os.close(follower)
         await terminal.wait_for(r"fake — Ctrl-C stops an answer.*\n> ")
         terminal.type("for ever\n")
