@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TextIO
@@ -33,6 +35,8 @@ class Conversation:
     temperature: float | None = None
     max_tokens: int | None = None
     _turns: list[tuple[str, str]] = field(default_factory=list)
+    _call: grpc.Call | None = None
+    _is_stopped: bool = False
 
     def reset(self) -> None:
         """Forget all turns; the system message stays."""
@@ -53,7 +57,8 @@ class Conversation:
             messages=[_message(role, content) for role, content in (*self._preamble(), *self._turns, ("user", text))],
             options=generation_pb2.GenerationOptions(sampling=sampling),
         )
-        call = self.stub.Chat(request)
+        call = self._call = self.stub.Chat(request)
+        self._is_stopped = False
         answer = ""
         try:
             for response in call:
@@ -61,7 +66,9 @@ class Conversation:
                     answer += choice.text
                     yield choice.text
         except grpc.RpcError:
-            raise
+            if not self._is_stopped:
+                raise
+            self._turns += [("user", text), ("assistant", answer)]
         except BaseException:
             self._turns += [("user", text), ("assistant", answer)]
             raise
@@ -69,6 +76,12 @@ class Conversation:
             self._turns += [("user", text), ("assistant", answer)]
         finally:
             call.cancel()
+
+    def stop(self) -> None:
+        """End the answer that comes; may be called by a signal's handler. What came until then is the answer."""
+        self._is_stopped = True
+        if self._call is not None:
+            self._call.cancel()
 
     def _preamble(self) -> list[tuple[str, str]]:
         return [("system", self.system)] if self.system else []
@@ -132,14 +145,26 @@ def _talk(conversation: Conversation, stdout: TextIO) -> None:
 
 def _answer(conversation: Conversation, text: str, stdout: TextIO) -> bool:
     """Show one answer as it comes; False when there was an error, which is shown."""
+    interrupts: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        interrupts.append(number)
+        conversation.stop()
+
+    # Not as an exception, which would be raised wherever the interpreter happens to be, inside of gRPC too.
+    is_main = threading.current_thread() is threading.main_thread()  # no other may handle signals
+    before = signal.signal(signal.SIGINT, stop) if is_main else None
     try:
         for delta in conversation.ask(text):
             stdout.write(delta)
             stdout.flush()
-    except KeyboardInterrupt:
-        stdout.write(" …")
+        if interrupts:
+            stdout.write(" …")
     except grpc.RpcError as error:
         print(f"\nerror: {error.details()}", file=sys.stderr)
         return False
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, before)
     print(file=stdout, flush=True)
     return True
