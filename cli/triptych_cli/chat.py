@@ -58,7 +58,8 @@ class Conversation:
             options=generation_pb2.GenerationOptions(sampling=sampling),
         )
         call = self._call = self.stub.Chat(request)
-        self._is_stopped = False
+        if self._is_stopped:  # before there was a call
+            call.cancel()
         answer = ""
         try:
             for response in call:
@@ -76,6 +77,7 @@ class Conversation:
             self._turns += [("user", text), ("assistant", answer)]
         finally:
             call.cancel()
+            self._call, self._is_stopped = None, False
 
     def stop(self) -> None:
         """End the answer that comes; may be called by a signal's handler. What came until then is the answer."""
