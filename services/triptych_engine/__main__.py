@@ -7,6 +7,7 @@ import sys
 
 from pydantic import ValidationError
 from pydantic_settings import CliApp
+from triptych_common.garbage import objects_that_stay
 from triptych_common.server import run_service
 from triptych_common.settings import startup_error
 
@@ -15,7 +16,8 @@ from triptych_engine.settings import EngineSettings
 
 def run(settings: EngineSettings) -> None:
     """Serve until SIGINT or SIGTERM."""
-    from triptych_engine.service import EngineService  # torch loads here, after bad flags were refused
+    with objects_that_stay():
+        from triptych_engine.service import EngineService  # torch loads here, after bad flags were refused
 
     async def serve(stop: asyncio.Event) -> None:
         await EngineService(settings).run(stop)

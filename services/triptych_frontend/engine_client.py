@@ -13,7 +13,7 @@ import grpc
 from triptych_common.channels import MAX_MESSAGE_BYTES, open_channel
 from triptych_common.errors import InternalError, InvalidRequestError, ServiceUnavailableError, TriptychError
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
-from triptych_common.status import from_request_error, from_rpc_error
+from triptych_common.status import from_request_error, from_rpc_error, has_details
 
 log = logging.getLogger(__name__)
 #: Pause before connecting again, in seconds; doubles from the first to the last.
@@ -101,6 +101,8 @@ class EngineClient:
         #: What the connected engine serves; None while there is none.
         self.engine_model: common_pb2.ModelInfo | None = None
         self._why_away = "it was not reached yet"
+        #: Whether the last attempt was answered by the engine itself: it loads its model, drains or sleeps.
+        self._is_there = False
 
     @property
     def is_connected(self) -> bool:
@@ -152,7 +154,8 @@ class EngineClient:
             stub = engine_pb2_grpc.EngineServiceStub(channel)
             while True:
                 was_connected = await self._serve_session(stub)
-                backoff_s = MIN_BACKOFF_S if was_connected else min(backoff_s * 2, MAX_BACKOFF_S)
+                # One that answers may be ready any moment, and to ask it costs little.
+                backoff_s = MIN_BACKOFF_S if was_connected or self._is_there else min(backoff_s * 2, MAX_BACKOFF_S)
                 # Jitter keeps many frontends from coming back in the same instant.
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1))
 
@@ -161,6 +164,7 @@ class EngineClient:
         session: _Session = stub.Session()
         sender: asyncio.Task[None] | None = None
         level = logging.WARNING
+        self._is_there = False
         try:
             model = await asyncio.wait_for(self._handshake(session), HANDSHAKE_TIMEOUT_S)
             if model is None:
@@ -173,6 +177,7 @@ class EngineClient:
         except TimeoutError:
             self._lost(f"it did not say within {HANDSHAKE_TIMEOUT_S:g} s what it serves")
         except grpc.aio.AioRpcError as error:
+            self._is_there = has_details(error)
             self._lost(from_rpc_error(error).message)
         except asyncio.CancelledError:
             self._why_away, level = "this frontend is stopping", logging.DEBUG

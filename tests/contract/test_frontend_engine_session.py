@@ -19,6 +19,7 @@ from triptych_common.errors import ContextLengthError, InternalError, InvalidReq
 from triptych_common.model_store import model_info
 from triptych_common.pb import common_pb2, control_pb2, engine_pb2, generation_pb2, generation_pb2_grpc
 from triptych_common.status import from_rpc_error
+from triptych_frontend import engine_client
 from triptych_frontend.engine_client import EngineCall
 
 Options = generation_pb2.GenerationOptions
@@ -126,6 +127,18 @@ async def test_an_engine_process_that_dies_is_found_again_on_its_port() -> None:
         await bench.until_ready(False)
         async with serving(FakeEngine(model, hello()).register, port):
             await bench.until_ready()
+
+
+async def test_an_engine_that_answers_is_asked_again_without_longer_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be loading its model, and ready any moment."""
+    monkeypatch.setattr(engine_client, "MIN_BACKOFF_S", 0.01)
+    monkeypatch.setattr(engine_client, "MAX_BACKOFF_S", 1e6)  # pauses that doubled would be 20 minutes in all
+    async with frontend_bench() as bench:
+        await bench.engine.go_down()
+        async with asyncio.timeout(30):
+            await bench.engine.until(lambda: bench.engine.num_refused > 16)
+        await bench.engine.come_back()
+        await bench.until_ready()
 
 
 async def test_an_engine_with_another_model_is_refused(caplog: pytest.LogCaptureFixture) -> None:

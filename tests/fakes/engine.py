@@ -95,6 +95,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.requests: list[engine_pb2.EngineRequest] = []
         self.messages: list[engine_pb2.SessionRequest] = []
         self.aborted: list[str] = []
+        #: Sessions that were refused while it was down.
+        self.num_refused = 0
         self.live: dict[str, FakeSequence] = {}
         self._steps_allowed: int | None = None
         self._changed = asyncio.Condition()
@@ -132,6 +134,9 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     async def Session(
         self, request_iterator: AsyncIterator[engine_pb2.SessionRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[engine_pb2.SessionResponse]:
+        async with self._changed:
+            self.num_refused += self._down
+            self._changed.notify_all()
         self._refuse_when_down()
         reader = asyncio.create_task(self._read(request_iterator))
         try:

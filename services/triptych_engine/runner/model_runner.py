@@ -293,15 +293,17 @@ class ModelRunner:
         self._update_states(SchedulerOutput(dropped=[_PROBE_ID]))
 
     def warm_up(self) -> StepCosts:
-        """Run the largest prefill, so that the first requests find kernels, buffers and threads ready, then measure what steps
-        cost."""
+        """Run prefills and decodes, so that the first requests find kernels, buffers and threads ready, and measure what they cost.
+
+        On an accelerator the first is the largest prefill that there can be: whether its memory suffices is known then.
+        """
         started = time.monotonic()
         config = self.config
         num_tokens = min(config.max_num_batched_tokens, config.max_model_len - 1, self.num_blocks * config.block_size - 1)
-        self._time_prefill(num_tokens)
+        self._time_prefill(num_tokens if config.device.type != "cpu" else min(num_tokens, _MEASURED_SIZE))
         costs = self._measure_costs(min(num_tokens, _MEASURED_SIZE), min(config.max_num_seqs, self.num_blocks, _MEASURED_SIZE))
-        log.info("warmed up in %.1f s with a prefill of %d tokens; a step takes %.1f ms, %.2f more per decoding sequence, %.2f per "
-                 "prompt token", time.monotonic() - started, num_tokens, costs.fixed_s * 1e3, costs.decode_s * 1e3,
+        log.info("warmed up in %.1f s; a step takes %.1f ms, %.2f more per decoding sequence, %.2f per prompt token",
+                 time.monotonic() - started, costs.fixed_s * 1e3, costs.decode_s * 1e3,
                  costs.prompt_token_s * 1e3)  # fmt: skip
         return costs
 
