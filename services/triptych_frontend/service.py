@@ -12,6 +12,7 @@ import grpc
 from prometheus_client import Metric
 from triptych_common.control import State, cannot_sleep
 from triptych_common.errors import StartupError
+from triptych_common.garbage import objects_that_stay
 from triptych_common.model_store import model_info, resolve_model, served_name
 from triptych_common.pb import (
     common_pb2,
@@ -188,7 +189,9 @@ def run(settings: FrontendSettings) -> None:
     forbid_torch()
 
     async def main(stop: asyncio.Event) -> None:
-        async with Frontend(settings).running() as session:
+        with objects_that_stay():
+            frontend = Frontend(settings)
+        async with frontend.running() as session:
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait([stopped, session], return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
