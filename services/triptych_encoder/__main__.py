@@ -8,6 +8,7 @@ import sys
 
 from pydantic import ValidationError
 from pydantic_settings import CliApp
+from triptych_common.cores import bear_company
 from triptych_common.garbage import objects_that_stay
 from triptych_common.model_store import WEIGHT_PATTERNS, has_towers, resolve_model, served_name
 from triptych_common.server import run_service
@@ -26,6 +27,7 @@ def run(settings: EncoderSettings) -> None:
         if not has_towers(path):
             log.info("%s takes text only: there is nothing to encode, and no encoder is needed", served_name(settings.model))
             return
+        bear_company()
         with objects_that_stay():
             from triptych_encoder.service import EncoderService  # torch loads here, where it is needed
 

@@ -7,6 +7,7 @@ import sys
 
 from pydantic import ValidationError
 from pydantic_settings import CliApp
+from triptych_common.cores import bear_company
 from triptych_common.garbage import objects_that_stay
 from triptych_common.server import run_service
 from triptych_common.settings import startup_error
@@ -16,6 +17,7 @@ from triptych_engine.settings import EngineSettings
 
 def run(settings: EngineSettings) -> None:
     """Serve until SIGINT or SIGTERM."""
+    bear_company()
     with objects_that_stay():
         from triptych_engine.service import EngineService  # torch loads here, after bad flags were refused
 
