@@ -32,9 +32,9 @@ def encoder_share(num_cores: int) -> int:
 def bear_company() -> None:
     """Let OpenMP's threads wait for each other asleep, but for a moment, unless the environment says how they shall wait.
 
-    A step has hundreds of points at which its threads wait for each other, by default awake, for milliseconds. Where another process
-    computes on the same cores, the one they wait for has often lost its core to it, and those awake keep theirs from both. A step
-    of 20 ms took 180 ms beside one busy process; with this it takes 37, and 20.6 alone.
+    A step has hundreds of points at which its threads wait for each other, by default awake, for milliseconds. Where another
+    process computes on the same cores, the one they wait for has often lost its core to it, and those awake keep theirs from both.
+    A step of 20 ms took 180 ms beside one busy process; with this it takes 37, and 20.6 alone.
 
     Call it before torch is imported: the runtime reads it once.
     """
