@@ -62,7 +62,8 @@ def test_the_tables_hold_ratios_first_then_figures_memory_and_start() -> None:
 def test_a_run_without_gaps_and_without_others_is_rendered() -> None:
     tables = render(results_of(run_of(TRIPTYCH, 0, 10.0, concurrency=1, gap_ms=None)), "results.json")
     assert "| 1 | Triptych | 10.0 | 100.0 | 200.0 | - | - | 4 | 0 |" in tables
-    assert "against" not in tables
+    assert "Triptych against" not in tables
+    assert "REST against" not in tables
 
 
 def test_only_what_is_between_the_markers_changes() -> None:
