@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow lint format protos bench bench-encoder images clean
+.PHONY: help install serve test test-slow lint format protos bench images clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -68,11 +68,8 @@ format: $(VENV)/.dev ## Put the code into shape
 protos: $(VENV)/.dev ## Regenerate the Python of protos/
 	$(BIN)/python tools/gen_protos.py
 
-bench: $(VENV)/.dev ## Measure tokens/s, latency, memory, start: make bench [ARGS='--engine-alone --report', see benchmarks/serving.py]
-	$(BIN)/python benchmarks/serving.py $(ARGS)
-
-bench-encoder: $(VENV)/.dev ## Measure pictures: make bench-encoder MODEL=directory [ARGS='--inside --report', see benchmarks/encoder.py]
-	$(BIN)/python benchmarks/encoder.py $(MODEL) $(ARGS)
+bench: $(VENV)/.dev ## Measure and write docs/performance.md (20 minutes): make bench [ARGS='streams steps', or one part with options: see benchmarks/bench.py]
+	$(BIN)/python benchmarks/bench.py $(ARGS)
 
 images: ## Build the container images: make images [CONTAINER=podman] [BUILD_ARGS=...]
 	for target in gateway frontend encoder engine fetch; do \

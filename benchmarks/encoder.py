@@ -5,9 +5,9 @@
     python benchmarks/encoder.py MODEL --peer http://127.0.0.1:9100 --peer-model llava --peer-name "vLLM 0.32 CPU"
     python benchmarks/encoder.py MODEL --flood 4 --pictures 1 --rounds 1 --alone-s 2 -- --engine.num-threads 1
 
-`make bench-encoder ARGS='...'` is the same. MODEL takes pictures: a directory, a built-in name or a hub id. What follows `--` goes
-to `triptych serve`. A peer is any OpenAI-compatible server that runs already; it gets the same pictures from the same client. In
-each round the targets take turns, so that whatever else the machine does meets all of them, and only ratios within one round are
+`make bench ARGS='encoder MODEL ...'` is the same. MODEL takes pictures: a directory, a built-in name or a hub id. What follows `--`
+goes to `triptych serve`. A peer is any OpenAI-compatible server that runs already; it gets the same pictures from the same client.
+In each round the targets take turns, so that whatever else the machine does meets all of them, and only ratios within one round are
 worth quoting. All targets stay loaded, and one at a time is under load.
 
 A turn is --pictures times one new picture that is asked about in several ways one after the other (a streamed chat; TTFT is the
@@ -25,10 +25,6 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-import datetime
-import json
-import shlex
-import signal
 import statistics
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -39,14 +35,14 @@ import grpc
 import uvloop
 from child import ChildError
 from encoder_load import CASES, Flood, Subject, ask_in_all_ways, put_flood
-from encoder_report import INSIDE, write_document
+from encoder_report import INSIDE
 from encoder_wire import read_traffic
 from load import FAILURES, Target
-from machine import busy_percent, describe_commit, describe_machine, describe_versions
 from pictures import Picture, new_picture
-from report import DOCUMENT, TRIPTYCH
-from serving import MAX_BUSY_PERCENT, RESULTS, check_peer
+from serving import check_peer
+from sitting import describe, hold
 from stack import SERVE, Stack, running_stack
+from tables import TRIPTYCH
 from triptych_cli.ports import free_port
 from triptych_common.errors import StartupError
 from triptych_common.model_store import WEIGHT_PATTERNS, has_towers, resolve_model, served_name
@@ -153,20 +149,18 @@ def run(args: argparse.Namespace) -> dict:
         subjects = {each: subject for each, (_, subject) in stacks.items()}
         if peer is not None:
             subjects[peer.name] = Subject(peer)
-        busy = busy_percent([process for stack, _ in stacks.values() for process in stack.services.values()])
-        print(f"with nothing under load the cores are {busy['all']:.0f} % busy, {busy['own']:.0f} % with Triptych's services")
-        if busy["all"] > MAX_BUSY_PERCENT:
-            print("warning: something else computes on this machine; no figure of this sitting can be trusted")
-        runs = measure(subjects, args)
+        services = [process for stack, _ in stacks.values() for process in stack.services.values()]
+        # Where the model lies is this machine's own affair.
+        described = describe("encoder", services, [name if arg == args.model else arg for arg in sys.argv[1:]])
+        try:
+            runs = measure(subjects, args)
+        except (*FAILURES, TimeoutError) as error:
+            raise ChildError(f"a request failed: {error!r}") from error
+        except ExceptionGroup as errors:
+            raise ChildError(f"a text stream failed: {errors.exceptions[0]!r}") from errors
     load_keys = ("size", "pictures", "flood", "rounds", "alone_s", "stream_tokens", "inside_batch", "serve_args")
     return {
-        # Where the model lies is this machine's own affair.
-        "command": shlex.join(["python", "benchmarks/encoder.py", *(name if arg == args.model else arg for arg in sys.argv[1:])]),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": describe_commit(),
-        "machine": describe_machine(),
-        "versions": describe_versions(),
-        "busy_percent": busy,
+        **described,
         "load": {"model": name, **{key: getattr(args, key) for key in load_keys}},
         "peer": dataclasses.asdict(peer) if peer is not None else None,
         "cases": [case.name for case in CASES],
@@ -223,26 +217,12 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    # As serving.py: each way of being told to stop unwinds the blocks that end the processes.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    try:
-        results = run(args)
-    except ChildError as error:
-        sys.exit(f"encoder.py: {error}")
-    except (*FAILURES, TimeoutError) as error:
-        sys.exit(f"encoder.py: a request failed: {error!r}")
-    except ExceptionGroup as errors:
-        sys.exit(f"encoder.py: a text stream failed: {errors.exceptions[0]!r}")
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{results['date']}-{args.name}.json"
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {path}")
-    if args.report:
-        write_document(path)
-        print(f"wrote {DOCUMENT}")
-    if any(run["flood"]["num_failed"] for run in results["runs"]):
-        sys.exit(1)
+    hold(
+        lambda: run(args),
+        lambda results: sum(each["flood"]["num_failed"] for each in results["runs"]),
+        args.name,
+        report=args.report,
+    )
 
 
 if __name__ == "__main__":

@@ -1,21 +1,12 @@
-"""Writes the tables on pictures into docs/performance.md from a results file of benchmarks/encoder.py.
-
-    python benchmarks/encoder_report.py benchmarks/results/2026-01-31-encoder.json
-
-What stands between the two markers is replaced, all other text is left as it is. `--stdout` prints the tables instead.
-"""
+"""Tables of what benchmarks/encoder.py measured."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from report import DOCUMENT, TRIPTYCH, distinct, median, origin, ratio, replace_between_markers, table
+from tables import TRIPTYCH, distinct, median, origin, ratio, table
 
-BEGIN, END = "<!-- encoder:begin -->", "<!-- encoder:end -->"
 INSIDE = "encoding inside the engine"
 #: Milliseconds in a report on a picture -> what they are.
 _STAGES = {
@@ -157,26 +148,3 @@ def _stages(runs: Sequence[dict], new: str) -> str:
     samples = [each for run in runs for each in run["samples"] if run["target"] == TRIPTYCH and each["case"] == new]
     rows = [[label, median(each["report"][key] for each in samples)] for key, label in _STAGES.items()]
     return f"### Where a new picture's time goes in Triptych (medians, ms)\n\n{table(['stage', 'ms'], rows)}"
-
-
-def write_document(path: Path, document: Path = DOCUMENT) -> None:
-    """Put the tables of a results file into the document."""
-    tables = render(json.loads(path.read_text(encoding="utf-8")), f"../benchmarks/results/{path.name}")
-    text = replace_between_markers(document.read_text(encoding="utf-8"), tables, BEGIN, END)
-    document.write_text(text, encoding="utf-8")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="a file of benchmarks/results/")
-    parser.add_argument("--stdout", action="store_true", help="print the tables, change no file")
-    args = parser.parse_args()
-    if args.stdout:
-        print(render(json.loads(args.results.read_text(encoding="utf-8")), args.results.name))
-    else:
-        write_document(args.results)
-        print(f"wrote {DOCUMENT}")
-
-
-if __name__ == "__main__":
-    main()

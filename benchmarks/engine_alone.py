@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from child import Child
@@ -110,25 +109,18 @@ class _ClosedLoop:
 
 
 class _Engine:
-    """Model, scheduler and step loop, put together as triptych_engine.service does."""
+    """Model, scheduler and step loop in this process."""
 
     def __init__(self, settings: EngineSettings) -> None:
+        from engine import load_engine
         from tokenizers import Tokenizer
-        from triptych_common import model_store
         from triptych_engine.core import EngineCore, new_device_thread
-        from triptych_engine.runner.model_runner import ModelRunner
-        from triptych_engine.service import make_scheduler, runner_config
 
-        path = model_store.resolve_model(settings.model, model_store.WEIGHT_PATTERNS)
-        model = model_store.model_info(path, model_store.served_name(settings.model), settings.max_model_len)
-        runner = ModelRunner(runner_config(settings, model, path))
         device_thread = new_device_thread()
-        device_thread.submit(runner.load).result(LOAD_TIMEOUT_S)
-        costs = device_thread.submit(runner.warm_up).result(LOAD_TIMEOUT_S)
-        scheduler = make_scheduler(settings, model, runner, costs)
-        self._tokenizer = Tokenizer.from_file(str(Path(path) / "tokenizer.json"))
+        loaded = load_engine(settings, lambda work: device_thread.submit(work).result(LOAD_TIMEOUT_S))
+        self._tokenizer = Tokenizer.from_file(str(loaded.path / "tokenizer.json"))
         self._loop: _ClosedLoop | None = None
-        self._core = EngineCore(scheduler, runner, self._on_outputs, device_thread=device_thread)
+        self._core = EngineCore(loaded.scheduler, loaded.runner, self._on_outputs, device_thread=device_thread)
         self._core.start()
 
     def run(self, prompts: Sequence[str], concurrency: int, max_tokens: int, timeout_s: float = 600.0) -> Figures:

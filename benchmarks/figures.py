@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from histogram import Histogram, histogram
+
 #: Different reasons of failures that are kept, with how often each came.
 MAX_REASONS = 5
 
@@ -35,7 +37,12 @@ class Stream:
 
 @dataclass(frozen=True)
 class Figures:
-    """One run of a load. Percentiles are None where nothing was observed (a gap needs two pieces of text)."""
+    """One run of a load. Percentiles are None where nothing was observed (a gap needs two pieces of text).
+
+    Attributes:
+        ttfts: all of them, as counts.
+        gaps: likewise.
+    """
 
     num_ok: int
     num_failed: int
@@ -48,6 +55,8 @@ class Figures:
     ttft_p99_ms: float | None
     gap_p50_ms: float | None
     gap_p99_ms: float | None
+    ttfts: Histogram
+    gaps: Histogram
 
 
 @dataclass(frozen=True)
@@ -132,6 +141,8 @@ def summarize(streams: Sequence[Stream], failures: Sequence[str], elapsed_s: flo
         ttft_p99_ms=_ms(percentile(ttfts, 0.99)),
         gap_p50_ms=_ms(percentile(gaps, 0.5)),
         gap_p99_ms=_ms(percentile(gaps, 0.99)),
+        ttfts=histogram(ttfts),
+        gaps=histogram(gaps),
     )
 
 

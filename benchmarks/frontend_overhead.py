@@ -1,32 +1,29 @@
 """CPU time that the frontend spends per token, and its resident memory, with no model behind it.
 
+    python benchmarks/frontend_overhead.py --streams 64 1000
     python benchmarks/frontend_overhead.py --streams 64 --tokens 256 --interval-ms 30
 
 Three processes: an engine that brings one token per interval to each of its sequences, all in one message per step, as the real
 one does; the frontend; and this one, which reads the streams. Reported is the user and system time of the frontend's process,
 divided by the number of tokens; wall time does not enter, so a busy machine changes the figure little. An interval that is too
-short for the machine makes the frontend merge tokens, and the figure per token fall: read "responses per token" beside it.
+short for the machine makes the frontend merge tokens, and the figure per token fall: read "messages per token" beside it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
-import socket
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 
 import grpc
-import psutil
+import overhead
+import uvloop
+from overhead import HOST, Overhead, process
+from triptych_cli.ports import free_port
 from triptych_common.channels import SERVER_OPTIONS, open_channel
-from triptych_common.model_store import model_info, resolve_model
+from triptych_common.model_store import TEXT_MODEL, model_info, resolve_model
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc, generation_pb2, generation_pb2_grpc
-from triptych_common.settings import DEFAULT_MODEL
 
-HOST = "127.0.0.1"
 #: Ids of ordinary words in any byte-level vocabulary of some size.
 FIRST_TOKEN_ID, NUM_TOKEN_IDS = 300, 2000
 
@@ -53,8 +50,9 @@ class Metronome(engine_pb2_grpc.EngineServiceServicer):
 
         reader = asyncio.create_task(read())
         yield engine_pb2.SessionResponse(model=self._model)
-        for step in itertools.count():
-            await asyncio.sleep(self._interval_s)
+        step = 0
+        async for _ in overhead.ticks(self._interval_s):
+            step += 1
             token_id = FIRST_TOKEN_ID + step % NUM_TOKEN_IDS
             response = engine_pb2.SessionResponse(step=step)
             for request_id in list(left):
@@ -64,7 +62,8 @@ class Metronome(engine_pb2_grpc.EngineServiceServicer):
                     output.finish_reason = common_pb2.FINISH_REASON_LENGTH
                     del left[request_id]
             yield response
-        reader.cancel()
+            if reader.done():
+                return
 
 
 async def beat(model: str, port: int, interval_s: float) -> None:
@@ -77,94 +76,71 @@ async def beat(model: str, port: int, interval_s: float) -> None:
     await server.wait_for_termination()
 
 
-@contextmanager
-def process(*command: str) -> Iterator[psutil.Process]:
-    """A Python process that ends with the block."""
-    with subprocess.Popen([sys.executable, *command]) as child:
-        try:
-            yield psutil.Process(child.pid)
-        finally:
-            child.terminate()
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.create_server((HOST, 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-async def stream_all(stub: generation_pb2_grpc.GenerationServiceStub, args: argparse.Namespace, num_tokens: int) -> int:
+async def stream_all(
+    stub: generation_pb2_grpc.GenerationServiceStub, num_streams: int, num_tokens: int, *, stop: bool = False
+) -> int:
     """Run the calls at the same time on one session, as a gateway does; check that nothing is missing; returns the responses."""
     message = generation_pb2.ChatMessage(role="user", content=[generation_pb2.ContentPart(text="Tell me a story.")])
     sampling = common_pb2.SamplingParams(max_tokens=num_tokens)
-    options = generation_pb2.GenerationOptions(sampling=sampling, stop=["</never>"] if args.stop else [])
+    options = generation_pb2.GenerationOptions(sampling=sampling, stop=["</never>"] if stop else [])
     chat = generation_pb2.ChatRequest(messages=[message], options=options)
     session = stub.Session(wait_for_ready=True)
-    calls = [generation_pb2.GenerationCall(number=number, chat=chat) for number in range(args.streams)]
+    calls = [generation_pb2.GenerationCall(number=number, chat=chat) for number in range(num_streams)]
     await session.write(generation_pb2.GenerationServiceSessionRequest(start=calls))
     await session.done_writing()
     num_responses, num_ended = 0, 0
     async for batch in session:
         for response in batch.responses:
-            assert response.number < args.streams
+            assert response.number < num_streams
             if response.HasField("error"):
                 raise NotReadyError(response.error.message)
             num_responses += 1
             if response.HasField("usage"):
                 assert response.usage.completion_tokens == num_tokens
                 num_ended += 1
-    assert num_ended == args.streams
+    assert num_ended == num_streams
     return num_responses
 
 
-async def until_ready(stub: generation_pb2_grpc.GenerationServiceStub, args: argparse.Namespace) -> None:
-    """Wait until the frontend has found its engine, and warm both up."""
-    async with asyncio.timeout(60):
+async def until_ready(stub: generation_pb2_grpc.GenerationServiceStub) -> None:
+    """Wait until the frontend has found its engine."""
+    async with asyncio.timeout(overhead.READY_TIMEOUT_S):
         while True:
             try:
-                await stream_all(stub, args, num_tokens=4)
+                await stream_all(stub, 1, num_tokens=4)
             except (grpc.aio.AioRpcError, NotReadyError):
                 await asyncio.sleep(0.2)
             else:
                 return
 
 
-def cpu_s(frontend: psutil.Process) -> float:
-    """User and system time of the process so far."""
-    times = frontend.cpu_times()
-    return float(times.user + times.system)
-
-
-async def measure(args: argparse.Namespace) -> None:
-    """Run the processes and print the figures."""
-    engine_port, port = free_port(), free_port()
-    engine_args = ("--engine-port", str(engine_port), "--model", args.model, "--interval-ms", str(args.interval_ms))
-    frontend_args = ("--port", str(port), "--control-port", "0", "--engine-address", f"{HOST}:{engine_port}", "--model", args.model)
-    with process(__file__, *engine_args), process("-m", "triptych_frontend", *frontend_args) as frontend:
+async def measure(num_streams: int, num_tokens: int, interval_s: float, model: str = TEXT_MODEL, *, stop: bool = False) -> Overhead:
+    """Start the processes, run the streams once to warm up, then for the figures."""
+    engine_port, port = free_port(HOST), free_port(HOST)
+    engine_args = ("--engine-port", str(engine_port), "--model", model, "--interval-ms", str(interval_s * 1e3))
+    frontend_args = ("--port", str(port), "--control-port", "0", "--engine-address", f"{HOST}:{engine_port}", "--model", model)
+    with process(__file__, *engine_args), process("-m", "triptych_frontend", *frontend_args, "--log-level", "WARNING") as frontend:
         async with open_channel(f"{HOST}:{port}") as channel:
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            await until_ready(stub, args)
-            before_s = cpu_s(frontend)
-            num_responses = await stream_all(stub, args, args.tokens)
-            spent_s = cpu_s(frontend) - before_s
-        num_tokens = args.streams * args.tokens
-        print(f"streams                  {args.streams}")
-        print(f"tokens                   {num_tokens}")
-        print(f"responses per token      {num_responses / num_tokens:.2f}")
-        print(f"frontend CPU per token   {spent_s / num_tokens * 1e6:.1f} us")
-        print(f"frontend resident memory {frontend.memory_info().rss / 1e6:.0f} MB")
+            await until_ready(stub)
+            return await overhead.observe(
+                frontend, num_streams, num_tokens, lambda tokens: stream_all(stub, num_streams, tokens, stop=stop)
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="its tokenizer is used")
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=256, help="per stream")
-    parser.add_argument("--interval-ms", type=float, default=30.0, help="between two steps of the engine")
-    parser.add_argument("--stop", action="store_true", help="give each request a stop string that never occurs")
-    parser.add_argument("--engine-port", type=int, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    asyncio.run(beat(args.model, args.engine_port, args.interval_ms / 1e3) if args.engine_port else measure(args))
+    args = overhead.parse_args(
+        __doc__ or "",
+        ("--model", {"default": TEXT_MODEL, "help": "its tokenizer is used"}),
+        ("--stop", {"action": "store_true", "help": "give each request a stop string that never occurs"}),
+        ("--engine-port", {"type": int, "help": argparse.SUPPRESS}),
+    )
+    if args.engine_port:
+        uvloop.run(beat(args.model, args.engine_port, args.interval_ms / 1e3))
+        return
+    for streams in args.streams:
+        interval_s = args.interval_ms / 1e3 if args.interval_ms else overhead.interval_s(streams, args.tokens_per_s)
+        print("frontend:", uvloop.run(measure(streams, args.tokens, interval_s, args.model, stop=args.stop)), flush=True)
 
 
 if __name__ == "__main__":

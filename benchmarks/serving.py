@@ -5,9 +5,9 @@
     python benchmarks/serving.py --peer http://127.0.0.1:9100 --peer-model smollm2 --peer-name "vLLM 0.32 CPU"
     python benchmarks/serving.py --concurrency 1 8 --max-tokens 32 --repeats 1 -- --engine.num-threads 1
 
-`make bench ARGS='...'` is the same. What follows `--` goes to `triptych serve`. A peer is any OpenAI-compatible server that runs
-already; it gets the same prompts from the same client. For each concurrency the targets take turns (Triptych, engine alone, peer;
-again; ...), so that whatever else the machine does meets all of them, and only ratios within one turn are worth quoting. All
+`make bench ARGS='serving ...'` is the same. What follows `--` goes to `triptych serve`. A peer is any OpenAI-compatible server that
+runs already; it gets the same prompts from the same client. For each concurrency the targets take turns (Triptych, engine alone,
+peer; again; ...), so that whatever else the machine does meets all of them, and only ratios within one turn are worth quoting. All
 targets stay loaded, and one at a time is under load.
 
 A load is a closed loop: so many streams of /v1/completions, each sending its next request as its last one ends; greedy, end tokens
@@ -24,33 +24,26 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-import datetime
 import json
-import shlex
-import signal
-import sys
 import urllib.request
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import uvloop
 from child import ChildError
 from engine_alone import running_engine_alone
 from figures import Figures
 from load import Prompts, Target, put_load
-from machine import busy_percent, describe_commit, describe_machine, describe_versions
-from report import DOCUMENT, ENGINE_ALONE, TRIPTYCH, ratios, write_document
+from serving_report import ENGINE_ALONE, ratios
+from sitting import describe, hold
 from stack import MemoryPeak, Stack, running_stack
-from triptych_common.settings import DEFAULT_MODEL
+from tables import TRIPTYCH
+from triptych_common.model_store import TEXT_MODEL
 
-RESULTS = Path(__file__).parent / "results"
 #: A warm-up lets each target meet its largest batch once.
 WARM_UP_TOKENS = 8
 #: A single stream shall not be judged by fewer requests.
 MIN_REQUESTS = 4
 PEER_TIMEOUT_S = 10.0
-#: Beyond this, what else runs on the machine decides about the figures.
-MAX_BUSY_PERCENT = 15.0
 
 #: Puts prompts on one target: prompts, concurrency, max_tokens.
 PutLoad = Callable[[Sequence[str], int, int], Figures]
@@ -139,10 +132,7 @@ def run(args: argparse.Namespace) -> dict:
             targets[ENGINE_ALONE] = lambda prompts, streams, tokens: engine.put_load(prompts, streams, tokens, args.timeout_s)
         if peer is not None:
             targets[peer.name] = over_rest(peer, args.timeout_s)
-        busy, peak = busy_percent(stack.services.values()), MemoryPeak()
-        print(f"with nothing under load the cores are {busy['all']:.0f} % busy, {busy['own']:.0f} % with Triptych's services")
-        if busy["all"] > MAX_BUSY_PERCENT:
-            print("warning: something else computes on this machine; no figure of this sitting can be trusted")
+        described, peak = describe("serving", stack.services.values()), MemoryPeak()
         runs = measure(targets, stack, peak, args)
         print_ratios(runs, [name for name in targets if name != TRIPTYCH])
         limits = stack.memory_limits()
@@ -152,12 +142,7 @@ def run(args: argparse.Namespace) -> dict:
         print(f"ready after {stack.cold_start.ready_s:.1f} s, first chat answered after {stack.cold_start.first_answer_s:.1f} s")
         load_keys = ("model", "concurrency", "max_tokens", "prompt_words", "requests_per_stream", "repeats", "seed", "serve_args")
         return {
-            "command": shlex.join(["python", "benchmarks/serving.py", *sys.argv[1:]]),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "commit": describe_commit(),
-            "machine": describe_machine(),
-            "versions": describe_versions(),
-            "busy_percent": busy,
+            **described,
             "load": {key: getattr(args, key) for key in load_keys},
             "peer": dataclasses.asdict(peer) if peer is not None else None,
             "cold_start": dataclasses.asdict(stack.cold_start),
@@ -168,7 +153,7 @@ def run(args: argparse.Namespace) -> dict:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="what `triptych serve` shall serve")
+    parser.add_argument("--model", default=TEXT_MODEL, help="what `triptych serve` shall serve")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64], metavar="N", help="streams at once")
     parser.add_argument("--max-tokens", type=int, default=128, help="output tokens of each request")
     parser.add_argument("--prompt-words", type=int, default=20)
@@ -194,23 +179,12 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    # So that each way of being told to stop unwinds the blocks that end the processes: asyncio turns SIGINT into a cancellation,
-    # also where a shell had set it to be ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    try:
-        results = run(args)
-    except ChildError as error:
-        sys.exit(f"serving.py: {error}")
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{results['date']}-{args.name}.json"
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {path}")
-    if args.report:
-        write_document(path)
-        print(f"wrote {DOCUMENT}")
-    if any(run["figures"]["num_failed"] for run in results["runs"]):
-        sys.exit(1)
+    hold(
+        lambda: run(args),
+        lambda results: sum(each["figures"]["num_failed"] for each in results["runs"]),
+        args.name,
+        report=args.report,
+    )
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from triptych_common.errors import StartupError
 from triptych_common.interceptors import CallInterceptor
 from triptych_common.logs import configure_logging
 from triptych_common.metrics import Collect, MetricsServer
+from triptych_common.open_files import raise_open_files_limit
 from triptych_common.pb import control_pb2, control_pb2_grpc
 from triptych_common.settings import GrpcServiceSettings, ServiceSettings
 
@@ -112,6 +113,7 @@ def run_service(name: str, settings: ServiceSettings, main: Callable[[asyncio.Ev
     """
     configure_logging(name, settings.log_level, settings.log_format)
     gc.freeze()  # what was imported stays; a full collection would stop all streams for 30 ms to look through it
+    raise_open_files_limit()
 
     async def until_stopped() -> None:
         stop = asyncio.Event()

@@ -94,6 +94,8 @@ class CpuKernels:
         self._decoder_layer_workspace = library.triptych_decoder_layer_workspace
         #: One layer: takes references to DecoderLayerArgs and DecoderStepArgs.
         self.decoder_layer = library.triptych_decoder_layer
+        #: Address of int64 [3] to which it adds nanoseconds of products, attention and the rest (csrc/stage_clock.h), or None.
+        self.stage_ns: int | None = None
         self._workspace = torch.empty(0)
         self._argmax = library.triptych_argmax
         self._argmax.argtypes = [pointer, count, count, pointer, pointer]

@@ -48,4 +48,5 @@ class DecoderStepArgs(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("attention", "k_cache", "v_cache", "x", "out", "cos", "sin", "workspace")),
+        ("stage_ns", ctypes.c_void_p),
     ]

@@ -73,6 +73,7 @@ class LayerKernel:
         step.attention, step.k_cache, step.v_cache = backend.layer_args(self._index, self._group)
         step.x, step.out, step.cos, step.sin = x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr()
         step.workspace = self._kernels.workspace(x.shape[0] * self._floats_per_row)
+        step.stage_ns = self._kernels.stage_ns
         self._kernels.decoder_layer(self._layer_ref, self._step_ref)
         return out
 

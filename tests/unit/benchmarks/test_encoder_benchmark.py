@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from encoder_inside import services_of
 from encoder_load import CASES, NEW, objection
-from encoder_report import BEGIN, END, INSIDE, ratios, render, ttft, window, write_document
+from encoder_report import INSIDE, ratios, render, ttft, window
 from encoder_wire import Traffic, parse_traffic
 from figures import Answer, in_window
 from load import Target
 from pictures import about, chat, new_picture
 from PIL import Image
-from report import DOCUMENT, TRIPTYCH
+from report import DOCUMENT, markers, write_document
+from tables import TRIPTYCH
 from triptych_cli.service_flags import SERVICES
 from triptych_cli.stack import ServeOptions
 
@@ -159,6 +160,6 @@ def test_only_the_part_on_pictures_changes(tmp_path: Path) -> None:
     before = DOCUMENT.read_text(encoding="utf-8")
     document.write_text(before, encoding="utf-8")
     write_document(results, document)
-    after = document.read_text(encoding="utf-8")
+    after, (begin, end) = document.read_text(encoding="utf-8"), markers("encoder")
     assert "| TTFT, new picture, ms | 123.4 |" in after
-    assert (after.partition(BEGIN)[0], after.partition(END)[2]) == (before.partition(BEGIN)[0], before.partition(END)[2])
+    assert (after.partition(begin)[0], after.partition(end)[2]) == (before.partition(begin)[0], before.partition(end)[2])

@@ -1,4 +1,4 @@
-"""The tables that a results file becomes."""
+"""The tables and charts that a results file becomes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
-from report import BEGIN, DOCUMENT, END, ENGINE_ALONE, TRIPTYCH, ratios, render, replace_between_markers, write_document
+from charts import LineChart
+from histogram import histogram
+from report import DOCUMENT, KINDS, kind_of, markers, render, replace_between_markers, write_document
+from serving_report import ENGINE_ALONE, charts, ratios
+from tables import TRIPTYCH
 
 PEER = "vLLM"
+BEGIN, END = markers("serving")
 
 
 def run_of(target: str, repeat: int, tokens_per_s: float, concurrency: int = 8, gap_ms: float | None = 20.0) -> dict:
     times = {"ttft_p50_ms": 100.0, "ttft_p99_ms": 200.0, "gap_p50_ms": gap_ms, "gap_p99_ms": gap_ms}
     figures = {"num_ok": 4, "num_failed": 0, "failures": {}, "output_tokens_per_s": tokens_per_s, **times}
+    if gap_ms is not None:
+        figures["gaps"] = histogram([gap_ms / 1e3] * 10)
     return {"target": target, "concurrency": concurrency, "repeat": repeat, "figures": figures}
 
 
@@ -55,20 +62,21 @@ def test_the_tables_hold_ratios_first_then_figures_memory_and_start() -> None:
 def test_a_run_without_gaps_and_without_others_is_rendered() -> None:
     tables = render(results_of(run_of(TRIPTYCH, 0, 10.0, concurrency=1, gap_ms=None)), "results.json")
     assert "| 1 | Triptych | 10.0 | 100.0 | 200.0 | - | - | 4 | 0 |" in tables
-    assert "against" not in tables
+    assert "Triptych against" not in tables
+    assert "REST against" not in tables
 
 
 def test_only_what_is_between_the_markers_changes() -> None:
     document = f"before\n{BEGIN}\nold\n{END}\nafter \\1\n"
-    once = replace_between_markers(document, "new \\1")
+    once = replace_between_markers(document, "serving", "new \\1")
     assert once == f"before\n{BEGIN}\n\nnew \\1\n\n{END}\nafter \\1\n"
-    assert replace_between_markers(once, "new \\1") == once
+    assert replace_between_markers(once, "serving", "new \\1") == once
 
 
 @pytest.mark.parametrize("document", ["", f"{BEGIN}", f"{END} {BEGIN}", f"{BEGIN} {END} {BEGIN} {END}"])
 def test_a_document_without_one_pair_of_markers_is_refused(document: str) -> None:
     with pytest.raises(ValueError, match="exactly one"):
-        replace_between_markers(document, "new")
+        replace_between_markers(document, "serving", "new")
 
 
 def test_the_document_of_this_repository_takes_tables(tmp_path: Path) -> None:
@@ -79,3 +87,32 @@ def test_the_document_of_this_repository_takes_tables(tmp_path: Path) -> None:
     write_document(results, document)
     assert "../benchmarks/results/2026-01-31-serving.json" in document.read_text()
     assert "| 123.4 |" in document.read_text()
+    assert "](figures/serving-throughput.svg)" in document.read_text()
+    assert "Output tokens per second" in (tmp_path / "figures" / "serving-throughput.svg").read_text()
+
+
+def test_the_document_of_this_repository_has_a_region_for_each_kind() -> None:
+    for kind in KINDS:
+        replace_between_markers(DOCUMENT.read_text(encoding="utf-8"), kind, "new")
+
+
+def test_results_from_before_there_were_kinds_are_told_apart() -> None:
+    assert kind_of({"kind": "steps", "runs": []}) == "steps"
+    assert (kind_of({"cases": []}), kind_of({"cold_start": {}})) == ("encoder", "serving")
+
+
+def test_lines_are_medians_of_the_rounds_and_a_target_may_lack_some() -> None:
+    runs = [run_of(TRIPTYCH, 0, 10, 1), run_of(TRIPTYCH, 0, 100), run_of(TRIPTYCH, 1, 300), run_of(PEER, 0, 50)]
+    chart = charts(results_of(*runs))["throughput"]
+    assert isinstance(chart, LineChart)
+    assert {line.label: line.points for line in chart.lines} == {TRIPTYCH: [(1, 10), (8, 200)], PEER: [(8, 50)]}
+    assert chart.x_ticks == ((1, "1"), (8, "8"))
+
+
+def test_gaps_become_a_distribution_and_are_left_out_where_none_were_kept() -> None:
+    chart = charts(results_of(run_of(TRIPTYCH, 0, 10), run_of(TRIPTYCH, 1, 10)))["gaps"]
+    assert isinstance(chart, LineChart)
+    assert [line.label for line in chart.lines] == ["8 streams"]
+    ends = [ms for _, ms in chart.lines[0].points]
+    assert min(ends) <= 20 <= max(ends)
+    assert "gaps" not in charts(results_of(run_of(TRIPTYCH, 0, 10, gap_ms=None)))

@@ -4,6 +4,7 @@
 #include "elementwise.h"
 #include "linear.h"
 #include "paged_attention.h"
+#include "stage_clock.h"
 
 using namespace triptych;
 
@@ -35,6 +36,7 @@ struct DecoderStepArgs {
   const float* cos;  // [rows, rotary_dim]
   const float* sin;  // [rows, rotary_dim]
   float* workspace;  // rows * triptych_decoder_layer_workspace
+  int64_t* stage_ns;  // [3], see stage_clock.h: time is added; or null
 };
 }
 
@@ -100,31 +102,42 @@ void triptych_decoder_layer(const DecoderLayerArgs* layer, const DecoderStepArgs
   const PagedAttentionArgs a = attention_of(l, s, w);
 #pragma omp parallel
   {
+    StageClock clock(s.stage_ns);
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < rows; r++) norm_row(s.x + r * hidden, l.norm, w.normed + r * hidden, hidden, l.norm_eps);
+    clock.mark(kOtherStage);
     linear_shared(w.normed, hidden, l.qkv, w.qkv, rows);
 #pragma omp barrier
+    clock.mark(kLinearStage);
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
       rotate_token(l, s, w, r);
       write_token<float, float>(a, int(r));
     }
+    clock.mark(kOtherStage);
     attend_shared<float, float>(a);
+    clock.mark(kAttentionStage);
     linear_shared(w.attended, l.out.in_features, l.out, w.added, rows);
 #pragma omp barrier
+    clock.mark(kLinearStage);
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
       add_norm_row(s.x + r * hidden, w.added + r * hidden, l.mlp_norm, s.out + r * hidden, w.normed + r * hidden, hidden,
                    l.mlp_norm_eps);
     }
+    clock.mark(kOtherStage);
     linear_shared(w.normed, hidden, l.gate_up, w.gate_up, rows);
 #pragma omp barrier
+    clock.mark(kLinearStage);
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < rows; r++) silu_mul_row(w.gate_up + 2 * r * inner, w.gate_up + (2 * r + 1) * inner, w.gated + r * inner, inner);
+    clock.mark(kOtherStage);
     linear_shared(w.gated, inner, l.down, w.added, rows);
 #pragma omp barrier
+    clock.mark(kLinearStage);
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < rows; r++) add_row(s.out + r * hidden, w.added + r * hidden, hidden);
+    clock.mark(kOtherStage);
   }
 }
 }

@@ -1,0 +1,39 @@
+"""The engine's parts, put together as triptych_engine.service does, for benchmarks that run them without services around."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triptych_common import model_store
+from triptych_engine.runner.model_runner import ModelRunner
+from triptych_engine.scheduler import Scheduler
+from triptych_engine.service import make_scheduler, runner_config
+from triptych_engine.settings import EngineSettings
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    """Model and scheduler; an EngineCore joins the two."""
+
+    path: Path
+    scheduler: Scheduler
+    runner: ModelRunner
+
+
+def load_engine(
+    settings: EngineSettings, on_device_thread: Callable[[Callable[[], Any]], Any] = lambda work: work()
+) -> LoadedEngine:
+    """Load the model and warm it up.
+
+    Args:
+        on_device_thread: runs something on the thread that will run the step loop, and returns what it returned.
+    """
+    path = model_store.resolve_model(settings.model, model_store.WEIGHT_PATTERNS)
+    model = model_store.model_info(path, model_store.served_name(settings.model), settings.max_model_len)
+    runner = ModelRunner(runner_config(settings, model, path))
+    on_device_thread(runner.load)
+    costs = on_device_thread(runner.warm_up)
+    return LoadedEngine(Path(path), make_scheduler(settings, model, runner, costs), runner)

@@ -1,0 +1,193 @@
+"""Where the time of an engine step goes, and what a step costs as contexts grow.
+
+    python benchmarks/steps.py
+    python benchmarks/steps.py --sequences 1 8 --contexts 128 512 --steps 8 -- --num-threads 1
+
+`make bench ARGS=steps` is the same. What follows `--` are flags of `triptych engine`. The engine's step loop runs in this process,
+with nobody on the other side: schedule, runner, sampler, update as in the service, and outputs handed to the service's own outbox
+on an event loop in another thread, which makes the message of each step.
+
+Measured are decoding steps of --sequences at the first of --contexts, of --context-sequences at each of them, and steps with a
+whole prompt of --prefill tokens; each --steps times without a clock inside, which gives the time of the step, and as often with
+one, taking turns, which gives its stages (stages.py). Medians. A prompt of each context is also computed from its begin, in as many
+steps as the engine takes for it.
+
+Results go to benchmarks/results/<date>-<name>.json with the machine's description; --report writes docs/performance.md from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+from engine import LoadedEngine, load_engine
+from outside import Outside
+from pydantic_settings import CliApp
+from sitting import describe, hold
+from stages import STAGES, TimedSteps
+from triptych_common.model_store import TEXT_MODEL
+from triptych_engine.core import EngineCore
+from triptych_engine.request import Request, SamplingParams
+from triptych_engine.settings import EngineSettings
+
+#: Steps before those that count: the first of a batch size finds no buffers.
+_NUM_WARM_UP = 2
+#: Steps, at most, in which some sequences decode already while others still compute the end of their prompts; and the warm-up's.
+_MAX_SETUP_STEPS = 64
+
+
+class Bench:
+    """An engine on this thread, and requests to fill it with."""
+
+    def __init__(self, loaded: LoadedEngine, outside: Outside) -> None:
+        self._scheduler, self._outside, self._vocab_size = loaded.scheduler, outside, loaded.runner.vocab_size
+        core = EngineCore(loaded.scheduler, loaded.runner, outside.publish)
+        self._steps = TimedSteps(core, loaded.scheduler, loaded.runner)
+        self._ids = itertools.count()
+
+    def decode(self, num_seqs: int, context: int, num_steps: int) -> dict:
+        """Steps in which so many sequences compute one token each.
+
+        The n-th sequence begins alike for all contexts: what was computed for a shorter one is in the prefix cache.
+        """
+        prompts = [self._tokens(index, context) for index in range(num_seqs)]
+        for prompt in prompts:  # alone, so that all begin to decode at nearly the same time
+            self._until_first_token([self._add(prompt, 1)])
+        self._until_first_token([self._add(prompt, _MAX_SETUP_STEPS + 2 * num_steps) for prompt in prompts])
+        measured = self._measure(num_steps)
+        self._end()
+        return {"phase": "decode", "num_seqs": num_seqs, "context": context, **measured}
+
+    def prefill(self, num_tokens: int, num_steps: int) -> dict:
+        """Steps with one prompt in each, which nobody has seen before."""
+
+        def next_prompt() -> None:
+            self._end()
+            self._add(self._tokens(None, num_tokens), 2)
+
+        measured = self._measure(num_steps, next_prompt)
+        self._end()
+        return {"phase": "prefill", "num_tokens": num_tokens, **measured}
+
+    def whole_prompt(self, num_tokens: int) -> dict:
+        """A new prompt from its begin to its first token, in as many steps as that takes."""
+        started_s = time.perf_counter()
+        num_steps = self._until_first_token([self._add(self._tokens(None, num_tokens), 2)])
+        seconds = time.perf_counter() - started_s
+        self._end()
+        return {"prompt_tokens": num_tokens, "num_steps": num_steps, "seconds": seconds}
+
+    def _measure(self, num_steps: int, before_each: Callable[[], None] = lambda: None) -> dict:
+        for _ in range(_NUM_WARM_UP):
+            before_each()
+            self._steps.plain()
+        self._outside.take_times()
+        plain, by_stage = [], []
+        for _ in range(num_steps):
+            before_each()
+            plain.append(self._steps.plain())
+            before_each()
+            by_stage.append(self._steps.by_stage())
+        messages_ms, num_messages = self._outside.take_times()
+        return {
+            "num_steps": num_steps,
+            "step_ms": statistics.median(plain),
+            "step_ms_with_clock": statistics.median(sum(stages.values()) for stages in by_stage),
+            "stages_ms": {stage: statistics.median(stages[stage] for stages in by_stage) for stage in STAGES},
+            "message_ms": messages_ms / max(1, num_messages),
+        }
+
+    def _tokens(self, index: int | None, count: int) -> list[int]:
+        """Random ids: of a numbered sequence always the same ones, else such as were never there."""
+        return np.random.default_rng(index).integers(self._vocab_size, size=count).tolist()
+
+    def _add(self, token_ids: list[int], max_tokens: int) -> Request:
+        request = Request(f"bench-{next(self._ids)}", token_ids, SamplingParams(max_tokens=max_tokens, temperature=0.0))
+        self._outside.expect(request.request_id)
+        self._scheduler.add(request)
+        return request
+
+    def _until_first_token(self, requests: list[Request]) -> int:
+        """Run steps until each of the requests has one; returns how many."""
+        num_steps = 0
+        while any(not request.num_output_tokens for request in requests):
+            self._steps.plain()
+            num_steps += 1
+        return num_steps
+
+    def _end(self) -> None:
+        request_ids = self._scheduler.live_request_ids
+        self._outside.forget(request_ids)
+        self._scheduler.abort(request_ids)
+
+
+def print_run(run: dict) -> None:
+    """One line: what it was, the step, its stages."""
+    what = f"{run['num_seqs']} x {run['context']} tokens" if run["phase"] == "decode" else f"a prompt of {run['num_tokens']} tokens"
+    stages = ", ".join(f"{stage} {ms:.2f}" for stage, ms in run["stages_ms"].items())
+    print(f"{run['phase']}, {what}: {run['step_ms']:.1f} ms, with a clock {run['step_ms_with_clock']:.1f}: {stages};"
+          f" message beside it {run['message_ms']:.2f}", flush=True)  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> dict:
+    """Load the engine and measure; returns the results."""
+    flags = ["--model", args.model, "--kv-cache-memory", args.kv_cache_memory, *args.engine_args]
+    runs, prompts = [], []
+    with Outside() as outside:
+        bench = Bench(load_engine(CliApp.run(EngineSettings, cli_args=flags)), outside)
+        described = describe("steps")
+        sizes = [(num_seqs, args.contexts[0]) for num_seqs in args.sequences]
+        sizes += [(num_seqs, context) for context in args.contexts for num_seqs in args.context_sequences]
+        for num_seqs, context in dict.fromkeys(sizes):
+            runs.append(bench.decode(num_seqs, context, args.steps))
+            print_run(runs[-1])
+        runs.append(bench.prefill(args.prefill, args.steps))
+        print_run(runs[-1])
+        for repeat in range(args.repeats):
+            for num_tokens in args.contexts:
+                prompts.append({"repeat": repeat, **bench.whole_prompt(num_tokens)})
+                print("prompt of {prompt_tokens} tokens: {seconds:.2f} s in {num_steps} steps".format(**prompts[-1]), flush=True)
+    load_keys = (
+        "model",
+        "sequences",
+        "contexts",
+        "context_sequences",
+        "prefill",
+        "steps",
+        "repeats",
+        "kv_cache_memory",
+        "engine_args",
+    )
+    return {**described, "load": {key: getattr(args, key) for key in load_keys}, "runs": runs, "prompts": prompts}
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=TEXT_MODEL)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32, 64], metavar="N", help="in a decoding step")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[128, 512, 1024, 2048, 4096], metavar="N", help="tokens")
+    parser.add_argument("--context-sequences", type=int, nargs="+", default=[1, 8], metavar="N", help="at each of the contexts")
+    parser.add_argument("--prefill", type=int, default=512, help="tokens of a prompt that one step computes")
+    parser.add_argument("--steps", type=int, default=20, help="that are timed without a clock inside, and as many with one")
+    parser.add_argument("--repeats", type=int, default=2, help="how often each whole prompt is computed")
+    parser.add_argument("--kv-cache-memory", default="2G", help="of the engine; room for the longest contexts together")
+    parser.add_argument("--name", default="steps", help="of the results file")
+    parser.add_argument("--report", action="store_true", help="write tables and charts of docs/performance.md from the results")
+    parser.add_argument("engine_args", nargs="*", help="after --: flags for `triptych engine`")
+    args = parser.parse_args()
+    if min(*args.sequences, *args.contexts, *args.context_sequences, args.prefill, args.steps, args.repeats) < 1:
+        parser.error("all counts must be positive")
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    hold(lambda: run(args), lambda results: 0, args.name, report=args.report)
+
+
+if __name__ == "__main__":
+    main()
