@@ -26,6 +26,7 @@ from triptych_cli.service_flags import ServiceArgs, has_flag, split_service_args
 from triptych_cli.stack import ServeOptions, Service, plan, spec
 from triptych_cli.supervisor import ServiceSpec, supervise
 from triptych_cli.terminal import TerminalReporter
+from triptych_common.cores import bear_company
 from triptych_common.control import State
 from triptych_common.cores import num_usable_cores
 from triptych_common.model_store import served_name
@@ -93,6 +94,7 @@ def _encode_on_engine_thread(encoder: EncoderService, call: Call) -> None:
 
 def run_both(engine_settings: EngineSettings, encoder_settings: EncoderSettings) -> None:
     """Both services in this process, until SIGINT or SIGTERM."""
+    bear_company()
     from triptych_encoder.service import EncoderService
     from triptych_engine.service import EngineService
 

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from triptych_common import model_store
-from triptych_engine.runner.model_runner import ModelRunner
-from triptych_engine.scheduler import Scheduler
-from triptych_engine.service import make_scheduler, runner_config
-from triptych_engine.settings import EngineSettings
+from triptych_common.cores import bear_company
+
+bear_company()  # as the engine does before torch is imported
+
+from triptych_engine.runner.model_runner import ModelRunner  # noqa: E402
+from triptych_engine.scheduler import Scheduler  # noqa: E402
+from triptych_engine.service import make_scheduler, runner_config  # noqa: E402
+from triptych_engine.settings import EngineSettings  # noqa: E402
 
 
 @dataclass(frozen=True)
