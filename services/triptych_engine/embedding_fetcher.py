@@ -164,11 +164,11 @@ class _Receiver:
         tensor = self._tensors.get(name)
         if tensor is None:
             raise self._broken(f"{name} came without its header")
-        start = self._received[name]
-        end = start + len(chunk.data)
+        data, start = chunk.data, self._received[name]  # reading a message's bytes copies them
+        end = start + len(data)
         if end > len(tensor.data):
             raise self._broken(f"{name} is longer than its shape says")
-        tensor.data[start:end] = chunk.data
+        tensor.data[start:end] = data
         self._received[name] = end
 
     def _begin(self, name: str, header: common_pb2.Tensor) -> None:

@@ -1,0 +1,161 @@
+"""Counts work, so that a test can bound it: torch operations and the bytes they write, calls of our kernels, Python calls.
+
+What is counted is the same on every machine and in every run, which time is not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_BUILTIN = " > "
+_COMPREHENSIONS = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>"})
+
+
+@dataclass
+class DeviceWork:
+    """What was dispatched."""
+
+    #: Name -> how often. An operation that torch makes of several counts once: in inference mode only the outer one is dispatched.
+    operations: Counter[str] = field(default_factory=Counter)
+    #: Operation -> bytes that it wrote: its results, without views, or the argument that it changed.
+    written_bytes: Counter[str] = field(default_factory=Counter)
+    #: Entry point of our library -> how often.
+    kernels: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def num_operations(self) -> int:
+        return self.operations.total()
+
+    @property
+    def num_kernels(self) -> int:
+        return self.kernels.total()
+
+    @property
+    def num_written_bytes(self) -> int:
+        return self.written_bytes.total()
+
+
+class CountedLibrary:
+    """Stands before a loaded library of kernels, and counts the calls of each function."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> _CountedFunction:
+        function = _CountedFunction(getattr(self._library, name), name, self.calls)
+        setattr(self, name, function)
+        return function
+
+
+class _CountedFunction:
+    def __init__(self, function: Any, name: str, calls: Counter[str]) -> None:
+        # Argument and result types are set on the function itself.
+        vars(self).update(_function=function, _name=name, _calls=calls)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._function, name, value)
+
+    def __call__(self, *args: Any) -> Any:
+        self._calls[self._name] += 1
+        return self._function(*args)
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, work: DeviceWork) -> None:
+        super().__init__()
+        self._work = work
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = str(func)
+        self._work.operations[name] += 1
+        given = {_storage(tensor) for tensor in _tensors((args, kwargs))}
+        fresh = sum(_num_bytes(tensor) for tensor in _tensors(result) if _storage(tensor) not in given)
+        self._work.written_bytes[name] += fresh or sum(_num_bytes(tensor) for tensor in _changed(func, args))
+        return result
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return id(tensor) if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.itemsize
+
+
+def _changed(func: Any, args: Sequence[Any]) -> list[torch.Tensor]:
+    """The arguments that the operation writes into."""
+    arguments = zip(func._schema.arguments, args, strict=False)
+    return _tensors([arg for argument, arg in arguments if argument.alias_info and argument.alias_info.is_write])
+
+
+@contextmanager
+def device_work(library: CountedLibrary | None = None) -> Iterator[DeviceWork]:
+    """What this thread dispatches in the block, and what is called of the library meanwhile."""
+    work = DeviceWork()
+    before = library.calls.copy() if library else Counter()
+    with _Operations(work):
+        yield work
+    work.kernels = library.calls - before if library else Counter()
+
+
+@contextmanager
+def python_calls(*packages: str) -> Iterator[Counter[str]]:
+    """Calls that this thread makes in the block: of Python functions of these packages, and of built-in ones by those.
+
+    Python functions count under `package.module:function`, built-in ones under `package.module:function > name`. A generator counts
+    once per item; comprehensions, which newer interpreters do not call, do not count.
+    """
+    calls: Counter[str] = Counter()
+
+    def profile(frame: FrameType, event: str, arg: Any) -> None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(packages):
+            return
+        caller = f"{module}:{frame.f_code.co_qualname}"
+        if event == "call" and frame.f_code.co_name not in _COMPREHENSIONS:
+            calls[caller] += 1
+        elif event == "c_call":
+            calls[f"{caller}{_BUILTIN}{arg.__name__}"] += 1
+
+    previous = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(previous)
+
+
+def assert_per_item(
+    few: Counter[str], num_few: int, many: Counter[str], num_many: int, num_functions: int, max_builtins: int
+) -> None:
+    """Whether each item beyond the first ones took so many calls of Python functions, and no more of built-in ones.
+
+    Args:
+        few, many: of `python_calls`, with so many items in hand.
+        max_builtins: newer interpreters may do with fewer.
+    """
+    share: Counter[str] = Counter()
+    for name in few.keys() | many.keys():
+        share[name], rest = divmod(many[name] - few[name], num_many - num_few)
+        assert not rest, f"{name}: {few[name]} times with {num_few} items, {many[name]} times with {num_many}"
+    builtins = Counter({name: count for name, count in share.items() if _BUILTIN in name})
+    assert (share - builtins).total() == num_functions, share - builtins
+    assert builtins.total() <= max_builtins, builtins
