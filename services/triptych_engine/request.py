@@ -111,6 +111,11 @@ class Request:
         return len(self.token_ids) - len(self.prompt_token_ids)
 
     @property
+    def decodes(self) -> bool:
+        """Whether all but the newest token of a running request is computed."""
+        return self.num_tokens - self.num_computed_tokens == 1
+
+    @property
     def queue_key(self) -> tuple[int, int]:
         """Smaller runs first."""
         return self.priority, self.arrival

@@ -4,21 +4,16 @@ There is no prefill phase and no decode phase. Each request has tokens (prompt a
 every step hands out a budget of tokens until the two numbers are equal. From that one rule follow continuous batching (a decoding
 request asks for one token), chunked prefill (a long prompt gets what is left) and prefix caching (a request starts with tokens
 computed). The rule is vLLM V1's (vllm/v1/core/sched/scheduler.py); of our own is that every decoding request gets its token before
-prompts get the rest, that this rest is measured in time (see step_pacer), and that the shortest prompt has a turn with the first.
+prompts get the rest, that this rest is measured in time (see step_pacer), and that the shortest prompt has a turn with the first
+(see prompt_planner, which also admits those that wait).
 
-Waiting requests are admitted with blocks for their whole prompt, so an admitted prompt can always finish; output grows block by
-block. When no block is left, the running request that should run last loses its blocks and is computed again later (preemption by
-recompute).
-
-Requests with media compute what their embeddings allow (see media_gate). One that could compute nothing worth its blocks is parked
-until its next embeddings are there; others overtake it meanwhile.
+Output grows block by block. When no block is left, the running request that should run last loses its blocks and is computed again
+later (preemption by recompute). Requests with media compute what their embeddings allow (see media_gate).
 """
 
 from __future__ import annotations
 
 import time
-from bisect import insort
-from collections import deque
 from collections.abc import Iterable
 
 from triptych_common.errors import DuplicateRequestError, InternalError, QueueFullError, TriptychError
@@ -27,7 +22,8 @@ from triptych_engine.embedding_cache import EmbeddingCache
 from triptych_engine.kv_cache import KVCacheManager
 from triptych_engine.media import Embeddings, FetchOrder
 from triptych_engine.media_gate import MediaGate
-from triptych_engine.output import NewSequence, SchedulerOutput, SequenceOutput, StepResult, last_output
+from triptych_engine.output import SchedulerOutput, SequenceOutput, StepResult, last_output
+from triptych_engine.prompt_planner import PromptPlanner
 from triptych_engine.request import FinishReason, Request, RequestStatus
 from triptych_engine.request_queue import RequestQueue
 from triptych_engine.step_pacer import StepPacer
@@ -74,9 +70,9 @@ class Scheduler:
             max_stalled=max_num_seqs // 2,
             max_stalled_blocks=kv_cache.pool.num_blocks // 2,
         )
+        self._prompts = PromptPlanner(kv_cache, self._media, self._waiting, self._running, max_num_seqs)
         self._pacer = pacer
         self._reservation: Reservation | None = None  # for the next step
-        self._shortest_first = True  # in the last step that had prompts
         self._idle = False  # nothing can be computed until somebody comes, goes, or gets embeddings
         self._arrivals = 0
         self.num_preemptions = 0
@@ -187,7 +183,7 @@ class Scheduler:
         self._schedule_decoding(plan)
         # Blocks that were just taken from one are not for the next to admit.
         has_preempted = self.num_preemptions > num_preemptions
-        self._schedule_prompts(plan, may_admit=not has_preempted)
+        self._prompts.fill(plan, may_admit=not has_preempted)
         if not has_preempted:
             self._idle = not (plan.output.num_scheduled_tokens or self._dropped or has_reservation or plan.next_reservation)
         self._reservation = plan.next_reservation
@@ -202,7 +198,7 @@ class Scheduler:
             self._pacer.observe(*counts, step_s, encoding=scheduled.awaits_embeddings)
 
     def _new_plan(self) -> StepPlan:
-        num_decoding = sum(map(_decodes, self._running))
+        num_decoding = sum(request.decodes for request in self._running)
         max_prompt_tokens = max(1, self._max_num_batched_tokens - num_decoding)
         if num_decoding and self._pacer is not None:
             free_seats = self._max_num_seqs - len(self._running)
@@ -221,7 +217,7 @@ class Scheduler:
         while index < len(self._running) and not plan.is_full:  # preemption shortens the list behind the index
             request = self._running[index]
             index += 1
-            if not _decodes(request) or not plan.chunk(request, request.num_computed_tokens):
+            if not request.decodes or not plan.chunk(request, request.num_computed_tokens):
                 continue
             new_blocks = self._grow(request)
             if new_blocks is None:
@@ -253,76 +249,6 @@ class Scheduler:
         self._running.remove(request)
         self.kv_cache.release(request)
         self._dropped.append(request.request_id)
-
-    def _schedule_prompts(self, plan: StepPlan, *, may_admit: bool) -> None:
-        """Prompts, be they running, and then with blocks for all their tokens, or waiting.
-
-        They take turns, step by step: in one the first in line is computed first, in the next the one that has least to compute.
-        So a short prompt does not wait for all the long ones before it, and those still go on.
-        """
-        self._serve_reservation(plan, may_admit=may_admit)
-        self._shortest_first = not self._shortest_first
-        key = _shortness_key if self._shortest_first else _queue_key
-        running = deque(sorted((request for request in self._running if _has_prompt(request, plan)), key=key))
-        while not plan.is_full:
-            waiting = self._next_waiting() if may_admit else None
-            if running and (waiting is None or key(running[0]) < key(waiting)):
-                request = running.popleft()
-                if num_tokens := plan.chunk(request, request.num_computed_tokens):
-                    plan.put(request, num_tokens)
-            elif waiting is not None:
-                may_admit = self._admit(plan, waiting)
-            else:
-                break
-
-    def _serve_reservation(self, plan: StepPlan, *, may_admit: bool) -> None:
-        """The span that the last step had no room for goes before all other prompts, whoever's turn it is."""
-        if plan.reservation is None:
-            return
-        request = plan.reservation.request
-        if request.status is RequestStatus.RUNNING:
-            if num_tokens := plan.chunk(request, request.num_computed_tokens):
-                plan.put(request, num_tokens)
-        elif may_admit and request.request_id in self._waiting and len(self._running) < self._max_num_seqs:
-            self._admit(plan, request)
-        plan.settle_reservation()
-
-    def _next_waiting(self) -> Request | None:
-        """Whom to admit next, if there is a seat."""
-        first = self._waiting.first()
-        if first is None or len(self._running) >= self._max_num_seqs:
-            return None
-        shortest = self._waiting.shortest() if self._shortest_first else None
-        if shortest is None or shortest is first:
-            return first
-        # The first in line waits for blocks, and nobody takes those from it.
-        num_blocks = sum(self.kv_cache.num_blocks_for(request.num_tokens) for request in (first, shortest))
-        return shortest if num_blocks <= self.kv_cache.pool.num_free_blocks else first
-
-    def _admit(self, plan: StepPlan, request: Request) -> bool:
-        """Let a waiting request run, or wait for its embeddings elsewhere; False when it must go on waiting."""
-        cached_blocks = self.kv_cache.find_cached_prefix(request)
-        start = len(cached_blocks) * self.kv_cache.block_size
-        if start < request.media.end:
-            num_blocks = self.kv_cache.num_blocks_for(request.num_tokens)
-            if not self._media.may_start(request, start, num_blocks):
-                self._waiting.remove(request.request_id)
-                self._media.park(request)
-                return True
-        # Who has no blocks shall have no room kept either.
-        if not self.kv_cache.can_admit(request, cached_blocks):
-            return False
-        num_tokens = plan.chunk(request, start)
-        if not num_tokens or not self.kv_cache.admit(request, cached_blocks):
-            return False
-        self._waiting.remove(request.request_id)
-        insort(self._running, request, key=_queue_key)
-        request.status = RequestStatus.RUNNING
-        if request.first_scheduled_time is None:
-            request.first_scheduled_time = time.monotonic()
-        plan.output.new.append(NewSequence.of(request))
-        plan.put(request, num_tokens)
-        return True
 
     def update(self, scheduled: SchedulerOutput, result: StepResult) -> list[SequenceOutput]:
         """Book what the runner computed; returns an output for each sequence that got a token, an error or its end."""
@@ -393,21 +319,3 @@ class Scheduler:
                 raise AssertionError(f"request {request.request_id} has tokens without a block")
         self.kv_cache.pool.check_integrity(request.block_ids for request in live)
         self._media.check_integrity(live)
-
-
-def _decodes(request: Request) -> bool:
-    """Whether all but the newest token of a running request is computed."""
-    return request.num_tokens - request.num_computed_tokens == 1
-
-
-def _has_prompt(request: Request, plan: StepPlan) -> bool:
-    """Whether a running request has tokens before its newest one to compute, and is not in the step yet."""
-    return not _decodes(request) and request.request_id not in plan.output.num_scheduled_tokens
-
-
-def _queue_key(request: Request) -> tuple[int, ...]:
-    return request.queue_key
-
-
-def _shortness_key(request: Request) -> tuple[int, ...]:
-    return request.shortness_key
