@@ -184,7 +184,7 @@ class EngineService:
 def make_scheduler(settings: EngineSettings, model: common_pb2.ModelInfo, runner: ModelRunner, costs: StepCosts) -> Scheduler:
     """The scheduler for a loaded model."""
     return Scheduler(
-        KVCacheManager(runner.num_blocks, settings.block_size, settings.enable_prefix_caching),
+        KVCacheManager(runner.num_blocks, runner.config.block_size, settings.enable_prefix_caching),
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=runner.config.max_num_batched_tokens,
         max_waiting=settings.max_waiting,
@@ -210,7 +210,7 @@ def runner_config(settings: EngineSettings, model: common_pb2.ModelInfo, path: P
         max_model_len=model.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=budget,
-        block_size=settings.block_size,
+        block_size=settings.block_size or (16 if device.type == "cpu" else 256),
         kv_cache_bytes=settings.kv_cache_memory,
         dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
         device=device,

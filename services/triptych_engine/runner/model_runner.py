@@ -15,9 +15,8 @@ from triptych_common.errors import StartupError
 from triptych_engine.media import MediaTraits
 from triptych_engine.output import NewSequence, SchedulerOutput, StepResult
 from triptych_engine.request import SamplingParams, TokenLogprobs
-from triptych_engine.runner.attention import AttentionBackend, TorchAttention
-from triptych_engine.runner.cpu_attention import CpuAttention
-from triptych_engine.runner.cpu_kernels import CpuKernels, load_kernels
+from triptych_engine.runner.backends import choose_backend
+from triptych_engine.runner.cpu_kernels import load_kernels
 from triptych_engine.runner.input_batch import InputBatch, StepInputs
 from triptych_engine.runner.media_inputs import MediaInputs, PlacedSlice
 from triptych_engine.runner.media_traits import media_traits
@@ -47,7 +46,7 @@ class RunnerConfig:
     kv_cache_bytes: int
     dtype: torch.dtype | None = None
     device: torch.device = _CPU
-    attention: str = "auto"  # auto, cpu, torch
+    attention: str = "auto"  # auto, cpu, cuda, torch
     #: Compute threads, and those of steps during which media are encoded, perhaps on the same cores. None: as they are.
     num_threads: int | None = None
     num_threads_while_encoding: int | None = None
@@ -81,7 +80,8 @@ class ModelRunner:
         if isinstance(self.media_traits, MediaTraits):
             self._media = MediaInputs(self._model.model, self.media_traits, self._model.num_position_axes)
         self._errors: dict[str, str] = {}  # request_id -> why it cannot be computed; found in the step in hand
-        self._backend = self._make_backend(kernels)
+        shapes = self._model.layers
+        self._backend = choose_backend(config.attention, config.device, shapes, config.block_size, self._model.dtype, kernels)
         self._batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size)
         self._sampler = Sampler(config.max_num_seqs, self._model.vocab_size, config.device, kernels)
         block_bytes = config.block_size * sum(shape.bytes_per_token(self._model.dtype) for shape in self._model.layers.values())
@@ -107,23 +107,6 @@ class ModelRunner:
         traits = self.media_traits
         size = traits.hidden_size * (1 + traits.num_deepstack) if isinstance(traits, MediaTraits) else 1
         return size * self._model.dtype.itemsize
-
-    def _make_backend(self, kernels: CpuKernels | None) -> AttentionBackend:
-        config = self.config
-        if kernels is not None:
-            backend = CpuAttention(kernels)
-            try:
-                backend.allocate(self._model.layers, 1, config.block_size, self._model.dtype)
-                return backend
-            except ValueError as error:
-                if config.attention == "cpu":
-                    raise StartupError(str(error)) from error
-                log.warning("%s; falling back to plain torch, which is several times slower", error)
-        elif config.attention == "cpu":
-            raise StartupError("the CPU attention kernel was asked for and cannot be had")
-        if config.device.type != "cpu":
-            log.warning("attention on %s is plain torch so far: right, and slow", config.device.type)
-        return TorchAttention(config.device)
 
     def allocate_cache(self) -> None:
         """Take the memory of the KV cache."""
