@@ -51,7 +51,7 @@ class PromptPlanner:
             waiting = self._next_waiting() if may_admit else None
             if running and (waiting is None or key(running[0]) < key(waiting)):
                 request = running.popleft()
-                if num_tokens := plan.chunk(request, request.num_computed_tokens):
+                if num_tokens := plan.chunk(request, request.num_scheduled_tokens):
                     plan.put(request, num_tokens)
             elif waiting is not None:
                 may_admit = self._admit(plan, waiting)
@@ -64,7 +64,7 @@ class PromptPlanner:
             return
         request = plan.reservation.request
         if request.status is RequestStatus.RUNNING:
-            if num_tokens := plan.chunk(request, request.num_computed_tokens):
+            if num_tokens := plan.chunk(request, request.num_scheduled_tokens):
                 plan.put(request, num_tokens)
         elif may_admit and request.request_id in self._waiting and len(self._running) < self._max_num_seqs:
             self._admit(plan, request)
@@ -110,7 +110,7 @@ class PromptPlanner:
 
 def _has_prompt(request: Request, plan: StepPlan) -> bool:
     """Whether a running request has tokens before its newest one to compute, and is not in the step yet."""
-    return not request.decodes and request.request_id not in plan.output.num_scheduled_tokens
+    return request.num_left > 1 and request.request_id not in plan.output.num_scheduled_tokens
 
 
 def _queue_key(request: Request) -> tuple[int, ...]:

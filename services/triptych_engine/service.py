@@ -142,7 +142,16 @@ class EngineService:
                 traits, settings.embedding_timeout_s, lambda number, result: self._loaded().deliver(number, result)
             )
         scheduler = make_scheduler(settings, model, runner, costs)
-        self._core = EngineCore(scheduler, runner, self._outbox.publish, self._on_death, self._device_thread, self._fetcher)
+        on_gpu = runner.config.device.type != "cpu"
+        self._core = EngineCore(
+            scheduler,
+            runner,
+            self._outbox.publish,
+            self._on_death,
+            self._device_thread,
+            self._fetcher,
+            async_scheduling=on_gpu if settings.async_scheduling is None else settings.async_scheduling,
+        )
         self._core.start()
         self._model = model
         capacity = scheduler.kv_cache.capacity_tokens
@@ -215,6 +224,7 @@ def runner_config(settings: EngineSettings, model: common_pb2.ModelInfo, path: P
         dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
         device=device,
         attention=settings.attention,
+        cuda_graphs=settings.cuda_graphs,
         num_threads=num_threads,
         num_threads_while_encoding=num_threads and min(num_threads, settings.num_threads_while_encoding or num_threads),
     )

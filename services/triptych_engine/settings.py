@@ -41,6 +41,11 @@ class EngineSettings(GrpcServiceSettings):
         ),
     ] = 70.0
     max_waiting: Annotated[int, Field(ge=0, description="Requests that may wait; further ones are refused.")] = 2048
+    cuda_graphs: Annotated[bool, Field(description="Record decode steps once and replay them; on a GPU.")] = True
+    async_scheduling: Annotated[
+        bool | None,
+        Field(description="Schedule a step while the one before it runs, so that the device need not wait; by default on a GPU."),
+    ] = None
     block_size: Annotated[
         int | None,
         Field(ge=1, le=256, description="Tokens per KV block; by default 16 on a CPU, and 256 on a GPU, whose kernel needs it."),

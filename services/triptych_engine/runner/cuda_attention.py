@@ -85,10 +85,10 @@ class CudaAttention:
     def begin(self, metadata: AttentionMetadata) -> None:
         self._metadata: AttentionMetadata | None = metadata
         self._fallback_begun = False
-        key_start_loc = np.zeros(metadata.num_seqs + 1, np.int32)
-        np.cumsum(metadata.seq_lens, out=key_start_loc[1:])
+        key_starts = np.zeros(metadata.num_seqs + 1, np.int32)
+        np.cumsum(metadata.seq_lens, out=key_starts[1:])
         slots, block_table, query_start_loc, key_start_loc, seq_lens = self._transfer(
-            metadata.slots, metadata.block_table, metadata.query_start_loc, key_start_loc, metadata.seq_lens
+            metadata.slots, metadata.block_table, metadata.query_start_loc, key_starts, metadata.seq_lens
         )
         longest = int(np.diff(metadata.query_start_loc).max()), int(metadata.seq_lens.max())
         self._step = StepTensors(slots, block_table, query_start_loc, key_start_loc, seq_lens, *longest)
