@@ -85,7 +85,7 @@ class TimedSteps:
         clock.wrap(core, "step", UPDATE)
         clock.wrap(core, "_publish", PUBLISH)
         clock.wrap(scheduler, "schedule", SCHEDULE)
-        clock.wrap(runner, "execute", INPUTS)
+        clock.wrap(runner, "launch", INPUTS)
         clock.wrap(runner._backend, "forward", ATTENTION)
         clock.wrap(runner, "_sample", SAMPLING)
         model = runner._model.model

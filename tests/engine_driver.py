@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
+from triptych_engine.core import EngineCore
 from triptych_engine.kv_cache import KVCacheManager
 from triptych_engine.output import SequenceOutput
 from triptych_engine.request import Request, TokenLogprobs
@@ -58,21 +59,30 @@ class EngineDriver:
         )
 
     def run(
-        self, scheduler: Scheduler, requests: Sequence[Request], *, arrivals: Sequence[int] | None = None
+        self,
+        scheduler: Scheduler,
+        requests: Sequence[Request],
+        *,
+        arrivals: Sequence[int] | None = None,
+        async_scheduling: bool = False,
     ) -> dict[str, Generated]:
         """Generate all requests to their ends.
 
         Args:
             arrivals: the step at which each request comes; all at the first when None.
+            async_scheduling: launch a step before the one in flight is waited for, as the step loop does.
         """
+        outputs: list[SequenceOutput] = []
+        core = EngineCore(scheduler, self.runner, lambda step, some, load: outputs.extend(some), async_scheduling=async_scheduling)
         generated = {request.request_id: Generated() for request in requests}
         pending = sorted(zip(arrivals or [0] * len(requests), range(len(requests)), strict=True), reverse=True)
         step = 0
-        while pending or scheduler.has_work:
+        while pending or scheduler.has_work or core.num_in_flight:
             while pending and pending[-1][0] <= step:
                 scheduler.add(requests[pending.pop()[1]])
-            scheduled = scheduler.schedule()
-            for output in scheduler.update(scheduled, self.runner.execute(scheduled)):
+            core.step()
+            while outputs:
+                output = outputs.pop(0)
                 entry = generated[output.request_id]
                 entry.token_ids += output.token_ids
                 entry.logprobs += output.logprobs

@@ -1,6 +1,9 @@
-"""The step loop: one thread owns scheduler and runner, and does schedule -> execute -> update until it is told to stop.
+"""The step loop: one thread owns scheduler and runner, and does schedule -> launch -> wait -> update until it is told to stop.
 
-Others talk to it through a queue of commands; what each step brings goes to one callback, on the loop's thread.
+With asynchronous scheduling the next step is scheduled and launched before the one on the device is waited for, so the device need
+not wait for the host. What the host learns too late, it takes back: a token after a stop token is dropped.
+
+Others talk to the loop through a queue of commands; what each step brings goes to one callback, on the loop's thread.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -24,10 +28,21 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class LaunchedStep(Protocol):
+    """A step that the device computes."""
+
+    def result(self) -> StepResult:
+        """Wait for its end. To be called once, in the order in which steps were launched."""
+        ...
+
+
 class Runner(Protocol):
     """What the loop needs of the device side."""
 
-    def execute(self, scheduled: SchedulerOutput) -> StepResult: ...
+    def launch(self, scheduled: SchedulerOutput) -> LaunchedStep:
+        """Have the device compute a step after those launched before it; need not wait for it."""
+        ...
+
     def allocate_cache(self) -> None: ...
     def free_cache(self) -> None: ...
 
@@ -59,6 +74,15 @@ class Load:
 OnOutputs = Callable[[int, Sequence[SequenceOutput], Load], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step on the device."""
+
+    scheduled: SchedulerOutput
+    launched: LaunchedStep
+    started_s: float
+
+
 def new_device_thread() -> ThreadPoolExecutor:
     """One thread, for all that computes: loading, warm-up and the step loop."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
@@ -70,6 +94,7 @@ class EngineCore:
     Args:
         on_outputs: gets every output; called on the loop's thread.
         fetcher: fetches the embeddings of media; without it requests with media are refused.
+        async_scheduling: schedule and launch a step while the one before it runs.
         on_death: called on the loop's thread when it ends by an error that it could not pin on requests.
         device_thread: an executor of one thread, on which the loop runs. The model must have been loaded on the same thread: OpenMP
             keeps a team of workers for each thread that ever computed, and with two teams on the cores it no longer spins between
@@ -84,12 +109,16 @@ class EngineCore:
         on_death: Callable[[BaseException], None] = lambda error: None,
         device_thread: ThreadPoolExecutor | None = None,
         fetcher: Fetcher | None = None,
+        async_scheduling: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._on_outputs = on_outputs
         self._on_death = on_death
         self._fetcher = fetcher
+        self._max_in_flight = 1 if async_scheduling else 0  # steps that are left to run while the next is scheduled
+        self._in_flight: deque[_Flight] = deque()
+        self._landed_s = 0.0  # when the last step's result was there
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._asleep = False
@@ -148,14 +177,19 @@ class EngineCore:
         if self._loop is not None:
             wait([self._loop], timeout_s)
 
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that were launched and are not booked."""
+        return len(self._in_flight)
+
     # -- on the loop's thread -----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._run_commands(block=not self._scheduler.has_work)
+                self._run_commands(block=not (self._scheduler.has_work or self._in_flight))
                 self._order_embeddings()
-                if self._scheduler.has_work:
+                if self._scheduler.has_work or self._in_flight:
                     self.step()
                     self._order_embeddings()
         except BaseException as error:
@@ -176,20 +210,54 @@ class EngineCore:
             self._fetcher.submit(orders, cancelled)
 
     def step(self) -> None:
-        """One step. An error in it ends the requests that were part of it, and nothing else."""
+        """Launch the next step, if there is one, then book the one before it; without asynchronous scheduling, the same.
+
+        An error in a step ends the requests that were part of it, and nothing else.
+        """
+        if self._scheduler.must_book:
+            self._book_all()
         scheduled = self._scheduler.schedule()
+        if not scheduled.is_empty:
+            self._launch(scheduled)
+        num_left = 0 if scheduled.is_empty else self._max_in_flight
+        while len(self._in_flight) > num_left:
+            self._book()
+
+    def _launch(self, scheduled: SchedulerOutput) -> None:
         started_s = time.perf_counter()
         try:
-            result = self._runner.execute(scheduled)
-            self._scheduler.observe(scheduled, time.perf_counter() - started_s)
+            launched = self._runner.launch(scheduled)
+        except Exception as error:
+            self._fail(scheduled, error)
+        else:
+            self._in_flight.append(_Flight(scheduled, launched, started_s))
+
+    def _book(self) -> None:
+        """Wait for the oldest step in flight, and publish what it brought."""
+        flight = self._in_flight.popleft()
+        scheduled = flight.scheduled
+        try:
+            result = flight.launched.result()
+            # The device began with it when it was launched, or when it was done with the one before.
+            started_s, self._landed_s = max(flight.started_s, self._landed_s), time.perf_counter()
+            self._scheduler.observe(scheduled, self._landed_s - started_s)
             outputs = self._scheduler.update(scheduled, result)
         except Exception as error:
-            request_ids = list(scheduled.num_scheduled_tokens)
-            log.exception("step %d failed with %d requests in it: %s", self._step, len(request_ids), ", ".join(request_ids))
-            failure = InternalError(f"the engine step failed ({type(error).__name__}); the engine's log has the details")
-            outputs = self._scheduler.fail(request_ids, failure)
+            self._fail(scheduled, error)
+        else:
+            self._step += 1
+            self._publish(outputs)
+
+    def _book_all(self) -> None:
+        while self._in_flight:
+            self._book()
+
+    def _fail(self, scheduled: SchedulerOutput, error: Exception) -> None:
+        request_ids = ", ".join(scheduled.num_scheduled_tokens)
+        log.error("step %d failed with %d requests in it: %s", self._step, len(scheduled.parts), request_ids, exc_info=error)
+        failure = InternalError(f"the engine step failed ({type(error).__name__}); the engine's log has the details")
         self._step += 1
-        self._publish(outputs)
+        self._publish(self._scheduler.fail_step(scheduled, failure))
 
     def _publish(self, outputs: Sequence[SequenceOutput]) -> None:
         self.load = self._measure_load()
@@ -224,7 +292,8 @@ class EngineCore:
             return
         self._asleep = True
         self._abort(self._scheduler.live_request_ids)
-        self._runner.execute(self._scheduler.schedule())  # the runner forgets the sequences too
+        self._book_all()
+        self._runner.launch(self._scheduler.schedule()).result()  # the runner forgets the sequences too
         self._scheduler.reset_caches()
         self._runner.free_cache()
 
@@ -236,6 +305,7 @@ class EngineCore:
     def _stop(self) -> None:
         self._stopping = True
         self._abort(self._scheduler.live_request_ids)
+        self._book_all()
 
     def _measure_load(self) -> Load:
         scheduler, kv_cache = self._scheduler, self._scheduler.kv_cache

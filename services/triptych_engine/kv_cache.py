@@ -91,11 +91,15 @@ class KVCacheManager:
             self.prefix_cache_hits += request.num_computed_tokens
         return True
 
+    def num_missing_blocks(self, request: Request) -> int:
+        """How many blocks a running request needs for its newest tokens."""
+        return max(0, self.num_blocks_for(request.num_tokens) - len(request.block_ids))
+
     def grow(self, request: Request) -> list[int] | None:
         """Blocks that a running request needs for its newest tokens (often none); None, and nothing changed, when too few are
         free."""
-        missing = self.num_blocks_for(request.num_tokens) - len(request.block_ids)
-        if missing <= 0:
+        missing = self.num_missing_blocks(request)
+        if not missing:
             return []
         blocks = self.pool.allocate(missing)
         if blocks is not None:
@@ -120,7 +124,7 @@ class KVCacheManager:
 
     def _extend_hashes(self, request: Request) -> None:
         hashes, size = request.block_hashes, self.block_size
-        while (len(hashes) + 1) * size <= request.num_tokens:
+        while (len(hashes) + 1) * size <= len(request.token_ids):
             start = len(hashes) * size
             parent = hashes[-1] if hashes else hashlib.sha256(request.cache_salt.encode()).digest()
             media = request.media.fingerprint(start, start + size) if start < request.media.end else b""

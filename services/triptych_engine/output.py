@@ -37,7 +37,17 @@ class NewSequence:
         )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one request has in a step."""
+
+    request: Request
+    num_tokens: int
+    #: Its last token is among them, so the next one is sampled.
+    samples: bool
+
+
+@dataclass(eq=False, slots=True)
 class SchedulerOutput:
     """One step's work for the runner."""
 
@@ -55,6 +65,13 @@ class SchedulerOutput:
     num_prompt_tokens: int = 0
     #: Media of some request are being encoded or on their way.
     awaits_embeddings: bool = False
+    #: The scheduler's own account of the step, by which it books it. An id may be another request's by then.
+    parts: list[Part] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing for the runner to do."""
+        return not (self.num_scheduled_tokens or self.dropped)
 
 
 @dataclass(slots=True)

@@ -79,8 +79,14 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     #: Prompt and output tokens, in order.
     token_ids: list[int] = field(init=False)
+    #: Length at which the sequence ends, prompt included.
+    max_num_tokens: int = field(init=False)
     #: Tokens whose keys and values are in the cache.
     num_computed_tokens: int = 0
+    #: Tokens in steps that the runner has and that are not booked yet, and how many of these steps sample a token. Those have their
+    #: places in the sequence, but nobody here knows them yet.
+    num_in_flight_tokens: int = 0
+    num_unknown_tokens: int = 0
     #: Prompt tokens that the prefix cache spared, at the first scheduling.
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
@@ -97,6 +103,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
+        self.max_num_tokens = self.num_prompt_tokens + self.sampling.max_tokens
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -104,11 +111,30 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        """Prompt and output, with those that are not known yet."""
+        return len(self.token_ids) + self.num_unknown_tokens
 
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens that are computed, or in a step that the runner has."""
+        return self.num_computed_tokens + self.num_in_flight_tokens
+
+    @property
+    def num_left(self) -> int:
+        """Tokens of a running request that are in no step yet; 0 when the steps in flight bring its last one, whichever that is."""
+        num_tokens = len(self.token_ids) + self.num_unknown_tokens
+        if self.num_unknown_tokens and num_tokens >= self.max_num_tokens:
+            return 0
+        return num_tokens - self.num_computed_tokens - self.num_in_flight_tokens
+
+    @property
+    def decodes(self) -> bool:
+        """Whether only the newest token of a running request is to be computed."""
+        return self.num_left == 1
 
     @property
     def queue_key(self) -> tuple[int, int]:
@@ -118,14 +144,14 @@ class Request:
     @property
     def shortness_key(self) -> tuple[int, int, int]:
         """Smaller has less to compute, or came first, among those of the smallest priority."""
-        return self.priority, self.num_tokens - self.num_computed_tokens, self.arrival
+        return self.priority, self.num_left, self.arrival
 
-    def append(self, token_id: int, max_model_len: int) -> FinishReason | None:
+    def append(self, token_id: int) -> FinishReason | None:
         """Take a new token; says why the sequence ends with it, None when it goes on."""
         self.token_ids.append(token_id)
         if token_id in self.sampling.stop_token_ids and self.num_output_tokens > self.sampling.min_tokens:
             self.stop_token_id = token_id
             return FinishReason.STOP
-        if self.num_output_tokens >= self.sampling.max_tokens or self.num_tokens >= max_model_len:
+        if len(self.token_ids) >= self.max_num_tokens:
             return FinishReason.LENGTH
         return None

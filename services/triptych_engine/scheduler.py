@@ -4,30 +4,27 @@ There is no prefill phase and no decode phase. Each request has tokens (prompt a
 every step hands out a budget of tokens until the two numbers are equal. From that one rule follow continuous batching (a decoding
 request asks for one token), chunked prefill (a long prompt gets what is left) and prefix caching (a request starts with tokens
 computed). The rule is vLLM V1's (vllm/v1/core/sched/scheduler.py); of our own is that every decoding request gets its token before
-prompts get the rest, that this rest is measured in time (see step_pacer), and that the shortest prompt has a turn with the first.
+prompts get the rest, that this rest is measured in time (see step_pacer), and that the shortest prompt has a turn with the first
+(see prompt_planner, which also admits those that wait).
 
-Waiting requests are admitted with blocks for their whole prompt, so an admitted prompt can always finish; output grows block by
-block. When no block is left, the running request that should run last loses its blocks and is computed again later (preemption by
-recompute).
-
-Requests with media compute what their embeddings allow (see media_gate). One that could compute nothing worth its blocks is parked
-until its next embeddings are there; others overtake it meanwhile.
+Output grows block by block. When no block is left, the running request that should run last loses its blocks and is computed again
+later (preemption by recompute). Requests with media compute what their embeddings allow (see media_gate).
 """
 
 from __future__ import annotations
 
 import time
-from bisect import insort
-from collections import deque
 from collections.abc import Iterable
 
 from triptych_common.errors import DuplicateRequestError, InternalError, QueueFullError, TriptychError
 
 from triptych_engine.embedding_cache import EmbeddingCache
+from triptych_engine.in_flight import StepsInFlight
 from triptych_engine.kv_cache import KVCacheManager
 from triptych_engine.media import Embeddings, FetchOrder
 from triptych_engine.media_gate import MediaGate
-from triptych_engine.output import NewSequence, SchedulerOutput, SequenceOutput, StepResult, last_output
+from triptych_engine.output import SchedulerOutput, SequenceOutput, StepResult, last_output
+from triptych_engine.prompt_planner import PromptPlanner
 from triptych_engine.request import FinishReason, Request, RequestStatus
 from triptych_engine.request_queue import RequestQueue
 from triptych_engine.step_pacer import StepPacer
@@ -66,6 +63,7 @@ class Scheduler:
         self._waiting = RequestQueue()
         self._running: list[Request] = []  # by queue_key: the last one loses its blocks first
         self._requests: dict[str, Request] = {}  # request_id -> each live request
+        self._in_flight = StepsInFlight(kv_cache)
         self._dropped: list[str] = []  # ids that the runner knows and shall forget
         self._media = MediaGate(
             EmbeddingCache(max_embeddings),
@@ -74,9 +72,9 @@ class Scheduler:
             max_stalled=max_num_seqs // 2,
             max_stalled_blocks=kv_cache.pool.num_blocks // 2,
         )
+        self._prompts = PromptPlanner(kv_cache, self._media, self._waiting, self._running, max_num_seqs)
         self._pacer = pacer
         self._reservation: Reservation | None = None  # for the next step
-        self._shortest_first = True  # in the last step that had prompts
         self._idle = False  # nothing can be computed until somebody comes, goes, or gets embeddings
         self._arrivals = 0
         self.num_preemptions = 0
@@ -124,6 +122,7 @@ class Scheduler:
                 value=self.num_waiting,
                 retry_after_s=1.0,
             )
+        request.max_num_tokens = min(request.max_num_tokens, self._max_model_len)
         request.arrival = self._arrivals
         self._arrivals += 1
         self._requests[request.request_id] = request
@@ -133,11 +132,6 @@ class Scheduler:
         """End requests; unknown ids are ignored. Returns their last outputs."""
         found = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
         return [self._finish(request, FinishReason.ABORT) for request in found]
-
-    def fail(self, request_ids: Iterable[str], error: TriptychError) -> list[SequenceOutput]:
-        """End requests with an error; unknown ids are ignored. Returns their last outputs."""
-        found = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
-        return [self._finish(request, FinishReason.ERROR, error) for request in found]
 
     # -- embeddings -----------------------------------------------------------------------------------------------------------
 
@@ -179,20 +173,31 @@ class Scheduler:
 
     # -- one step -------------------------------------------------------------------------------------------------------------
 
+    @property
+    def must_book(self) -> bool:
+        """Whether a step in flight has to be booked before the next can be scheduled: there are not blocks for all who decode, and
+        nobody gives up blocks that a step is writing to."""
+        num_free = self.kv_cache.pool.num_free_blocks
+        if not self._in_flight or num_free >= len(self._running):
+            return False
+        return sum(self.kv_cache.num_missing_blocks(request) for request in self._running if request.decodes) > num_free
+
     def schedule(self) -> SchedulerOutput:
-        """The next step's work: who decodes first, then prompts."""
+        """The next step's work: who decodes first, then prompts. Steps before it may be in flight, unless `must_book`."""
         num_preemptions = self.num_preemptions
         plan = self._new_plan()
         has_reservation = plan.reservation is not None
         self._schedule_decoding(plan)
         # Blocks that were just taken from one are not for the next to admit.
         has_preempted = self.num_preemptions > num_preemptions
-        self._schedule_prompts(plan, may_admit=not has_preempted)
+        self._prompts.fill(plan, may_admit=not has_preempted)
         if not has_preempted:
-            self._idle = not (plan.output.num_scheduled_tokens or self._dropped or has_reservation or plan.next_reservation)
+            is_busy = bool(plan.output.num_scheduled_tokens or self._dropped or self._in_flight)
+            self._idle = not (is_busy or has_reservation or plan.next_reservation)
         self._reservation = plan.next_reservation
         plan.output.awaits_embeddings = self._awaits_embeddings
         plan.output.dropped, self._dropped = self._dropped, []
+        self._in_flight.take_off(plan.output)
         return plan.output
 
     def observe(self, scheduled: SchedulerOutput, step_s: float) -> None:
@@ -202,11 +207,11 @@ class Scheduler:
             self._pacer.observe(*counts, step_s, encoding=scheduled.awaits_embeddings)
 
     def _new_plan(self) -> StepPlan:
-        num_decoding = sum(map(_decodes, self._running))
+        num_decoding = sum(request.decodes for request in self._running)
         max_prompt_tokens = max(1, self._max_num_batched_tokens - num_decoding)
         if num_decoding and self._pacer is not None:
             free_seats = self._max_num_seqs - len(self._running)
-            num_prompts = len(self._running) - num_decoding + min(free_seats, len(self._waiting))
+            num_prompts = sum(request.num_left > 1 for request in self._running) + min(free_seats, len(self._waiting))
             if num_prompts:
                 paced = self._pacer.prompt_tokens(num_decoding, num_prompts, encoding=self._awaits_embeddings)
                 max_prompt_tokens = min(max_prompt_tokens, paced)
@@ -221,7 +226,7 @@ class Scheduler:
         while index < len(self._running) and not plan.is_full:  # preemption shortens the list behind the index
             request = self._running[index]
             index += 1
-            if not _decodes(request) or not plan.chunk(request, request.num_computed_tokens):
+            if not request.decodes or not plan.chunk(request, request.num_scheduled_tokens):
                 continue
             new_blocks = self._grow(request)
             if new_blocks is None:
@@ -241,6 +246,8 @@ class Scheduler:
         return blocks
 
     def _preempt(self, request: Request) -> None:
+        if request.num_in_flight_tokens:
+            raise AssertionError(f"request {request.request_id} loses blocks that a step in flight writes to")
         self._stop_running(request)
         if request.prompt_logprobs is not None:
             request.prompt_logprobs = []  # they will be computed again
@@ -251,90 +258,21 @@ class Scheduler:
 
     def _stop_running(self, request: Request) -> None:
         self._running.remove(request)
-        self.kv_cache.release(request)
+        self._in_flight.release(request)
         self._dropped.append(request.request_id)
-
-    def _schedule_prompts(self, plan: StepPlan, *, may_admit: bool) -> None:
-        """Prompts, be they running, and then with blocks for all their tokens, or waiting.
-
-        They take turns, step by step: in one the first in line is computed first, in the next the one that has least to compute.
-        So a short prompt does not wait for all the long ones before it, and those still go on.
-        """
-        self._serve_reservation(plan, may_admit=may_admit)
-        self._shortest_first = not self._shortest_first
-        key = _shortness_key if self._shortest_first else _queue_key
-        running = deque(sorted((request for request in self._running if _has_prompt(request, plan)), key=key))
-        while not plan.is_full:
-            waiting = self._next_waiting() if may_admit else None
-            if running and (waiting is None or key(running[0]) < key(waiting)):
-                request = running.popleft()
-                if num_tokens := plan.chunk(request, request.num_computed_tokens):
-                    plan.put(request, num_tokens)
-            elif waiting is not None:
-                may_admit = self._admit(plan, waiting)
-            else:
-                break
-
-    def _serve_reservation(self, plan: StepPlan, *, may_admit: bool) -> None:
-        """The span that the last step had no room for goes before all other prompts, whoever's turn it is."""
-        if plan.reservation is None:
-            return
-        request = plan.reservation.request
-        if request.status is RequestStatus.RUNNING:
-            if num_tokens := plan.chunk(request, request.num_computed_tokens):
-                plan.put(request, num_tokens)
-        elif may_admit and request.request_id in self._waiting and len(self._running) < self._max_num_seqs:
-            self._admit(plan, request)
-        plan.settle_reservation()
-
-    def _next_waiting(self) -> Request | None:
-        """Whom to admit next, if there is a seat."""
-        first = self._waiting.first()
-        if first is None or len(self._running) >= self._max_num_seqs:
-            return None
-        shortest = self._waiting.shortest() if self._shortest_first else None
-        if shortest is None or shortest is first:
-            return first
-        # The first in line waits for blocks, and nobody takes those from it.
-        num_blocks = sum(self.kv_cache.num_blocks_for(request.num_tokens) for request in (first, shortest))
-        return shortest if num_blocks <= self.kv_cache.pool.num_free_blocks else first
-
-    def _admit(self, plan: StepPlan, request: Request) -> bool:
-        """Let a waiting request run, or wait for its embeddings elsewhere; False when it must go on waiting."""
-        cached_blocks = self.kv_cache.find_cached_prefix(request)
-        start = len(cached_blocks) * self.kv_cache.block_size
-        if start < request.media.end:
-            num_blocks = self.kv_cache.num_blocks_for(request.num_tokens)
-            if not self._media.may_start(request, start, num_blocks):
-                self._waiting.remove(request.request_id)
-                self._media.park(request)
-                return True
-        # Who has no blocks shall have no room kept either.
-        if not self.kv_cache.can_admit(request, cached_blocks):
-            return False
-        num_tokens = plan.chunk(request, start)
-        if not num_tokens or not self.kv_cache.admit(request, cached_blocks):
-            return False
-        self._waiting.remove(request.request_id)
-        insort(self._running, request, key=_queue_key)
-        request.status = RequestStatus.RUNNING
-        if request.first_scheduled_time is None:
-            request.first_scheduled_time = time.monotonic()
-        plan.output.new.append(NewSequence.of(request))
-        plan.put(request, num_tokens)
-        return True
 
     def update(self, scheduled: SchedulerOutput, result: StepResult) -> list[SequenceOutput]:
         """Book what the runner computed; returns an output for each sequence that got a token, an error or its end."""
+        self._land(scheduled)
         outputs = []
-        for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
-            request = self._requests.get(request_id)
-            if request is None:  # ended while the step ran
+        for part in scheduled.parts:
+            request, request_id = part.request, part.request.request_id
+            if request.status is RequestStatus.FINISHED:  # while the step ran
                 continue
             if request_id in result.errors:
                 outputs.append(self._finish(request, FinishReason.ERROR, InternalError(result.errors[request_id])))
                 continue
-            self.kv_cache.commit(request, num_tokens)
+            self.kv_cache.commit(request, part.num_tokens)
             if request.media.items:
                 self._media.keep_up(request)
             if request.prompt_logprobs is not None:
@@ -350,19 +288,30 @@ class Scheduler:
             outputs.append(output)
         return outputs
 
+    def fail_step(self, scheduled: SchedulerOutput, error: TriptychError) -> list[SequenceOutput]:
+        """End the requests of a step that failed. Returns their last outputs."""
+        self._land(scheduled)
+        requests = [part.request for part in scheduled.parts if part.request.status is not RequestStatus.FINISHED]
+        return [self._finish(request, FinishReason.ERROR, error) for request in requests]
+
+    def _land(self, scheduled: SchedulerOutput) -> None:
+        self._in_flight.land(scheduled)
+        if scheduled.parts:
+            self._idle = False
+
     def _append_token(self, request: Request, token_id: int) -> SequenceOutput:
         if request.first_token_time is None:
             request.first_token_time = time.monotonic()
         if request.sampling.max_tokens == 0:  # the prompt alone was asked for
             return self._finish(request, FinishReason.LENGTH)
-        reason = request.append(token_id, self._max_model_len)
+        reason = request.append(token_id)
         self.num_generated_tokens += 1
         output = SequenceOutput(request.request_id) if reason is None else self._finish(request, reason)
         output.token_ids = [token_id]
         return output
 
     def _finish(self, request: Request, reason: FinishReason, error: TriptychError | None = None) -> SequenceOutput:
-        """Take a live request out of everything; its blocks are free at once."""
+        """Take a live request out of everything; its blocks are free as soon as no step with it is in flight."""
         self._idle = False
         if request.request_id in self._waiting:
             self._waiting.remove(request.request_id)
@@ -387,27 +336,10 @@ class Scheduler:
         for request in live:
             if request not in running and (request.block_ids or request.num_computed_tokens):
                 raise AssertionError(f"waiting request {request.request_id} holds blocks")
-            if request.num_computed_tokens > request.num_tokens:
+            if request.num_scheduled_tokens > request.num_tokens:
                 raise AssertionError(f"request {request.request_id} has more tokens computed than it has")
-            if len(request.block_ids) * self.kv_cache.block_size < request.num_computed_tokens:
+            if len(request.block_ids) * self.kv_cache.block_size < request.num_scheduled_tokens:
                 raise AssertionError(f"request {request.request_id} has tokens without a block")
-        self.kv_cache.pool.check_integrity(request.block_ids for request in live)
+        self._in_flight.check_integrity(live)
+        self.kv_cache.pool.check_integrity(request.block_ids for request in live | self._in_flight.requests)
         self._media.check_integrity(live)
-
-
-def _decodes(request: Request) -> bool:
-    """Whether all but the newest token of a running request is computed."""
-    return request.num_tokens - request.num_computed_tokens == 1
-
-
-def _has_prompt(request: Request, plan: StepPlan) -> bool:
-    """Whether a running request has tokens before its newest one to compute, and is not in the step yet."""
-    return not _decodes(request) and request.request_id not in plan.output.num_scheduled_tokens
-
-
-def _queue_key(request: Request) -> tuple[int, ...]:
-    return request.queue_key
-
-
-def _shortness_key(request: Request) -> tuple[int, ...]:
-    return request.shortness_key

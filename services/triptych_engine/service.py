@@ -142,7 +142,16 @@ class EngineService:
                 traits, settings.embedding_timeout_s, lambda number, result: self._loaded().deliver(number, result)
             )
         scheduler = make_scheduler(settings, model, runner, costs)
-        self._core = EngineCore(scheduler, runner, self._outbox.publish, self._on_death, self._device_thread, self._fetcher)
+        on_gpu = runner.config.device.type != "cpu"
+        self._core = EngineCore(
+            scheduler,
+            runner,
+            self._outbox.publish,
+            self._on_death,
+            self._device_thread,
+            self._fetcher,
+            async_scheduling=on_gpu if settings.async_scheduling is None else settings.async_scheduling,
+        )
         self._core.start()
         self._model = model
         capacity = scheduler.kv_cache.capacity_tokens
@@ -184,7 +193,7 @@ class EngineService:
 def make_scheduler(settings: EngineSettings, model: common_pb2.ModelInfo, runner: ModelRunner, costs: StepCosts) -> Scheduler:
     """The scheduler for a loaded model."""
     return Scheduler(
-        KVCacheManager(runner.num_blocks, settings.block_size, settings.enable_prefix_caching),
+        KVCacheManager(runner.num_blocks, runner.config.block_size, settings.enable_prefix_caching),
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=runner.config.max_num_batched_tokens,
         max_waiting=settings.max_waiting,
@@ -210,11 +219,12 @@ def runner_config(settings: EngineSettings, model: common_pb2.ModelInfo, path: P
         max_model_len=model.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=budget,
-        block_size=settings.block_size,
+        block_size=settings.block_size or (16 if device.type == "cpu" else 256),
         kv_cache_bytes=settings.kv_cache_memory,
         dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
         device=device,
         attention=settings.attention,
+        cuda_graphs=settings.cuda_graphs,
         num_threads=num_threads,
         num_threads_while_encoding=num_threads and min(num_threads, settings.num_threads_while_encoding or num_threads),
     )

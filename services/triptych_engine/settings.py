@@ -22,7 +22,10 @@ class EngineSettings(GrpcServiceSettings):
         Field(description="auto takes the checkpoint's where the device computes in it, else float32."),
     ] = "auto"
     device: Annotated[str, Field(description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")] = "auto"
-    attention: Annotated[Literal["auto", "cpu", "torch"], Field(description="Attention backend.")] = "auto"
+    attention: Annotated[
+        Literal["auto", "cpu", "cuda", "torch"],
+        Field(description="Attention backend; auto takes the device's, and plain torch where that does not take the model."),
+    ] = "auto"
     max_model_len: Annotated[
         int | None, Field(ge=2, description="Longest sequence, prompt and output together, in tokens; by default the model's.")
     ] = None
@@ -38,7 +41,15 @@ class EngineSettings(GrpcServiceSettings):
         ),
     ] = 70.0
     max_waiting: Annotated[int, Field(ge=0, description="Requests that may wait; further ones are refused.")] = 2048
-    block_size: Annotated[int, Field(ge=1, le=256, description="Tokens per KV block.")] = 16
+    cuda_graphs: Annotated[bool, Field(description="Record decode steps once and replay them; on a GPU.")] = True
+    async_scheduling: Annotated[
+        bool | None,
+        Field(description="Schedule a step while the one before it runs, so that the device need not wait; by default on a GPU."),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        Field(ge=1, le=256, description="Tokens per KV block; by default 16 on a CPU, and 256 on a GPU, whose kernel needs it."),
+    ] = None
     kv_cache_memory: Annotated[
         int, BeforeValidator(parse_bytes), Field(gt=0, description="KV cache in bytes, e.g. 512M or 2G.")
     ] = 1 << 30

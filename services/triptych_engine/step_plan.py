@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triptych_engine.media_gate import MediaGate
-from triptych_engine.output import SchedulerOutput
+from triptych_engine.output import Part, SchedulerOutput
 from triptych_engine.request import Request, RequestStatus
 
 
@@ -66,13 +66,14 @@ class StepPlan:
 
     def put(self, request: Request, num_tokens: int) -> None:
         """Make the request's next tokens, which have their blocks, part of the step."""
-        start, output = request.num_computed_tokens, self.output
+        start, output = request.num_scheduled_tokens, self.output
         output.num_scheduled_tokens[request.request_id] = num_tokens
         if start < request.media.end and (slices := self._media.slices(request, start, num_tokens)):
             output.embeddings[request.request_id] = slices
         self._room -= num_tokens
-        if request.num_tokens - start == 1:
+        if request.decodes:
             output.num_decoding += 1
         else:
             self._prompt_room -= num_tokens
             output.num_prompt_tokens += num_tokens
+        output.parts.append(Part(request, num_tokens, samples=start + num_tokens == request.num_tokens))

@@ -197,6 +197,14 @@ class TorchAttention:
             for index, shape in layers.items()
         }
 
+    def attach(self, cache: dict[int, tuple[torch.Tensor, torch.Tensor]], block_size: int) -> None:
+        """Work on a cache that another backend owns.
+
+        Args:
+            cache: layer -> keys and values, [num_slots, num_kv_heads, head_dim] each.
+        """
+        self._cache, self._block_size = cache, block_size
+
     def free(self) -> None:
         self._cache = {}
 

@@ -23,6 +23,17 @@ class StepInputs:
     #: [axes, num_tokens] int64, where some sequence has positions of several axes.
     axis_positions: np.ndarray | None
     samples: np.ndarray  # [num_seqs] bool, whether the sequence's last token is in this step, so that the next one is sampled
+    #: [num_tokens] int64 row whose newest token stands there and is on the device alone, -1 elsewhere; None when all are known.
+    token_sources: np.ndarray | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedTokens:
+    """Places of tokens that a step samples."""
+
+    rows: np.ndarray  # [n]
+    positions: np.ndarray  # [n]
+    tenancies: np.ndarray  # [n] of the rows then
 
 
 class InputBatch:
@@ -40,7 +51,9 @@ class InputBatch:
         # Not zeroed: rows take memory as sequences fill them.
         self.token_ids = np.empty((max_num_seqs, max_model_len + 1), np.int32)
         self.block_table = np.empty((max_num_seqs, max_blocks), np.int32)
-        self.num_tokens = np.zeros(max_num_seqs, np.int64)
+        self.num_tokens = np.zeros(max_num_seqs, np.int64)  # with those that are expected
+        self._num_known_tokens = np.zeros(max_num_seqs, np.int64)
+        self._tenancies = np.zeros(max_num_seqs, np.int64)  # how many sequences had each row before
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, np.int64)
         self._num_blocks = [0] * max_num_seqs
@@ -65,7 +78,7 @@ class InputBatch:
         self._row_of[sequence.request_id] = row
         num_tokens = len(sequence.token_ids)
         self.token_ids[row, :num_tokens] = sequence.token_ids
-        self.num_tokens[row] = num_tokens
+        self.num_tokens[row] = self._num_known_tokens[row] = num_tokens
         self.num_prompt_tokens[row] = sequence.num_prompt_tokens
         self.num_computed_tokens[row] = sequence.num_computed_tokens
         self._num_blocks[row] = 0
@@ -86,14 +99,23 @@ class InputBatch:
         row = self._row_of.pop(request_id, None)
         if row is not None:
             self._free_rows.append(row)
+            self._tenancies[row] += 1
             self._axis_positions.pop(row, None)
             self._spans.pop(row, None)
         return row
 
-    def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """Add one sampled token to each of the rows."""
-        self.token_ids[rows, self.num_tokens[rows]] = token_ids
+    def expect_tokens(self, rows: np.ndarray) -> ExpectedTokens:
+        """Add one token to each of the rows, which the device is about to sample."""
+        expected = ExpectedTokens(rows, self.num_tokens[rows], self._tenancies[rows])
         self.num_tokens[rows] += 1
+        return expected
+
+    def learn_tokens(self, expected: ExpectedTokens, token_ids: np.ndarray) -> None:
+        """Take what was sampled, but for sequences that have left their rows since."""
+        here = self._tenancies[expected.rows] == expected.tenancies
+        rows, positions = expected.rows[here], expected.positions[here]
+        self.token_ids[rows, positions] = token_ids[here]
+        self._num_known_tokens[rows] = positions + 1
 
     def gather(self, scheduled: SchedulerOutput) -> StepInputs:
         """Lay the scheduled tokens out as one ragged batch."""
@@ -108,11 +130,17 @@ class InputBatch:
         token_rows = np.repeat(rows, lengths)
         blocks = self.block_table[token_rows, positions // self._block_size].astype(np.int64)
         ends = starts + lengths
+        token_ids = self.token_ids[token_rows, positions].astype(np.int64)
+        token_sources = None
+        if (ends > self._num_known_tokens[rows]).any():
+            is_unknown = positions >= self._num_known_tokens[token_rows]
+            token_ids[is_unknown] = 0  # whatever stands there may be no token
+            token_sources = np.where(is_unknown, token_rows, -1)
         num_used_blocks = int(-(-ends.max() // self._block_size))
         return StepInputs(
             request_ids=request_ids,
             rows=rows,
-            token_ids=self.token_ids[token_rows, positions].astype(np.int64),
+            token_ids=token_ids,
             positions=positions,
             metadata=AttentionMetadata(
                 query_start_loc=query_start_loc,
@@ -124,6 +152,7 @@ class InputBatch:
             ),
             axis_positions=self._gather_axis_positions(rows, query_start_loc, positions),
             samples=ends == self.num_tokens[rows],
+            token_sources=token_sources,
         )
 
     def _key_end(self, rows: np.ndarray, query_start_loc: np.ndarray, positions: np.ndarray) -> np.ndarray | None:

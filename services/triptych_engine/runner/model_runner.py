@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,51 +12,36 @@ from triptych_common.errors import StartupError
 
 from triptych_engine.media import MediaTraits
 from triptych_engine.output import NewSequence, SchedulerOutput, StepResult
-from triptych_engine.request import SamplingParams, TokenLogprobs
-from triptych_engine.runner.attention import AttentionBackend, TorchAttention
-from triptych_engine.runner.cpu_attention import CpuAttention
-from triptych_engine.runner.cpu_kernels import CpuKernels, load_kernels
+from triptych_engine.request import SamplingParams
+from triptych_engine.runner.backends import choose_backend
+from triptych_engine.runner.cpu_kernels import load_kernels
+from triptych_engine.runner.graphed_decode import CudaRecorder, GraphedDecode, Recorder, record_decode
 from triptych_engine.runner.input_batch import InputBatch, StepInputs
+from triptych_engine.runner.launched_step import LaunchedStep, StepSample
+from triptych_engine.runner.logprobs import PendingLogprobs
 from triptych_engine.runner.media_inputs import MediaInputs, PlacedSlice
 from triptych_engine.runner.media_traits import media_traits
 from triptych_engine.runner.model_loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
 from triptych_engine.runner.optimize import optimize
-from triptych_engine.runner.sampler import Sampler, gather_logprobs
+from triptych_engine.runner.runner_config import RunnerConfig
+from triptych_engine.runner.sampler import Sampler
+from triptych_engine.runner.transfer import HostToDevice
+from triptych_engine.runner.warm_up import WarmUp
 from triptych_engine.step_pacer import StepCosts
 
 log = logging.getLogger(__name__)
 _PROBE_ID = "probe"
-_CPU = torch.device("cpu")
-#: Tokens, or sequences, of the steps whose time is taken.
-_MEASURED_SIZE = 64
-_WARM_UP_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerConfig:
-    """What the runner needs to know."""
-
-    model_path: Path
-    model_name: str
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    kv_cache_bytes: int
-    dtype: torch.dtype | None = None
-    device: torch.device = _CPU
-    attention: str = "auto"  # auto, cpu, torch
-    #: Compute threads, and those of steps during which media are encoded, perhaps on the same cores. None: as they are.
-    num_threads: int | None = None
-    num_threads_while_encoding: int | None = None
 
 
 class ModelRunner:
     """The model, its KV cache and the state of the sequences that it computes. Used by one thread."""
 
-    def __init__(self, config: RunnerConfig) -> None:
+    def __init__(self, config: RunnerConfig, recorder: Recorder | None = None) -> None:
+        """recorder: records decode steps; by default one for CUDA graphs, where there are any."""
         self.config = config
         self.num_blocks = 0
+        self._recorder = recorder
+        self._graphs: GraphedDecode | None = None
 
     def load(self) -> None:
         """Read the weights, take the KV cache and check the model against transformers.
@@ -81,8 +64,11 @@ class ModelRunner:
         if isinstance(self.media_traits, MediaTraits):
             self._media = MediaInputs(self._model.model, self.media_traits, self._model.num_position_axes)
         self._errors: dict[str, str] = {}  # request_id -> why it cannot be computed; found in the step in hand
-        self._backend = self._make_backend(kernels)
+        shapes = self._model.layers
+        self._backend = choose_backend(config.attention, config.device, shapes, config.block_size, self._model.dtype, kernels)
         self._batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size)
+        self._transfer = HostToDevice(config.device)
+        self._newest_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=config.device)  # [rows], sampled last
         self._sampler = Sampler(config.max_num_seqs, self._model.vocab_size, config.device, kernels)
         block_bytes = config.block_size * sum(shape.bytes_per_token(self._model.dtype) for shape in self._model.layers.values())
         self.num_blocks = config.kv_cache_bytes // block_bytes
@@ -108,52 +94,47 @@ class ModelRunner:
         size = traits.hidden_size * (1 + traits.num_deepstack) if isinstance(traits, MediaTraits) else 1
         return size * self._model.dtype.itemsize
 
-    def _make_backend(self, kernels: CpuKernels | None) -> AttentionBackend:
-        config = self.config
-        if kernels is not None:
-            backend = CpuAttention(kernels)
-            try:
-                backend.allocate(self._model.layers, 1, config.block_size, self._model.dtype)
-                return backend
-            except ValueError as error:
-                if config.attention == "cpu":
-                    raise StartupError(str(error)) from error
-                log.warning("%s; falling back to plain torch, which is several times slower", error)
-        elif config.attention == "cpu":
-            raise StartupError("the CPU attention kernel was asked for and cannot be had")
-        if config.device.type != "cpu":
-            log.warning("attention on %s is plain torch so far: right, and slow", config.device.type)
-        return TorchAttention(config.device)
-
     def allocate_cache(self) -> None:
         """Take the memory of the KV cache."""
         self._backend.allocate(self._model.layers, self.num_blocks, self.config.block_size, self._model.dtype)
+        if self._graphs is not None:
+            self._graphs.record()
 
     def free_cache(self) -> None:
         """Give the memory of the KV cache back. No sequence may be running."""
+        if self._graphs is not None:
+            self._graphs.forget()
         self._backend.free()
 
     # -- one step -------------------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def execute(self, scheduled: SchedulerOutput) -> StepResult:
-        """Compute the scheduled tokens; sample where a sequence's last token is among them."""
+    def launch(self, scheduled: SchedulerOutput) -> LaunchedStep:
+        """Have the device compute the scheduled tokens, and sample where a sequence's last token is among them.
+
+        Does not wait for the device, which may still be at the steps before. Tokens that those sample go from step to step on the
+        device.
+        """
         self._set_threads(scheduled.awaits_embeddings)
         self._update_states(scheduled)
-        result = StepResult()
         if not scheduled.num_scheduled_tokens:
-            return result
+            return LaunchedStep()
         inputs = self._batch.gather(scheduled)
         wanted, owners = self._logits_indices(inputs)
         logits = self._forward(inputs, wanted, self._place(inputs, scheduled) if scheduled.embeddings else [])
         self._batch.advance(inputs)
+        step = LaunchedStep(self._errors)
         if owners is not None:
-            self._collect_prompt_logprobs(inputs, logits, wanted, owners, result)
-            logits = logits[torch.from_numpy(np.isin(wanted, self._last_tokens(inputs))).to(logits.device)]
+            step.prompt_logprobs = self._prompt_logprobs(inputs, logits, wanted, owners)
+            (lines,) = self._transfer(np.flatnonzero(np.isin(wanted, self._last_tokens(inputs))))
+            logits = logits[lines]
         if len(logits):
-            self._sample(inputs, logits, result)
-        result.errors.update(self._errors)
-        return result
+            step.sample = self._sample(inputs, logits)
+        return step
+
+    def execute(self, scheduled: SchedulerOutput) -> StepResult:
+        """Launch a step and wait for it."""
+        return self.launch(scheduled).result()
 
     def _set_threads(self, encoding: bool) -> None:
         """Leave the encoder its cores while it has work. Threads that share a core with it would be waited for by the others, at
@@ -213,19 +194,26 @@ class ModelRunner:
         return indices, owners[indices]
 
     def _forward(self, inputs: StepInputs, wanted: np.ndarray, slices: list[PlacedSlice]) -> torch.Tensor:
-        device = self.config.device
+        if self._graphs is not None and not slices and len(wanted) == len(inputs.rows) and self._graphs.takes(inputs):
+            return self._graphs.run(inputs)
         self._backend.begin(inputs.metadata)
-        token_ids = torch.from_numpy(inputs.token_ids).to(device)
         positions = inputs.positions if inputs.axis_positions is None else inputs.axis_positions
-        arguments = (torch.from_numpy(positions).to(device), torch.from_numpy(wanted.astype(np.int64)).to(device), self._backend)
+        arrays = [inputs.token_ids, positions, wanted.astype(np.int64)]
+        if inputs.token_sources is not None:
+            arrays.append(inputs.token_sources)
+        token_ids, position_ids, logits_indices, *sources = self._transfer(*arrays)
+        for source in sources:
+            token_ids = torch.where(source >= 0, self._newest_tokens[source.clamp(min=0)], token_ids)
+        arguments = (position_ids, logits_indices, self._backend)
         if self._media is None or not slices:
             return self._model.forward(token_ids, *arguments)
         with self._media.adding(slices):
             return self._model.forward(token_ids, *arguments, inputs_embeds=self._media.embed(token_ids, slices))
 
-    def _collect_prompt_logprobs(
-        self, inputs: StepInputs, logits: torch.Tensor, wanted: np.ndarray, owners: np.ndarray, result: StepResult
-    ) -> None:
+    def _prompt_logprobs(
+        self, inputs: StepInputs, logits: torch.Tensor, wanted: np.ndarray, owners: np.ndarray
+    ) -> dict[str, PendingLogprobs]:
+        pending = {}
         for index in np.unique(owners).tolist():
             row = int(inputs.rows[index])
             num_top = self._sampler.num_prompt_logprobs(row)
@@ -233,19 +221,18 @@ class ModelRunner:
             if num_top is None or not len(lines):
                 continue
             next_tokens = self._batch.token_ids[row, inputs.positions[wanted[lines]] + 1].astype(np.int64)
-            entries: list[TokenLogprobs] = gather_logprobs(logits[torch.from_numpy(lines).to(logits.device)], next_tokens, num_top)
-            result.prompt_logprobs[inputs.request_ids[index]] = entries
+            at, token_ids = self._transfer(lines, next_tokens)
+            pending[inputs.request_ids[index]] = PendingLogprobs(logits[at], token_ids, num_top)
+        return pending
 
-    def _sample(self, inputs: StepInputs, logits: torch.Tensor, result: StepResult) -> None:
+    def _sample(self, inputs: StepInputs, logits: torch.Tensor) -> StepSample:
         indices = np.flatnonzero(inputs.samples)
         rows = inputs.rows[indices]
-        sampled = self._sampler.sample(logits, rows)
-        self._batch.append_tokens(rows, sampled.token_ids)
+        pending = self._sampler.launch(logits, rows)
+        (on_device,) = self._transfer(rows)
+        self._newest_tokens.index_copy_(0, on_device, pending.token_ids)
         request_ids = [inputs.request_ids[index] for index in indices.tolist()]
-        result.token_ids = dict(zip(request_ids, sampled.token_ids.tolist(), strict=True))
-        result.logprobs = {request_ids[index]: entry for index, entry in sampled.logprobs.items()}
-        for index in sampled.invalid:
-            result.errors[request_ids[index]] = "the model's logits for this request hold no finite value"
+        return StepSample(request_ids, pending, self._batch, self._batch.expect_tokens(rows))
 
     # -- start-up -------------------------------------------------------------------------------------------------------------
 
@@ -293,44 +280,27 @@ class ModelRunner:
         self._update_states(SchedulerOutput(dropped=[_PROBE_ID]))
 
     def warm_up(self) -> StepCosts:
-        """Run prefills and decodes, so that the first requests find kernels, buffers and threads ready, and measure what they cost.
+        """Ready everything for the first requests, and measure what steps cost.
 
-        On an accelerator the first is the largest prefill that there can be: whether its memory suffices is known then.
+        On an accelerator that begins with the largest prefill that there can be: whether its memory suffices is known then.
         """
-        started = time.monotonic()
         config = self.config
-        num_tokens = min(config.max_num_batched_tokens, config.max_model_len - 1, self.num_blocks * config.block_size - 1)
-        self._time_prefill(num_tokens if config.device.type != "cpu" else min(num_tokens, _MEASURED_SIZE))
-        costs = self._measure_costs(min(num_tokens, _MEASURED_SIZE), min(config.max_num_seqs, self.num_blocks, _MEASURED_SIZE))
-        log.info("warmed up in %.1f s; a step takes %.1f ms, %.2f more per decoding sequence, %.2f per prompt token",
-                 time.monotonic() - started, costs.fixed_s * 1e3, costs.decode_s * 1e3,
-                 costs.prompt_token_s * 1e3)  # fmt: skip
-        return costs
+        self._graphs = self._record_decode()
+        max_tokens = min(config.max_num_batched_tokens, config.max_model_len - 1, self.num_blocks * config.block_size - 1)
+        max_num_seqs = min(config.max_num_seqs, self.num_blocks)
+        return WarmUp(self, config.block_size, max_tokens, max_num_seqs).run(largest=config.device.type != "cpu")
 
-    def _measure_costs(self, num_tokens: int, num_seqs: int) -> StepCosts:
-        # Other services are starting on the same cores: the quicker of two is nearer to what it takes.
-        one_s, several_s, prompt_s = (
-            min(time_step(size) for _ in range(2))
-            for time_step, size in ((self._time_decode, 1), (self._time_decode, num_seqs), (self._time_prefill, num_tokens))
+    def _record_decode(self) -> GraphedDecode | None:
+        config = self.config
+        recorder = self._recorder or (CudaRecorder() if config.device.type == "cuda" else None)
+        if not config.cuda_graphs or recorder is None:
+            return None
+        return record_decode(
+            self._model,
+            self._backend,
+            self._newest_tokens,
+            recorder,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
         )
-        decode_s = max(0.0, several_s - one_s) / max(1, num_seqs - 1)
-        prompt_token_s = max(0.0, prompt_s - one_s) / max(1, num_tokens - 1)
-        return StepCosts(max(one_s - decode_s, 1e-6), decode_s, prompt_token_s)
-
-    def _time_prefill(self, num_tokens: int) -> float:
-        """Seconds of a step with one prompt in it."""
-        blocks = list(range(-(-(num_tokens + 1) // self.config.block_size)))
-        prompt = NewSequence("warm-up", [0] * num_tokens, num_tokens, 0, blocks, _WARM_UP_SAMPLING)
-        return self._time([prompt], num_tokens)
-
-    def _time_decode(self, num_seqs: int) -> float:
-        """Seconds of a step in which so many sequences compute one token each."""
-        return self._time([NewSequence(f"warm-up-{i}", [0], 1, 0, [i], _WARM_UP_SAMPLING) for i in range(num_seqs)], 1)
-
-    def _time(self, sequences: list[NewSequence], num_tokens: int) -> float:
-        ids = [sequence.request_id for sequence in sequences]
-        started = time.perf_counter()
-        self.execute(SchedulerOutput(new=sequences, num_scheduled_tokens=dict.fromkeys(ids, num_tokens)))
-        elapsed_s = time.perf_counter() - started
-        self.execute(SchedulerOutput(dropped=ids))
-        return elapsed_s

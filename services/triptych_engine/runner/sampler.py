@@ -2,7 +2,7 @@
 
 Random numbers are a pure function of (seed, position): a seeded request gives the same text whatever shares its batch, and after
 it was preempted and computed again. Order of operations: penalties, bias and bans on the logits; temperature; min-p, top-k,
-top-p; draw.
+top-p; draw. Nothing waits for the device before the result is asked for.
 """
 
 from __future__ import annotations
@@ -14,29 +14,9 @@ import torch
 
 from triptych_engine.request import SamplingParams, TokenLogprobs
 from triptych_engine.runner.cpu_kernels import CpuKernels
-
-#: Candidates that are sorted first when top-p or min-p cuts the distribution; widened until the cut lies inside.
-_FIRST_CANDIDATES = 256
-
-
-def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) for each (seed, position), by SplitMix64 (Steele, Lea, Flood 2014).
-
-    Args:
-        seeds, positions: [n] uint64.
-
-    Returns:
-        [n] float64.
-    """
-    with np.errstate(over="ignore"):
-        x = _mix(seeds) + (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        return (_mix(x) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+from triptych_engine.runner.drawing import draw, draw_cut, is_cut, uniform
+from triptych_engine.runner.logprobs import PendingLogprobs
+from triptych_engine.runner.transfer import Fetch, HostToDevice, fetch
 
 
 @dataclass(slots=True)
@@ -52,6 +32,14 @@ class _RowState:
     bias: torch.Tensor | None = None
     stop_token_ids: torch.Tensor | None = None
 
+    def note(self, token_ids: torch.Tensor, index: int) -> None:
+        """Take the sampled token that stands there, on the device."""
+        self.num_output_tokens += 1
+        if self.output_counts is not None and self.seen is not None:
+            token_id = token_ids[index : index + 1]
+            self.output_counts.index_add_(0, token_id, torch.ones_like(token_id, dtype=torch.int32))
+            self.seen.index_fill_(0, token_id, True)
+
 
 @dataclass(slots=True)
 class SampleResult:
@@ -60,6 +48,22 @@ class SampleResult:
     token_ids: np.ndarray  # [n] int64
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # index -> of those that asked for them
     invalid: list[int] = field(default_factory=list)  # indices whose logits hold NaN or nothing but -inf
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSample:
+    """Sampled tokens, on their way from the device."""
+
+    #: [n] int64, on the device.
+    token_ids: torch.Tensor
+    _fetch: Fetch
+    _logprobs: dict[int, PendingLogprobs]
+
+    def result(self) -> SampleResult:
+        """Wait for them."""
+        token_ids, invalid = self._fetch()
+        logprobs = {index: pending.entries()[0] for index, pending in self._logprobs.items()}
+        return SampleResult(token_ids, logprobs, np.flatnonzero(invalid).tolist())
 
 
 class Sampler:
@@ -75,6 +79,7 @@ class Sampler:
         self._kernels = kernels
         self._vocab_size = vocab_size
         self._device = device
+        self._transfer = HostToDevice(device)
         self._states: dict[int, _RowState] = {}  # row -> state
         self._temperature = np.zeros(max_num_seqs, np.float32)
         self._edits = np.zeros(max_num_seqs, np.bool_)  # rows whose logits are changed before anything else
@@ -119,7 +124,11 @@ class Sampler:
         return self._states[row].sampling.prompt_logprobs
 
     def sample(self, logits: torch.Tensor, rows: np.ndarray) -> SampleResult:
-        """Draw a token for each row.
+        """`launch`, and wait for what comes of it."""
+        return self.launch(logits, rows).result()
+
+    def launch(self, logits: torch.Tensor, rows: np.ndarray) -> PendingSample:
+        """Draw a token for each row, without waiting for the device.
 
         Args:
             logits: [n, vocab_size], any float type; not changed.
@@ -129,29 +138,22 @@ class Sampler:
         if self._edits[rows].any():
             logits = self._edited(logits.float().clone(), rows)
         if self._kernels is not None and logits.dtype == torch.float32:
-            best, greedy = self._kernels.argmax(logits.contiguous())
+            best, token_ids = self._kernels.argmax(logits.contiguous())
         else:
-            best, greedy = logits.max(-1)
-        invalid = (~torch.isfinite(best)).nonzero().flatten().tolist()
-        token_ids = greedy.cpu().numpy()
+            best, token_ids = logits.max(-1)
+        invalid = ~torch.isfinite(best)
         drawn = np.flatnonzero(self._temperature[rows] > 0)
-        if invalid:
-            drawn = np.setdiff1d(drawn, invalid)
         if len(drawn):
-            token_ids[drawn] = self._draw(logits[torch.from_numpy(drawn).to(self._device)].float(), rows[drawn])
-        result = SampleResult(token_ids, invalid=invalid)
+            (lines,) = self._transfer(drawn)
+            chosen = self._draw(logits[lines].float(), rows[drawn])
+            token_ids[lines] = torch.where(invalid[lines], token_ids[lines], chosen)
+        logprobs = {}
         for index in np.flatnonzero(self._wants_logprobs[rows]).tolist():
             count = self._states[int(rows[index])].sampling.logprobs or 0
-            result.logprobs[index] = gather_logprobs(raw[index : index + 1], token_ids[index : index + 1], count)[0]
-        for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
-            self._note(self._states[row], token_id)
-        return result
-
-    def _note(self, state: _RowState, token_id: int) -> None:
-        state.num_output_tokens += 1
-        if state.output_counts is not None and state.seen is not None:
-            state.output_counts[token_id] += 1
-            state.seen[token_id] = True
+            logprobs[index] = PendingLogprobs(raw[index : index + 1], token_ids[index : index + 1], count)
+        for index, row in enumerate(rows.tolist()):
+            self._states[row].note(token_ids, index)
+        return PendingSample(token_ids, fetch(token_ids, invalid), logprobs)
 
     def _edited(self, logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
         for index in np.flatnonzero(self._edits[rows]).tolist():
@@ -169,77 +171,22 @@ class Sampler:
                 line[state.stop_token_ids] = float("-inf")
         return logits
 
-    def _draw(self, logits: torch.Tensor, rows: np.ndarray) -> np.ndarray:
+    def _draw(self, logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
         """Draw from softmax(logits / temperature), cut by min-p, top-k and top-p. logits: [n, vocab_size] float32."""
         states = [self._states[row] for row in rows.tolist()]
         seeds = np.array([state.sampling.seed for state in states], np.uint64)
         positions = np.array([state.num_output_tokens for state in states], np.uint64)
-        numbers = torch.from_numpy(uniform(seeds, positions)).to(self._device)
-        # A low temperature may overflow; -inf has to stay what it is.
-        logits = (logits / torch.from_numpy(self._temperature[rows]).to(self._device)[:, None]).clamp(
-            max=torch.finfo(torch.float32).max
+        cut = np.array([is_cut(state.sampling) for state in states])
+        numbers, temperature, cut_lines, whole_lines = self._transfer(
+            uniform(seeds, positions), self._temperature[rows], np.flatnonzero(cut), np.flatnonzero(~cut)
         )
-        cut = np.array([s.sampling.top_k > 0 or s.sampling.top_p < 1 or s.sampling.min_p > 0 for s in states])
-        token_ids = np.empty(len(rows), np.int64)
-        whole = np.flatnonzero(~cut)
-        if len(whole):
-            lines = torch.from_numpy(whole).to(self._device)
-            token_ids[whole] = _pick(logits[lines].softmax(-1), numbers[lines]).cpu().numpy()
-        for index in np.flatnonzero(cut).tolist():
-            token_ids[index] = _draw_cut(logits[index], states[index].sampling, numbers[index])
+        # A low temperature may overflow; -inf has to stay what it is.
+        logits = (logits / temperature[:, None]).clamp(max=torch.finfo(torch.float32).max)
+        if not cut.any():
+            return draw(logits, numbers)
+        params = [state.sampling for state, is_one in zip(states, cut.tolist(), strict=True) if is_one]
+        token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+        token_ids[cut_lines] = draw_cut(logits[cut_lines], numbers[cut_lines], params, self._transfer)
+        if len(whole_lines):
+            token_ids[whole_lines] = draw(logits[whole_lines], numbers[whole_lines])
         return token_ids
-
-
-def _pick(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Invert the distribution function: weights [n, k] (not normalised), numbers [n] in [0, 1) -> index [n]."""
-    cumulative = weights.double().cumsum(-1)
-    total = cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, numbers[:, None] * total, right=True)[:, 0]
-    # Rounding could point past the last token that has any weight.
-    last = (weights > 0).long().cumsum(-1).argmax(-1)
-    return torch.minimum(index, last)
-
-
-def _draw_cut(logits: torch.Tensor, sampling: SamplingParams, number: torch.Tensor) -> int:
-    """Draw one token of those that min-p, top-k and top-p leave.
-
-    Only the likeliest candidates are sorted; their number grows until the cut lies among them, so the result is that of a full
-    sort.
-    """
-    vocab_size = logits.shape[-1]
-    log_total = logits.logsumexp(-1)
-    num_candidates = min(vocab_size, sampling.top_k or _FIRST_CANDIDATES)
-    while True:
-        values, ids = logits.topk(num_candidates)
-        probabilities = (values - log_total).double().exp()
-        keep = probabilities >= sampling.min_p * probabilities[0]
-        all_survivors_seen = bool(sampling.top_k) or not bool(keep[-1]) or num_candidates == vocab_size
-        # Mass of what top-k and min-p leave: known once all of it was seen; without min-p it is 1.
-        total = probabilities[keep].sum() if all_survivors_seen else probabilities.new_ones(())
-        before = probabilities.cumsum(-1) - probabilities
-        keep_top_p = keep & (before < sampling.top_p * total)
-        cut_is_inside = not bool(keep_top_p[-1])
-        if all_survivors_seen or (cut_is_inside and not sampling.min_p):
-            break
-        num_candidates = min(vocab_size, num_candidates * 8)
-    keep_top_p[0] = True
-    return int(ids[_pick((probabilities * keep_top_p)[None], number[None])[0]])
-
-
-def gather_logprobs(logits: torch.Tensor, token_ids: np.ndarray, num_top: int) -> list[TokenLogprobs]:
-    """Log probability, rank and the likeliest alternatives of a token at each position.
-
-    Args:
-        logits: [n, vocab_size], of the model, before penalties and temperature.
-        token_ids: [n].
-        num_top: alternatives to report.
-    """
-    logprobs = logits.float().log_softmax(-1)
-    chosen = logprobs.gather(-1, torch.from_numpy(token_ids).to(logits.device)[:, None])
-    ranks = (logprobs > chosen).sum(-1) + 1
-    values, ids = logprobs.topk(min(num_top, logprobs.shape[-1])) if num_top else (logprobs[:, :0], logprobs[:, :0].long())
-    columns = (token_ids.tolist(), chosen[:, 0].tolist(), ranks.tolist(), ids.tolist(), values.tolist())
-    return [
-        TokenLogprobs(token_id, logprob, rank, tuple(top_ids), tuple(top))
-        for token_id, logprob, rank, top_ids, top in zip(*columns, strict=True)
-    ]

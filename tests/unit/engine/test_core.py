@@ -20,12 +20,12 @@ WAIT_S = 10
 class Running:
     """A core with a fake runner, and what it published."""
 
-    def __init__(self) -> None:
+    def __init__(self, async_scheduling: bool = False) -> None:
         self.runner = FakeRunner()
         self.scheduler = a_scheduler()
         self.outputs: queue.SimpleQueue[SequenceOutput] = queue.SimpleQueue()
         self.deaths: list[BaseException] = []
-        self.core = EngineCore(self.scheduler, self.runner, self._publish, self.deaths.append)
+        self.core = EngineCore(self.scheduler, self.runner, self._publish, self.deaths.append, async_scheduling=async_scheduling)
 
     def _publish(self, step: int, outputs, load) -> None:
         for output in outputs:
@@ -40,10 +40,15 @@ class Running:
                 if output.finish_reason is not None:
                     return got
 
+    def until_idle(self) -> None:
+        """Until no step is in flight; commands are run between steps."""
+        while self.core.call(lambda: self.core.num_in_flight).result(WAIT_S):
+            pass
 
-@pytest.fixture
-def running() -> Iterator[Running]:
-    made = Running()
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def running(request: pytest.FixtureRequest) -> Iterator[Running]:
+    made = Running(async_scheduling=request.param)
     made.core.start()
     yield made
     made.core.stop()
@@ -66,11 +71,12 @@ def test_abort_takes_effect_before_the_next_step(running: Running):
         running.runner.gate.release()
         running.outputs.get(timeout=WAIT_S)
     aborted = running.core.abort(["r", "nobody"])
-    running.runner.gate.release()  # the step in hand
+    running.runner.gate.release(2)  # the step in hand, and the one that may be in flight behind it
     assert aborted.result(WAIT_S) == ["r"]
     rest = running.until_end("r")
     assert len(rest) <= 2
     assert rest[-1].finish_reason is FinishReason.ABORT
+    running.until_idle()
     assert running.core.load.num_free_blocks == 64
 
 
@@ -80,8 +86,12 @@ def test_a_failing_step_fails_its_requests_and_the_next_is_fine(running: Running
     last = running.until_end("unlucky")[-1]
     assert isinstance(last.error, InternalError)
     assert "boom" not in str(last.error)
+    running.runner.fail_next_launch = RuntimeError("boom")
+    running.core.add(a_request("unlucky too"))
+    assert isinstance(running.until_end("unlucky too")[-1].error, InternalError)
     running.core.add(a_request("next"))
     assert running.until_end("next")[-1].finish_reason is FinishReason.LENGTH
+    running.until_idle()
     assert running.core.load.num_free_blocks == 64
     assert running.deaths == []
 
@@ -111,8 +121,9 @@ def test_the_prefix_cache_can_be_reset(running: Running):
     assert running.core.reset_prefix_cache().result(WAIT_S) == 0
 
 
-def test_stop_aborts_what_is_left():
-    running = Running()
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_stop_aborts_what_is_left(async_scheduling: bool):
+    running = Running(async_scheduling)
     running.runner.gate = threading.Semaphore(2)
     running.core.start()
     running.core.add(a_request(max_tokens=200))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from attention_driver import worst_difference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triptych_engine.runner import cpu_kernels
-from triptych_engine.runner.attention import AttentionBackend, AttentionMetadata, LayerShape, TorchAttention
+from triptych_engine.runner.attention import LayerShape, TorchAttention
 from triptych_engine.runner.cpu_attention import CpuAttention
 from triptych_engine.runner.cpu_kernels import CpuKernels, load_kernels
 
@@ -25,67 +26,9 @@ def kernels() -> CpuKernels:
     return loaded
 
 
-def metadata(lengths: list[int], computed: list[int], block_table: np.ndarray, block_size: int, span: int = 0) -> AttentionMetadata:
-    """Of a step; with a span, the tokens of each sequence see each other in groups of so many."""
-    positions = np.concatenate([np.arange(c, c + n) for n, c in zip(lengths, computed, strict=True)])
-    rows = np.repeat(np.arange(len(lengths)), lengths)
-    ends = np.array(computed) + lengths
-    return AttentionMetadata(
-        query_start_loc=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-        seq_lens=ends.astype(np.int32),
-        block_table=block_table,
-        slots=block_table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size,
-        positions=positions.astype(np.int32),
-        key_end=None
-        if not span
-        else np.minimum((positions // span + 1) * span, (np.array(computed) + lengths)[rows]).astype(np.int32),
-    )
-
-
-def run_both(
-    kernels: CpuKernels,
-    *,
-    shape: LayerShape,
-    num_q_heads: int,
-    dtype: torch.dtype,
-    steps: list[list[int]],
-    block_size: int = 16,
-    query_dtype: torch.dtype | None = None,
-    span: int = 0,
-    **options: object,
-) -> float:
+def run_both(kernels: CpuKernels, **case: Any) -> float:
     """Feed the same ragged steps to the kernel and to plain torch; returns the largest difference."""
-    generator = torch.Generator().manual_seed(0)
-    num_seqs = len(steps[0])
-    blocks_per_seq = -(-max(sum(step[i] for step in steps) for i in range(num_seqs)) // block_size)
-    table = torch.randperm(num_seqs * blocks_per_seq, generator=generator).reshape(num_seqs, -1).to(torch.int32).numpy()
-    backends: list[AttentionBackend] = [CpuAttention(kernels), TorchAttention(torch.device("cpu"))]
-    for backend in backends:
-        backend.allocate({0: shape}, table.size, block_size, dtype)
-    computed, worst = [0] * num_seqs, 0.0
-    arguments = {"scaling": shape.head_dim**-0.5, "window": 0, "softcap": 0.0, "sinks": None} | options
-    for step in steps:
-        active = [i for i in range(num_seqs) if step[i]]
-        lengths = [step[i] for i in active]
-        num_tokens = sum(lengths)
-        # As models hand them over: [heads, tokens, dim] seen as [tokens, heads, dim].
-        query = torch.randn(num_q_heads, num_tokens, shape.head_dim, generator=generator).transpose(0, 1).to(query_dtype or dtype)
-        key = (
-            torch.randn(shape.num_kv_heads, num_tokens, shape.head_dim, generator=generator)
-            .transpose(0, 1)
-            .to(query_dtype or dtype)
-        )
-        value = torch.randn(shape.num_kv_heads, num_tokens, shape.v_head_dim, generator=generator).transpose(0, 1).to(dtype)
-        outputs = []
-        for backend in backends:
-            backend.begin(metadata(lengths, [computed[i] for i in active], np.ascontiguousarray(table[active]), block_size, span))
-            outputs.append(backend.forward(0, query, key, value, **arguments))  # type: ignore[arg-type]
-        assert outputs[0].shape == (num_tokens, num_q_heads, shape.v_head_dim)
-        assert outputs[0].dtype == dtype
-        worst = max(worst, (outputs[0].float() - outputs[1].float()).abs().max().item())
-        for i in active:
-            computed[i] += step[i]
-    return worst
+    return worst_difference([CpuAttention(kernels), TorchAttention(torch.device("cpu"))], **case)
 
 
 RAGGED = [[20, 130, 0, 39], [16, 70, 5, 1], [1, 0, 1, 1], [1, 1, 1, 1]]

@@ -38,13 +38,13 @@ def _logits(path: Path, *, whole: bool) -> list[torch.Tensor]:
         if not whole:
             layer._whole = None
     seen: list[torch.Tensor] = []
-    sample = runner._sampler.sample
+    launch = runner._sampler.launch
 
     def noting(logits: torch.Tensor, rows: np.ndarray):
         seen.append(logits.clone())
-        return sample(logits, rows)
+        return launch(logits, rows)
 
-    runner._sampler.sample = noting
+    runner._sampler.launch = noting
     scheduler = a_scheduler(block_size=16, max_num_batched_tokens=16)
     for name, length in (("a", 21), ("b", 1), ("c", 9)):
         scheduler.add(a_request(name, [3 + (7 * i + length) % 90 for i in range(length)], max_tokens=12))

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from triptych_engine.request import SamplingParams
 from triptych_engine.runner.cpu_kernels import load_kernels
-from triptych_engine.runner.sampler import Sampler, gather_logprobs, uniform
+from triptych_engine.runner.drawing import draw_cut, draw_sorted, uniform
+from triptych_engine.runner.logprobs import PendingLogprobs
+from triptych_engine.runner.sampler import Sampler
+from triptych_engine.runner.transfer import HostToDevice
 
 VOCAB = 300
 CPU = torch.device("cpu")
@@ -184,7 +187,7 @@ def test_logprobs_are_of_the_model_before_any_edit():
 
 
 def test_logprobs_of_the_chosen_token_alone():
-    (entry,) = gather_logprobs(torch.zeros(1, 4), np.array([2]), 0)
+    (entry,) = PendingLogprobs(torch.zeros(1, 4), torch.tensor([2]), 0).entries()
     assert entry.logprob == pytest.approx(np.log(0.25))
     assert entry.top_token_ids == ()
 
@@ -200,3 +203,14 @@ def test_a_row_without_a_finite_logit_fails_alone(kernels: object, poison: float
     result = sampler.sample(logits, np.arange(3))
     assert result.invalid == [1]
     assert result.token_ids[0] == logits[0].argmax()
+
+
+def test_all_rows_sorted_at_once_draw_what_each_alone_would():
+    logits = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(0)) * 2
+    numbers = torch.linspace(0, 0.999, 40, dtype=torch.float64)
+    params = [
+        replace(GREEDY, temperature=1.0, top_k=(0, 1, 5, 290)[i % 4], top_p=(1.0, 0.3, 0.9)[i % 3], min_p=(0.0, 0.05)[i % 2])
+        for i in range(40)
+    ]
+    transfer = HostToDevice(CPU, packed=True)
+    assert torch.equal(draw_sorted(logits, numbers, params, transfer), draw_cut(logits, numbers, params, transfer))

@@ -1,15 +1,18 @@
-"""Whatever happens in whatever order: no block leaks or is used twice, everyone finishes, text does not depend on company."""
+"""Whatever happens in whatever order, with however many steps in flight: no block leaks or is used twice, everyone finishes, text
+does not depend on company."""
 
 from __future__ import annotations
 
+from collections import deque
+
 from builders_engine import a_media_request, a_scheduler
-from fakes.runner import FakeRunner, expected_output, fake_embeddings, seen
+from fakes.runner import FakeRunner, FakeStep, expected_output, fake_embeddings, seen
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from triptych_common.errors import EmbeddingUnavailableError, InternalError, NeverFitsError, QueueFullError
 from triptych_engine.media import Bidirectional, FetchOrder
-from triptych_engine.output import SchedulerOutput, SequenceOutput
+from triptych_engine.output import SequenceOutput
 from triptych_engine.request import FinishReason, Request
 from triptych_engine.step_pacer import StepCosts, StepPacer
 
@@ -32,6 +35,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_embeddings=st.integers(5, 12),
         bidirectional=st.sampled_from(Bidirectional),
         paced=st.booleans(),
+        max_in_flight=st.sampled_from([0, 1, 1, 2]),
     )
     def start(
         self,
@@ -43,7 +47,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_embeddings: int,
         bidirectional: Bidirectional,
         paced: bool,
+        max_in_flight: int,
     ) -> None:
+        self.max_in_flight = max_in_flight  # steps that are left to run while the next is scheduled
+        self.in_flight: deque[FakeStep] = deque()
         self.scheduler = a_scheduler(
             num_blocks,
             4,
@@ -112,7 +119,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
-        self._finish_step(self.scheduler.schedule())
+        launched = self._launch()
+        while len(self.in_flight) > (self.max_in_flight if launched else 0):
+            self._book()
 
     @rule(steps=st.integers(2, 12))
     def several_steps(self, steps: int) -> None:
@@ -125,21 +134,23 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def abort_while_a_step_runs(self, data: st.DataObject) -> None:
-        scheduled = self.scheduler.schedule()
+        self._launch()
         self._abort_some(data)
-        self._finish_step(scheduled)
+        self._book()
 
     @rule()
     def fail_a_step(self) -> None:
-        scheduled = self.scheduler.schedule()
-        if not scheduled.num_scheduled_tokens:
-            self._finish_step(scheduled)
-            return
+        """The oldest in flight; those behind it go on."""
+        self._launch()
         self.runner.fail_next_step = RuntimeError("device lost")
-        try:
-            self.runner.execute(scheduled)
-        except RuntimeError:
-            self._note(self.scheduler.fail(list(scheduled.num_scheduled_tokens), InternalError("step failed")))
+        self._book()
+        self.runner.fail_next_step = None
+
+    @rule()
+    def fail_a_launch(self) -> None:
+        self.runner.fail_next_launch = RuntimeError("out of memory")
+        self._launch()
+        self.runner.fail_next_launch = None
 
     @rule()
     def forget_prefixes(self) -> None:
@@ -184,8 +195,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         if live:
             self._note(self.scheduler.abort(data.draw(st.lists(st.sampled_from(live), unique=True, max_size=3))))
 
-    def _finish_step(self, scheduled: SchedulerOutput) -> None:
-        self._note(self.scheduler.update(scheduled, self.runner.execute(scheduled)))
+    def _launch(self) -> bool:
+        while self.scheduler.must_book:
+            self._book()
+        scheduled = self.scheduler.schedule()
+        if scheduled.is_empty:
+            return False
+        try:
+            self.in_flight.append(self.runner.launch(scheduled))
+        except RuntimeError:
+            self._note(self.scheduler.fail_step(scheduled, InternalError("step failed")))
+        return True
+
+    def _book(self) -> None:
+        if not self.in_flight:
+            return
+        step = self.in_flight.popleft()
+        try:
+            result = step.result()
+        except RuntimeError:
+            self._note(self.scheduler.fail_step(step.scheduled, InternalError("step failed")))
+        else:
+            self._note(self.scheduler.update(step.scheduled, result))
 
     def _note(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
@@ -206,7 +237,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self._fetch()
             for number in list(self.orders):
                 self._deliver(number)
-            if not self.scheduler.has_work:
+            if not (self.scheduler.has_work or self.in_flight):
                 break
             self.step()
             self.scheduler.check_integrity()

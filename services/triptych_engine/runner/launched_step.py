@@ -1,0 +1,48 @@
+"""A step that the device has been told to compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from triptych_engine.output import StepResult
+from triptych_engine.runner.input_batch import ExpectedTokens, InputBatch
+from triptych_engine.runner.logprobs import PendingLogprobs
+from triptych_engine.runner.sampler import PendingSample
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """Where the results of a step will be; empty when nothing was to be computed."""
+
+    #: request_id -> why it cannot be computed.
+    errors: dict[str, str] = field(default_factory=dict)
+    prompt_logprobs: dict[str, PendingLogprobs] = field(default_factory=dict)
+    sample: StepSample | None = None
+
+    def result(self) -> StepResult:
+        """Wait for the step. To be called once, in the order in which steps were launched."""
+        result = StepResult(prompt_logprobs={key: pending.entries() for key, pending in self.prompt_logprobs.items()})
+        if self.sample is not None:
+            self.sample.collect(result)
+        result.errors.update(self.errors)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """Tokens that a step samples, and who learns of them."""
+
+    request_ids: list[str]
+    pending: PendingSample
+    batch: InputBatch
+    places: ExpectedTokens
+
+    def collect(self, result: StepResult) -> None:
+        """Wait for the tokens and note them, here and in the batch."""
+        sampled = self.pending.result()
+        self.batch.learn_tokens(self.places, sampled.token_ids)
+        request_ids = self.request_ids
+        result.token_ids = dict(zip(request_ids, sampled.token_ids.tolist(), strict=True))
+        result.logprobs = {request_ids[index]: entry for index, entry in sampled.logprobs.items()}
+        for index in sampled.invalid:
+            result.errors[request_ids[index]] = "the model's logits for this request hold no finite value"

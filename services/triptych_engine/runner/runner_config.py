@@ -1,0 +1,31 @@
+"""What the runner needs to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """Derived from the engine's settings and the model."""
+
+    model_path: Path
+    model_name: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    kv_cache_bytes: int
+    dtype: torch.dtype | None = None
+    device: torch.device = _CPU
+    attention: str = "auto"  # auto, cpu, cuda, torch
+    #: Compute threads, and those of steps during which media are encoded, perhaps on the same cores. None: as they are.
+    num_threads: int | None = None
+    num_threads_while_encoding: int | None = None
+    #: Record decode steps once and replay them, where the device can.
+    cuda_graphs: bool = True

@@ -1,0 +1,101 @@
+"""Arrays on their way to the device, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+#: Tensors of all types may begin at multiples of this, in bytes.
+_ALIGNMENT = 16
+
+
+class HostToDevice:
+    """Brings a step's arrays to the device: all in one copy, from pinned memory, without waiting for it.
+
+    On a CPU the tensors are the arrays' own memory.
+
+    Args:
+        packed: join the arrays into one copy; by default where there is one to make.
+    """
+
+    def __init__(self, device: torch.device, *, packed: bool | None = None) -> None:
+        self._device = device
+        self._packed = device.type != "cpu" if packed is None else packed
+
+    def __call__(self, *arrays: np.ndarray) -> list[torch.Tensor]:
+        """The arrays as tensors on the device, in order. The arrays may be changed afterwards, unless the device is a CPU."""
+        if not self._packed:
+            return [torch.from_numpy(array) for array in arrays]
+        return _views(_pack(arrays, self._device).to(self._device, non_blocking=True), arrays)
+
+
+class StaticArrays:
+    """Tensors on the device that keep their addresses, and take the contents of host arrays in one copy.
+
+    Args:
+        arrays: what they hold at first; later ones have the same shapes and types.
+    """
+
+    def __init__(self, device: torch.device, arrays: Sequence[np.ndarray]) -> None:
+        self._device = device
+        self._buffer = torch.empty(_ends(arrays)[-1], dtype=torch.uint8, device=device)
+        self.tensors = _views(self._buffer, arrays)
+        self.fill(arrays)
+
+    def fill(self, arrays: Sequence[np.ndarray]) -> None:
+        """Copy the arrays, without waiting for it."""
+        self._buffer.copy_(_pack(arrays, self._device), non_blocking=True)
+
+
+def _ends(arrays: Sequence[np.ndarray]) -> list[int]:
+    """Where each array ends, and the next begins, in one buffer; in bytes."""
+    ends, end = [], 0
+    for array in arrays:
+        end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        ends.append(end)
+    return ends
+
+
+def _pack(arrays: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
+    """The arrays, one after the other, in memory from which the device may read; torch keeps that until its copies are done."""
+    ends = _ends(arrays)
+    staging = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    host = staging.numpy()
+    for start, array in zip([0, *ends], arrays, strict=False):
+        host[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return staging
+
+
+def _views(buffer: torch.Tensor, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    return [
+        buffer[start : start + array.nbytes].view(_torch_type(array)).view(array.shape)
+        for start, array in zip([0, *_ends(arrays)], arrays, strict=False)
+    ]
+
+
+def _torch_type(array: np.ndarray) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, array.dtype)).dtype
+
+
+#: Waits for arrays that are on their way to the host, and returns them.
+Fetch = Callable[[], list[np.ndarray]]
+
+
+def fetch(*tensors: torch.Tensor) -> Fetch:
+    """Begin to bring tensors to the host, behind what the device has to do so far, but not behind what it is told to do later."""
+    if not any(tensor.is_cuda for tensor in tensors):
+        return lambda: [tensor.numpy() for tensor in tensors]
+    arrivals = []
+    for tensor in tensors:
+        arrival = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        arrivals.append(arrival.copy_(tensor, non_blocking=True))
+    done = torch.cuda.Event()
+    done.record()
+
+    def wait() -> list[np.ndarray]:
+        done.synchronize()
+        return [arrival.numpy() for arrival in arrivals]
+
+    return wait
