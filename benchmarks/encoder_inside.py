@@ -26,9 +26,8 @@ from triptych_cli.service_flags import ServiceArgs, has_flag, split_service_args
 from triptych_cli.stack import ServeOptions, Service, plan, spec
 from triptych_cli.supervisor import ServiceSpec, supervise
 from triptych_cli.terminal import TerminalReporter
-from triptych_common.cores import bear_company
 from triptych_common.control import State
-from triptych_common.cores import num_usable_cores
+from triptych_common.cores import bear_company, num_usable_cores
 from triptych_common.model_store import served_name
 from triptych_common.server import run_service
 
