@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Line:
-    """Points (x, y) that belong together, in the order of x; the label stands at the last one."""
+    """Points (x, y) that belong together, in the order of x; the label stands at the last one.
+
+    Attributes:
+        kin: the label of another line, whose colour it gets; it is dashed then.
+    """
 
     label: str
     points: Sequence[tuple[float, float]]
-    is_dashed: bool = False
+    kin: str | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -39,16 +40,41 @@ def describe_commit() -> str:
 
 def busy_percent(own: Iterable[psutil.Process], seconds: float = 2.0) -> dict[str, float]:
     """How busy the cores are now, as `all` and as what these processes have of it; in percent of all cores."""
-    processes = list(own)
-    before_s = sum(map(_cpu_s, processes))
-    everything = psutil.cpu_percent(interval=seconds)
-    spent_s = sum(map(_cpu_s, processes)) - before_s
-    return {"all": everything, "own": 100 * spent_s / seconds / (psutil.cpu_count() or 1)}
+    meter = BusyMeter(own)
+    time.sleep(seconds)
+    return meter.percent()
 
 
-def _cpu_s(process: psutil.Process) -> float:
+class BusyMeter:
+    """How busy the cores are from now on.
+
+    Args:
+        own: processes whose share is told apart; they must live until it is read.
+    """
+
+    def __init__(self, own: Iterable[psutil.Process]) -> None:
+        self._own = list(own)
+        self._started_s, self._before = time.perf_counter(), self._spent_s()
+
+    def percent(self) -> dict[str, float]:
+        """`all`, `own`, and `others`, which is the rest of all; in percent of all cores."""
+        available_s = (time.perf_counter() - self._started_s) * (psutil.cpu_count() or 1)
+        busy, own = (100 * (after - before) / available_s for after, before in zip(self._spent_s(), self._before, strict=True))
+        # Both are told in hundredths of a second.
+        return {"all": min(busy, 100.0), "own": own, "others": max(0.0, busy - own)}
+
+    def _spent_s(self) -> tuple[float, float]:
+        times = psutil.cpu_times()
+        waiting = times.idle + getattr(times, "iowait", 0.0)
+        # Guests' time is in the user's already.
+        guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        return sum(times) - waiting - guests, sum(map(cpu_s, self._own))
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """User and system time of the process so far, in seconds."""
     times = process.cpu_times()
-    return times.user + times.system
+    return float(times.user + times.system)
 
 
 def _cpu_model() -> str:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psutil
+from machine import cpu_s
 
 HOST = "127.0.0.1"
 #: Of a stream, and of all together.
@@ -70,12 +71,6 @@ def process(*command: str) -> Iterator[psutil.Process]:
             yield psutil.Process(child.pid)
         finally:
             child.terminate()
-
-
-def cpu_s(service: psutil.Process) -> float:
-    """User and system time of the process so far, in seconds."""
-    times = service.cpu_times()
-    return float(times.user + times.system)
 
 
 async def observe(service: psutil.Process, streams: int, tokens: int, put_load: Callable[[int], Awaitable[int]]) -> Overhead:

@@ -7,12 +7,13 @@ the file's own, so that it can be read also where a page and its reader's prefer
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 from collections.abc import Sequence
 
 import matplotlib as mpl
-from charts import BarChart, Chart, Line, LineChart
+from charts import BarChart, BarPanel, Chart, Line, LineChart
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullLocator
@@ -47,9 +48,16 @@ _STYLE = {
     "axes.facecolor": _PAPER,
     "savefig.facecolor": _PAPER,
 }
-#: Inches; a phone shows it at two thirds.
-_WIDTH, _HEIGHT = 6.0, 3.6
-_ROW_HEIGHT, _HEAD_HEIGHT = 0.27, 0.9
+#: Of the axes with what stands left of them, in inches. Labels and all it is less than 6 wide: a phone shows it at two thirds.
+_WIDTH, _HEIGHT = 4.6, 3.3
+_BAR_HEIGHT, _HEAD_HEIGHT = 0.25, 0.6
+_MAX_COLUMNS = 3
+#: The title begins left of the axes, in widths of the axes.
+_TITLE_X = -0.15
+#: Between the ends of an axis of powers, at least.
+_LEAST_RANGE = 10.0
+#: Points beyond which a line goes without markers.
+_MAX_MARKERS = 12
 #: Between the middles of two labels, in points.
 _LABEL_DISTANCE = 14.0
 #: From the axes to the labels, in points.
@@ -80,13 +88,13 @@ def _lines(chart: LineChart) -> Figure:
     figure = Figure(figsize=(_WIDTH, _HEIGHT))
     axes = figure.add_subplot()
     colours = _colours(chart.lines)
-    for line in chart.lines:
+    for line, colour in zip(chart.lines, colours, strict=True):
         xs, ys = zip(*line.points, strict=True)
-        marker = "o" if len(xs) <= 12 else ""
-        dashes = (0, (4, 2)) if line.is_dashed else "solid"
-        axes.plot(xs, ys, color=colours[line.label], linestyle=dashes, marker=marker, markersize=4, linewidth=1.8, clip_on=False)
+        marker = "o" if len(xs) <= _MAX_MARKERS else ""
+        dashes = "solid" if line.kin is None else (0, (4, 2))
+        axes.plot(xs, ys, color=colour, linestyle=dashes, marker=marker, markersize=4, linewidth=1.8, clip_on=False)
     _scale(axes, chart)
-    axes.set_title(chart.title, loc="left", color=_INK, fontweight="bold", pad=12)
+    axes.set_title(chart.title, loc="left", color=_INK, fontweight="bold", pad=12, x=_TITLE_X)
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     axes.grid(axis="y")
@@ -95,31 +103,25 @@ def _lines(chart: LineChart) -> Figure:
     return figure
 
 
-def _colours(lines: Sequence[Line]) -> dict[str, str]:
-    """A colour per line; a dashed one has that of the line whose label begins like its own."""
-    solid = [line.label for line in lines if not line.is_dashed]
-    colours = {label: _LINES[index % len(_LINES)] for index, label in enumerate(solid)}
-    for line in lines:
-        if line.is_dashed:
-            own = next((label for label in solid if _stem(line.label) == _stem(label)), None)
-            colours[line.label] = colours[own] if own is not None else _FAINT
-    return colours
-
-
-def _stem(label: str) -> str:
-    """What labels of the same thing have in common: all before a comma, or before a percentile."""
-    return re.sub(r",.*| p\d+$", "", label)
+def _colours(lines: Sequence[Line]) -> list[str]:
+    """A colour per line."""
+    own = dict(zip((line.label for line in lines if line.kin is None), itertools.cycle(_LINES), strict=False))
+    return [own[line.label if line.kin is None else line.kin] for line in lines]
 
 
 def _scale(axes: Axes, chart: LineChart) -> None:
     if chart.log_x:
         axes.set_xscale("log")
+    ys = [y for line in chart.lines for _, y in line.points]
     if chart.log_y:
         axes.set_yscale("log")
+        # A narrow range would make much of little.
+        wider = max(1.15, math.sqrt(_LEAST_RANGE * min(ys) / max(ys)))
+        axes.set_ylim(min(ys) / wider, max(ys) * wider)
         axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(NullLocator())
     else:
-        axes.set_ylim(0, 1.08 * max(y for line in chart.lines for _, y in line.points))
+        axes.set_ylim(0, 1.08 * max(ys))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     if chart.x_ticks:
         places, texts = zip(*chart.x_ticks, strict=True)
@@ -128,60 +130,66 @@ def _scale(axes: Axes, chart: LineChart) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _label_ends(figure: Figure, axes: Axes, lines: Sequence[Line], colours: dict[str, str]) -> None:
+def _label_ends(figure: Figure, axes: Axes, lines: Sequence[Line], colours: Sequence[str]) -> None:
     """Write each line's label right of its last point, moved up or down as far as the others need, and join the two."""
     figure.draw_without_rendering()
     box, points_per_pixel = axes.get_window_extent(), 72 / figure.dpi
     width, height = box.width * points_per_pixel, box.height * points_per_pixel
     to_axes = axes.transData + axes.transAxes.inverted()
-    ends = {line.label: to_axes.transform(line.points[-1]) for line in lines}
-    places = spread({label: y * height for label, (_, y) in ends.items()}, _LABEL_DISTANCE)
+    ends = [to_axes.transform(line.points[-1]) for line in lines]
+    places = spread([y * height for _, y in ends], _LABEL_DISTANCE)
     begin = 1 + _LABEL_INDENT / width
-    for label, (x, y) in ends.items():
-        place, colour = places[label] / height, colours[label]
-        axes.text(begin, place, label, transform=axes.transAxes, color=colour, va="center_baseline", clip_on=False)
-        joint = (x + 0.01, begin - 0.01), (y, place)
+    for line, colour, (x, y), place in zip(lines, colours, ends, places, strict=True):
+        to_y = place / height
+        axes.text(begin, to_y, line.label, transform=axes.transAxes, color=colour, va="center_baseline", clip_on=False)
+        joint = (x + 0.015, begin - 0.01), (y, to_y)
         axes.plot(*joint, color=colour, linewidth=0.7, alpha=0.6, transform=axes.transAxes, clip_on=False)
 
 
-def spread(places: dict[str, float], distance: float) -> dict[str, float]:
+def spread(places: Sequence[float], distance: float) -> list[float]:
     """Move places apart to the distance, as little as possible in all: those that collide move as one group about their mean."""
-    groups: list[list[str]] = []
+    groups: list[list[int]] = []
     middles: list[float] = []
-    for label in sorted(places, key=lambda label: places[label]):
-        groups.append([label])
-        middles.append(places[label])
+    for index in sorted(range(len(places)), key=places.__getitem__):
+        groups.append([index])
+        middles.append(places[index])
         while len(groups) > 1 and middles[-1] - middles[-2] < distance * (len(groups[-1]) + len(groups[-2])) / 2:
             joined = groups.pop(-2) + groups.pop(-1)
             del middles[-2:]
             groups.append(joined)
             middles.append(sum(places[each] for each in joined) / len(joined))
-    spread_out = {}
+    moved = list(places)
     for group, middle in zip(groups, middles, strict=True):
-        for index, label in enumerate(group):
-            spread_out[label] = middle + (index - (len(group) - 1) / 2) * distance
-    return spread_out
+        for rank, index in enumerate(group):
+            moved[index] = middle + (rank - (len(group) - 1) / 2) * distance
+    return moved
 
 
 def _bars(chart: BarChart) -> Figure:
-    figure = Figure(figsize=(_WIDTH + 1.2, _HEAD_HEIGHT + _ROW_HEIGHT * len(chart.rows)))
-    rows = range(len(chart.rows))
+    num_rows, num_columns = -(-len(chart.panels) // _MAX_COLUMNS), min(len(chart.panels), _MAX_COLUMNS)
+    height = num_rows * (_HEAD_HEIGHT + _BAR_HEIGHT * len(chart.rows))
+    figure = Figure(figsize=(_WIDTH, height))
     for index, panel in enumerate(chart.panels):
-        axes = figure.add_subplot(1, len(chart.panels), index + 1)
-        axes.barh(rows, panel.values, height=0.62, color=_LINES[0])
-        most = max(panel.values)
-        for row, value in zip(rows, panel.values, strict=True):
-            axes.text(value + 0.04 * most, row, _short(value), va="center", fontsize=9)
-        axes.set_xlim(0, 1.5 * most)
-        axes.set_ylim(len(chart.rows) - 0.4, -0.6)
-        axes.set_title(panel.title, loc="left", fontsize=9)
-        axes.xaxis.set_visible(False)
-        axes.spines["bottom"].set_visible(False)
-        axes.set_yticks(rows, chart.rows if index == 0 else [""] * len(chart.rows))
-        axes.tick_params(axis="y", length=0, labelcolor=_INK)
-    figure.subplots_adjust(wspace=0.08)
-    figure.suptitle(f"{chart.title}, {chart.x_label}", x=0.0, ha="left", fontsize=11, fontweight="bold", y=1.06)
+        axes = figure.add_subplot(num_rows, num_columns, index + 1)
+        _bar_panel(axes, panel, chart.rows if index % num_columns == 0 else [""] * len(chart.rows))
+    figure.subplots_adjust(left=0.0, right=1.0, bottom=0.0, top=1 - _HEAD_HEIGHT / height, wspace=0.1, hspace=0.28)
+    title = f"{chart.title}, {chart.x_label}"
+    figure.suptitle(title, x=_TITLE_X - 0.18, y=1.0, ha="left", va="bottom", fontsize=11, fontweight="bold")
     return figure
+
+
+def _bar_panel(axes: Axes, panel: BarPanel, rows: Sequence[str]) -> None:
+    places, most = range(len(rows)), max(panel.values)
+    axes.barh(places, panel.values, height=0.62, color=_LINES[0])
+    for place, value in zip(places, panel.values, strict=True):
+        axes.text(value + 0.04 * most, place, _short(value), va="center", fontsize=10)
+    axes.set_xlim(0, 1.6 * most)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_title(panel.title, loc="left", fontsize=10)
+    axes.xaxis.set_visible(False)
+    axes.spines["bottom"].set_visible(False)
+    axes.set_yticks(places, rows)
+    axes.tick_params(axis="y", length=0, labelcolor=_INK)
 
 
 def _short(value: float) -> str:

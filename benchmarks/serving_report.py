@@ -62,7 +62,7 @@ def charts(results: dict) -> dict[str, Chart]:
             "concurrent streams",
             "TTFT, ms",
             [
-                Line(f"{target} {label}", points, is_dashed=label == "p99")
+                Line(f"{target} {label}", points, kin=f"{target} p50" if label == "p99" else None)
                 for target in _targets(runs)
                 if target != ENGINE_ALONE
                 for label in ("p50", "p99")

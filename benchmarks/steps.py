@@ -24,7 +24,9 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import psutil
 from engine import LoadedEngine, load_engine
+from machine import BusyMeter
 from outside import Outside
 from pydantic_settings import CliApp
 from sitting import describe, hold
@@ -140,6 +142,7 @@ def run(args: argparse.Namespace) -> dict:
     with Outside() as outside:
         bench = Bench(load_engine(CliApp.run(EngineSettings, cli_args=flags)), outside)
         described = describe("steps")
+        meter = BusyMeter([psutil.Process()])
         sizes = [(num_seqs, args.contexts[0]) for num_seqs in args.sequences]
         sizes += [(num_seqs, context) for context in args.contexts for num_seqs in args.context_sequences]
         for num_seqs, context in dict.fromkeys(sizes):
@@ -151,6 +154,7 @@ def run(args: argparse.Namespace) -> dict:
             for num_tokens in args.contexts:
                 prompts.append({"repeat": repeat, **bench.whole_prompt(num_tokens)})
                 print("prompt of {prompt_tokens} tokens: {seconds:.2f} s in {num_steps} steps".format(**prompts[-1]), flush=True)
+        described["others_percent"] = meter.percent()["others"]
     load_keys = (
         "model",
         "sequences",

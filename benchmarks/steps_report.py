@@ -41,7 +41,7 @@ def charts(results: dict) -> dict[str, Chart]:
             own = [run for run in _decodes(results) if run["num_seqs"] == num_seqs]
             lines.append(Line(label, [(run["context"], run["step_ms"]) for run in own]))
             attention = [(run["context"], run["step_ms"] - run["stages_ms"]["attention"]) for run in own]
-            lines.append(Line(f"{label}, without attention", attention, is_dashed=True))
+            lines.append(Line("without attention", attention, kin=label))
         made["contexts"] = LineChart(
             "Time of a decoding step against the tokens of context",
             "tokens of context of each sequence",

@@ -25,9 +25,11 @@ import time
 
 import frontend_overhead
 import gateway_overhead
+import psutil
 import uvloop
 from load import Prompts
-from overhead import TOKENS, TOKENS_PER_S, Overhead, cpu_s, interval_s
+from machine import BusyMeter, cpu_s
+from overhead import TOKENS, TOKENS_PER_S, Overhead, interval_s
 from serving import WARM_UP_TOKENS, over_rest
 from sitting import describe, hold
 from stack import Stack, running_stack
@@ -35,11 +37,15 @@ from tables import TRIPTYCH
 from triptych_common.model_store import TEXT_MODEL
 from triptych_common.open_files import raise_open_files_limit
 
+#: As many as the engine's default computes at once.
+_WARM_UP_STREAMS = 256
+
 
 def measure(stack: Stack, prompts: Prompts, streams: int, args: argparse.Namespace) -> dict:
     """One closed loop over REST."""
     put = over_rest(stack.target, args.timeout_s)
     batch = prompts.take(max(streams, args.min_requests))
+    meter = BusyMeter([*stack.services.values(), psutil.Process()])
     before_s = {name: cpu_s(service) for name, service in stack.services.items()}
     started_s = time.perf_counter()
     figures = put(batch, streams, args.max_tokens)
@@ -51,6 +57,7 @@ def measure(stack: Stack, prompts: Prompts, streams: int, args: argparse.Namespa
         "wall_us_per_token": elapsed_s * 1e6 / num_tokens,
         "cpu_us_per_token": {name: seconds * 1e6 / num_tokens for name, seconds in spent_s.items()},
         "resident": stack.resident(),
+        "busy_percent": meter.percent(),
         "figures": dataclasses.asdict(figures),
     }
 
@@ -60,14 +67,16 @@ def measure_stack(args: argparse.Namespace) -> tuple[dict, list[dict]]:
     prompts, runs = Prompts(args.prompt_words, args.seed), []
     with running_stack(args.model, args.serve_args) as stack:
         described = describe("streams", stack.services.values())
-        over_rest(stack.target, args.timeout_s)(prompts.take(max(args.streams)), max(args.streams), WARM_UP_TOKENS)
+        warm_up = min(max(args.streams), _WARM_UP_STREAMS)
+        over_rest(stack.target, args.timeout_s)(prompts.take(warm_up), warm_up, WARM_UP_TOKENS)
         for repeat in range(args.repeats):
             for streams in args.streams:
                 run = {"target": TRIPTYCH, "streams": streams, "repeat": repeat, **measure(stack, prompts, streams, args)}
                 runs.append(run)
                 costs = ", ".join(f"{name} {cost:.0f}" for name, cost in run["cpu_us_per_token"].items())
                 print(f"{streams:5d} streams, round {repeat}: {run['num_lost']} lost; us per token: wall"
-                      f" {run['wall_us_per_token']:.0f}; of CPU {costs}", flush=True)  # fmt: skip
+                      f" {run['wall_us_per_token']:.0f}; of CPU {costs}; others had {run['busy_percent']['others']:.0f} % of the"
+                      " cores", flush=True)  # fmt: skip
                 for reason, count in run["figures"]["failures"].items():
                     print(f"        {count} failed: {reason}", flush=True)
     return described, runs
@@ -94,6 +103,7 @@ def run(args: argparse.Namespace) -> dict:
     return {
         **described,
         "load": {**{key: getattr(args, key) for key in load_keys}, "fake_tokens": args.fake_tokens},
+        "others_percent": max(run["busy_percent"]["others"] for run in runs),
         "runs": runs,
         "overheads": measure_fakes(args) if args.fakes else [],
     }

@@ -17,6 +17,7 @@ def origin(results: dict, source: str, load: str) -> str:
         load: what was asked of what was measured, in words.
     """
     machine = results["machine"]
+    others = f", {results['others_percent']:.0f} % with other programs meanwhile" if "others_percent" in results else ""
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     return "\n".join(
         [
@@ -25,7 +26,7 @@ def origin(results: dict, source: str, load: str) -> str:
             f"    {results['command']}",
             "",
             f"- Machine: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']};"
-            f" {results['busy_percent']['all']:.0f} % busy with nothing under load.",
+            f" {results['busy_percent']['all']:.0f} % busy with nothing under load{others}.",
             f"- Versions: {versions}.",
             f"- Load: {load}.",
         ]
