@@ -39,9 +39,11 @@ class EngineDriver:
         num_blocks: int = 128,
         dtype: torch.dtype | None = torch.float32,
         attention: str = "auto",
+        device: str = "cpu",
     ) -> None:
         self.config = RunnerConfig(
-            path, "test", max_model_len, max_num_seqs, 2048, block_size, 1 << 30, dtype=dtype, attention=attention
+            path, "test", max_model_len, max_num_seqs, 2048, block_size, 1 << 30, dtype=dtype, attention=attention,
+            device=torch.device(device),
         )  # fmt: skip
         self.runner = ModelRunner(self.config)
         self.runner.load()
