@@ -29,8 +29,10 @@ class Calls:
         self._session = session
         #: number -> place among the calls, of those that have not ended
         self._live = {number: place for place, number in enumerate(numbers)}
-        #: place -> what came since the last `next`, merged: a slow client costs the memory of its own answer and nothing more
+        #: place -> what came since the last `next`: a response as it came, or several that were merged
         self._waiting: dict[int, Response] = {}
+        #: Places whose message in `_waiting` is merged.
+        self._merged: set[int] = set()
         self._error: TriptychError | None = None
         self._wake_up: asyncio.Future[None] | None = None
 
@@ -48,6 +50,7 @@ class Calls:
             self._wake_up = asyncio.get_running_loop().create_future()
             await self._wake_up
         waiting, self._waiting = self._waiting, {}
+        self._merged.clear()
         return list(waiting.items())
 
     def close(self) -> None:
@@ -56,19 +59,38 @@ class Calls:
             self._session.cancel(number)
         self._live.clear()
 
-    def put(self, response: Response) -> None:
-        """Take a response from the session's reader."""
-        place = self._live.get(response.number)
+    def put(self, number: int, response: Response) -> None:
+        """Take a response from the session's reader, of a call that goes on."""
+        place = self._live.get(number)
+        if place is None:
+            return
+        if place in self._waiting:
+            self._merge(place, response)
+        else:
+            # It keeps the whole step's message in memory, with what all other calls got, but no longer than to the next step.
+            self._waiting[place] = response
+        self._wake()
+
+    def put_last(self, number: int, response: Response) -> None:
+        """Take a call's last response, with its usage or its error."""
+        place = self._live.pop(number, None)
         if place is None:
             return
         if response.choices or response.HasField("usage"):
-            # Into a message of its own: the response itself keeps the whole step's, with what all other calls got, in memory.
-            _merge(self._waiting.setdefault(place, Response()), response)
-        if response.HasField("usage") or response.HasField("error"):
-            del self._live[response.number]
+            self._merge(place, response)
         if response.HasField("error"):
             self.fail(from_request_error(response.error))
         self._wake()
+
+    def _merge(self, place: int, response: Response) -> None:
+        """Append to what waits, in a message of its own: a slow client costs the memory of its own answer and nothing more."""
+        if place not in self._merged:
+            own, waiting = Response(), self._waiting.get(place)
+            if waiting is not None:
+                _append(own, waiting)
+            self._waiting[place] = own
+            self._merged.add(place)
+        _append(self._waiting[place], response)
 
     def fail(self, error: TriptychError) -> None:
         """End with an error, after the responses that wait."""
@@ -81,7 +103,7 @@ class Calls:
             self._wake_up.set_result(None)
 
 
-def _merge(into: Response, new: Response) -> None:
+def _append(into: Response, new: Response) -> None:
     """Append what is new in a call."""
     for delta in new.choices:
         own = next((choice for choice in into.choices if choice.index == delta.index), None)
@@ -175,10 +197,12 @@ class FrontendSession:
             self._calls.clear()
 
     def _dispatch(self, response: Response) -> None:
-        ends = response.HasField("usage") or response.HasField("error")
-        calls = self._calls.pop(response.number, None) if ends else self._calls.get(response.number)
-        if calls is not None:
-            calls.put(response)
+        number = response.number
+        if response.HasField("usage") or response.HasField("error"):
+            if calls := self._calls.pop(number, None):
+                calls.put_last(number, response)
+        elif calls := self._calls.get(number):
+            calls.put(number, response)
 
     async def _send(self) -> None:
         """Write what was asked for since the last message, until the stream is lost; the reader sees the same loss."""

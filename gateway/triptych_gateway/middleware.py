@@ -34,7 +34,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         record = RequestRecord(usable_request_id(Headers(scope=scope).get(REQUEST_ID_KEY)))
-        scope.setdefault("state", {})["record"] = record
+        scope.setdefault("state", {}).update(record=record, send_body=send)
         id_header = (REQUEST_ID_KEY.encode(), record.request_id.encode())
 
         async def send_with_id(message: Message) -> None:

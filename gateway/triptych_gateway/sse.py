@@ -39,7 +39,7 @@ class EventStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await until_disconnect(self._send_events(send), receive, self._stopping)
+            await until_disconnect(self._send_events(send, scope["state"]["send_body"]), receive, self._stopping)
         except ClientDisconnectedError:
             raise
         except Exception as error:
@@ -51,11 +51,12 @@ class EventStreamResponse(Response):
             last = b"data: " + api_error.body + b"\n\n" + DONE
             await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self, send: Send, send_body: Send) -> None:
         async with contextlib.aclosing(self._events) as events:
             async for event in events:
                 if not self._is_started:
                     self._is_started = True
                     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+                # Past the middleware, which looks at the head alone: half a dozen calls less per event.
+                await send_body({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

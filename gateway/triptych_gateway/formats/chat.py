@@ -22,9 +22,6 @@ class ChatFormat(AnswerFormat):
         first = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         return b"".join(self._head + orjson.dumps({"index": index, **first}) + self._tail for index in range(num_choices))
 
-    def _plain_choice(self, index: int, text_json: bytes) -> bytes:
-        return b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}' % (index, text_json)
-
     def _chunk_choice(self, index: int, text: str) -> dict[str, Any]:
         return {"index": index, "delta": {"content": text} if text else {}}
 

@@ -20,6 +20,8 @@ _FINISH_REASONS = {
     common_pb2.FINISH_REASON_LENGTH: "length",
     common_pb2.FINISH_REASON_ABORT: "abort",
 }
+#: Stands where the text goes in a template.
+_TEXT = "\0"
 #: OpenAI's stand-in for a log probability that is too low to be a number.
 _LOWEST_LOGPROB = -9999.0
 
@@ -104,10 +106,12 @@ class AnswerFormat(ABC):
         }
         self._with_logprobs = with_logprobs
         self._with_token_ids = with_token_ids
-        # A chunk is head + JSON of the choice + tail.
+        # A chunk is head + JSON of the choice + tail; one with new text alone is prefix + text + suffix, by choice.
         envelope = orjson.dumps(self._envelope | {"object": self.chunk_object_name})
         self._head = b"data: " + envelope[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._templates: dict[int, tuple[bytes, bytes]] = {}
+        self._is_plain = not with_logprobs and not with_token_ids
 
     def opening(self, num_choices: int) -> bytes:
         """Events that come before the first delta."""
@@ -115,10 +119,13 @@ class AnswerFormat(ABC):
 
     def delta(self, index: int, delta: generation_pb2.ChoiceDelta) -> bytes:
         """The event of one delta; empty when there is nothing new to say."""
-        reason = finish_reason(delta)
         text = delta.text
-        if reason is None and not self._with_logprobs and not self._with_token_ids:
-            return self._head + self._plain_choice(index, orjson.dumps(text)) + self._tail if text else b""
+        if self._is_plain and not delta.finish_reason:
+            if not text:
+                return b""
+            prefix, suffix = self._templates.get(index) or self._add_template(index)
+            return prefix + orjson.dumps(text) + suffix
+        reason = finish_reason(delta)
         logprobs = delta.logprobs if self._with_logprobs else ()
         if reason is None and not text and not logprobs and not delta.token_ids:
             return b""
@@ -130,6 +137,12 @@ class AnswerFormat(ABC):
         if self._with_token_ids:
             choice["token_ids"] = list(delta.token_ids)
         return self._head + orjson.dumps(choice) + self._tail
+
+    def _add_template(self, index: int) -> tuple[bytes, bytes]:
+        choice = {**self._chunk_choice(index, _TEXT), "logprobs": None, "finish_reason": None}
+        before, after = orjson.dumps(choice).split(orjson.dumps(_TEXT))
+        self._templates[index] = self._head + before, after + self._tail
+        return self._templates[index]
 
     def usage(self, cost: Cost) -> bytes:
         """The last event but [DONE], when usage was asked for."""
@@ -152,10 +165,6 @@ class AnswerFormat(ABC):
                 written["token_ids"] = choice.token_ids
             answer["choices"].append(written)
         return orjson.dumps(answer)
-
-    @abstractmethod
-    def _plain_choice(self, index: int, text_json: bytes) -> bytes:
-        """The JSON of a choice with new text and nothing else: what nearly every chunk is."""
 
     @abstractmethod
     def _chunk_choice(self, index: int, text: str) -> dict[str, Any]:

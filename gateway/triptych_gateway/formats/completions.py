@@ -16,9 +16,6 @@ class CompletionFormat(AnswerFormat):
     object_name = "text_completion"
     chunk_object_name = "text_completion"
 
-    def _plain_choice(self, index: int, text_json: bytes) -> bytes:
-        return b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}' % (index, text_json)
-
     def _chunk_choice(self, index: int, text: str) -> dict[str, Any]:
         return {"index": index, "text": text}
 
