@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Self, TypeVar
 
 from triptych_common.pb import engine_pb2
@@ -38,7 +37,8 @@ class Outside:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._reader.cancel()
+        self._loop.call_soon_threadsafe(self._mailbox.end)
+        self._reader.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -77,11 +77,10 @@ class Outside:
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
 
     async def _read(self) -> None:
-        with suppress(asyncio.CancelledError):
-            while (taken := await self._mailbox.take()) is not None:
-                started_ns = time.perf_counter_ns()
-                step, outputs, load = taken
-                message = engine_pb2.SessionResponse(step=step, outputs=map(output_message, outputs), load=load_message(load))
-                message.SerializeToString()
-                self._ns += time.perf_counter_ns() - started_ns
-                self._num_messages += 1
+        while (taken := await self._mailbox.take()) is not None:
+            started_ns = time.perf_counter_ns()
+            step, outputs, load = taken
+            message = engine_pb2.SessionResponse(step=step, outputs=map(output_message, outputs), load=load_message(load))
+            message.SerializeToString()
+            self._ns += time.perf_counter_ns() - started_ns
+            self._num_messages += 1

@@ -72,9 +72,10 @@ class StageClock:
 class TimedSteps:
     """An engine's steps, with or without a clock around their stages.
 
-    What `EngineCore.step` does beyond its stages counts as update, what the runner does as gathering inputs, what the model does as
-    norm, rope, activation: there it is also torch's and Python's own work between the parts. Where a decoder layer is one call of a
-    kernel, the kernel itself says what of it were products and attention (csrc/stage_clock.h).
+    What `EngineCore.step` does beyond its stages counts as update (on a device that computes by itself also the wait for it), what
+    the runner does as gathering inputs, what the model does as norm, rope, activation: there it is also torch's and Python's own
+    work between the parts. Where a decoder layer is one call of a kernel, the kernel itself says what of it were products and
+    attention (csrc/stage_clock.h). For CPUs: where kernels are only launched, a clock around them tells nothing.
     """
 
     def __init__(self, core: EngineCore, scheduler: Scheduler, runner: ModelRunner) -> None:
