@@ -50,7 +50,7 @@ FROM build-engine AS kernels
 COPY --from=wheel /wheel /wheel
 RUN pip --python /opt/triptych/bin/python install --no-deps /wheel/*.whl
 # For every instruction set, because the machine that runs the image is not the one that builds it.
-RUN /opt/triptych/bin/python -m triptych_engine.runner.cpu_kernels /opt/triptych/kernels
+RUN /opt/triptych/bin/python -m triptych_engine.runner.kernel_build /opt/triptych/kernels
 
 # --- what runs: each listens on all addresses of its container, and on its own loopback for control ----------------------------
 

@@ -1,55 +1,22 @@
-"""Builds, finds, loads and calls the CPU kernels (csrc/).
-
-They have a C ABI over plain pointers and depend neither on Python nor on libtorch, so they compile in seconds and one build
-serves all versions. OpenMP symbols stay unresolved on purpose: they bind to the runtime that torch has loaded, and both share one
-thread pool. The library is built for the best instruction set that this CPU has, once, and kept in the cache directory; images
-carry it prebuilt for all of them (`python -m triptych_engine.runner.cpu_kernels DIR`, found through TRIPTYCH_KERNEL_DIR).
-"""
+"""Loads and calls the CPU kernels (csrc/): they have a C ABI over plain pointers and depend neither on Python nor on libtorch."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import logging
-import os
 import platform
-import shutil
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import torch
 from triptych_common.model_store import cache_dir
 
+from triptych_engine.runner import kernel_build
 from triptych_engine.runner.kernel_args import DecoderLayerArgs, DecoderStepArgs, KernelArgs
 
 log = logging.getLogger(__name__)
-_SOURCES = sorted((Path(__file__).parent / "csrc").iterdir())
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
-
+#: Formats of weights that a decoder layer may have, see linear.h.
+FORMATS = ("bf16",)
 _SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-
-#: x86-64 levels, best first, with the CPU flags that each needs (a subset that tells the levels apart).
-_X86_LEVELS: dict[str, frozenset[str]] = {
-    "x86-64-v4": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
-    "x86-64-v3": frozenset({"avx2", "fma", "bmi2", "f16c"}),
-    "x86-64-v2": frozenset({"sse4_2", "ssse3"}),
-}
-
-
-def isas() -> list[str]:
-    """The -march levels that the kernels are built for on this kind of machine, best first; none where they were never tried."""
-    return {"x86_64": [*_X86_LEVELS, "x86-64"], "aarch64": ["armv8-a"], "arm64": ["armv8-a"]}.get(platform.machine(), [])
-
-
-def isas_of_this_cpu() -> list[str]:
-    """Those of `isas` that this CPU can run, best first."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    flags = next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
-    return [isa for isa in isas() if _X86_LEVELS.get(isa, frozenset()) <= flags]
 
 
 class CpuKernels:
@@ -90,10 +57,11 @@ class CpuKernels:
         sizes = library.triptych_decoder_layer_args_size(), library.triptych_decoder_step_args_size()
         if sizes != (ctypes.sizeof(DecoderLayerArgs), ctypes.sizeof(DecoderStepArgs)):
             raise AssertionError("DecoderLayerArgs and DecoderStepArgs do not mirror decoder_layer.cpp")
-        library.triptych_decoder_layer_workspace.restype = count
-        self._decoder_layer_workspace = library.triptych_decoder_layer_workspace
-        #: One layer: takes references to DecoderLayerArgs and DecoderStepArgs.
-        self.decoder_layer = library.triptych_decoder_layer
+        self._decoder_layer_workspace = {name: getattr(library, f"triptych_decoder_layer_workspace_{name}") for name in FORMATS}
+        for function in self._decoder_layer_workspace.values():
+            function.restype = count
+        #: Format of the weights -> one layer: takes references to DecoderLayerArgs and DecoderStepArgs.
+        self.decoder_layer = {name: getattr(library, f"triptych_decoder_layer_{name}") for name in FORMATS}
         #: Address of int64 [3] to which it adds nanoseconds of products, attention and the rest (csrc/stage_clock.h), or None.
         self.stage_ns: int | None = None
         self._workspace = torch.empty(0)
@@ -104,9 +72,9 @@ class CpuKernels:
         """One layer: write keys and values, attend. Queries and keys are of the first type, everything else of the second."""
         self._attention[query_dtype, cache_dtype](ctypes.byref(args))
 
-    def decoder_layer_workspace(self, layer: DecoderLayerArgs) -> int:
+    def decoder_layer_workspace(self, layer: DecoderLayerArgs, weight_format: str) -> int:
         """Floats of workspace that the layer needs per row."""
-        return int(self._decoder_layer_workspace(ctypes.byref(layer)))
+        return int(self._decoder_layer_workspace[weight_format](ctypes.byref(layer)))
 
     def workspace(self, num_floats: int) -> int:
         """Address of memory for so many floats, the same for all layers, which run one after the other."""
@@ -211,57 +179,10 @@ class CpuKernels:
 def load_kernels() -> CpuKernels | None:
     """The kernels for this CPU, built if need be; None, with a warning, where they cannot be had."""
     try:
-        isa = next(iter(isas_of_this_cpu()), None)
+        isa = next(iter(kernel_build.isas_of_this_cpu()), None)
         if isa is None:
             raise OSError(f"there are none for {platform.machine()}")
-        return CpuKernels(ctypes.CDLL(str(_find(isa) or build(isa, cache_dir() / "kernels"))))
+        return CpuKernels(ctypes.CDLL(str(kernel_build.find(isa) or kernel_build.build(isa, cache_dir() / "kernels"))))
     except OSError as error:
         log.warning("no CPU kernels (%s); falling back to plain torch, which is several times slower", error)
         return None
-
-
-def _file_name(isa: str) -> str:
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES) + " ".join(_FLAGS).encode()).hexdigest()[:16]
-    return f"triptych-cpu-{isa}-{digest}.so"
-
-
-def _find(isa: str) -> Path | None:
-    prebuilt = os.environ.get("TRIPTYCH_KERNEL_DIR")
-    for folder in (Path(prebuilt) if prebuilt else None, cache_dir() / "kernels"):
-        if folder is not None and (folder / _file_name(isa)).is_file():
-            return folder / _file_name(isa)
-    return None
-
-
-def build(isa: str, folder: Path) -> Path:
-    """Compile the kernels for an instruction set into a folder; safe against another process doing the same.
-
-    Raises:
-        OSError: there is no compiler, it failed, or the folder cannot be written.
-    """
-    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-    if compiler is None:
-        raise FileNotFoundError("no C++ compiler found (g++, clang++ or $CXX)")
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / _file_name(isa)
-    with tempfile.TemporaryDirectory(dir=folder) as tmp:
-        objects = []
-        for source in (source for source in _SOURCES if source.suffix == ".cpp"):
-            objects.append(str(Path(tmp, source.stem + ".o")))
-            _run([compiler, *_FLAGS, f"-march={isa}", "-fopenmp", "-c", str(source), "-o", objects[-1]])
-        library = Path(tmp, target.name)
-        _run([compiler, "-shared", *objects, "-o", str(library)])  # without -fopenmp: torch's runtime is used
-        library.replace(target)
-    log.info("built the CPU kernels for %s", isa)
-    return target
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(f"{command[0]} failed: {(done.stderr.strip().splitlines() or [f'exit {done.returncode}'])[-1]}")
-
-
-if __name__ == "__main__":
-    for level in isas():
-        print(build(level, Path(sys.argv[1])))

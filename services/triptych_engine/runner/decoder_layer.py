@@ -20,7 +20,7 @@ from triptych_engine.runner.attention import attending, current_backend
 from triptych_engine.runner.cpu_attention import CpuAttention
 from triptych_engine.runner.cpu_kernels import CpuKernels
 from triptych_engine.runner.layer_kernel import LayerKernel, RotaryTables
-from triptych_engine.runner.modules import FusedRMSNorm, GatedMLP, LinearPart, PackedLinear, WideningLinear
+from triptych_engine.runner.modules import FusedRMSNorm, GatedMLP, KernelLinear, LinearPart, PackedLinear
 
 log = logging.getLogger(__name__)
 #: What rounding explains, relative to the typical value.
@@ -85,9 +85,9 @@ class FusedDecoderLayer(nn.Module):
         return x.add_(self._mlp(normed))[None]
 
     def _make_whole(self, norm: FusedRMSNorm) -> LayerKernel | None:
-        """The layer as one kernel; None where its products are not all computed by our own."""
+        """The layer as one kernel; None where its products are not all computed by our own, from weights of one format."""
         products: Any = (self._qkv, self._out, self._mlp.gate_up, self._mlp.down)
-        if not all(isinstance(product, WideningLinear) for product in products):
+        if not isinstance(products[0], KernelLinear) or len({type(product) for product in products}) > 1:
             return None
         norms = (norm.scale, norm.eps), (self._mlp_weight, self._mlp_eps)
         heads = self._num_q_heads, self._num_kv_heads, self._head_dim, self._v_head_dim

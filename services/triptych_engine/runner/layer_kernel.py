@@ -10,7 +10,7 @@ import torch
 from triptych_engine.runner.cpu_attention import CpuAttention
 from triptych_engine.runner.cpu_kernels import CpuKernels
 from triptych_engine.runner.kernel_args import DecoderLayerArgs, DecoderStepArgs, PackedWeight
-from triptych_engine.runner.modules import WideningLinear
+from triptych_engine.runner.modules import KernelLinear
 
 
 class RotaryTables:
@@ -35,7 +35,7 @@ class LayerKernel:
         index: of the layer, as in the attention backend.
         norms: weight [hidden_size] fp32 and epsilon, before the attention and before the MLP.
         qk_norms: weights [head_dim] fp32 of queries' and keys' norms, and their epsilon; None for none.
-        products: q/k/v side by side, output, gate and up side by side, down.
+        products: q/k/v side by side, output, gate and up side by side, down; all of one format.
         heads: number of query heads and of key heads, extent of a query's head and of a value's.
         options: of the attention, as its backend takes them.
     """
@@ -46,7 +46,7 @@ class LayerKernel:
         index: int,
         norms: tuple[tuple[torch.Tensor, float], tuple[torch.Tensor, float]],
         qk_norms: tuple[torch.Tensor, torch.Tensor, float] | None,
-        products: tuple[WideningLinear, WideningLinear, WideningLinear, WideningLinear],
+        products: tuple[KernelLinear, KernelLinear, KernelLinear, KernelLinear],
         heads: tuple[int, int, int, int],
         options: dict[str, Any],
     ) -> None:
@@ -62,7 +62,9 @@ class LayerKernel:
             _address(sinks), 0, *heads, options["window"], norm_eps, mlp_norm_eps, qk_eps, options["scaling"], options["softcap"],
         )  # fmt: skip
         self._layer_ref = ctypes.byref(self._layer)
-        self._floats_per_row = kernels.decoder_layer_workspace(self._layer)
+        weight_format = products[0].weight_format
+        self._call = kernels.decoder_layer[weight_format]
+        self._floats_per_row = kernels.decoder_layer_workspace(self._layer, weight_format)
         self._step = DecoderStepArgs()
         self._step_ref = ctypes.byref(self._step)
 
@@ -74,7 +76,7 @@ class LayerKernel:
         step.x, step.out, step.cos, step.sin = x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr()
         step.workspace = self._kernels.workspace(x.shape[0] * self._floats_per_row)
         step.stage_ns = self._kernels.stage_ns
-        self._kernels.decoder_layer(self._layer_ref, self._step_ref)
+        self._call(self._layer_ref, self._step_ref)
         return out
 
 
@@ -82,5 +84,5 @@ def _address(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _packed(linear: WideningLinear) -> PackedWeight:
+def _packed(linear: KernelLinear) -> PackedWeight:
     return PackedWeight(linear.weight.data_ptr(), _address(linear.bias), linear.in_features, linear.out_features)

@@ -28,11 +28,24 @@ class OneDnnLinear(PackedLinear):
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
 
 
-class WideningLinear(PackedLinear):
+class KernelLinear(PackedLinear):
+    """Computed in float32 by a kernel of ours, which decoder layers can take in."""
+
+    #: One of cpu_kernels.FORMATS.
+    weight_format: str
+    weight: torch.Tensor  # as its format lays it out
+    bias: torch.Tensor | None  # [panels * linear_panel] fp32
+    in_features: int
+    out_features: int
+
+
+class WideningLinear(KernelLinear):
     """Keeps a float32 weight that holds bfloat16 numbers as those, and computes in float32. x and result: [..., features] fp32.
 
     With few rows a product costs the time in which its weight is read, and this one is half as large.
     """
+
+    weight_format = "bf16"
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: CpuKernels) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ import torch
 from attention_driver import worst_difference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from triptych_engine.runner import cpu_kernels
+from triptych_engine.runner import kernel_build
 from triptych_engine.runner.attention import LayerShape, TorchAttention
 from triptych_engine.runner.cpu_attention import CpuAttention
 from triptych_engine.runner.cpu_kernels import CpuKernels, load_kernels
@@ -164,17 +164,17 @@ def test_without_a_compiler_there_is_a_warning_and_no_kernel(
 
 
 def test_a_prebuilt_library_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    isa = cpu_kernels.isas_of_this_cpu()[0]
-    built = cpu_kernels.build(isa, tmp_path / "prebuilt")
+    isa = kernel_build.isas_of_this_cpu()[0]
+    built = kernel_build.build(isa, tmp_path / "prebuilt")
     monkeypatch.setenv("TRIPTYCH_KERNEL_DIR", str(built.parent))
     monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path / "empty"))
     monkeypatch.setenv("PATH", "")
     assert load_kernels.__wrapped__() is not None
 
 
-@pytest.mark.parametrize("isa", cpu_kernels.isas_of_this_cpu())
+@pytest.mark.parametrize("isa", kernel_build.isas_of_this_cpu())
 def test_each_instruction_set_that_this_cpu_has_is_right(isa: str, tmp_path: Path):
-    kernels = CpuKernels(ctypes.CDLL(str(cpu_kernels.build(isa, tmp_path))))
+    kernels = CpuKernels(ctypes.CDLL(str(kernel_build.build(isa, tmp_path))))
     worst = run_both(kernels, shape=LayerShape(3, 64, 64), num_q_heads=9, dtype=torch.float32, steps=RAGGED)
     assert worst < TOLERANCE[torch.float32]
 

@@ -1,5 +1,5 @@
 // A whole decoder layer of the common kind in one call and one parallel region: with few rows, a layer computes for some hundred
-// microseconds, and ten calls from Python take as long. fp32, with weights as in linear.h.
+// microseconds, and ten calls from Python take as long. fp32, with weights of any format, see linear.h.
 
 #include "elementwise.h"
 #include "linear.h"
@@ -35,7 +35,7 @@ struct DecoderStepArgs {
   float* out;        // [rows, hidden]
   const float* cos;  // [rows, rotary_dim]
   const float* sin;  // [rows, rotary_dim]
-  float* workspace;  // rows * triptych_decoder_layer_workspace
+  float* workspace;  // rows * what triptych_decoder_layer_workspace of the format says
   int64_t* stage_ns;  // [3], see stage_clock.h: time is added; or null
 };
 }
@@ -43,24 +43,39 @@ struct DecoderStepArgs {
 namespace {
 
 // Where the steps between x and out are kept, [rows, ...] each.
+template <class Format>
 struct Workspace {
   float *normed, *qkv, *qk, *attended, *added, *gate_up, *gated;
-  int64_t per_row;
+  float* prepared;  // the input of the product in hand, in the format's form
+  int64_t per_row = 0;
 
   Workspace(const DecoderLayerArgs& l, float* memory, int64_t rows) {
+    const int64_t widest = std::max({l.qkv.in_features, l.out.in_features, l.gate_up.in_features, l.down.in_features});
     const int64_t sizes[] = {l.qkv.in_features,  l.qkv.out_features,     (l.num_q_heads + l.num_kv_heads) * (int64_t)l.head_dim,
                              l.out.in_features,  l.out.out_features,     l.gate_up.out_features,
-                             l.down.in_features};
-    float** parts[] = {&normed, &qkv, &qk, &attended, &added, &gate_up, &gated};
-    per_row = 0;
-    for (int i = 0; i < 7; i++) {
+                             l.down.in_features, Format::num_prepared_words(widest)};
+    float** parts[] = {&normed, &qkv, &qk, &attended, &added, &gate_up, &gated, &prepared};
+    for (int i = 0; i < 8; i++) {
       *parts[i] = memory + rows * per_row;
       per_row += sizes[i];
     }
   }
 };
 
-PagedAttentionArgs attention_of(const DecoderLayerArgs& l, const DecoderStepArgs& s, const Workspace& w) {
+// A product's input: written row by row, each prepared by the thread that wrote it, then multiplied.
+template <class Format>
+struct Input {
+  float* x;            // [rows, size]
+  uint32_t* prepared;  // [rows, Format::num_prepared_words(size)]
+  int64_t size;
+
+  float* row(int64_t r) const { return x + r * size; }
+  void written(int64_t r) const { Format::prepare_row(row(r), size, prepared + r * Format::num_prepared_words(size)); }
+  void multiply(const PackedWeight& w, float* out, int64_t rows) const { Format::linear_shared(x, size, prepared, w, out, rows); }
+};
+
+template <class Format>
+PagedAttentionArgs attention_of(const DecoderLayerArgs& l, const DecoderStepArgs& s, const Workspace<Format>& w) {
   PagedAttentionArgs a = *s.attention;
   const int64_t num_heads = l.num_q_heads + l.num_kv_heads, keys = l.num_q_heads * (int64_t)l.head_dim;
   a.q = w.qk, a.k = w.qk + keys, a.v = w.qkv + num_heads * l.head_dim, a.out = w.attended;
@@ -72,7 +87,8 @@ PagedAttentionArgs attention_of(const DecoderLayerArgs& l, const DecoderStepArgs
   return a;
 }
 
-void rotate_token(const DecoderLayerArgs& l, const DecoderStepArgs& s, const Workspace& w, int64_t t) {
+template <class Format>
+void rotate_token(const DecoderLayerArgs& l, const DecoderStepArgs& s, const Workspace<Format>& w, int64_t t) {
   const int64_t num_heads = l.num_q_heads + l.num_kv_heads;
   for (int64_t h = 0; h < num_heads; h++) {
     rope_head(w.qkv + t * l.qkv.out_features + h * l.head_dim, h < l.num_q_heads ? l.q_norm : l.k_norm, s.cos + t * l.rotary_dim,
@@ -84,29 +100,24 @@ void add_row(float* to, const float* added, int64_t size) {
   for (int64_t i = 0; i < size; i++) to[i] += added[i];
 }
 
-}  // namespace
-
-extern "C" {
-
-int64_t triptych_decoder_layer_args_size() { return sizeof(DecoderLayerArgs); }
-int64_t triptych_decoder_step_args_size() { return sizeof(DecoderStepArgs); }
-
-// Floats of workspace per row.
-int64_t triptych_decoder_layer_workspace(const DecoderLayerArgs* layer) { return Workspace(*layer, nullptr, 0).per_row; }
-
-void triptych_decoder_layer(const DecoderLayerArgs* layer, const DecoderStepArgs* step) {
-  const DecoderLayerArgs& l = *layer;
-  const DecoderStepArgs& s = *step;
+template <class Format>
+void decoder_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s) {
   const int64_t rows = s.attention->num_tokens, hidden = l.qkv.in_features, inner = l.down.in_features;
-  const Workspace w(l, s.workspace, rows);
+  const Workspace<Format> w(l, s.workspace, rows);
   const PagedAttentionArgs a = attention_of(l, s, w);
+  uint32_t* prepared = (uint32_t*)w.prepared;
+  const Input<Format> normed{w.normed, prepared, hidden}, attended{w.attended, prepared, l.out.in_features},
+      gated{w.gated, prepared, inner};
 #pragma omp parallel
   {
     StageClock clock(s.stage_ns);
 #pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) norm_row(s.x + r * hidden, l.norm, w.normed + r * hidden, hidden, l.norm_eps);
+    for (int64_t r = 0; r < rows; r++) {
+      norm_row(s.x + r * hidden, l.norm, normed.row(r), hidden, l.norm_eps);
+      normed.written(r);
+    }
     clock.mark(kOtherStage);
-    linear_shared(w.normed, hidden, l.qkv, w.qkv, rows);
+    normed.multiply(l.qkv, w.qkv, rows);
 #pragma omp barrier
     clock.mark(kLinearStage);
 #pragma omp for schedule(static)
@@ -117,22 +128,30 @@ void triptych_decoder_layer(const DecoderLayerArgs* layer, const DecoderStepArgs
     clock.mark(kOtherStage);
     attend_shared<float, float>(a);
     clock.mark(kAttentionStage);
-    linear_shared(w.attended, l.out.in_features, l.out, w.added, rows);
+    if (Format::num_prepared_words(1) > 0) {  // several threads write a row: it is prepared when all have
+#pragma omp for schedule(static)
+      for (int64_t r = 0; r < rows; r++) attended.written(r);
+    }
+    clock.mark(kOtherStage);
+    attended.multiply(l.out, w.added, rows);
 #pragma omp barrier
     clock.mark(kLinearStage);
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
-      add_norm_row(s.x + r * hidden, w.added + r * hidden, l.mlp_norm, s.out + r * hidden, w.normed + r * hidden, hidden,
-                   l.mlp_norm_eps);
+      add_norm_row(s.x + r * hidden, w.added + r * hidden, l.mlp_norm, s.out + r * hidden, normed.row(r), hidden, l.mlp_norm_eps);
+      normed.written(r);
     }
     clock.mark(kOtherStage);
-    linear_shared(w.normed, hidden, l.gate_up, w.gate_up, rows);
+    normed.multiply(l.gate_up, w.gate_up, rows);
 #pragma omp barrier
     clock.mark(kLinearStage);
 #pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) silu_mul_row(w.gate_up + 2 * r * inner, w.gate_up + (2 * r + 1) * inner, w.gated + r * inner, inner);
+    for (int64_t r = 0; r < rows; r++) {
+      silu_mul_row(w.gate_up + 2 * r * inner, w.gate_up + (2 * r + 1) * inner, gated.row(r), inner);
+      gated.written(r);
+    }
     clock.mark(kOtherStage);
-    linear_shared(w.gated, inner, l.down, w.added, rows);
+    gated.multiply(l.down, w.added, rows);
 #pragma omp barrier
     clock.mark(kLinearStage);
 #pragma omp for schedule(static)
@@ -140,4 +159,17 @@ void triptych_decoder_layer(const DecoderLayerArgs* layer, const DecoderStepArgs
     clock.mark(kOtherStage);
   }
 }
+
+}  // namespace
+
+extern "C" {
+
+int64_t triptych_decoder_layer_args_size() { return sizeof(DecoderLayerArgs); }
+int64_t triptych_decoder_step_args_size() { return sizeof(DecoderStepArgs); }
+
+// The layer, and the 32-bit words of workspace that it needs per row; name: of the format of all of its weights.
+#define DECODER_LAYER(name, Format)                                                                                             \
+  int64_t triptych_decoder_layer_workspace_##name(const DecoderLayerArgs* l) { return Workspace<Format>(*l, nullptr, 0).per_row; } \
+  void triptych_decoder_layer_##name(const DecoderLayerArgs* l, const DecoderStepArgs* s) { decoder_layer<Format>(*l, *s); }
+DECODER_LAYER(bf16, WideningFormat)
 }

@@ -1,4 +1,12 @@
 // Products with weights that are bfloat16 and arithmetic that is float32, see linear.cpp.
+//
+// This is one format of weights; the decoder layer takes any. A format is a struct with
+// - num_prepared_words(in_features): 32-bit words that a row of input takes in the form in which products read it; 0 where that is
+//   the row itself;
+// - prepare_row(row, in_features, prepared): brings a row, fp32, into that form; called once per row, by any thread;
+// - linear_shared(x, x_stride, prepared, weight, out, rows): the product, shared out among the threads of the parallel region that
+//   it is called in; nobody waits at its end. x: [rows, in], fp32, x_stride apart; prepared: [rows, num_prepared_words]; out:
+//   [rows, out], fp32, dense.
 #pragma once
 
 #include "vector.h"
@@ -65,15 +73,13 @@ inline void tiles(const float* x, int64_t x_stride, int64_t rows, const Panel& p
   }
 }
 
-// A packed weight, [ceil(out / kPanel), in, kPanel / 2] words, and a bias, [panels * kPanel] or null.
+// A weight as its format lays it out, here [ceil(out / kPanel), in, kPanel / 2] words, and a bias, padded to whole panels, or null.
 struct PackedWeight {
   const uint32_t* weight;
   const float* bias;
   int64_t in_features, out_features;
 };
 
-// out = x weight^T + bias, shared out among the threads of the parallel region that it is called in; nobody waits at its end.
-// x: [rows, in], rows x_stride apart; out: [rows, out], dense.
 inline void linear_shared(const float* x, int64_t x_stride, const PackedWeight& w, float* out, int64_t rows) {
   const int64_t num_panels = (w.out_features + kPanel - 1) / kPanel;
   for (int64_t row = 0; row < rows; row += kRowBlock) {
@@ -87,5 +93,14 @@ inline void linear_shared(const float* x, int64_t x_stride, const PackedWeight& 
     }
   }
 }
+
+// bfloat16 weights; rows are read as they are.
+struct WideningFormat {
+  static int64_t num_prepared_words(int64_t) { return 0; }
+  static void prepare_row(const float*, int64_t, uint32_t*) {}
+  static void linear_shared(const float* x, int64_t x_stride, const uint32_t*, const PackedWeight& w, float* out, int64_t rows) {
+    triptych::linear_shared(x, x_stride, w, out, rows);
+  }
+};
 
 }  // namespace triptych
