@@ -16,6 +16,8 @@ from triptych_engine.runner.kernel_args import DecoderLayerArgs, DecoderStepArgs
 log = logging.getLogger(__name__)
 #: Formats of weights that a decoder layer may have, see linear.h.
 FORMATS = ("bf16",)
+#: How products of many rows with bf16 weights are computed: in float32, or by instructions for bfloat16, in vectors or in tiles.
+LINEAR_METHODS = ("fp32", "dot", "tiles")
 _SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
@@ -50,7 +52,12 @@ class CpuKernels:
         self.linear_panel: int = library.triptych_linear_panel()
         self._linear_pack, self._linear = library.triptych_linear_pack, library.triptych_linear
         self._linear_pack.argtypes = [pointer, pointer, count, count]
-        self._linear.argtypes = [pointer, count, pointer, pointer, pointer, count, count, count]
+        self._linear.argtypes = [pointer, count, *[pointer] * 4, *[count] * 3]
+        self._linear_inputs: int = library.triptych_linear_inputs()
+        self._linear_row_words = library.triptych_linear_row_words
+        self._linear_row_words.argtypes, self._linear_row_words.restype = [count], count
+        #: How products of many rows with bf16 weights are computed.
+        self.linear_method: str = LINEAR_METHODS[library.triptych_linear_method()]
         self._refine_logits = library.triptych_refine_logits
         self._refine_logits.argtypes = [pointer] * 5 + [count] * 3
         library.triptych_decoder_layer_args_size.restype = library.triptych_decoder_step_args_size.restype = count
@@ -76,26 +83,31 @@ class CpuKernels:
         """Floats of workspace that the layer needs per row."""
         return int(self._decoder_layer_workspace[weight_format](ctypes.byref(layer)))
 
-    def workspace(self, num_floats: int) -> int:
-        """Address of memory for so many floats, the same for all layers, which run one after the other."""
-        if len(self._workspace) < num_floats:
-            self._workspace = torch.empty(num_floats)
+    def workspace(self, num_rows: int, words_per_row: int) -> int:
+        """Address of memory for rows of so many 32-bit words, the same for all layers, which run one after the other.
+
+        There are a multiple of 16 rows: products may read beyond the last.
+        """
+        num_words = -(-num_rows // 16) * 16 * words_per_row
+        if len(self._workspace) < num_words:
+            self._workspace = torch.empty(num_words)
         return self._workspace.data_ptr()
 
     def pack_linear(self, weight: torch.Tensor) -> torch.Tensor:
-        """A weight [out, in] bf16 as `linear` wants it: [ceil(out / linear_panel), in, linear_panel / 2] int32."""
+        """A weight [out, in] bf16 as `linear` wants it: [ceil(out / linear_panel), padded in / 2, linear_panel] int32."""
         out_features, in_features = weight.shape
-        panel = self.linear_panel
-        packed = torch.empty(-(-out_features // panel), in_features, panel // 2, dtype=torch.int32)
+        panel, inputs = self.linear_panel, self._linear_inputs
+        packed = torch.empty(-(-out_features // panel), -(-in_features // inputs) * inputs // 2, panel, dtype=torch.int32)
         self._linear_pack(weight.contiguous().data_ptr(), packed.data_ptr(), out_features, in_features)
         return packed
 
     def linear(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
-        """x weight^T + bias in fp32. x: [rows, in], its rows dense; bias: [panels * linear_panel], padded; result [rows, out]."""
+        """x weight^T + bias. x: [rows, in] fp32, its rows dense, rounded to bf16 where `linear_method` says so and there are more
+        than a few; bias: [panels * linear_panel] fp32, padded; result [rows, out] fp32."""
         out = torch.empty(x.shape[0], out_features)
         self._linear(
             x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
-            x.shape[0], out_features, x.shape[1],
+            self.workspace(x.shape[0], self._linear_row_words(x.shape[1])), x.shape[0], out_features, x.shape[1],
         )  # fmt: skip
         return out
 
@@ -177,12 +189,31 @@ class CpuKernels:
 
 @functools.cache
 def load_kernels() -> CpuKernels | None:
-    """The kernels for this CPU, built if need be; None, with a warning, where they cannot be had."""
-    try:
-        isa = next(iter(kernel_build.isas_of_this_cpu()), None)
-        if isa is None:
-            raise OSError(f"there are none for {platform.machine()}")
-        return CpuKernels(ctypes.CDLL(str(kernel_build.find(isa) or kernel_build.build(isa, cache_dir() / "kernels"))))
-    except OSError as error:
-        log.warning("no CPU kernels (%s); falling back to plain torch, which is several times slower", error)
-        return None
+    """The best kernels for this CPU, built if need be; None, with a warning, where they cannot be had."""
+    problem: object = f"there are none for {platform.machine()}"
+    for isa in kernel_build.isas_of_this_cpu():
+        try:
+            path = kernel_build.find(isa) or kernel_build.build(isa, cache_dir() / "kernels")
+            kernels = CpuKernels(ctypes.CDLL(str(path)))
+        except OSError as error:
+            log.info("no CPU kernels for %s: %s", isa, error)
+            problem = error
+            continue
+        if _multiplies(kernels):
+            return kernels
+        problem = f"those for {isa} multiply wrongly"
+        log.warning("the CPU kernels for %s multiply wrongly on this CPU and are not used", isa)
+    log.warning("no CPU kernels (%s); falling back to plain torch, which is several times slower", problem)
+    return None
+
+
+def _multiplies(kernels: CpuKernels) -> bool:
+    """Whether products are right on this CPU: instructions for bfloat16 differ too much between CPUs to be trusted unseen."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(70, 100, generator=generator).bfloat16()
+    packed = kernels.pack_linear(weight)
+    for num_rows in (1, 6, 45):  # each of the ways that there are
+        x = torch.randn(num_rows, 100, generator=generator).bfloat16().float()
+        if not torch.allclose(kernels.linear(x, packed, None, 70), x @ weight.float().T, rtol=1e-3, atol=1e-3):
+            return False
+    return True

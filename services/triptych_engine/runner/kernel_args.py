@@ -49,4 +49,5 @@ class DecoderStepArgs(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("attention", "k_cache", "v_cache", "x", "out", "cos", "sin", "workspace")),
         ("stage_ns", ctypes.c_void_p),
+        ("bf16_cache", ctypes.c_int32),
     ]

@@ -38,6 +38,11 @@ class Level:
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
 #: Best first.
 _X86_LEVELS = {
+    "x86-64-v4-amx": Level(
+        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+        _AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"},
+    ),
+    "x86-64-v4-bf16": Level(("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), _AVX512 | {"avx512_vnni", "avx512_bf16"}),
     "x86-64-v4-vnni": Level(("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
     "x86-64-v4": Level(("-march=x86-64-v4",), _AVX512),
     "x86-64-v3": Level(("-march=x86-64-v3",), frozenset({"avx2", "fma", "bmi2", "f16c"})),
@@ -64,8 +69,8 @@ def isas_of_this_cpu() -> list[str]:
     return [isa for isa, level in _levels().items() if level.cpu_flags <= flags]
 
 
-def _file_name(isa: str) -> str:
-    flags = (*_FLAGS, *_levels()[isa].compiler_flags)
+def _file_name(isa: str, extra_flags: tuple[str, ...] = ()) -> str:
+    flags = (*_FLAGS, *_levels()[isa].compiler_flags, *extra_flags)
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES) + " ".join(flags).encode()).hexdigest()[:16]
     return f"triptych-cpu-{isa}-{digest}.so"
 
@@ -79,8 +84,12 @@ def find(isa: str) -> Path | None:
     return None
 
 
-def build(isa: str, folder: Path) -> Path:
+def build(isa: str, folder: Path, extra_flags: tuple[str, ...] = ()) -> Path:
     """Compile the kernels for an instruction set into a folder; safe against another process doing the same.
+
+    Args:
+        extra_flags: of the compiler. `-DTRIPTYCH_EMULATE_BF16=` makes instructions that this CPU lacks testable: see
+            bf16_instructions.h.
 
     Raises:
         OSError: there is no compiler, it failed, or the folder cannot be written.
@@ -89,12 +98,13 @@ def build(isa: str, folder: Path) -> Path:
     if compiler is None:
         raise FileNotFoundError("no C++ compiler found (g++, clang++ or $CXX)")
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / _file_name(isa)
+    target = folder / _file_name(isa, extra_flags)
     with tempfile.TemporaryDirectory(dir=folder) as tmp:
         objects = []
+        flags = (*_FLAGS, *_levels()[isa].compiler_flags, *extra_flags)
         for source in (source for source in _SOURCES if source.suffix == ".cpp"):
             objects.append(str(Path(tmp, source.stem + ".o")))
-            _run([compiler, *_FLAGS, *_levels()[isa].compiler_flags, "-fopenmp", "-c", str(source), "-o", objects[-1]])
+            _run([compiler, *flags, "-fopenmp", "-c", str(source), "-o", objects[-1]])
         library = Path(tmp, target.name)
         _run([compiler, "-shared", *objects, "-o", str(library)])  # without -fopenmp: torch's runtime is used
         library.replace(target)

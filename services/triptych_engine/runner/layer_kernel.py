@@ -1,4 +1,4 @@
-"""A decoder layer of the common kind as one call of a kernel, where all of its parts are computed by our own in float32."""
+"""A decoder layer of the common kind as one call of a kernel, where all of its parts are computed by our own."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ class LayerKernel:
         self._layer.rotary_dim = cos.shape[-1]
         step.attention, step.k_cache, step.v_cache = backend.layer_args(self._index, self._group)
         step.x, step.out, step.cos, step.sin = x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr()
-        step.workspace = self._kernels.workspace(x.shape[0] * self._floats_per_row)
+        step.bf16_cache = backend.dtype == torch.bfloat16
+        step.workspace = self._kernels.workspace(x.shape[0], self._floats_per_row)
         step.stage_ns = self._kernels.stage_ns
         self._call(self._layer_ref, self._step_ref)
         return out

@@ -163,6 +163,26 @@ def test_without_a_compiler_there_is_a_warning_and_no_kernel(
     assert "no C++ compiler found" in caplog.text
 
 
+def test_kernels_that_multiply_wrongly_are_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    multiply = CpuKernels.linear
+    seen: list[CpuKernels] = []
+
+    def wrong_in_the_first(self: CpuKernels, x: torch.Tensor, *rest: object) -> torch.Tensor:
+        out = multiply(self, x, *rest)  # type: ignore[arg-type]
+        seen.append(self)
+        if self is seen[0] and len(x) > 32:
+            out[-1, -1] += 0.1
+        return out
+
+    monkeypatch.setattr(CpuKernels, "linear", wrong_in_the_first)
+    best, second = kernel_build.isas_of_this_cpu()[:2]
+    loaded = load_kernels.__wrapped__()
+    assert loaded is not None
+    assert loaded is not seen[0]
+    assert f"for {best} multiply wrongly" in caplog.text
+    assert f"for {second} multiply" not in caplog.text
+
+
 def test_a_prebuilt_library_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     isa = kernel_build.isas_of_this_cpu()[0]
     built = kernel_build.build(isa, tmp_path / "prebuilt")

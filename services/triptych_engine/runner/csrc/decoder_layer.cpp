@@ -1,5 +1,5 @@
 // A whole decoder layer of the common kind in one call and one parallel region: with few rows, a layer computes for some hundred
-// microseconds, and ten calls from Python take as long. fp32, with weights of any format, see linear.h.
+// microseconds, and ten calls from Python take as long. fp32, with weights of any format, see linear.h; the cache may be bf16.
 
 #include "elementwise.h"
 #include "linear.h"
@@ -35,8 +35,9 @@ struct DecoderStepArgs {
   float* out;        // [rows, hidden]
   const float* cos;  // [rows, rotary_dim]
   const float* sin;  // [rows, rotary_dim]
-  float* workspace;  // rows * what triptych_decoder_layer_workspace of the format says
-  int64_t* stage_ns;  // [3], see stage_clock.h: time is added; or null
+  float* workspace;    // rows, to a multiple of 16, * what triptych_decoder_layer_workspace of the format says
+  int64_t* stage_ns;   // [3], see stage_clock.h: time is added; or null
+  int32_t bf16_cache;  // whether the cache is bfloat16, else float32
 };
 }
 
@@ -46,7 +47,7 @@ namespace {
 template <class Format>
 struct Workspace {
   float *normed, *qkv, *qk, *attended, *added, *gate_up, *gated;
-  float* prepared;  // the input of the product in hand, in the format's form
+  float* prepared;  // the input of the product in hand, in the format's form; last, because products may read beyond its rows
   int64_t per_row = 0;
 
   Workspace(const DecoderLayerArgs& l, float* memory, int64_t rows) {
@@ -100,7 +101,7 @@ void add_row(float* to, const float* added, int64_t size) {
   for (int64_t i = 0; i < size; i++) to[i] += added[i];
 }
 
-template <class Format>
+template <class Format, class Cache>
 void decoder_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s) {
   const int64_t rows = s.attention->num_tokens, hidden = l.qkv.in_features, inner = l.down.in_features;
   const Workspace<Format> w(l, s.workspace, rows);
@@ -123,10 +124,10 @@ void decoder_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s) {
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
       rotate_token(l, s, w, r);
-      write_token<float, float>(a, int(r));
+      write_token<float, float, Cache>(a, int(r));
     }
     clock.mark(kOtherStage);
-    attend_shared<float, float>(a);
+    attend_shared<float, float, Cache>(a);
     clock.mark(kAttentionStage);
     if (Format::num_prepared_words(1) > 0) {  // several threads write a row: it is prepared when all have
 #pragma omp for schedule(static)
@@ -170,6 +171,9 @@ int64_t triptych_decoder_step_args_size() { return sizeof(DecoderStepArgs); }
 // The layer, and the 32-bit words of workspace that it needs per row; name: of the format of all of its weights.
 #define DECODER_LAYER(name, Format)                                                                                             \
   int64_t triptych_decoder_layer_workspace_##name(const DecoderLayerArgs* l) { return Workspace<Format>(*l, nullptr, 0).per_row; } \
-  void triptych_decoder_layer_##name(const DecoderLayerArgs* l, const DecoderStepArgs* s) { decoder_layer<Format>(*l, *s); }
-DECODER_LAYER(bf16, WideningFormat)
+  void triptych_decoder_layer_##name(const DecoderLayerArgs* l, const DecoderStepArgs* s) {                                       \
+    if (s->bf16_cache) decoder_layer<Format, bf16>(*l, *s);                                                                       \
+    else decoder_layer<Format, float>(*l, *s);                                                                                    \
+  }
+DECODER_LAYER(bf16, Bf16Format)
 }

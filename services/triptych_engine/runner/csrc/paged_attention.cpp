@@ -10,8 +10,8 @@ template <class A, class T>
 void run(const Args& a) {
 #pragma omp parallel
   {
-    write_shared<A, T>(a);
-    attend_shared<A, T>(a);
+    write_shared<A, T, T>(a);
+    attend_shared<A, T, T>(a);
   }
 }
 

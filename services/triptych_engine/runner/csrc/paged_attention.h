@@ -43,17 +43,17 @@ struct PagedAttentionArgs {
 
 using Args = PagedAttentionArgs;
 
-// Queries and keys come as type A (fp32 when rotary embeddings were applied in it), everything else is of the cache's type T.
-template <class A, class T>
+// Queries and keys are of type A (fp32 when rotary embeddings were applied in it), values and results of type V, the cache of type T.
+template <class A, class V, class T>
 inline void write_token(const Args& a, int t) {
   const int64_t block = a.slots[t] / a.block_size, offset = a.slots[t] % a.block_size;
   const A* k = (const A*)a.k + t * a.k_stride_t;
-  const T* v = (const T*)a.v + t * a.v_stride_t;
+  const V* v = (const V*)a.v + t * a.v_stride_t;
   for (int h = 0; h < a.num_kv_heads; h++, k += a.k_stride_h, v += a.v_stride_h) {
     T* kc = (T*)a.k_cache + (block * a.num_kv_heads + h) * a.head_dim * a.block_size + offset;
     for (int d = 0; d < a.head_dim; d++) convert(k[d], kc[d * a.block_size]);
     T* vc = (T*)a.v_cache + ((block * a.num_kv_heads + h) * a.block_size + offset) * a.v_head_dim;
-    std::memcpy(vc, v, a.v_head_dim * sizeof(T));
+    for (int d = 0; d < a.v_head_dim; d += kLanes) store(vc + d, load(v + d));
   }
 }
 
@@ -125,7 +125,7 @@ struct Scratch {
 };
 
 // One tile of query tokens against one key/value head.
-template <class A, class T>
+template <class A, class V, class T>
 inline void attend(const Args& a, int tile, int h, const Scratch& s) {
   const int D = a.head_dim, Dv = a.v_head_dim, bs = a.block_size, group = a.num_q_heads / a.num_kv_heads;
   const int t0 = a.tile_start[tile], tokens = a.tile_len[tile], rows = tokens * group;
@@ -197,7 +197,7 @@ inline void attend(const Args& a, int tile, int h, const Scratch& s) {
     }
   }
   for (int r = 0; r < rows; r++) {
-    T* out = (T*)a.out + ((int64_t)(t0 + r / group) * a.num_q_heads + h * group + r % group) * Dv;
+    V* out = (V*)a.out + ((int64_t)(t0 + r / group) * a.num_q_heads + h * group + r % group) * Dv;
     const float scale = row_sum[r] > 0.0f ? 1.0f / row_sum[r] : 0.0f;
     for (int c = 0; c < Dv; c += kLanes) store(out + c, load(s.out + r * Dv + c) * scale);
   }
@@ -219,17 +219,17 @@ inline Scratch scratch_for(const Args& a) {
 }
 
 // Both are shared out among the threads of the parallel region that they are called in, who wait at their end.
-template <class A, class T>
+template <class A, class V, class T>
 inline void write_shared(const Args& a) {
 #pragma omp for schedule(static)
-  for (int t = 0; t < a.num_tokens; t++) write_token<A, T>(a, t);
+  for (int t = 0; t < a.num_tokens; t++) write_token<A, V, T>(a, t);
 }
-template <class A, class T>
+template <class A, class V, class T>
 inline void attend_shared(const Args& a) {
   const Scratch scratch = scratch_for(a);
   const int items = a.num_tiles * a.num_kv_heads;
 #pragma omp for schedule(dynamic, 1)
-  for (int i = 0; i < items; i++) attend<A, T>(a, i / a.num_kv_heads, i % a.num_kv_heads, scratch);
+  for (int i = 0; i < items; i++) attend<A, V, T>(a, i / a.num_kv_heads, i % a.num_kv_heads, scratch);
 }
 
 }  // namespace triptych

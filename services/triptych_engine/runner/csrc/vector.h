@@ -32,6 +32,11 @@ inline vf load(const bf16* p) {
   std::memcpy(&h, p, sizeof h);
   return (vf)(__builtin_convertvector(h, vu) << 16);
 }
+inline vu load(const uint32_t* p) {
+  vu v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
 inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
 inline void store(bf16* p, vf v) {  // round to nearest even
   vu u = (vu)v;

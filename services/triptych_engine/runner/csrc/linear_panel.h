@@ -1,0 +1,44 @@
+// How bfloat16 weights are laid out.
+#pragma once
+
+#include "vector.h"
+
+namespace triptych {
+
+// Outputs of a panel. A 32-bit word of a packed weight holds what one output takes of two consecutive inputs, the first in its low
+// half: what instructions that multiply bfloat16 want, and widening the two is a shift and a mask.
+constexpr int64_t kPanel = 2 * kLanes;
+// Inputs are filled up with zeros to a multiple of this: a tile of such instructions.
+constexpr int64_t kInputs = 32;
+
+inline int64_t padded_inputs(int64_t in_features) { return (in_features + kInputs - 1) / kInputs * kInputs; }
+
+struct Panel {
+  const uint32_t* weight;  // [padded_inputs(in) / 2, kPanel]
+  const float* bias;       // [kPanel] or null
+  int64_t in, columns;     // columns: outputs of this panel that exist
+};
+
+// Writes those of a row of a panel's outputs that exist.
+inline void store_columns(const float* row, const Panel& panel, float* out) {
+  if (panel.columns == kPanel) {
+    std::memcpy(out, row, sizeof(float) * kPanel);
+  } else {
+    std::memcpy(out, row, sizeof(float) * panel.columns);
+  }
+}
+
+// A packed weight, [ceil(out / kPanel), padded_inputs(in) / 2, kPanel] words, and a bias, [panels * kPanel] or null.
+struct PackedWeight {
+  const uint32_t* weight;
+  const float* bias;
+  int64_t in_features, out_features;
+
+  int64_t num_panels() const { return (out_features + kPanel - 1) / kPanel; }
+  Panel panel(int64_t p) const {
+    return {weight + p * (padded_inputs(in_features) / 2) * kPanel, bias ? bias + p * kPanel : nullptr, in_features,
+            std::min(kPanel, out_features - p * kPanel)};
+  }
+};
+
+}  // namespace triptych
