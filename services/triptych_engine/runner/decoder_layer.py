@@ -1,5 +1,5 @@
-"""A decoder layer of the common kind as four matrix products and five kernels between them, in place of some forty torch calls; in
-float32 as one kernel alone.
+"""A decoder layer of the common kind as four matrix products and five kernels between them, in place of some forty torch calls; as
+one kernel alone where the products are all ours.
 
 With few rows most of a step's time goes into calling, not computing. Which layers are of the common kind is not decided by their
 class: a layer whose parts have the names that Llama gave them is run beside its replacement on a real input, and replaced when both
@@ -12,11 +12,12 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from triptych_engine.runner.attention import attending, current_backend
+from triptych_engine.runner.attention import AttentionMetadata, LayerShape, attending, current_backend
 from triptych_engine.runner.cpu_attention import CpuAttention
 from triptych_engine.runner.cpu_kernels import CpuKernels
 from triptych_engine.runner.layer_kernel import LayerKernel, RotaryTables
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 #: What rounding of the residual stream, which is float32, explains in what a layer adds to it.
 _STREAM_TOLERANCE = 1e-6
+#: Of the cache in which a layer is tried.
+_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class FusedDecoderLayer(nn.Module):
         x = hidden_states[0].contiguous()
         cos, sin = self._tables.dense(position_embeddings)
         backend = current_backend()
-        if self._whole is not None and isinstance(backend, CpuAttention) and backend.dtype == torch.float32:
+        if self._whole is not None and isinstance(backend, CpuAttention):
             return self._whole.forward(backend, x, cos, sin)[None]
         num_q_heads, num_kv_heads = self._num_q_heads, self._num_kv_heads
         qkv = self._qkv(self._norm(x))
@@ -83,6 +86,29 @@ class FusedDecoderLayer(nn.Module):
         attended = backend.forward(self._layer, qk[:, :num_q_heads], qk[:, num_q_heads:], value, **self._options)
         x, normed = self._kernels.add_rms_norm(x, self._out(attended.flatten(1)), self._mlp_weight, self._mlp_eps)
         return x.add_(self._mlp(normed))[None]
+
+    def verify_whole(self, hidden_states: torch.Tensor, position_embeddings: Any, dtype: torch.dtype) -> None:
+        """Give the one kernel up unless it computes what the parts do, with few tokens and with many, with a cache of this type."""
+        whole, backend = self._whole, CpuAttention(self._kernels)
+        shape = LayerShape(self._num_kv_heads, self._head_dim, self._v_head_dim)
+        try:
+            backend.allocate({self._layer: shape}, -(-hidden_states.shape[1] // _BLOCK_SIZE), _BLOCK_SIZE, dtype)
+        except ValueError:  # another backend will serve the layer, in parts
+            whole = None
+        for num_tokens in (1, 6, hidden_states.shape[1]) if whole is not None else ():
+            inputs = hidden_states[:, :num_tokens]
+            tables = tuple(table.reshape(1, -1, table.shape[-1])[:, :num_tokens] for table in position_embeddings)
+            added = []
+            for self._whole in (None, whole):
+                backend.begin(_first_tokens(inputs.shape[1]))
+                with attending(backend):
+                    added.append(self(inputs, position_embeddings=tables) - inputs)
+            # Between the parts values are rounded to the model's type, in the kernel they are not.
+            if not _close(added[0], added[1], 4 * _TOLERANCE[dtype], _STREAM_TOLERANCE * inputs.abs()):
+                log.warning("layer %d as one kernel is not what its parts are; it is computed in parts", self._layer)
+                whole = None
+                break
+        self._whole = whole
 
     def _make_whole(self, norm: FusedRMSNorm) -> LayerKernel | None:
         """The layer as one kernel; None where its products are not all computed by our own, from weights of one format."""
@@ -161,7 +187,10 @@ def _fused(
     same_calls = all(_close(want.float(), have.float(), tolerance) for want, have in pairs)
     # What the layer adds, not what comes out: beside a few huge channels of the stream anything would look small.
     stream = _STREAM_TOLERANCE * hidden_states.abs()
-    return fused if same_calls and _close(expected - hidden_states, got - hidden_states, tolerance, stream) else None
+    if not same_calls or not _close(expected - hidden_states, got - hidden_states, tolerance, stream):
+        return None
+    fused.verify_whole(hidden_states, kwargs["position_embeddings"], own.value.dtype)
+    return fused
 
 
 def _run(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[AttentionCall]]:
@@ -169,6 +198,18 @@ def _run(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     with attending(recorder):  # type: ignore[arg-type]
         output = layer(*args, **kwargs)
     return output, recorder.calls
+
+
+def _first_tokens(num_tokens: int) -> AttentionMetadata:
+    """A step of the first tokens of one sequence, in the first blocks of a cache."""
+    positions = np.arange(num_tokens)
+    return AttentionMetadata(
+        query_start_loc=np.array([0, num_tokens], np.int32),
+        seq_lens=np.array([num_tokens], np.int32),
+        block_table=np.arange(-(-num_tokens // _BLOCK_SIZE), dtype=np.int32)[None],
+        slots=positions.astype(np.int64),
+        positions=positions.astype(np.int32),
+    )
 
 
 def _close(expected: torch.Tensor, got: torch.Tensor, tolerance: float, extra: torch.Tensor | float = 0.0) -> bool:

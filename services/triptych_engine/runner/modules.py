@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from triptych_engine.runner.cpu_kernels import CpuKernels
+from triptych_engine.runner.precision import cpu_computes_bfloat16
 
 #: Rows for which oneDNN lays packed weights out; measured best or near best from 1 to 512 rows.
 _PACK_FOR_ROWS = 64
@@ -40,9 +41,10 @@ class KernelLinear(PackedLinear):
 
 
 class WideningLinear(KernelLinear):
-    """Keeps a float32 weight that holds bfloat16 numbers as those, and computes in float32. x and result: [..., features] fp32.
+    """Keeps a weight of bfloat16 numbers as those, whatever it comes as. x: [..., in_features] fp32 or bf16; the result is like x.
 
-    With few rows a product costs the time in which its weight is read, and this one is half as large.
+    Sums are float32. Inputs are rounded to bfloat16 where the CPU has instructions for that and there are many rows; else they stay
+    as they are, and the weight is widened: with few rows a product costs the time in which its weight is read.
     """
 
     weight_format = "bf16"
@@ -54,22 +56,32 @@ class WideningLinear(KernelLinear):
         #: As CpuKernels.pack_linear makes it.
         self.weight = kernels.pack_linear(weight.bfloat16())
         #: Padded to whole panels.
-        self.bias = None if bias is None else nn.functional.pad(bias, (0, -len(bias) % kernels.linear_panel))
+        self.bias = None if bias is None else nn.functional.pad(bias.float(), (0, -len(bias) % kernels.linear_panel))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1])
+        rows = x.reshape(-1, x.shape[-1]).float()
         if rows.stride(-1) != 1:
             rows = rows.contiguous()
-        return self._kernels.linear(rows, self.weight, self.bias, self.out_features).view(*x.shape[:-1], self.out_features)
+        out = self._kernels.linear(rows, self.weight, self.bias, self.out_features)
+        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
 
 def pack(kernels: CpuKernels | None, *linears: nn.Linear) -> PackedLinear:
     """The layers, all with a bias or none, as one in the layout that is fastest for it here."""
     weight = torch.cat([linear.weight.data for linear in linears]) if len(linears) > 1 else linears[0].weight.data
     bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
-    if kernels is not None and weight.dtype == torch.float32 and torch.equal(weight.bfloat16().float(), weight):
+    if kernels is not None and (
+        multiplies_bfloat16(kernels)
+        if weight.dtype == torch.bfloat16
+        else weight.dtype == torch.float32 and torch.equal(weight.bfloat16().float(), weight)
+    ):
         return WideningLinear(weight, bias, kernels)
     return OneDnnLinear(weight, bias)
+
+
+def multiplies_bfloat16(kernels: CpuKernels) -> bool:
+    """Whether bfloat16 models are better off with our kernels than with oneDNN: not where that alone has the CPU's instructions."""
+    return kernels.linear_method != "fp32" or not cpu_computes_bfloat16()
 
 
 class SharedProduct:
@@ -135,6 +147,17 @@ class ExactTopHead(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = x[0]
         return self._kernels.refine_logits(self._linear(hidden), hidden, self._weight, self._bias)[None]
+
+
+class WideHead(nn.Module):
+    """The output head: bf16 hidden [..., hidden_size] -> fp32 logits [..., vocab_size], none of them rounded to bf16."""
+
+    def __init__(self, linear: PackedLinear) -> None:
+        super().__init__()
+        self._linear = linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._linear(x.float())
 
 
 class FusedRMSNorm(nn.Module):

@@ -1,17 +1,17 @@
 """Replaces modules of a loaded model by faster or more exact equals, by pattern, whatever the architecture.
 
 On CPUs, in bfloat16 and float32:
-- linear layers get their weights packed once, in oneDNN's own layout, or, where a float32 model's weights are bfloat16 numbers, in
-  ours, which keeps them so; q, k and v, which read the same input, become one product;
+- linear layers get their weights packed once: weights that are bfloat16 numbers, whatever the model's type, in a layout of ours,
+  which keeps them so, others in oneDNN's; q, k and v, which read the same input, become one product;
 - gated MLPs become two products and one kernel between them;
 - RMS norms become one kernel. Norms and MLPs are recognised by name and verified on random input before they are replaced, so
   that a family with another formula keeps its own;
-- decoder layers of the common kind become four products and five kernels, or in float32 one kernel (see decoder_layer).
+- decoder layers of the common kind become one kernel, or four products and five kernels (see decoder_layer).
 
 In bfloat16 also:
 - where all norms could be replaced, the residual stream is kept in float32: the embedding hands out float32, type promotion
   carries it from layer to layer, and the norms narrow it for the matrix products. That costs next to nothing;
-- the output head returns float32 logits whose top is exact (a bfloat16 logit of 25 is a multiple of 1/8).
+- the output head returns float32 logits, of which at least the top is exact (a bfloat16 logit of 25 is a multiple of 1/8).
 The two together bring the distribution nearer to the float32 model's than transformers' own bfloat16 is (docs/performance.md).
 """
 
@@ -26,7 +26,17 @@ from transformers import PreTrainedModel
 
 from triptych_engine.runner.cpu_kernels import CpuKernels
 from triptych_engine.runner.decoder_layer import fuse_layers
-from triptych_engine.runner.modules import ExactTopHead, FusedRMSNorm, GatedMLP, LinearPart, PackedLinear, SharedProduct, pack
+from triptych_engine.runner.modules import (
+    ExactTopHead,
+    FusedRMSNorm,
+    GatedMLP,
+    LinearPart,
+    PackedLinear,
+    SharedProduct,
+    WideHead,
+    multiplies_bfloat16,
+    pack,
+)
 
 log = logging.getLogger(__name__)
 #: What rounding explains when a replacement is compared with what it replaces, relative to the largest value.
@@ -90,7 +100,7 @@ def _widen(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tenso
 def _replace(model: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> int:
     num_replaced = 0
     for parent in model.modules():  # no list: it would keep what was replaced, and its weights, to the end
-        if isinstance(parent, (PackedLinear, ExactTopHead, GatedMLP)):
+        if isinstance(parent, (PackedLinear, ExactTopHead, WideHead, GatedMLP)):
             continue
         for name, child in list(parent.named_children()):
             replacement = make(child)
@@ -142,7 +152,11 @@ def _same(expected: torch.Tensor, got: torch.Tensor) -> bool:
 
 def _replace_head(model: PreTrainedModel, kernels: CpuKernels) -> None:
     head = model.get_output_embeddings()
-    if type(head) is nn.Linear:
+    if type(head) is not nn.Linear:
+        return
+    if multiplies_bfloat16(kernels):
+        model.set_output_embeddings(WideHead(pack(kernels, head)))
+    else:
         tied = head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
         model.set_output_embeddings(ExactTopHead(head, kernels, tied=tied))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,11 @@ import pytest
 import torch
 from builders_engine import a_request, a_scheduler, a_tiny_llama_config, save_random_model
 from transformers import MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from triptych_engine.runner import model_runner
+from triptych_engine.runner.cpu_attention import CpuAttention
+from triptych_engine.runner.cpu_kernels import LINEAR_METHODS, CpuKernels
 from triptych_engine.runner.decoder_layer import FusedDecoderLayer
+from triptych_engine.runner.layer_kernel import LayerKernel
 from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
 
 _SHAPE = {
@@ -26,10 +31,9 @@ CONFIGS = [
 ]
 
 
-def _logits(path: Path, *, whole: bool) -> list[torch.Tensor]:
+def _logits(path: Path, dtype: torch.dtype, *, whole: bool) -> list[torch.Tensor]:
     """Of each step of three ragged requests, computed in chunks of at most 16 tokens."""
-    # Weights in bfloat16, computed in float32: what the kernel is for.
-    runner = ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=torch.float32))
+    runner = ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=dtype))
     runner.load()
     layers = [module for module in runner._model.model.modules() if isinstance(module, FusedDecoderLayer)]
     assert len(layers) == 2
@@ -42,7 +46,9 @@ def _logits(path: Path, *, whole: bool) -> list[torch.Tensor]:
 
     def noting(logits: torch.Tensor, rows: np.ndarray):
         seen.append(logits.clone())
-        return launch(logits, rows)
+        forced = torch.zeros_like(logits)  # the same tokens whatever the rounding
+        forced[:, 3 + 7 * len(seen) % 90] = 1.0
+        return launch(forced, rows)
 
     runner._sampler.launch = noting
     scheduler = a_scheduler(block_size=16, max_num_batched_tokens=16)
@@ -57,7 +63,46 @@ def _logits(path: Path, *, whole: bool) -> list[torch.Tensor]:
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.model_type}-{config.hidden_size}")
 def test_a_layer_as_one_kernel_computes_what_its_parts_do(config: PretrainedConfig, tmp_path: Path):
     path = save_random_model(tmp_path, config, dtype=torch.bfloat16)
-    expected, got = _logits(path, whole=False), _logits(path, whole=True)
+    expected, got = _logits(path, torch.float32, whole=False), _logits(path, torch.float32, whole=True)
     assert len(expected) == len(got) >= 12
     for wanted, have in zip(expected, got, strict=True):
         torch.testing.assert_close(have, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", LINEAR_METHODS)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.model_type}-{config.hidden_size}")
+def test_a_bfloat16_layer_is_nearer_to_float32_as_one_kernel(
+    config: PretrainedConfig,
+    method: str,
+    emulating: Callable[[str], CpuKernels],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    path = save_random_model(tmp_path, config, dtype=torch.bfloat16)
+    exact = _logits(path, torch.float32, whole=False)
+    monkeypatch.setattr(model_runner, "load_kernels", lambda: emulating(method))
+    parts, got = _logits(path, torch.bfloat16, whole=False), _logits(path, torch.bfloat16, whole=True)
+    assert len(exact) == len(parts) == len(got) >= 12
+    exact, parts, got = (torch.cat(logits) for logits in (exact, parts, got))
+    error = (got - exact).norm()
+    assert error < 1.1 * (parts - exact).norm()
+    assert error < 2e-2 * exact.norm()
+
+
+def test_a_kernel_that_computes_something_else_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
+    forward = LayerKernel.forward
+
+    def wrong_beyond_few_rows(self: LayerKernel, backend: CpuAttention, x: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
+        out = forward(self, backend, x, *tables)
+        out[8:, -1] += 1.0
+        return out
+
+    monkeypatch.setattr(LayerKernel, "forward", wrong_beyond_few_rows)
+    runner = ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=torch.bfloat16))
+    runner.load()
+    layers = [module for module in runner._model.model.modules() if isinstance(module, FusedDecoderLayer)]
+    assert [layer._whole for layer in layers] == [None, None]
+    assert "layer 1 as one kernel is not what its parts are" in caplog.text
