@@ -83,8 +83,8 @@ class _Operations(TorchDispatchMode):
         name = str(func)
         self._work.operations[name] += 1
         given = {_storage(tensor) for tensor in _tensors((args, kwargs))}
-        fresh = sum(_num_bytes(tensor) for tensor in _tensors(result) if _storage(tensor) not in given)
-        self._work.written_bytes[name] += fresh or sum(_num_bytes(tensor) for tensor in _changed(func, args))
+        written = [tensor for tensor in _tensors(result) if _storage(tensor) not in given] or _changed(func, args)
+        self._work.written_bytes[name] += sum(tensor.numel() * tensor.itemsize for tensor in written)
         return result
 
 
@@ -96,12 +96,10 @@ def _storage(tensor: torch.Tensor) -> int:
     return id(tensor) if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
 
 
-def _num_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.itemsize
-
-
 def _changed(func: Any, args: Sequence[Any]) -> list[torch.Tensor]:
-    """The arguments that the operation writes into."""
+    """The arguments that the operation writes into; of one that writes at indices, what it writes there."""
+    if func._schema.name.startswith("aten::index_"):
+        return _tensors(args)[-1:]
     arguments = zip(func._schema.arguments, args, strict=False)
     return _tensors([arg for argument, arg in arguments if argument.alias_info and argument.alias_info.is_write])
 

