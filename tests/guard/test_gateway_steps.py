@@ -26,7 +26,7 @@ WARM_UP_STEPS = 3
 # Per token: calls of our Python functions, and at most so many of built-in ones by those (an interpreter may do with fewer).
 #: Out of the frontend's message into its request's mailbox; out of that as an event, past the middleware to the HTTP server.
 GATEWAY_CALLS, GATEWAY_BUILTINS = 16, 18
-PACKAGES = ("triptych_gateway", "prometheus_client", "fastapi", "starlette", "uvicorn")
+PACKAGES = ("triptych_gateway", "prometheus_client", "fastapi", "starlette", "uvicorn.protocols")
 
 
 class Clients:
