@@ -20,7 +20,7 @@ from pathlib import Path
 
 #: Part -> what it is run with, beside --report, where it is given nothing.
 PARTS: dict[str, list[str]] = {
-    "serving": ["--engine-alone"],
+    "serving": ["--engine-alone", "--requests-per-stream", "2"],
     "streams": [],
     "steps": [],
     "encoder": ["--inside", "--flood", "32", "--pictures", "3", "--rounds", "1"],

@@ -26,6 +26,7 @@ class LineChart:
     Attributes:
         x_ticks: (where, what to write there); empty for the lines' own x.
         log_x, log_y: on a scale of powers. Else y begins at 0.
+        marks_points: each was measured; else they are a curve.
         about: what is to be known to read it.
     """
 
@@ -36,6 +37,7 @@ class LineChart:
     x_ticks: Sequence[tuple[float, str]] = ()
     log_x: bool = False
     log_y: bool = False
+    marks_points: bool = True
     about: str = ""
 
 

@@ -16,7 +16,7 @@ import orjson
 from child import ChildError
 from encoder_wire import Traffic
 from load import FAILURES, Answer, Prompts, RequestFailedError, Target, post, reason
-from pictures import FIRST_TEXT, OTHER_QUESTION, QUESTION, Picture, about, chat
+from pictures import FIRST_TURN, OTHER_QUESTION, QUESTION, Picture, about, chat
 
 NUM_STREAMS = 4
 #: Of each answer about a picture; the first one's time is what counts.
@@ -42,7 +42,7 @@ class Case:
     sources: tuple[str, ...]
     is_prefix: bool = False
     question: str = QUESTION
-    first_text: str = ""
+    first_turn: tuple[str, str] | None = None
     is_after_forgetting: bool = False
 
 
@@ -53,7 +53,7 @@ CASES = (
     Case(NEW, ("miss",), ("encoder",)),
     Case("the same again", _HELD, ("prefix_cache",), is_prefix=True),
     Case("another question on it", _HELD, ("prefix_cache", "engine"), is_prefix=True, question=OTHER_QUESTION),
-    Case("other text before it", _HELD, ("engine",), first_text=FIRST_TEXT),
+    Case("other text before it", _HELD, ("engine",), first_turn=FIRST_TURN),
     Case("held by the encoder alone", ("hit",), ("encoder",), is_after_forgetting=True),
 )
 
@@ -102,8 +102,7 @@ async def ask_in_all_ways(subject: Subject, picture: Picture, timeout_s: float) 
 
 
 async def _sample(subject: Subject, case: Case, picture: Picture, timeout_s: float) -> dict[str, Any]:
-    content = about(picture, case.question, case.first_text)
-    body = orjson.dumps(chat(subject.target, content, PICTURE_TOKENS))
+    body = orjson.dumps(chat(subject.target, about(picture, case.question), PICTURE_TOKENS, case.first_turn))
     before = await _traffic(subject)
     sent_s = time.perf_counter()
     answer = await _ask(subject.target, body, timeout_s)

@@ -16,8 +16,9 @@ _GRAIN = 8
 _JPEG_QUALITY = 85
 QUESTION = "What is in this image?"
 OTHER_QUESTION = "Which colours do you see, and where are they?"
-#: Before the picture: nothing that was computed behind another beginning can be used again.
-FIRST_TEXT = "Here is a picture."
+#: A turn before the picture's: nothing that was computed behind another beginning can be used again. Text of the same message would
+#: not do: there are templates that put its pictures first.
+FIRST_TURN = ("I have a picture for you.", "Show me.")
 
 
 @dataclass(frozen=True)
@@ -41,20 +42,23 @@ def new_picture(edge: int) -> Picture:
     return Picture(file.getvalue())
 
 
-def about(picture: Picture, question: str, first_text: str = "") -> list[dict[str, Any]]:
+def about(picture: Picture, question: str) -> list[dict[str, Any]]:
     """The content of a message."""
-    content: list[dict[str, Any]] = [
-        {"type": "image_url", "image_url": {"url": picture.url}},
-        {"type": "text", "text": question},
-    ]
-    return [{"type": "text", "text": first_text}, *content] if first_text else content
+    return [{"type": "image_url", "image_url": {"url": picture.url}}, {"type": "text", "text": question}]
 
 
-def chat(target: Target, content: str | list[dict[str, Any]], max_tokens: int) -> dict[str, Any]:
-    """A streamed chat of one message, greedy, whose answer has exactly so many tokens."""
+def chat(
+    target: Target, content: str | list[dict[str, Any]], max_tokens: int, first_turn: tuple[str, str] | None = None
+) -> dict[str, Any]:
+    """A streamed chat of one message, greedy, whose answer has exactly so many tokens.
+
+    Args:
+        first_turn: what user and model said before.
+    """
+    turn = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), first_turn or (), strict=False)]
     return {
         "model": target.model,
-        "messages": [{"role": "user", "content": content}],
+        "messages": [*turn, {"role": "user", "content": content}],
         "max_tokens": max_tokens,
         "temperature": 0,
         "ignore_eos": True,

@@ -56,8 +56,6 @@ _MAX_COLUMNS = 3
 _TITLE_X = -0.15
 #: Between the ends of an axis of powers, at least.
 _LEAST_RANGE = 10.0
-#: Points beyond which a line goes without markers.
-_MAX_MARKERS = 12
 #: Between the middles of two labels, in points.
 _LABEL_DISTANCE = 14.0
 #: From the axes to the labels, in points.
@@ -90,7 +88,7 @@ def _lines(chart: LineChart) -> Figure:
     colours = _colours(chart.lines)
     for line, colour in zip(chart.lines, colours, strict=True):
         xs, ys = zip(*line.points, strict=True)
-        marker = "o" if len(xs) <= _MAX_MARKERS else ""
+        marker = "o" if chart.marks_points else ""
         dashes = "solid" if line.kin is None else (0, (4, 2))
         axes.plot(xs, ys, color=colour, linestyle=dashes, marker=marker, markersize=4, linewidth=1.8, clip_on=False)
     _scale(axes, chart)

@@ -11,8 +11,9 @@ from tables import TRIPTYCH, distinct, known_median, median, origin, ratio, tabl
 
 ENGINE_ALONE = "engine alone"
 _FIGURES = ("output_tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "gap_p50_ms", "gap_p99_ms")
-#: Fractions that stand at the axis of a distribution; beyond the last a few samples decide.
-_PERCENTILES = ((0.0, "0"), (0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"))
+#: Fractions that stand at the axis of a distribution. Below the first are pieces that were read together, beyond the last a few
+#: samples decide.
+_PERCENTILES = ((0.1, "10 %"), (0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"))
 _DISTRIBUTION_ABOUT = (
     "Read: so many percent of the gaps were at most so long. The axis is stretched towards 100 %, because the long ones are what is"
     " felt."
@@ -88,6 +89,7 @@ def charts(results: dict) -> dict[str, Chart]:
             lines,
             x_ticks=tuple((_stretch(fraction), text) for fraction, text in _PERCENTILES),
             log_y=True,
+            marks_points=False,
             about=_DISTRIBUTION_ABOUT,
         )
     return made
@@ -100,7 +102,10 @@ def _stretch(fraction: float) -> float:
 
 def _stretched(counts: dict[str, int]) -> list[tuple[float, float]]:
     """The distribution's points, as far as the axis goes."""
-    return [(_stretch(fraction), ms) for fraction, ms in quantiles(counts) if fraction <= _PERCENTILES[-1][0]]
+    first, last = _PERCENTILES[0][0], _PERCENTILES[-1][0]
+    points = [(fraction, ms) for fraction, ms in quantiles(counts) if first <= fraction]
+    inside = [(first, points[0][1]), *(point for point in points if point[0] <= last)]
+    return [(_stretch(fraction), ms) for fraction, ms in inside]
 
 
 def _medians(runs: Sequence[dict], target: str, figure: str) -> list[tuple[float, float]]:

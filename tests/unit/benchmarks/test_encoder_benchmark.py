@@ -73,8 +73,9 @@ def test_pictures_are_jpegs_of_the_size_and_never_the_same() -> None:
     assert pictures[0].file != pictures[1].file
     image = Image.open(io.BytesIO(pictures[0].file))
     assert (image.format, image.size) == ("JPEG", (64, 64))
-    body = chat(Target("t", "http://t", "m"), about(pictures[0], "What?", "Here:"), 8)
-    assert [part["type"] for part in body["messages"][0]["content"]] == ["text", "image_url", "text"]
+    body = chat(Target("t", "http://t", "m"), about(pictures[0], "What?"), 8, ("Hi.", "Hello."))
+    assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
+    assert [part["type"] for part in body["messages"][-1]["content"]] == ["image_url", "text"]
     assert (body["max_tokens"], body["stream_options"]) == (8, {"include_usage": True})
 
 

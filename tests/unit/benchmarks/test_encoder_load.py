@@ -28,7 +28,7 @@ class Server:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        has_picture = not isinstance(body["messages"][0]["content"], str)
+        has_picture = not isinstance(body["messages"][-1]["content"], str)
         self.num_pictures += has_picture
         if has_picture and self.num_left_to_refuse:
             self.num_left_to_refuse -= 1
