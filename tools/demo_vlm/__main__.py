@@ -23,7 +23,8 @@ def _train(options: argparse.Namespace) -> None:
     from . import codebook, export, pretrain, project
     from .stencils import Stencils
 
-    options.work.mkdir(parents=True, exist_ok=True)
+    for directory in (options.work, options.out):
+        directory.mkdir(parents=True, exist_ok=True)
     text_model = options.text_model or resolve_model(TEXT_MODEL)
     stencils = Stencils.load(options.work / "stencils.pt")
     stages = {
