@@ -138,8 +138,10 @@ async def test_the_engine_sends_one_message_per_step(num_calls: int) -> None:
             for number in range(num_calls)
         ]
         await session.write(engine_pb2.SessionRequest(add=requests))
-        first = await one_step(runner, session)  # may have begun before all were there
-        num_steps = first.step
+        message = await one_step(runner, session)
+        while len(message.outputs) < num_calls:  # steps may begin before all are there
+            message = await one_step(runner, session)
+        num_steps = message.step
         for _ in range(NUM_STEPS):
             message = await one_step(runner, session)
             assert len(message.outputs) == num_calls
