@@ -40,10 +40,11 @@ class EngineDriver:
         dtype: torch.dtype | None = torch.float32,
         attention: str = "auto",
         device: str = "cpu",
+        quantization: str = "none",
     ) -> None:
         self.config = RunnerConfig(
             path, "test", max_model_len, max_num_seqs, 2048, block_size, 1 << 30, dtype=dtype, attention=attention,
-            device=torch.device(device),
+            device=torch.device(device), quantization=quantization,
         )  # fmt: skip
         self.runner = ModelRunner(self.config)
         self.runner.load()

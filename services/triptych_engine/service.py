@@ -137,6 +137,7 @@ class EngineService:
     async def _serve(self, runner: ModelRunner, model: common_pb2.ModelInfo, costs: StepCosts) -> None:
         model.vocab_size = runner.vocab_size
         settings, traits = self._settings, runner.media_traits
+        model.quantization = settings.quantization
         if isinstance(traits, MediaTraits):
             self._fetcher = EmbeddingFetcher(
                 traits, settings.embedding_timeout_s, lambda number, result: self._loaded().deliver(number, result)
@@ -225,6 +226,7 @@ def runner_config(settings: EngineSettings, model: common_pb2.ModelInfo, path: P
         device=device,
         attention=settings.attention,
         cuda_graphs=settings.cuda_graphs,
+        quantization=settings.quantization,
         num_threads=num_threads,
         num_threads_while_encoding=num_threads and min(num_threads, settings.num_threads_while_encoding or num_threads),
     )

@@ -21,6 +21,10 @@ class EngineSettings(GrpcServiceSettings):
         Literal["auto", "bfloat16", "float16", "float32"],
         Field(description="auto takes the checkpoint's where the device computes in it, else float32."),
     ] = "auto"
+    quantization: Annotated[
+        Literal["none", "int8"],
+        Field(description="int8: linear layers as products of 8-bit integers, on CPUs; faster, a little less exact."),
+    ] = "none"
     device: Annotated[str, Field(description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")] = "auto"
     attention: Annotated[
         Literal["auto", "cpu", "cuda", "torch"],

@@ -225,7 +225,7 @@ class PlaceholderRange(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ..., media_index: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "revision", "fingerprint", "architecture", "max_model_len", "vocab_size", "eos_token_ids")
+    __slots__ = ("name", "revision", "fingerprint", "architecture", "max_model_len", "vocab_size", "eos_token_ids", "quantization")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +233,7 @@ class ModelInfo(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     fingerprint: str
@@ -240,4 +241,5 @@ class ModelInfo(_message.Message):
     max_model_len: int
     vocab_size: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    quantization: str
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., quantization: _Optional[str] = ...) -> None: ...

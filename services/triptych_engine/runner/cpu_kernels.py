@@ -16,7 +16,7 @@ from triptych_engine.runner.kernel_args import DecoderLayerArgs, DecoderStepArgs
 
 log = logging.getLogger(__name__)
 #: Formats of weights that a decoder layer may have, see linear.h.
-FORMATS = ("bf16",)
+FORMATS = ("bf16", "int8")
 #: How products of many rows with bf16 weights are computed: in float32, or by instructions for bfloat16, in vectors or in tiles.
 LINEAR_METHODS = ("fp32", "dot", "tiles")
 _SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -59,6 +59,13 @@ class CpuKernels:
         self._linear_row_words: Callable[[int], int] = functools.cache(library.triptych_linear_row_words)
         #: How products of many rows with bf16 weights are computed.
         self.linear_method: str = LINEAR_METHODS[library.triptych_linear_method()]
+        for name in ("panel_words", "row_words"):
+            getattr(library, f"triptych_int8_{name}").argtypes = [count]
+            getattr(library, f"triptych_int8_{name}").restype = count
+        self._int8_panel_words, self._int8_row_words = library.triptych_int8_panel_words, library.triptych_int8_row_words
+        self._int8_pack, self._linear_int8 = library.triptych_linear_int8_pack, library.triptych_linear_int8
+        self._int8_pack.argtypes = [pointer, pointer, count, count]
+        self._linear_int8.argtypes = [pointer, count, pointer, pointer, pointer, pointer, count, count, count]
         self._refine_logits = library.triptych_refine_logits
         self._refine_logits.argtypes = [pointer] * 5 + [count] * 3
         library.triptych_decoder_layer_args_size.restype = library.triptych_decoder_step_args_size.restype = count
@@ -109,6 +116,23 @@ class CpuKernels:
         self._linear(
             x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
             self.workspace(x.shape[0], self._linear_row_words(x.shape[1])), x.shape[0], out_features, x.shape[1],
+        )  # fmt: skip
+        return out
+
+    def pack_linear_int8(self, weight: torch.Tensor) -> torch.Tensor:
+        """A weight [out, in] fp32 quantised, as `linear_int8` wants it: [ceil(out / linear_panel), words of a panel] int32."""
+        out_features, in_features = weight.shape
+        packed = torch.empty(-(-out_features // self.linear_panel), self._int8_panel_words(in_features), dtype=torch.int32)
+        self._int8_pack(weight.contiguous().data_ptr(), packed.data_ptr(), out_features, in_features)
+        return packed
+
+    def linear_int8(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
+        """x weight^T + bias, with x quantised, too; a row that is not finite throughout gives NaN. As `linear` otherwise."""
+        out = torch.empty(x.shape[0], out_features)
+        workspace = self.workspace(x.shape[0], self._int8_row_words(x.shape[1]))
+        self._linear_int8(
+            x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), workspace,
+            x.shape[0], out_features, x.shape[1],
         )  # fmt: skip
         return out
 

@@ -68,7 +68,8 @@ class FusedDecoderLayer(nn.Module):
         self._layer, self._options = call.layer, call.options
         self._num_q_heads, self._head_dim = call.query.shape[1:]
         self._num_kv_heads, self._v_head_dim = call.value.shape[1:]
-        self._tables, self._whole = tables, self._make_whole(norms[0])
+        self._tables = tables
+        self.join()
         if hasattr(layer, "attention_type"):  # the model asks which mask it wants
             self.attention_type = layer.attention_type
 
@@ -110,14 +111,16 @@ class FusedDecoderLayer(nn.Module):
                 break
         self._whole = whole
 
-    def _make_whole(self, norm: FusedRMSNorm) -> LayerKernel | None:
-        """The layer as one kernel; None where its products are not all computed by our own, from weights of one format."""
+    def join(self) -> None:
+        """Make the layer one kernel, where its products are all computed by our own, from weights packed in one format."""
+        self._whole: LayerKernel | None = None
         products: Any = (self._qkv, self._out, self._mlp.gate_up, self._mlp.down)
-        if not isinstance(products[0], KernelLinear) or len({type(product) for product in products}) > 1:
-            return None
-        norms = (norm.scale, norm.eps), (self._mlp_weight, self._mlp_eps)
+        own = [product for product in products if isinstance(product, KernelLinear) and product.weight is not None]
+        if len(own) < len(products) or len({product.weight_format for product in own}) > 1:
+            return
+        norms = (self._norm.scale, self._norm.eps), (self._mlp_weight, self._mlp_eps)
         heads = self._num_q_heads, self._num_kv_heads, self._head_dim, self._v_head_dim
-        return LayerKernel(self._kernels, self._layer, norms, self._qk_norms, products, heads, self._options)
+        self._whole = LayerKernel(self._kernels, self._layer, norms, self._qk_norms, products, heads, self._options)
 
 
 def fuse_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor, kernels: CpuKernels) -> int:

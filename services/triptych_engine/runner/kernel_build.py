@@ -24,6 +24,8 @@ from triptych_common.model_store import cache_dir
 log = logging.getLogger(__name__)
 _SOURCES = sorted((Path(__file__).parent / "csrc").iterdir())
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
+#: Flags of single files, which override those of all.
+_FILE_FLAGS = {"linear_int8.cpp": ("-ffp-contract=off",)}
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ def isas_of_this_cpu() -> list[str]:
 
 
 def _file_name(isa: str, extra_flags: tuple[str, ...] = ()) -> str:
-    flags = (*_FLAGS, *_levels()[isa].compiler_flags, *extra_flags)
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES) + " ".join(flags).encode()).hexdigest()[:16]
+    flags = f"{_FLAGS} {_levels()[isa].compiler_flags} {extra_flags} {_FILE_FLAGS}"
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES) + flags.encode()).hexdigest()[:16]
     return f"triptych-cpu-{isa}-{digest}.so"
 
 
@@ -104,7 +106,7 @@ def build(isa: str, folder: Path, extra_flags: tuple[str, ...] = ()) -> Path:
         flags = (*_FLAGS, *_levels()[isa].compiler_flags, *extra_flags)
         for source in (source for source in _SOURCES if source.suffix == ".cpp"):
             objects.append(str(Path(tmp, source.stem + ".o")))
-            _run([compiler, *flags, "-fopenmp", "-c", str(source), "-o", objects[-1]])
+            _run([compiler, *flags, *_FILE_FLAGS.get(source.name, ()), "-fopenmp", "-c", str(source), "-o", objects[-1]])
         library = Path(tmp, target.name)
         _run([compiler, "-shared", *objects, "-o", str(library)])  # without -fopenmp: torch's runtime is used
         library.replace(target)

@@ -86,4 +86,4 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 
 
 def _packed(linear: KernelLinear) -> PackedWeight:
-    return PackedWeight(linear.weight.data_ptr(), _address(linear.bias), linear.in_features, linear.out_features)
+    return PackedWeight(_address(linear.weight), _address(linear.bias), linear.in_features, linear.out_features)

@@ -22,7 +22,8 @@ from triptych_engine.runner.logprobs import PendingLogprobs
 from triptych_engine.runner.media_inputs import MediaInputs, PlacedSlice
 from triptych_engine.runner.media_traits import media_traits
 from triptych_engine.runner.model_loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
-from triptych_engine.runner.optimize import optimize
+from triptych_engine.runner.optimize import optimize, quantize
+from triptych_engine.runner.precision import check_int8
 from triptych_engine.runner.runner_config import RunnerConfig
 from triptych_engine.runner.sampler import Sampler
 from triptych_engine.runner.transfer import HostToDevice
@@ -51,13 +52,16 @@ class ModelRunner:
             UnsupportedModelError: it cannot be run correctly.
         """
         config, started = self.config, time.monotonic()
+        kernels = load_kernels() if config.device.type == "cpu" and config.attention != "torch" else None
+        int8 = config.quantization == "int8"
+        if int8:
+            check_int8(config.device, config.dtype, kernels is not None)
         self._model: LoadedModel = load_model(
             config.model_path, config.model_name, dtype=config.dtype, device=config.device, max_model_len=config.max_model_len
         )
-        kernels = load_kernels() if config.device.type == "cpu" and config.attention != "torch" else None
         probe = self._model.probe_token_ids
         spread = torch.linspace(0, config.max_model_len - 1, len(probe), dtype=torch.float64).long()
-        optimize(self._model.model, kernels, probe, self._model.position_ids(spread))
+        optimize(self._model.model, kernels, probe, self._model.position_ids(spread), int8=int8)
         gc.collect()
         self.media_traits = media_traits(self._model.model, self._model.config, self._model.num_position_axes)
         self._media = None
@@ -80,6 +84,9 @@ class ModelRunner:
             )
         self.allocate_cache()
         self._check_against_reference()
+        if int8:
+            self._quantize()
+        del self._model.probe_logits
         log.info("%s loaded in %.1f s: %d KV blocks of %d tokens, %s attention", config.model_name, time.monotonic() - started,
                  self.num_blocks, config.block_size, self._backend.name)  # fmt: skip
 
@@ -237,24 +244,38 @@ class ModelRunner:
     # -- start-up -------------------------------------------------------------------------------------------------------------
 
     def _check_against_reference(self) -> None:
-        """Run the probe in two chunks on the paged path, then compare with transformers' ordinary forward pass."""
+        """Compare the paged path with transformers' ordinary forward pass."""
+        probe = self._probe()
+        check_parity(self._model, self._probe_logits(probe), self.config.model_name)
+        self._check_embeddings_path(probe)
+
+    def _quantize(self) -> None:
+        """Quantise what has proven to be right, and see how far that moves it."""
+        done = quantize(self._model.model)
+        gc.collect()
+        log.info("quantised %d linear layers to int8: %.0f MB in place of %.0f", done.num_layers, done.bytes_after / 1e6,
+                 done.bytes_before / 1e6)  # fmt: skip
+        check_parity(self._model, self._probe_logits(self._probe()), self.config.model_name, quantized=True)
+
+    def _probe(self) -> NewSequence:
         probe = self._model.probe_token_ids.tolist()
         sampling = SamplingParams(max_tokens=1, temperature=0.0)
         blocks = list(range(-(-len(probe) // self.config.block_size)))
-        new = NewSequence(_PROBE_ID, probe, len(probe), 0, blocks, sampling)
-        half = len(probe) // 2
+        return NewSequence(_PROBE_ID, probe, len(probe), 0, blocks, sampling)
+
+    def _probe_logits(self, probe: NewSequence) -> torch.Tensor:
+        """[num_probe_tokens, vocab] on the paged path, in two chunks."""
+        half = len(probe.token_ids) // 2
         pieces = []
         with torch.inference_mode():
-            self._update_states(SchedulerOutput(new=[new]))
-            for num_tokens in (half, len(probe) - half):
+            self._update_states(SchedulerOutput(new=[probe]))
+            for num_tokens in (half, len(probe.token_ids) - half):
                 step = SchedulerOutput(num_scheduled_tokens={_PROBE_ID: num_tokens})
                 inputs = self._batch.gather(step)
                 pieces.append(self._forward(inputs, np.arange(inputs.metadata.num_tokens), []))
                 self._batch.advance(inputs)
         self._update_states(SchedulerOutput(dropped=[_PROBE_ID]))
-        check_parity(self._model, torch.cat(pieces), self.config.model_name)
-        self._check_embeddings_path(new)
-        del self._model.probe_logits
+        return torch.cat(pieces)
 
     def _check_embeddings_path(self, probe: NewSequence) -> None:
         """Take no media where the model computes something else from embeddings than from the tokens that they are of."""

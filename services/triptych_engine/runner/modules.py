@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -34,10 +36,23 @@ class KernelLinear(PackedLinear):
 
     #: One of cpu_kernels.FORMATS.
     weight_format: str
-    weight: torch.Tensor  # as its format lays it out
+    #: As its format lays it out; None until it is packed.
+    weight: torch.Tensor | None
     bias: torch.Tensor | None  # [panels * linear_panel] fp32
-    in_features: int
-    out_features: int
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: CpuKernels) -> None:
+        super().__init__()
+        self._kernels = kernels
+        self.out_features, self.in_features = weight.shape
+        self.bias = None if bias is None else nn.functional.pad(bias.float(), (0, -len(bias) % kernels.linear_panel))
+
+    def _multiply(self, multiply: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """By one of the kernels' products. x: [..., in_features] fp32 or bf16; the result is like x."""
+        rows = x.reshape(-1, x.shape[-1]).float()
+        if rows.stride(-1) != 1:
+            rows = rows.contiguous()
+        out = multiply(rows, self.weight, self.bias, self.out_features)
+        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
 
 class WideningLinear(KernelLinear):
@@ -50,26 +65,49 @@ class WideningLinear(KernelLinear):
     weight_format = "bf16"
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: CpuKernels) -> None:
-        super().__init__()
-        self._kernels = kernels
-        self.out_features, self.in_features = weight.shape
-        #: As CpuKernels.pack_linear makes it.
+        super().__init__(weight, bias, kernels)
         self.weight = kernels.pack_linear(weight.bfloat16())
-        #: Padded to whole panels.
-        self.bias = None if bias is None else nn.functional.pad(bias.float(), (0, -len(bias) % kernels.linear_panel))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1]).float()
-        if rows.stride(-1) != 1:
-            rows = rows.contiguous()
-        out = self._kernels.linear(rows, self.weight, self.bias, self.out_features)
-        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
+        return self._multiply(self._kernels.linear, x)
 
 
-def pack(kernels: CpuKernels | None, *linears: nn.Linear) -> PackedLinear:
-    """The layers, all with a bias or none, as one in the layout that is fastest for it here."""
+class Int8Linear(KernelLinear):
+    """Computes with weights and inputs of 8 bits, once it is quantised; till then with the weight as it was given, so that what is
+    built of it can be compared with what it replaces. x: [..., in_features] fp32 or bf16; the result is like x."""
+
+    weight_format = "int8"
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: CpuKernels) -> None:
+        super().__init__(weight, bias, kernels)
+        self.weight = None
+        self._given: tuple[torch.Tensor, torch.Tensor | None] | None = (weight, bias)
+
+    @torch.inference_mode()
+    def quantize(self) -> tuple[int, int]:
+        """Quantise the weight and let the given one go; returns the bytes of that and of what is kept."""
+        if self._given is None:
+            raise RuntimeError("this layer is quantised already")
+        given, self._given = self._given[0], None
+        self.weight = self._kernels.pack_linear_int8(given.float())
+        return given.nbytes, self.weight.nbytes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._given is not None:
+            return nn.functional.linear(x.to(self._given[0].dtype), *self._given).to(x.dtype)
+        return self._multiply(self._kernels.linear_int8, x)
+
+
+#: Layers, all with a bias or none, as one.
+Pack = Callable[..., PackedLinear]
+
+
+def pack(kernels: CpuKernels | None, *linears: nn.Linear, int8: bool = False) -> PackedLinear:
+    """The layers, all with a bias or none, as one in the layout that is fastest for it here; with int8, to be quantised."""
     weight = torch.cat([linear.weight.data for linear in linears]) if len(linears) > 1 else linears[0].weight.data
     bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
+    if kernels is not None and int8:
+        return Int8Linear(weight, bias, kernels)
     if kernels is not None and (
         multiplies_bfloat16(kernels)
         if weight.dtype == torch.bfloat16
@@ -87,8 +125,8 @@ def multiplies_bfloat16(kernels: CpuKernels) -> bool:
 class SharedProduct:
     """One product for several layers that are called with the same input, one after the other."""
 
-    def __init__(self, kernels: CpuKernels | None, linears: list[nn.Linear]) -> None:
-        self.linear = pack(kernels, *linears)
+    def __init__(self, linears: list[nn.Linear], pack: Pack) -> None:
+        self.linear = pack(*linears)
         self._sizes = [linear.out_features for linear in linears]
         self._input: torch.Tensor | None = None  # held, so that no other tensor can be taken for it
         self._outputs: dict[int, torch.Tensor] = {}  # layer -> its output, until it is taken
@@ -123,10 +161,10 @@ class LinearPart(nn.Module):
 class GatedMLP(nn.Module):
     """down(silu(gate(x)) * up(x)) as two products and one kernel between them. x: [..., hidden_size]."""
 
-    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, kernels: CpuKernels) -> None:
+    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, kernels: CpuKernels, pack: Pack) -> None:
         super().__init__()
         #: Its two products; of the first, gate and up are side by side.
-        self.gate_up, self.down = pack(kernels, gate, up), pack(kernels, down)
+        self.gate_up, self.down = pack(gate, up), pack(down)
         self._kernels = kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -13,24 +13,31 @@ In bfloat16 also:
   carries it from layer to layer, and the norms narrow it for the matrix products. That costs next to nothing;
 - the output head returns float32 logits, of which at least the top is exact (a bfloat16 logit of 25 is a multiple of 1/8).
 The two together bring the distribution nearer to the float32 model's than transformers' own bfloat16 is (docs/performance.md).
+
+On request linear layers become products of 8-bit integers. What is built of them is verified first, with the weights as they are;
+`quantize` comes last.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from triptych_engine.runner.cpu_kernels import CpuKernels
-from triptych_engine.runner.decoder_layer import fuse_layers
+from triptych_engine.runner.decoder_layer import FusedDecoderLayer, fuse_layers
 from triptych_engine.runner.modules import (
     ExactTopHead,
     FusedRMSNorm,
     GatedMLP,
+    Int8Linear,
     LinearPart,
+    Pack,
     PackedLinear,
     SharedProduct,
     WideHead,
@@ -43,13 +50,21 @@ log = logging.getLogger(__name__)
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
-def optimize(model: PreTrainedModel, kernels: CpuKernels | None, token_ids: torch.Tensor, position_ids: torch.Tensor) -> None:
+def optimize(
+    model: PreTrainedModel,
+    kernels: CpuKernels | None,
+    token_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+    *,
+    int8: bool = False,
+) -> None:
     """Replace what can be replaced in a CPU model, in place; without kernels only the linear layers.
 
     Args:
         model: attends through the paged attention.
         token_ids: [num_tokens] of a prompt to try replacements on.
         position_ids: as the model wants them, spread over its context.
+        int8: linear layers are to be quantised, which `quantize` then does; needs kernels.
     """
     if model.device.type != "cpu" or not _can_pack(model.dtype):
         return
@@ -57,15 +72,16 @@ def optimize(model: PreTrainedModel, kernels: CpuKernels | None, token_ids: torc
     _detach_from_file(embedding)  # before the head is replaced, which may share it
     wide = False
     num_norms = 0
+    pack_linears = functools.partial(pack, kernels, int8=int8)
     if kernels is not None:
         num_norms = _replace(model, lambda module: _fused_norm(module, kernels))
         others = [m for m in model.modules() if "Norm" in type(m).__name__ and not isinstance(m, FusedRMSNorm)]
         wide = model.dtype == torch.bfloat16 and num_norms > 0 and not others
         if model.dtype == torch.bfloat16:
-            _replace_head(model, kernels)
-        _replace(model, lambda module: _gated_mlp(module, kernels))
-    _share_products(model, kernels)
-    num_linears = _replace(model, lambda module: _packed_linear(module, kernels))
+            _replace_head(model, kernels, pack_linears, plain=int8 or multiplies_bfloat16(kernels))
+        _replace(model, lambda module: _gated_mlp(module, kernels, pack_linears))
+    _share_products(model, pack_linears)
+    num_linears = _replace(model, lambda module: _packed_linear(module, pack_linears))
     for parameter in model.parameters():
         if parameter is not embedding:
             _detach_from_file(parameter)
@@ -80,6 +96,29 @@ def optimize(model: PreTrainedModel, kernels: CpuKernels | None, token_ids: torc
         num_layers,
         stream,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """What became of a model's linear layers."""
+
+    num_layers: int  # those that are computed as one count once
+    bytes_before: int
+    bytes_after: int
+
+
+def quantize(model: nn.Module) -> Quantized:
+    """Quantise the layers that `optimize` marked, in place."""
+    layers: dict[Int8Linear, None] = {}
+    for module in model.modules():
+        layer = module.product if isinstance(module, LinearPart) else module
+        if isinstance(layer, Int8Linear):
+            layers[layer] = None
+    sizes = [layer.quantize() for layer in layers]
+    for module in model.modules():
+        if isinstance(module, FusedDecoderLayer):
+            module.join()
+    return Quantized(len(sizes), sum(before for before, _ in sizes), sum(after for _, after in sizes))
 
 
 def _can_pack(dtype: torch.dtype) -> bool:
@@ -110,8 +149,8 @@ def _replace(model: nn.Module, make: Callable[[nn.Module], nn.Module | None]) ->
     return num_replaced
 
 
-def _packed_linear(module: nn.Module, kernels: CpuKernels | None) -> nn.Module | None:
-    return pack(kernels, module) if type(module) is nn.Linear and _can_pack(module.weight.dtype) else None
+def _packed_linear(module: nn.Module, pack: Pack) -> nn.Module | None:
+    return pack(module) if type(module) is nn.Linear and _can_pack(module.weight.dtype) else None
 
 
 def _linears(module: nn.Module, *names: str) -> list[nn.Linear] | None:
@@ -121,25 +160,25 @@ def _linears(module: nn.Module, *names: str) -> list[nn.Linear] | None:
     return linears if len(linears) == len(names) else None
 
 
-def _share_products(model: nn.Module, kernels: CpuKernels | None) -> None:
+def _share_products(model: nn.Module, pack: Pack) -> None:
     """Join the q, k and v projections of each attention."""
     names = ("q_proj", "k_proj", "v_proj")
     for module in model.modules():
         linears = _linears(module, *names)
         if linears and len({(linear.in_features, linear.bias is None) for linear in linears}) == 1:
-            product = SharedProduct(kernels, linears)
+            product = SharedProduct(linears, pack)
             for index, name in enumerate(names):
                 setattr(module, name, LinearPart(product, index))
 
 
-def _gated_mlp(module: nn.Module, kernels: CpuKernels) -> nn.Module | None:
+def _gated_mlp(module: nn.Module, kernels: CpuKernels, pack: Pack) -> nn.Module | None:
     linears = _linears(module, "gate_proj", "up_proj", "down_proj")
     if linears is None or not type(module).__name__.endswith("MLP"):
         return None
     gate, up, down = linears
     if (gate.bias is None) != (up.bias is None):
         return None
-    fused = GatedMLP(gate, up, down, kernels)
+    fused = GatedMLP(gate, up, down, kernels, pack)
     sample = torch.randn(1, 3, gate.in_features, generator=torch.Generator().manual_seed(0)).to(gate.weight)
     # Large inputs, too: some families bound what goes through.
     return fused if all(_same(module(scale * sample), fused(scale * sample)) for scale in (1, 100)) else None
@@ -150,12 +189,13 @@ def _same(expected: torch.Tensor, got: torch.Tensor) -> bool:
     return torch.allclose(expected, got, rtol=tolerance, atol=tolerance * expected.abs().max().item())
 
 
-def _replace_head(model: PreTrainedModel, kernels: CpuKernels) -> None:
+def _replace_head(model: PreTrainedModel, kernels: CpuKernels, pack: Pack, *, plain: bool) -> None:
+    """plain: the head's own product gives logits that are not rounded."""
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         return
-    if multiplies_bfloat16(kernels):
-        model.set_output_embeddings(WideHead(pack(kernels, head)))
+    if plain:
+        model.set_output_embeddings(WideHead(pack(head)))
     else:
         tied = head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
         model.set_output_embeddings(ExactTopHead(head, kernels, tied=tied))

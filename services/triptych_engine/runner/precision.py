@@ -6,6 +6,7 @@ import platform
 
 import torch
 from transformers import PretrainedConfig
+from triptych_common.errors import StartupError
 
 
 def checkpoint_dtype(config: PretrainedConfig) -> torch.dtype:
@@ -26,6 +27,21 @@ def compute_dtype(checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
     if device.type == "cpu" and checkpoint != torch.float32 and not (checkpoint == torch.bfloat16 and cpu_computes_bfloat16()):
         return torch.float32
     return checkpoint
+
+
+def check_int8(device: torch.device, dtype: torch.dtype | None, has_kernels: bool) -> None:
+    """Raises StartupError where nothing computes with 8-bit integers.
+
+    Args:
+        dtype: that was asked for, if one was.
+        has_kernels: whether the CPU kernels are loaded.
+    """
+    if device.type != "cpu":
+        raise StartupError(f"--quantization int8 is for CPUs; this engine runs on {device}")
+    if dtype == torch.float16:
+        raise StartupError("--quantization int8 goes with --dtype float32 or bfloat16, not with float16")
+    if not has_kernels:
+        raise StartupError("--quantization int8 needs the CPU kernels: a C++ compiler or prebuilt ones, and no --attention torch")
 
 
 def cpu_computes_bfloat16() -> bool:

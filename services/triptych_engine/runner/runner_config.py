@@ -24,6 +24,7 @@ class RunnerConfig:
     dtype: torch.dtype | None = None
     device: torch.device = _CPU
     attention: str = "auto"  # auto, cpu, cuda, torch
+    quantization: str = "none"  # none, int8
     #: Compute threads, and those of steps during which media are encoded, perhaps on the same cores. None: as they are.
     num_threads: int | None = None
     num_threads_while_encoding: int | None = None

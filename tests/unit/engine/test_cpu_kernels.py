@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -193,9 +193,8 @@ def test_a_prebuilt_library_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 @pytest.mark.parametrize("isa", kernel_build.isas_of_this_cpu())
-def test_each_instruction_set_that_this_cpu_has_is_right(isa: str, tmp_path: Path):
-    kernels = CpuKernels(ctypes.CDLL(str(kernel_build.build(isa, tmp_path))))
-    worst = run_both(kernels, shape=LayerShape(3, 64, 64), num_q_heads=9, dtype=torch.float32, steps=RAGGED)
+def test_each_instruction_set_that_this_cpu_has_is_right(isa: str, kernels_for: Callable[[str], CpuKernels]):
+    worst = run_both(kernels_for(isa), shape=LayerShape(3, 64, 64), num_q_heads=9, dtype=torch.float32, steps=RAGGED)
     assert worst < TOLERANCE[torch.float32]
 
 

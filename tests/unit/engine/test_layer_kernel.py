@@ -31,9 +31,9 @@ CONFIGS = [
 ]
 
 
-def _logits(path: Path, dtype: torch.dtype, *, whole: bool) -> list[torch.Tensor]:
+def _logits(path: Path, dtype: torch.dtype, *, whole: bool, quantization: str = "none") -> list[torch.Tensor]:
     """Of each step of three ragged requests, computed in chunks of at most 16 tokens."""
-    runner = ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=dtype))
+    runner = ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=dtype, quantization=quantization))
     runner.load()
     layers = [module for module in runner._model.model.modules() if isinstance(module, FusedDecoderLayer)]
     assert len(layers) == 2
@@ -60,10 +60,11 @@ def _logits(path: Path, dtype: torch.dtype, *, whole: bool) -> list[torch.Tensor
     return seen
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.model_type}-{config.hidden_size}")
-def test_a_layer_as_one_kernel_computes_what_its_parts_do(config: PretrainedConfig, tmp_path: Path):
+def test_a_layer_as_one_kernel_computes_what_its_parts_do(config: PretrainedConfig, quantization: str, tmp_path: Path):
     path = save_random_model(tmp_path, config, dtype=torch.bfloat16)
-    expected, got = _logits(path, torch.float32, whole=False), _logits(path, torch.float32, whole=True)
+    expected, got = (_logits(path, torch.float32, whole=whole, quantization=quantization) for whole in (False, True))
     assert len(expected) == len(got) >= 12
     for wanted, have in zip(expected, got, strict=True):
         torch.testing.assert_close(have, wanted, rtol=1e-4, atol=1e-4)

@@ -2,7 +2,7 @@
 // microseconds, and ten calls from Python take as long. fp32, with weights of any format, see linear.h; the cache may be bf16.
 
 #include "elementwise.h"
-#include "linear.h"
+#include "linear_int8.h"
 #include "paged_attention.h"
 #include "stage_clock.h"
 
@@ -176,4 +176,5 @@ int64_t triptych_decoder_step_args_size() { return sizeof(DecoderStepArgs); }
     else decoder_layer<Format, float>(*l, *s);                                                                                    \
   }
 DECODER_LAYER(bf16, Bf16Format)
+DECODER_LAYER(int8, Int8Format)
 }
