@@ -30,6 +30,7 @@ class ServeOptions:
     engine_port: int | None = None
     served_model_name: str | None = None
     max_model_len: int | None = None
+    quantization: str | None = None
     log_level: str | None = None
     log_format: str | None = None
 
@@ -38,7 +39,7 @@ class ServeOptions:
         common = {"--log-level": self.log_level, "--log-format": self.log_format}
         model = {"--model": self.model, "--served-model-name": self.served_model_name, "--max-model-len": self.max_model_len}
         own: dict[str, dict[str, object]] = {
-            "engine": {**model, "--port": self.engine_port},
+            "engine": {**model, "--port": self.engine_port, "--quantization": self.quantization},
             "encoder": {**model, "--port": self.encoder_port},
             "frontend": {**model, "--port": self.frontend_port},
             "gateway": {"--host": self.host, "--port": self.port},

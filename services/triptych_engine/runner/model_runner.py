@@ -61,7 +61,8 @@ class ModelRunner:
         )
         probe = self._model.probe_token_ids
         spread = torch.linspace(0, config.max_model_len - 1, len(probe), dtype=torch.float64).long()
-        optimize(self._model.model, kernels, probe, self._model.position_ids(spread), int8=int8)
+        trial = probe, self._model.position_ids(spread)
+        optimize(self._model.model, kernels, *trial, int8=int8)
         gc.collect()
         self.media_traits = media_traits(self._model.model, self._model.config, self._model.num_position_axes)
         self._media = None
@@ -85,7 +86,7 @@ class ModelRunner:
         self.allocate_cache()
         self._check_against_reference()
         if int8:
-            self._quantize()
+            self._quantize(*trial)
         del self._model.probe_logits
         log.info("%s loaded in %.1f s: %d KV blocks of %d tokens, %s attention", config.model_name, time.monotonic() - started,
                  self.num_blocks, config.block_size, self._backend.name)  # fmt: skip
@@ -249,9 +250,9 @@ class ModelRunner:
         check_parity(self._model, self._probe_logits(probe), self.config.model_name)
         self._check_embeddings_path(probe)
 
-    def _quantize(self) -> None:
+    def _quantize(self, token_ids: torch.Tensor, position_ids: torch.Tensor) -> None:
         """Quantise what has proven to be right, and see how far that moves it."""
-        done = quantize(self._model.model)
+        done = quantize(self._model.model, token_ids, position_ids)
         gc.collect()
         log.info("quantised %d linear layers to int8: %.0f MB in place of %.0f", done.num_layers, done.bytes_after / 1e6,
                  done.bytes_before / 1e6)  # fmt: skip

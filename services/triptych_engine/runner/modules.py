@@ -55,7 +55,7 @@ class KernelLinear(PackedLinear):
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
 
-class WideningLinear(KernelLinear):
+class Bf16Linear(KernelLinear):
     """Keeps a weight of bfloat16 numbers as those, whatever it comes as. x: [..., in_features] fp32 or bf16; the result is like x.
 
     Sums are float32. Inputs are rounded to bfloat16 where the CPU has instructions for that and there are many rows; else they stay
@@ -113,7 +113,7 @@ def pack(kernels: CpuKernels | None, *linears: nn.Linear, int8: bool = False) ->
         if weight.dtype == torch.bfloat16
         else weight.dtype == torch.float32 and torch.equal(weight.bfloat16().float(), weight)
     ):
-        return WideningLinear(weight, bias, kernels)
+        return Bf16Linear(weight, bias, kernels)
     return OneDnnLinear(weight, bias)
 
 

@@ -30,7 +30,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from triptych_engine.runner.cpu_kernels import CpuKernels
-from triptych_engine.runner.decoder_layer import FusedDecoderLayer, fuse_layers
+from triptych_engine.runner.decoder_layer import fuse_layers, join_layers
 from triptych_engine.runner.modules import (
     ExactTopHead,
     FusedRMSNorm,
@@ -107,17 +107,15 @@ class Quantized:
     bytes_after: int
 
 
-def quantize(model: nn.Module) -> Quantized:
-    """Quantise the layers that `optimize` marked, in place."""
+def quantize(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor) -> Quantized:
+    """Quantise the layers that `optimize` marked, in place; the tokens and positions are those that it was given."""
     layers: dict[Int8Linear, None] = {}
     for module in model.modules():
         layer = module.product if isinstance(module, LinearPart) else module
         if isinstance(layer, Int8Linear):
             layers[layer] = None
     sizes = [layer.quantize() for layer in layers]
-    for module in model.modules():
-        if isinstance(module, FusedDecoderLayer):
-            module.join()
+    join_layers(model, token_ids, position_ids)
     return Quantized(len(sizes), sum(before for before, _ in sizes), sum(after for _, after in sizes))
 
 

@@ -69,6 +69,7 @@ def test_service_flags_are_taken_out_with_their_values() -> None:
         (["--frontend-port", "65500"], "leaves no room for the control port"),
         (["--max-model-len", "0"], "greater than or equal to 1"),
         (["--log-level", "LOUD"], "'LOUD' is not one of"),
+        (["--quantization", "int4"], "'int4' is not one of"),
     ],
 )
 def test_bad_flags_are_refused_before_anything_starts(args: list[str], message: str) -> None:
@@ -78,7 +79,9 @@ def test_bad_flags_are_refused_before_anything_starts(args: list[str], message: 
 
 
 def test_services_get_each_others_addresses_and_their_own_flags() -> None:
-    options = ServeOptions(model="some/model", port=9000, frontend_port=7001, max_model_len=512, log_level="DEBUG")
+    options = ServeOptions(
+        model="some/model", port=9000, frontend_port=7001, max_model_len=512, quantization="int8", log_level="DEBUG"
+    )
     given = {"engine": ["--port", "7003"], "gateway": ["--no-access-log"]}
     engine, frontend, gateway = plan(options, given, with_encoder=False)
     assert (engine.name, frontend.name, gateway.name) == ("engine", "frontend", "gateway")
@@ -88,6 +91,7 @@ def test_services_get_each_others_addresses_and_their_own_flags() -> None:
     assert "--frontend-address 127.0.0.1:7001" in " ".join(gateway.args)
     assert "--max-model-len 512" in " ".join(engine.args)
     assert "--max-model-len" not in gateway.args
+    assert ["--quantization" in service.args for service in (engine, frontend, gateway)] == [True, False, False]
     assert all("--log-level DEBUG" in " ".join(service.args) for service in (engine, frontend, gateway))
 
 

@@ -13,7 +13,15 @@ from builders_engine import a_request, a_tiny_llama_config, save_random_model
 from engine_driver import EngineDriver
 from pydantic import ValidationError
 from torch import nn
-from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 from triptych_common.errors import StartupError, UnsupportedModelError
 from triptych_engine.runner import model_runner
 from triptych_engine.runner.attention import ATTENTION_NAME
@@ -27,6 +35,7 @@ from triptych_engine.runner.precision import check_int8
 from triptych_engine.settings import EngineSettings
 
 CPU = torch.device("cpu")
+TRIAL = torch.arange(20), torch.arange(20)[None]  # token ids and their positions
 _SIZES = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -46,11 +55,11 @@ def int8_layers(model: nn.Module) -> set[Int8Linear]:
     return {part for part in parts if isinstance(part, Int8Linear)}
 
 
-def marked(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> nn.Module:
+def marked(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).to(dtype).eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION_NAME)
-    optimize(model, load_kernels(), torch.arange(20), torch.arange(20)[None], int8=True)
+    optimize(model, load_kernels(), *TRIAL, int8=True)
     return model
 
 
@@ -106,7 +115,7 @@ def test_what_is_quantised_takes_a_quarter_and_the_rest_is_let_go():
     layers = int8_layers(model)
     given = [weakref.ref(layer._given[0].untyped_storage()) for layer in layers if layer._given is not None]
     before = sum(layer._given[0].nbytes for layer in layers if layer._given is not None)
-    done = quantize(model)
+    done = quantize(model, *TRIAL)
     assert done.num_layers == len(layers) == len(given) > 0
     assert done.bytes_before == before
     kept = sum(layer.weight.nbytes for layer in layers if layer.weight is not None)
@@ -131,12 +140,36 @@ def test_structure_is_verified_with_the_weights_as_they_are():
     assert all(layer._whole is None for layer in fused)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_quantised_layers_become_one_kernel_each(dtype: torch.dtype):
+    model = marked(a_tiny_llama_config(hidden_size=256, intermediate_size=512), dtype)
+    quantize(model, *TRIAL)
+    assert [layer._whole is not None for layer in model.modules() if isinstance(layer, FusedDecoderLayer)] == [True, True]
+
+
+def test_a_kernel_that_is_not_what_its_quantised_parts_are_is_given_up(caplog: pytest.LogCaptureFixture):
+    model = marked(a_tiny_llama_config(hidden_size=256, intermediate_size=512))
+    first = next(layer for layer in model.modules() if isinstance(layer, FusedDecoderLayer))
+    first._mlp_eps = 1.0  # the parts take it from here with each call; the kernel, when it is made
+    join = FusedDecoderLayer.join
+
+    def join_then_change(layer: FusedDecoderLayer) -> None:
+        join(layer)
+        layer._mlp_eps = 1e-5
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FusedDecoderLayer, "join", join_then_change)
+        quantize(model, *TRIAL)
+    assert [layer._whole is not None for layer in model.modules() if isinstance(layer, FusedDecoderLayer)] == [False, True]
+    assert "layer 0 as one kernel is not what its parts are" in caplog.text
+
+
 def test_a_model_that_int8_moves_too_far_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = save_random_model(tmp_path, a_tiny_llama_config())
     true = model_runner.quantize
 
-    def spoilt(model: nn.Module):
-        done = true(model)
+    def spoilt(model: PreTrainedModel, *trial: torch.Tensor):
+        done = true(model, *trial)
         for layer in int8_layers(model):
             layer.weight.view(torch.uint8)[:, :64] = 255  # type: ignore[union-attr]
         return done

@@ -30,7 +30,7 @@ from triptych_engine.runner.modules import (
     LinearPart,
     OneDnnLinear,
     WideHead,
-    WideningLinear,
+    Bf16Linear,
     pack,
 )
 from triptych_engine.runner.optimize import optimize
@@ -187,13 +187,13 @@ def test_float16_models_are_left_alone():
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("num_tokens", [1, 7, 100])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("kind", [OneDnnLinear, WideningLinear])
+@pytest.mark.parametrize("kind", [OneDnnLinear, Bf16Linear])
 def test_packed_linears_side_by_side(bias: bool, num_tokens: int, dtype: torch.dtype, kind: type):
     # Weights that are bfloat16 numbers in either type.
     linears = [nn.Linear(32, size, bias=bias).bfloat16().to(dtype).requires_grad_(False) for size in (48, 9)]
     x = torch.randn(1, num_tokens, 32).to(dtype)
     expected = torch.cat([linear(x) for linear in linears], -1)
-    packed = pack(load_kernels() if kind is WideningLinear else None, *linears)
+    packed = pack(load_kernels() if kind is Bf16Linear else None, *linears)
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-6
     torch.testing.assert_close(packed(x), expected, rtol=tolerance, atol=tolerance)
     assert type(packed) is kind
