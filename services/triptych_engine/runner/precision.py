@@ -21,8 +21,8 @@ def checkpoint_dtype(config: PretrainedConfig) -> torch.dtype:
 def compute_dtype(checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
     """The type that serves a checkpoint best on a device: its own where the device computes in that, else float32, its superset.
 
-    A CPU without bfloat16 instructions emulates them: on an Intel Xeon with AVX-512 but no AVX512_BF16, products of 64 rows took
-    three to four times as long as in float32.
+    A CPU without bfloat16 instructions computes in float32 in either case: our products widen the weights (`Bf16Linear`), oneDNN's
+    emulate the instructions, which took three to four times as long with 64 rows. Only the KV cache would be smaller.
     """
     if device.type == "cpu" and checkpoint != torch.float32 and not (checkpoint == torch.bfloat16 and cpu_computes_bfloat16()):
         return torch.float32

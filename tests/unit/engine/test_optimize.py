@@ -24,13 +24,13 @@ from triptych_engine.runner.attention import ATTENTION_NAME, attending
 from triptych_engine.runner.cpu_kernels import load_kernels
 from triptych_engine.runner.decoder_layer import FusedDecoderLayer
 from triptych_engine.runner.modules import (
+    Bf16Linear,
     ExactTopHead,
     FusedRMSNorm,
     GatedMLP,
     LinearPart,
     OneDnnLinear,
     WideHead,
-    Bf16Linear,
     pack,
 )
 from triptych_engine.runner.optimize import optimize
