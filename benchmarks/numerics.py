@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -54,16 +53,7 @@ def load_runner(path: Path, max_tokens: int, dtype: torch.dtype | None, quantiza
 
 def engine_logits(runner: ModelRunner, texts: Sequence[list[int]]) -> list[torch.Tensor]:
     """The same from the engine."""
-    results = []
-    for token_ids in texts:
-        blocks = list(range(-(-len(token_ids) // BLOCK_SIZE)))
-        sequence = NewSequence("text", token_ids, len(token_ids), 0, blocks, SamplingParams(max_tokens=1))
-        step = SchedulerOutput(new=[sequence], num_scheduled_tokens={"text": len(token_ids)})
-        with torch.inference_mode():
-            runner._update_states(step)
-            results.append(runner._forward(runner._batch.gather(step), np.arange(len(token_ids)), []).float())
-            runner._update_states(SchedulerOutput(dropped=["text"]))
-    return results
+    return [runner.prompt_logits(token_ids).float() for token_ids in texts]
 
 
 def step_ms(runner: ModelRunner, num_rows: int, num_steps: int = 30) -> float:

@@ -201,8 +201,12 @@ class ModelRunner:
         indices = np.flatnonzero(wanted)
         return indices, owners[indices]
 
-    def _forward(self, inputs: StepInputs, wanted: np.ndarray, slices: list[PlacedSlice]) -> torch.Tensor:
-        if self._graphs is not None and not slices and len(wanted) == len(inputs.rows) and self._graphs.takes(inputs):
+    def _forward(
+        self, inputs: StepInputs, wanted: np.ndarray, slices: list[PlacedSlice], *, as_embeddings: bool = False
+    ) -> torch.Tensor:
+        """Logits of the wanted tokens. as_embeddings: the model gets embeddings even where no media are among the tokens."""
+        as_embeddings = as_embeddings or bool(slices)
+        if self._graphs is not None and not as_embeddings and len(wanted) == len(inputs.rows) and self._graphs.takes(inputs):
             return self._graphs.run(inputs)
         self._backend.begin(inputs.metadata)
         positions = inputs.positions if inputs.axis_positions is None else inputs.axis_positions
@@ -213,7 +217,7 @@ class ModelRunner:
         for source in sources:
             token_ids = torch.where(source >= 0, self._newest_tokens[source.clamp(min=0)], token_ids)
         arguments = (position_ids, logits_indices, self._backend)
-        if self._media is None or not slices:
+        if self._media is None or not as_embeddings:
             return self._model.forward(token_ids, *arguments)
         with self._media.adding(slices):
             return self._model.forward(token_ids, *arguments, inputs_embeds=self._media.embed(token_ids, slices))
@@ -244,11 +248,41 @@ class ModelRunner:
 
     # -- start-up -------------------------------------------------------------------------------------------------------------
 
+    def prompt_logits(self, token_ids: list[int], *, num_chunks: int = 1, as_embeddings: bool = False) -> torch.Tensor:
+        """[num_tokens, vocab_size] of a prompt on the paged path. Overwrites the first blocks of the KV cache; none may be in use.
+
+        Args:
+            num_chunks: steps that the prompt is spread over.
+            as_embeddings: the model gets the tokens' embeddings, as those of media items.
+        """
+        blocks = list(range(-(-len(token_ids) // self.config.block_size)))
+        prompt = NewSequence(_PROBE_ID, token_ids, len(token_ids), 0, blocks, SamplingParams(max_tokens=1, temperature=0.0))
+        pieces = []
+        self._update_states(SchedulerOutput(new=[prompt]))
+        try:
+            for chunk in np.array_split(np.arange(len(token_ids)), num_chunks):
+                inputs = self._batch.gather(SchedulerOutput(num_scheduled_tokens={_PROBE_ID: len(chunk)}))
+                with torch.inference_mode():
+                    pieces.append(self._forward(inputs, np.arange(len(chunk)), [], as_embeddings=as_embeddings))
+                self._batch.advance(inputs)
+        finally:
+            self._update_states(SchedulerOutput(dropped=[_PROBE_ID]))
+        return torch.cat(pieces)
+
     def _check_against_reference(self) -> None:
-        """Compare the paged path with transformers' ordinary forward pass."""
-        probe = self._probe()
-        check_parity(self._model, self._probe_logits(probe), self.config.model_name)
-        self._check_embeddings_path(probe)
+        """Compare the paged path with transformers' ordinary forward pass; take no media where the model computes something else
+        from embeddings than from the tokens that they are of."""
+        model, name, probe = self._model, self.config.model_name, self._model.probe_token_ids.tolist()
+        check_parity(model, self.prompt_logits(probe, num_chunks=2), name)
+        if self._media is None:
+            return
+        try:
+            check_parity(model, self.prompt_logits(probe, as_embeddings=True), name)
+        # The families' own code, which may insist on token ids.
+        except Exception as error:
+            model_type = model.config.model_type
+            self._media, self.media_traits = None, f"{model_type} does not run on embeddings alone; media items cannot be taken"
+            log.warning("media are refused: %s (%s)", self.media_traits, error)
 
     def _quantize(self, token_ids: torch.Tensor, position_ids: torch.Tensor) -> None:
         """Quantise what has proven to be right, and see how far that moves it."""
@@ -256,50 +290,7 @@ class ModelRunner:
         gc.collect()
         log.info("quantised %d linear layers to int8: %.0f MB in place of %.0f", done.num_layers, done.bytes_after / 1e6,
                  done.bytes_before / 1e6)  # fmt: skip
-        check_parity(self._model, self._probe_logits(self._probe()), self.config.model_name, quantized=True)
-
-    def _probe(self) -> NewSequence:
-        probe = self._model.probe_token_ids.tolist()
-        sampling = SamplingParams(max_tokens=1, temperature=0.0)
-        blocks = list(range(-(-len(probe) // self.config.block_size)))
-        return NewSequence(_PROBE_ID, probe, len(probe), 0, blocks, sampling)
-
-    def _probe_logits(self, probe: NewSequence) -> torch.Tensor:
-        """[num_probe_tokens, vocab] on the paged path, in two chunks."""
-        half = len(probe.token_ids) // 2
-        pieces = []
-        with torch.inference_mode():
-            self._update_states(SchedulerOutput(new=[probe]))
-            for num_tokens in (half, len(probe.token_ids) - half):
-                step = SchedulerOutput(num_scheduled_tokens={_PROBE_ID: num_tokens})
-                inputs = self._batch.gather(step)
-                pieces.append(self._forward(inputs, np.arange(inputs.metadata.num_tokens), []))
-                self._batch.advance(inputs)
-        self._update_states(SchedulerOutput(dropped=[_PROBE_ID]))
-        return torch.cat(pieces)
-
-    def _check_embeddings_path(self, probe: NewSequence) -> None:
-        """Take no media where the model computes something else from embeddings than from the tokens that they are of."""
-        if self._media is None:
-            return
-        num_tokens = len(probe.token_ids)
-        with torch.inference_mode():
-            self._update_states(SchedulerOutput(new=[probe]))
-            inputs = self._batch.gather(SchedulerOutput(num_scheduled_tokens={_PROBE_ID: num_tokens}))
-            self._backend.begin(inputs.metadata)
-            token_ids, positions = torch.from_numpy(inputs.token_ids), torch.from_numpy(inputs.positions)
-            token_ids, positions = token_ids.to(self.config.device), positions.to(self.config.device)
-            embeds = self._media.embed(token_ids, [])
-            wanted = torch.arange(num_tokens, device=self.config.device)
-            try:
-                logits = self._model.forward(token_ids, positions, wanted, self._backend, embeds)
-                check_parity(self._model, logits, self.config.model_name)
-            # The families' own code, which may insist on token ids.
-            except Exception as error:
-                model_type = self._model.config.model_type
-                self._media, self.media_traits = None, f"{model_type} does not run on embeddings alone; media items cannot be taken"
-                log.warning("media are refused: %s (%s)", self.media_traits, error)
-        self._update_states(SchedulerOutput(dropped=[_PROBE_ID]))
+        check_parity(self._model, self.prompt_logits(token_ids.tolist(), num_chunks=2), self.config.model_name, quantized=True)
 
     def warm_up(self) -> StepCosts:
         """Ready everything for the first requests, and measure what steps cost.

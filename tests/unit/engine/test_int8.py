@@ -47,7 +47,7 @@ def a_config(path: Path, **options) -> RunnerConfig:
 
 
 def loaded_logits(runner: ModelRunner) -> torch.Tensor:
-    return runner._probe_logits(runner._probe())
+    return runner.prompt_logits(runner._model.probe_token_ids.tolist(), num_chunks=2)
 
 
 def int8_layers(model: nn.Module) -> set[Int8Linear]:
