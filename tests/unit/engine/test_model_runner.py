@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from builders_engine import a_request, a_scheduler, a_tiny_llama_config, save_random_model
+from builders_multimodal import build_checkpoint
+from transformers import AutoModelForCausalLM
+from triptych_engine.media import MediaTraits
 from triptych_engine.output import SchedulerOutput
+from triptych_engine.runner.media_inputs import MediaInputs
 from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
 
 
@@ -40,6 +44,26 @@ def test_the_warm_up_measures_what_steps_cost(path: Path):
     assert 0 < costs.fixed_s < 5
     assert 0 <= costs.decode_s < 1
     assert 0 <= costs.prompt_token_s < 1
+
+
+def test_a_prompts_logits_do_not_depend_on_its_chunks(path: Path):
+    runner = a_runner(path)
+    token_ids = [(7 * i) % 90 for i in range(50)]
+    with torch.inference_mode():
+        expected = AutoModelForCausalLM.from_pretrained(path)(torch.tensor([token_ids])).logits[0]
+    for num_chunks in (1, 2, 7):
+        torch.testing.assert_close(runner.prompt_logits(token_ids, num_chunks=num_chunks), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("embed", [lambda embeds: embeds.flip(-1), lambda embeds: 1 / 0], ids=["wrong", "fails"])
+def test_media_are_refused_where_embeddings_are_not_taken_for_their_tokens(
+    embed: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    checkpoint = build_checkpoint("llava_siglip", tmp_path)
+    assert isinstance(a_runner(checkpoint).media_traits, MediaTraits)
+    own = MediaInputs.embed
+    monkeypatch.setattr(MediaInputs, "embed", lambda *arguments: embed(own(*arguments)))
+    assert a_runner(checkpoint).media_traits == "llava does not run on embeddings alone; media items cannot be taken"
 
 
 def test_steps_while_media_are_encoded_leave_cores_alone(path: Path):
