@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 from triptych_common.errors import EmbeddingUnavailableError, InvalidRequestError, MediaNotFoundError, QueueFullError
 from triptych_common.pb import common_pb2, encoder_pb2
 
+from triptych_encoder.announcements import Announcements
 from triptych_encoder.cache import EmbeddingCache
 from triptych_encoder.device_loop import DeviceLoop, Encoding
 from triptych_encoder.flight import Flight
@@ -25,8 +25,6 @@ from triptych_encoder.preprocess import Prepared
 
 log = logging.getLogger(__name__)
 Tier = encoder_pb2.CacheTier
-#: Keys that were asked for without bytes and are remembered; the oldest is forgotten first.
-_MAX_ANNOUNCED = 65_536
 
 
 class Prepares(Protocol):
@@ -116,7 +114,7 @@ class EncodingPipeline:
         self._queued_bytes = 0
         self._prepared = asyncio.Semaphore(max_prepared)
         self._flights: dict[bytes, Flight[tuple[EncodedItem, Timings]]] = {}  # key -> the computation of it
-        self._announced: OrderedDict[bytes, _Announcement] = OrderedDict()  # key -> somebody is about to send it
+        self._announcements = Announcements()
         self._writes: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -155,7 +153,7 @@ class EncodingPipeline:
         tier = Tier.CACHE_TIER_JOINED
         if flight is None:
             if not wanted.data:
-                self._announce(key, lease_s)
+                self._announcements.announce(key, lease_s)
                 raise MediaNotFoundError("no embedding is held under this key; send the bytes", field="data")
             flight, tier = self._start(wanted), Tier.CACHE_TIER_MISS
         else:
@@ -184,7 +182,7 @@ class EncodingPipeline:
                     flight = self._flights.get(key)
                     if flight is not None:
                         return await flight.join(lambda result: result[0])
-                    if not await self._await_announced(key):
+                    if not await self._announcements.wait_for(key):
                         raise EmbeddingUnavailableError("no embedding is held under this key, and none is on its way")
         except TimeoutError as error:
             raise EmbeddingUnavailableError(f"the embedding did not come within {timeout_s:g} s") from error
@@ -244,32 +242,6 @@ class EncodingPipeline:
     def _lease(self, key: bytes, lease_s: float) -> str:
         return self.cache.lease(key, time.monotonic() + lease_s)
 
-    # -- announced --------------------------------------------------------------------------------------------------------------
-
-    def _announce(self, key: bytes, for_s: float) -> None:
-        announcement = self._announced.setdefault(key, _Announcement())
-        announcement.until_s = time.monotonic() + for_s
-        self._announced.move_to_end(key)
-        if len(self._announced) > _MAX_ANNOUNCED:
-            self._announced.popitem(last=False)
-
-    async def _await_announced(self, key: bytes) -> bool:
-        """Wait until the bytes of an announced key are here; False when nobody announced it, or nothing came."""
-        announcement = self._announced.get(key)
-        if announcement is None:
-            return False
-        left_s = announcement.until_s - time.monotonic()
-        if left_s <= 0:
-            del self._announced[key]
-            return False
-        try:
-            async with asyncio.timeout(left_s):
-                await announcement.begun.wait()
-        except TimeoutError:
-            # Announced again in the meantime, perhaps.
-            return announcement.until_s > time.monotonic()
-        return True
-
     # -- in flight --------------------------------------------------------------------------------------------------------------
 
     def _start(self, wanted: Wanted) -> Flight[tuple[EncodedItem, Timings]]:
@@ -293,9 +265,7 @@ class EncodingPipeline:
         self._queued_bytes = num_bytes
         self._flights[wanted.key] = flight
         self._idle.clear()
-        announcement = self._announced.pop(wanted.key, None)
-        if announcement is not None:
-            announcement.begun.set()
+        self._announcements.begin(wanted.key)
         return flight
 
     def _landed(self, wanted: Wanted) -> None:
@@ -338,11 +308,3 @@ class EncodingPipeline:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             message = f"with these options the model cannot encode it: {reason}"
             raise InvalidRequestError(message, field="processor_options_json") from error
-
-
-@dataclass
-class _Announcement:
-    """Somebody said that the bytes of a key will come."""
-
-    until_s: float = 0.0
-    begun: asyncio.Event = field(default_factory=asyncio.Event)

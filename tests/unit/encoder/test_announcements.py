@@ -1,0 +1,45 @@
+"""Keys whose bytes are about to come."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from triptych_encoder import announcements
+from triptych_encoder.announcements import Announcements
+
+
+async def test_whoever_waits_goes_on_when_the_bytes_are_here() -> None:
+    announced = Announcements()
+    announced.announce(b"key", for_s=60)
+    waits = [asyncio.create_task(announced.wait_for(b"key")) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert not any(wait.done() for wait in waits)
+    announced.begin(b"key")
+    assert await asyncio.gather(*waits) == [True, True]
+    assert not await announced.wait_for(b"key"), "it is no announcement any more"
+
+
+async def test_nobody_waits_for_what_was_not_announced_or_did_not_come() -> None:
+    announced = Announcements()
+    assert not await announced.wait_for(b"key")
+    announced.announce(b"key", for_s=0.01)
+    assert not await announced.wait_for(b"key")
+    announced.begin(b"never announced")
+
+
+async def test_announced_again_is_waited_for_again() -> None:
+    announced = Announcements()
+    announced.announce(b"key", for_s=0.02)
+    wait = asyncio.create_task(announced.wait_for(b"key"))
+    await asyncio.sleep(0)
+    announced.announce(b"key", for_s=60)
+    assert await wait
+
+
+async def test_the_oldest_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announcements, "_MAX_ANNOUNCED", 2)
+    announced = Announcements()
+    for key in (b"a", b"b", b"a", b"c"):
+        announced.announce(key, for_s=0.01)
+    assert list(announced._by_key) == [b"a", b"c"]
