@@ -55,6 +55,7 @@ class Case:
     layer_bytes: int
     token_bytes: int
     logits_bytes: int
+    quantization: str = "none"
 
 
 CASES = {
@@ -68,6 +69,8 @@ CASES = {
     "float32 of bfloat16 weights": Case(a_llama, torch.float32, 3, 43, 1, 3, layer_bytes=128, token_bytes=612, logits_bytes=538),
     # The same. 2 operations more beside the layers: the residual stream is made float32, and the head's input, too.
     "bfloat16": Case(a_llama, torch.bfloat16, 3, 45, 1, 3, layer_bytes=128, token_bytes=612, logits_bytes=602),
+    # The same as unquantised: inputs are quantised in the kernels.
+    "int8": Case(a_llama, torch.float32, 3, 43, 1, 3, layer_bytes=128, token_bytes=612, logits_bytes=538, quantization="int8"),
     # Not of the common kind: transformers' own layers, with our products and our attention, the layer's only kernel.
     "a family that is not fused": Case(a_neox, torch.float32, 46, 36, 1, 1, layer_bytes=4032, token_bytes=604, logits_bytes=666),
 }
@@ -83,10 +86,11 @@ MAX_METADATA_BYTES_PER_TOKEN = 32
 class CountedEngine:
     """The real scheduler, step loop and runner, stepped by hand."""
 
-    def __init__(self, path: Path, dtype: torch.dtype, library: CountedLibrary) -> None:
+    def __init__(self, path: Path, case: Case, library: CountedLibrary) -> None:
         self._driver = EngineDriver(
-            path, max_model_len=MAX_MODEL_LEN, max_num_seqs=max(NUM_SEQS), block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, dtype=dtype
-        )
+            path, max_model_len=MAX_MODEL_LEN, max_num_seqs=max(NUM_SEQS), block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS,
+            dtype=case.dtype, quantization=case.quantization,
+        )  # fmt: skip
         self._library = library
         self.num_layers = self._driver.runner._model.config.num_hidden_layers
         self.metadata: list[AttentionMetadata] = []
@@ -150,7 +154,7 @@ def engine(case: Case, library: CountedLibrary, tmp_path_factory: pytest.TempPat
 
 def an_engine(case: Case, num_layers: int, library: CountedLibrary, paths: pytest.TempPathFactory) -> CountedEngine:
     weights = torch.bfloat16 if case.config is a_llama else torch.float32
-    return CountedEngine(save_random_model(paths.mktemp("model"), case.config(num_layers), dtype=weights), case.dtype, library)
+    return CountedEngine(save_random_model(paths.mktemp("model"), case.config(num_layers), dtype=weights), case, library)
 
 
 def assert_takes(work: DeviceWork, num_operations: int, num_kernels: int) -> None:

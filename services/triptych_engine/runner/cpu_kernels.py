@@ -62,7 +62,8 @@ class CpuKernels:
         for name in ("panel_words", "row_words"):
             getattr(library, f"triptych_int8_{name}").argtypes = [count]
             getattr(library, f"triptych_int8_{name}").restype = count
-        self._int8_panel_words, self._int8_row_words = library.triptych_int8_panel_words, library.triptych_int8_row_words
+        self._int8_panel_words: Callable[[int], int] = functools.cache(library.triptych_int8_panel_words)
+        self._int8_row_words: Callable[[int], int] = functools.cache(library.triptych_int8_row_words)
         self._int8_pack, self._linear_int8 = library.triptych_linear_int8_pack, library.triptych_linear_int8
         self._int8_pack.argtypes = [pointer, pointer, count, count]
         self._linear_int8.argtypes = [pointer, count, pointer, pointer, pointer, pointer, count, count, count]
