@@ -16,9 +16,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from triptych_common.cores import num_usable_cores
 from triptych_common.model_store import cache_dir
 
 log = logging.getLogger(__name__)
@@ -102,13 +104,16 @@ def build(isa: str, folder: Path, extra_flags: tuple[str, ...] = ()) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / _file_name(isa, extra_flags)
     with tempfile.TemporaryDirectory(dir=folder) as tmp:
-        objects = []
+        objects = {source: str(Path(tmp, source.stem + ".o")) for source in _SOURCES if source.suffix == ".cpp"}
         flags = (*_FLAGS, *_levels()[isa].compiler_flags, *extra_flags)
-        for source in (source for source in _SOURCES if source.suffix == ".cpp"):
-            objects.append(str(Path(tmp, source.stem + ".o")))
-            _run([compiler, *flags, *_FILE_FLAGS.get(source.name, ()), "-fopenmp", "-c", str(source), "-o", objects[-1]])
+        commands = [
+            [compiler, *flags, *_FILE_FLAGS.get(source.name, ()), "-fopenmp", "-c", str(source), "-o", made]
+            for source, made in objects.items()
+        ]
+        with ThreadPoolExecutor(num_usable_cores()) as pool:  # the first start of all waits for this
+            list(pool.map(_run, commands))
         library = Path(tmp, target.name)
-        _run([compiler, "-shared", *objects, "-o", str(library)])  # without -fopenmp: torch's runtime is used
+        _run([compiler, "-shared", *objects.values(), "-o", str(library)])  # without -fopenmp: torch's runtime is used
         library.replace(target)
     log.info("built the CPU kernels for %s", isa)
     return target
