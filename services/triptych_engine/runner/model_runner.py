@@ -287,6 +287,8 @@ class ModelRunner:
     def _quantize(self, token_ids: torch.Tensor, position_ids: torch.Tensor) -> None:
         """Quantise what has proven to be right, and see how far that moves it."""
         done = quantize(self._model.model, token_ids, position_ids)
+        if not done.num_layers:
+            raise StartupError(f"--quantization int8 finds no layer that it takes in {self._model.dtype} on this CPU (--dtype)")
         gc.collect()
         log.info("quantised %d linear layers to int8: %.0f MB in place of %.0f", done.num_layers, done.bytes_after / 1e6,
                  done.bytes_before / 1e6)  # fmt: skip

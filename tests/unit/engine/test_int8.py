@@ -110,6 +110,14 @@ def test_every_family_quantises_the_linear_layers_that_it_has(config: Pretrained
     assert int8_layers(runner._model.model)
 
 
+def test_where_it_would_quantise_nothing_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """oneDNN takes no bfloat16 on CPUs without AVX-512."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
+    with pytest.raises(StartupError, match=r"takes in torch\.bfloat16 on this CPU"):
+        ModelRunner(a_config(path, dtype=torch.bfloat16)).load()
+
+
 def test_what_is_quantised_takes_a_quarter_and_the_rest_is_let_go():
     model = marked(a_tiny_llama_config(hidden_size=256, intermediate_size=512))
     layers = int8_layers(model)
