@@ -34,6 +34,7 @@ def worst_difference(
     steps: list[list[int]],
     block_size: int = 16,
     query_dtype: torch.dtype | None = None,
+    cache_dtype: torch.dtype | None = None,
     span: int = 0,
     device: str = "cpu",
     **options: Any,
@@ -41,6 +42,7 @@ def worst_difference(
     """The largest difference between the first backend's outputs and the others'.
 
     Args:
+        dtype: of values, and of queries, keys and the cache, too, unless these have their own.
         steps: of each step, the new tokens of each sequence.
         span: see `metadata`.
         options: of `AttentionBackend.forward`.
@@ -50,7 +52,7 @@ def worst_difference(
     blocks_per_seq = -(-max(sum(step[i] for step in steps) for i in range(num_seqs)) // block_size)
     table = torch.randperm(num_seqs * blocks_per_seq, generator=generator).reshape(num_seqs, -1).to(torch.int32).numpy()
     for backend in backends:
-        backend.allocate({0: shape}, table.size, block_size, dtype)
+        backend.allocate({0: shape}, table.size, block_size, cache_dtype or dtype)
     computed, worst = [0] * num_seqs, 0.0
     arguments = {"scaling": shape.head_dim**-0.5, "window": 0, "softcap": 0.0, "sinks": None} | options
 

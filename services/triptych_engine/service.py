@@ -223,6 +223,7 @@ def runner_config(settings: EngineSettings, model: common_pb2.ModelInfo, path: P
         block_size=settings.block_size or (16 if device.type == "cpu" else 256),
         kv_cache_bytes=settings.kv_cache_memory,
         dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
+        kv_cache_dtype=None if settings.kv_cache_dtype == "auto" else getattr(torch, settings.kv_cache_dtype),
         device=device,
         attention=settings.attention,
         cuda_graphs=settings.cuda_graphs,

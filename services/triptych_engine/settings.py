@@ -57,6 +57,12 @@ class EngineSettings(GrpcServiceSettings):
     kv_cache_memory: Annotated[
         int, BeforeValidator(parse_bytes), Field(gt=0, description="KV cache in bytes, e.g. 512M or 2G.")
     ] = 1 << 30
+    kv_cache_dtype: Annotated[
+        Literal["auto", "bfloat16", "float32"],
+        Field(
+            description="Of keys and values. auto: the model's; bfloat16 for such checkpoints where a CPU computes them in float32."
+        ),
+    ] = "auto"
     embedding_cache_memory: Annotated[
         int, BeforeValidator(parse_bytes), Field(gt=0, description="Embeddings of media held or on their way at once, in bytes.")
     ] = 256 << 20

@@ -85,14 +85,14 @@ class AttentionBackend(Protocol):
 
         Args:
             layer: index of the layer, as in the `layers` of `allocate`.
-            query: [num_tokens, num_q_heads, head_dim], any strides; may be wider (fp32) than the cache.
+            query: [num_tokens, num_q_heads, head_dim], any strides; may be wider (fp32) than the values.
             key: [num_tokens, num_kv_heads, head_dim], of the query's dtype. value: [num_tokens, num_kv_heads, v_head_dim].
             window: how many keys a token sees, itself included; 0 for all.
             softcap: bound of the scores' tanh; 0 for none.
             sinks: [num_q_heads] logits that take probability and give no value; None for none.
 
         Returns:
-            [num_tokens, num_q_heads, v_head_dim], dense, of the cache's dtype.
+            [num_tokens, num_q_heads, v_head_dim], dense, of the values' dtype.
         """
         ...
 
@@ -235,7 +235,7 @@ class TorchAttention:
         k_cache, v_cache = self._cache[layer]
         k_cache[self._slots] = key.to(k_cache.dtype)
         v_cache[self._slots] = value.to(v_cache.dtype)
-        out = v_cache.new_empty(query.shape[0], query.shape[1], value.shape[2])
+        out = value.new_empty(query.shape[0], query.shape[1], value.shape[2])
         group = query.shape[1] // key.shape[1]
         for first, last, slots, key_end in self._sequences:
             k = k_cache[slots].float().repeat_interleave(group, 1)

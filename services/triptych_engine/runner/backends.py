@@ -23,24 +23,38 @@ _MIN_SIMILARITY = 0.999
 
 
 def choose_backend(
-    name: str, device: torch.device, layers: dict[int, LayerShape], block_size: int, dtype: torch.dtype, kernels: CpuKernels | None
+    name: str,
+    device: torch.device,
+    layers: dict[int, LayerShape],
+    block_size: int,
+    dtype: torch.dtype,
+    kernels: CpuKernels | None,
+    *,
+    cache_dtype: torch.dtype | None = None,
 ) -> AttentionBackend:
     """The backend of that name, or with `auto` the fastest that takes the model; nothing is allocated yet.
 
     Args:
         name: auto, cpu, cuda or torch.
+        dtype: of the model.
+        cache_dtype: of the KV cache; by default the model's.
         kernels: CPU kernels, where they could be had.
 
     Raises:
         StartupError: what was asked for by name does not work here.
     """
+    cache_dtype = cache_dtype or dtype
     fast = {"cpu": "cpu", "cuda": "cuda"}.get(device.type)
     if name == "torch" or (name == "auto" and fast is None):
         return TorchAttention(device)
     if name not in ("auto", fast):
         raise StartupError(f"{name} attention was asked for; the device is {device}")
     try:
-        return _cpu(layers, block_size, dtype, kernels) if fast == "cpu" else _cuda(device, layers, block_size, dtype)
+        if fast == "cpu":
+            return _cpu(layers, block_size, cache_dtype, kernels)
+        if cache_dtype != dtype:
+            raise ValueError(f"attention on GPUs keeps keys and values in the model's {dtype}, not in {cache_dtype}")
+        return _cuda(device, layers, block_size, dtype)
     except ValueError as error:
         if name != "auto":
             raise StartupError(str(error)) from error

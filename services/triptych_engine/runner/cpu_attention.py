@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from triptych_engine.runner.attention import AttentionMetadata, LayerShape
-from triptych_engine.runner.cpu_kernels import CpuKernels
+from triptych_engine.runner.cpu_kernels import ATTENTION_TYPES, CpuKernels
 from triptych_engine.runner.kernel_args import KernelArgs
 
 _LANES = 16
@@ -74,10 +74,12 @@ class CpuAttention:
     ) -> torch.Tensor:
         num_tokens, num_q_heads, head_dim = query.shape
         num_kv_heads, v_head_dim = value.shape[1:]
+        wanted = value.dtype
         query, key, value = _last_dim_dense(query), _last_dim_dense(key), _last_dim_dense(value)
         if key.dtype != query.dtype:
-            query, key = query.to(self._dtype), key.to(self._dtype)
-        value = value.to(self._dtype)
+            query, key = query.to(wanted), key.to(wanted)
+        if (query.dtype, wanted, self._dtype) not in ATTENTION_TYPES:
+            query, key, value = query.float(), key.float(), value.float()
         out = value.new_empty(num_tokens, num_q_heads, v_head_dim)
         k_cache, v_cache = self._cache[layer]
         self._set_tiles(num_q_heads // num_kv_heads)
@@ -91,8 +93,8 @@ class CpuAttention:
         args.scaling, args.softcap, args.window = scaling, softcap, window
         sinks = None if sinks is None else sinks.float().contiguous()
         args.sinks = None if sinks is None else sinks.data_ptr()
-        self._kernels.paged_attention(args, query.dtype, self._dtype)
-        return out
+        self._kernels.paged_attention(args, (query.dtype, value.dtype, self._dtype))
+        return out.to(wanted)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -19,6 +19,13 @@ log = logging.getLogger(__name__)
 FORMATS = ("bf16", "int8")
 #: How products of many rows with bf16 weights are computed: in float32, or by instructions for bfloat16, in vectors or in tiles.
 LINEAR_METHODS = ("fp32", "dot", "tiles")
+#: Types that the attention takes: of queries and keys, of values and the result, of the cache.
+ATTENTION_TYPES = (
+    (torch.float32, torch.float32, torch.float32),
+    (torch.float32, torch.float32, torch.bfloat16),
+    (torch.float32, torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.bfloat16, torch.bfloat16),
+)
 _SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
@@ -33,9 +40,8 @@ class CpuKernels:
         self.row_tile: int = library.triptych_row_tile()
         pointer, count = ctypes.c_void_p, ctypes.c_int64
         self._attention, self._rms_norm = {}, {}
-        for query, cache in ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16)):
-            name = _SHORT[query] if query == cache else f"{_SHORT[query]}_{_SHORT[cache]}"
-            self._attention[query, cache] = getattr(library, f"triptych_paged_attention_{name}")
+        for types in ATTENTION_TYPES:
+            self._attention[types] = getattr(library, "triptych_paged_attention_" + "_".join(_SHORT[dtype] for dtype in types))
         for source in _SHORT:
             for target in _SHORT:
                 function = getattr(library, f"triptych_rms_norm_{_SHORT[source]}_{_SHORT[target]}")
@@ -84,9 +90,9 @@ class CpuKernels:
         self._argmax = library.triptych_argmax
         self._argmax.argtypes = [pointer, count, count, pointer, pointer]
 
-    def paged_attention(self, args: KernelArgs, query_dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
-        """One layer: write keys and values, attend. Queries and keys are of the first type, everything else of the second."""
-        self._attention[query_dtype, cache_dtype](ctypes.byref(args))
+    def paged_attention(self, args: KernelArgs, types: tuple[torch.dtype, torch.dtype, torch.dtype]) -> None:
+        """One layer: write keys and values, attend. types: one of ATTENTION_TYPES."""
+        self._attention[types](ctypes.byref(args))
 
     def decoder_layer_workspace(self, layer: DecoderLayerArgs, weight_format: str) -> int:
         """Floats of workspace that the layer needs per row."""

@@ -41,6 +41,7 @@ class LoadedModel:
     config: PretrainedConfig
     layers: dict[int, LayerShape]  # layer index -> what it keeps per token
     dtype: torch.dtype
+    checkpoint_dtype: torch.dtype
     device: torch.device
     vocab_size: int
     #: Position ids have a leading dimension of this size (time, height, width); 0 for plain positions.
@@ -131,6 +132,7 @@ def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torc
         config=config,
         layers=_observe_layers(model, config, name, probe),
         dtype=dtype,
+        checkpoint_dtype=checkpoint,
         device=device,
         vocab_size=reference.shape[-1],
         num_position_axes=_num_position_axes(config),
@@ -207,19 +209,23 @@ def _num_position_axes(config: PretrainedConfig) -> int:
     return 3 if "mrope_section" in rope else 0
 
 
-def check_parity(loaded: LoadedModel, logits: torch.Tensor, name: str, *, quantized: bool = False) -> None:
+def check_parity(
+    loaded: LoadedModel, logits: torch.Tensor, name: str, *, cache_dtype: torch.dtype | None = None, quantized: bool = False
+) -> None:
     """Refuse the model when its logits on the paged path are not those of transformers' ordinary forward pass.
 
     Args:
         logits: [num_probe_tokens, vocab] of the probe on the paged path.
+        cache_dtype: of keys and values; by default the model's.
         quantized: they come from the quantised model, which has passed this check before.
 
     Raises:
-        UnsupportedModelError: they differ by more than the rounding of the dtype, or a quantisation that is of use, explains.
+        UnsupportedModelError: they differ by more than the rounding of the dtypes, or a quantisation that is of use, explains.
     """
     similarities = nn.functional.cosine_similarity(logits.float(), loaded.probe_logits.float(), dim=-1)
     similarity = (similarities.mean() if quantized else similarities.min()).item()
-    required = _INT8_SIMILARITY if quantized else 0.9999 if loaded.dtype == torch.float32 else 0.99
+    is_exact = loaded.dtype == torch.float32 and cache_dtype in (torch.float32, None)
+    required = _INT8_SIMILARITY if quantized else 0.9999 if is_exact else 0.99
     if not similarity >= required:
         where = "quantised to int8" if quantized else "on the paged cache"
         raise UnsupportedModelError(

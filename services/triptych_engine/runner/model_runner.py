@@ -23,7 +23,7 @@ from triptych_engine.runner.media_inputs import MediaInputs, PlacedSlice
 from triptych_engine.runner.media_traits import media_traits
 from triptych_engine.runner.model_loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
 from triptych_engine.runner.optimize import optimize, quantize
-from triptych_engine.runner.precision import check_int8
+from triptych_engine.runner.precision import check_int8, kv_cache_dtype
 from triptych_engine.runner.runner_config import RunnerConfig
 from triptych_engine.runner.sampler import Sampler
 from triptych_engine.runner.transfer import HostToDevice
@@ -69,13 +69,18 @@ class ModelRunner:
         if isinstance(self.media_traits, MediaTraits):
             self._media = MediaInputs(self._model.model, self.media_traits, self._model.num_position_axes)
         self._errors: dict[str, str] = {}  # request_id -> why it cannot be computed; found in the step in hand
-        shapes = self._model.layers
-        self._backend = choose_backend(config.attention, config.device, shapes, config.block_size, self._model.dtype, kernels)
+        model, shapes = self._model, self._model.layers
+        self._cache_dtype = kv_cache_dtype(
+            config.kv_cache_dtype, model.checkpoint_dtype, model.dtype, is_own_choice=config.dtype is None
+        )
+        self._backend = choose_backend(
+            config.attention, config.device, shapes, config.block_size, model.dtype, kernels, cache_dtype=self._cache_dtype
+        )
         self._batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size)
         self._transfer = HostToDevice(config.device)
         self._newest_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=config.device)  # [rows], sampled last
         self._sampler = Sampler(config.max_num_seqs, self._model.vocab_size, config.device, kernels)
-        block_bytes = config.block_size * sum(shape.bytes_per_token(self._model.dtype) for shape in self._model.layers.values())
+        block_bytes = config.block_size * sum(shape.bytes_per_token(self._cache_dtype) for shape in shapes.values())
         self.num_blocks = config.kv_cache_bytes // block_bytes
         min_blocks = -(-NUM_PROBE_TOKENS // config.block_size)
         if self.num_blocks < min_blocks:
@@ -83,13 +88,13 @@ class ModelRunner:
                 f"a KV cache of {config.kv_cache_bytes} bytes holds {self.num_blocks} blocks of {block_bytes} bytes; "
                 f"at least {min_blocks} are needed (--kv-cache-memory)"
             )
-        self.allocate_cache()
-        self._check_against_reference()
+        self._check_against_reference(min_blocks)
         if int8:
             self._quantize(*trial)
         del self._model.probe_logits
-        log.info("%s loaded in %.1f s: %d KV blocks of %d tokens, %s attention", config.model_name, time.monotonic() - started,
-                 self.num_blocks, config.block_size, self._backend.name)  # fmt: skip
+        log.info("%s loaded in %.1f s: %d KV blocks of %d tokens in %s, %s attention", config.model_name,
+                 time.monotonic() - started, self.num_blocks, config.block_size, str(self._cache_dtype).removeprefix("torch."),
+                 self._backend.name)  # fmt: skip
 
     @property
     def vocab_size(self) -> int:
@@ -104,7 +109,7 @@ class ModelRunner:
 
     def allocate_cache(self) -> None:
         """Take the memory of the KV cache."""
-        self._backend.allocate(self._model.layers, self.num_blocks, self.config.block_size, self._model.dtype)
+        self._backend.allocate(self._model.layers, self.num_blocks, self.config.block_size, self._cache_dtype)
         if self._graphs is not None:
             self._graphs.record()
 
@@ -269,15 +274,19 @@ class ModelRunner:
             self._update_states(SchedulerOutput(dropped=[_PROBE_ID]))
         return torch.cat(pieces)
 
-    def _check_against_reference(self) -> None:
-        """Compare the paged path with transformers' ordinary forward pass; take no media where the model computes something else
-        from embeddings than from the tokens that they are of."""
+    def _check_against_reference(self, num_probe_blocks: int) -> None:
+        """Compare the paged path with transformers' ordinary forward pass, and allocate the cache; take no media where the model
+        computes something else from embeddings than from the tokens that they are of."""
         model, name, probe = self._model, self.config.model_name, self._model.probe_token_ids.tolist()
-        check_parity(model, self.prompt_logits(probe, num_chunks=2), name)
+        if self._cache_dtype != model.dtype:  # rounding would hide small errors
+            self._backend.allocate(model.layers, num_probe_blocks, self.config.block_size, model.dtype)
+            check_parity(model, self.prompt_logits(probe, num_chunks=2), name)
+        self.allocate_cache()
+        check_parity(model, self.prompt_logits(probe, num_chunks=2), name, cache_dtype=self._cache_dtype)
         if self._media is None:
             return
         try:
-            check_parity(model, self.prompt_logits(probe, as_embeddings=True), name)
+            check_parity(model, self.prompt_logits(probe, as_embeddings=True), name, cache_dtype=self._cache_dtype)
         # The families' own code, which may insist on token ids.
         except Exception as error:
             model_type = model.config.model_type

@@ -22,6 +22,8 @@ class RunnerConfig:
     block_size: int
     kv_cache_bytes: int
     dtype: torch.dtype | None = None
+    #: Of keys and values; None takes what suits the model (precision.py).
+    kv_cache_dtype: torch.dtype | None = None
     device: torch.device = _CPU
     attention: str = "auto"  # auto, cpu, cuda, torch
     quantization: str = "none"  # none, int8

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from builders_engine import a_request, a_scheduler, a_tiny_llama_config, save_random_model
 from builders_multimodal import build_checkpoint
 from transformers import AutoModelForCausalLM
+from triptych_common.errors import UnsupportedModelError
 from triptych_engine.media import MediaTraits
 from triptych_engine.output import SchedulerOutput
 from triptych_engine.runner.media_inputs import MediaInputs
@@ -44,6 +46,36 @@ def test_the_warm_up_measures_what_steps_cost(path: Path):
     assert 0 < costs.fixed_s < 5
     assert 0 <= costs.decode_s < 1
     assert 0 <= costs.prompt_token_s < 1
+
+
+def test_a_cache_of_half_the_bits_holds_twice_the_tokens_and_costs_little(tmp_path: Path):
+    path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
+    token_ids = [(7 * i) % 90 for i in range(50)]
+    runners = []
+    for dtype in (torch.float32, torch.bfloat16):
+        runners.append(ModelRunner(RunnerConfig(path, "t", 256, 8, 64, 16, 1 << 20, dtype=torch.float32, kv_cache_dtype=dtype)))
+        runners[-1].load()
+    assert runners[1].num_blocks == 2 * runners[0].num_blocks
+    exact, narrow = (runner.prompt_logits(token_ids) for runner in runners)
+    assert exact.dtype == narrow.dtype == torch.float32
+    assert 0 < (exact - narrow).square().mean().sqrt() < 0.02 * exact.std()
+
+
+def test_a_structure_that_is_wrong_is_seen_though_the_cache_is_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The bound for a rounded cache would let this pass; the check before it does not."""
+    path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
+    own = ModelRunner._forward
+    generator = torch.Generator().manual_seed(0)
+
+    def inexact(self: ModelRunner, *args: Any, **kwargs: Any) -> torch.Tensor:
+        logits = own(self, *args, **kwargs)
+        return logits + 0.05 * logits.std() * torch.randn(logits.shape, generator=generator)
+
+    config = RunnerConfig(path, "t", 256, 8, 64, 16, 1 << 20, dtype=torch.float32, kv_cache_dtype=torch.bfloat16)
+    ModelRunner(config).load()
+    monkeypatch.setattr(ModelRunner, "_forward", inexact)
+    with pytest.raises(UnsupportedModelError, match=r"0\.9999 is required"):
+        ModelRunner(config).load()
 
 
 def test_a_prompts_logits_do_not_depend_on_its_chunks(path: Path):

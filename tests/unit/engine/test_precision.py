@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlavaConfig
 from triptych_engine.runner import precision
-from triptych_engine.runner.precision import checkpoint_dtype, compute_dtype
+from triptych_engine.runner.precision import checkpoint_dtype, compute_dtype, kv_cache_dtype
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -27,6 +27,24 @@ def test_a_type_that_the_device_lacks_becomes_float32(
 ) -> None:
     monkeypatch.setattr(precision, "cpu_computes_bfloat16", lambda: computes_bfloat16)
     assert compute_dtype(checkpoint, device) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "checkpoint", "computed", "is_own_choice", "expected"),
+    [
+        (None, torch.bfloat16, torch.float32, True, torch.bfloat16),
+        (None, torch.bfloat16, torch.float32, False, torch.float32),
+        (torch.float32, torch.bfloat16, torch.float32, True, torch.float32),
+        (torch.bfloat16, torch.float32, torch.float32, True, torch.bfloat16),
+        (None, torch.float16, torch.float32, True, torch.float32),
+        (None, torch.bfloat16, torch.bfloat16, True, torch.bfloat16),
+        (None, torch.float32, torch.bfloat16, False, torch.bfloat16),
+    ],
+)
+def test_keys_and_values_are_kept_in_the_models_type_unless_that_stands_in_for_a_narrower_one(
+    asked: torch.dtype | None, checkpoint: torch.dtype, computed: torch.dtype, is_own_choice: bool, expected: torch.dtype
+) -> None:
+    assert kv_cache_dtype(asked, checkpoint, computed, is_own_choice=is_own_choice) == expected
 
 
 def test_the_language_models_type_counts() -> None:

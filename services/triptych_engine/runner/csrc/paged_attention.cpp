@@ -6,12 +6,12 @@ using namespace triptych;
 
 namespace {
 
-template <class A, class T>
+template <class A, class V, class T>
 void run(const Args& a) {
 #pragma omp parallel
   {
-    write_shared<A, T, T>(a);
-    attend_shared<A, T, T>(a);
+    write_shared<A, V, T>(a);
+    attend_shared<A, V, T>(a);
   }
 }
 
@@ -19,10 +19,12 @@ void run(const Args& a) {
 
 extern "C" {
 
-// Writes the tokens' keys and values into the cache, then attends. Block size is a multiple of 16, v_head_dim too.
-void triptych_paged_attention_fp32(const PagedAttentionArgs* args) { run<float, float>(*args); }
-void triptych_paged_attention_bf16(const PagedAttentionArgs* args) { run<bf16, bf16>(*args); }
-void triptych_paged_attention_fp32_bf16(const PagedAttentionArgs* args) { run<float, bf16>(*args); }
+// Writes the tokens' keys and values into the cache, then attends. Block size is a multiple of 16, v_head_dim too. The types are
+// those of queries and keys, of values and results, and of the cache.
+void triptych_paged_attention_fp32_fp32_fp32(const PagedAttentionArgs* args) { run<float, float, float>(*args); }
+void triptych_paged_attention_fp32_fp32_bf16(const PagedAttentionArgs* args) { run<float, float, bf16>(*args); }
+void triptych_paged_attention_fp32_bf16_bf16(const PagedAttentionArgs* args) { run<float, bf16, bf16>(*args); }
+void triptych_paged_attention_bf16_bf16_bf16(const PagedAttentionArgs* args) { run<bf16, bf16, bf16>(*args); }
 int32_t triptych_row_tile() { return kRowTile; }
 int64_t triptych_args_size() { return sizeof(PagedAttentionArgs); }
 }
