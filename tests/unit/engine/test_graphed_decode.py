@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from builders_engine import GREEDY, a_tiny_llama_config, save_random_model
 from engine_driver import EngineDriver
 from fakes.varlen import a_varlen_kernel
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from triptych_engine.output import NewSequence, SchedulerOutput
 from triptych_engine.request import Request
 from triptych_engine.runner import model_runner
@@ -31,6 +36,32 @@ class RunAgain:
         output = function().clone()
         self.sizes.append(len(output))
         return Recording(output, lambda: output.copy_(function()))
+
+
+class AddressesAlone(TorchDispatchMode):
+    """Like a graph, it keeps nothing alive of what a recorded function reads; it notes what that was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[StorageWeakRef] = []
+        self._made: set[int] = set()
+
+    def record(self, function: Callable[[], torch.Tensor]) -> Recording:
+        self._made.clear()
+        with self:
+            output = function()
+        return Recording(output, lambda: None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        given = [StorageWeakRef(storage) for storage in _storages((args, kwargs))]
+        self.read += [storage for storage in given if storage.cdata not in self._made]
+        result = func(*args, **(kwargs or {}))
+        self._made |= {storage._cdata for storage in _storages(result)} - {storage.cdata for storage in given}
+        return result
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and not leaf.is_mkldnn]
 
 
 class CannotRecord:
@@ -120,6 +151,19 @@ def test_a_cache_that_is_taken_anew_is_recorded_anew(driver: EngineDriver):
     driver.runner.allocate_cache()
     assert recorder.sizes == [6, 4, 2, 1] * 2
     assert driver.run(driver.scheduler(), requests()[:1])["r0"].token_ids
+
+
+def test_what_a_recording_reads_lives_as_long_as_it(driver: EngineDriver):
+    recorder = AddressesAlone()
+    driver.runner._recorder = recorder
+    graphs = driver.runner._record_decode()
+    gc.collect()
+    assert recorder.read
+    assert not any(storage.expired() for storage in recorder.read)
+    assert graphs is not None
+    graphs.forget()
+    gc.collect()
+    assert any(storage.expired() for storage in recorder.read), "the inputs go with it"
 
 
 def test_a_model_that_cannot_be_recorded_runs_without(driver: EngineDriver, caplog: pytest.LogCaptureFixture):
