@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,14 +63,28 @@ class CudaRecorder:
     def record(self, function: Callable[[], torch.Tensor]) -> Recording:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # libraries set themselves up in the first runs, which a capture does not allow
-            for _ in range(2):
+        with torch.cuda.stream(stream):
+            function()  # libraries set themselves up in the first run, which a capture does not allow
+            with _waiting_is_an_error():
                 function()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # A capture that fails leaves its own stream in place.
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=self._pool):
             output = function()
         return Recording(output, graph.replay)
+
+
+@contextmanager
+def _waiting_is_an_error() -> Iterator[None]:
+    """What waits for the device raises RuntimeError inside, as it would in a capture. That would end badly: torch's allocator
+    counts a failed capture as under way for good, and then frees nothing when memory runs short."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:

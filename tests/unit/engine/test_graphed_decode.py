@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from triptych_engine.output import NewSequence, SchedulerOutput
 from triptych_engine.request import Request
 from triptych_engine.runner import model_runner
 from triptych_engine.runner.cuda_attention import CudaAttention
-from triptych_engine.runner.graphed_decode import GraphedDecode, Recording, batch_sizes
+from triptych_engine.runner.graphed_decode import CudaRecorder, GraphedDecode, Recording, batch_sizes
 from triptych_engine.runner.model_runner import ModelRunner
 
 CPU = torch.device("cpu")
@@ -171,6 +173,45 @@ def test_a_model_that_cannot_be_recorded_runs_without(driver: EngineDriver, capl
     driver.runner.warm_up()
     assert driver.runner._graphs is None
     assert "not permitted when stream is capturing" in caplog.text
+
+
+class FakeCuda:
+    """As much of torch.cuda as a recording takes, with what happened to it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.mode: int | str = 0
+        self.captures: list[int] = []  # runs of the function before each
+        self.num_runs = 0
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        fakes = {
+            "graph_pool_handle": lambda: (0, 1), "Stream": lambda: stream, "current_stream": lambda: stream,
+            "stream": lambda one: nullcontext(), "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None), "graph": self._capture,
+            "get_sync_debug_mode": lambda: self.mode, "set_sync_debug_mode": lambda mode: setattr(self, "mode", mode),
+        }  # fmt: skip
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def _capture(self, graph: object, pool: object) -> nullcontext[None]:
+        self.captures.append(self.num_runs)
+        return nullcontext()
+
+    def run(self) -> torch.Tensor:
+        self.num_runs += 1
+        return torch.ones(1)
+
+    def run_and_wait(self) -> torch.Tensor:
+        if self.mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return self.run()
+
+
+def test_what_waits_for_the_device_is_found_before_a_capture_begins(monkeypatch: pytest.MonkeyPatch):
+    cuda = FakeCuda(monkeypatch)
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        CudaRecorder().record(cuda.run_and_wait)
+    assert (cuda.captures, cuda.mode) == ([], 0)
+    CudaRecorder().record(cuda.run)
+    assert (cuda.captures, cuda.mode) == ([3], 0)
 
 
 def test_attention_of_another_kind_is_not_recorded(path: Path):
