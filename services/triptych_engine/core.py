@@ -43,6 +43,10 @@ class Runner(Protocol):
         """Have the device compute a step after those launched before it; need not wait for it."""
         ...
 
+    def check_device(self) -> None:
+        """Raise when the device computes nothing any more, whatever it is told. Asked after a step that failed."""
+        ...
+
     def allocate_cache(self) -> None: ...
     def free_cache(self) -> None: ...
 
@@ -258,6 +262,7 @@ class EngineCore:
         failure = InternalError(f"the engine step failed ({type(error).__name__}); the engine's log has the details")
         self._step += 1
         self._publish(self._scheduler.fail_step(scheduled, failure))
+        self._runner.check_device()  # a process that is left with a lost one fails every request; one that ends is started again
 
     def _publish(self, outputs: Sequence[SequenceOutput]) -> None:
         self.load = self._measure_load()

@@ -99,11 +99,16 @@ class FakeRunner:
         self.fail_requests: set[str] = set()  # these get an error of their own
         self.fail_next_launch: Exception | None = None
         self.fail_next_step: Exception | None = None
+        self.lost_device: Exception | None = None
         self.gate: threading.Semaphore | None = None  # when set, each step waits for one permit
         self.cache_allocated = True
 
     def allocate_cache(self) -> None:
         self.cache_allocated = True
+
+    def check_device(self) -> None:
+        if self.lost_device is not None:
+            raise self.lost_device
 
     def free_cache(self) -> None:
         assert not self.sequences

@@ -110,10 +110,11 @@ class CpuKernels:
 
     def pack_linear(self, weight: torch.Tensor) -> torch.Tensor:
         """A weight [out, in] bf16 as `linear` wants it: [ceil(out / linear_panel), padded in / 2, linear_panel] int32."""
+        weight = weight.contiguous()  # in a variable: it must outlive the call
         out_features, in_features = weight.shape
         panel, inputs = self.linear_panel, self._linear_inputs
         packed = torch.empty(-(-out_features // panel), -(-in_features // inputs) * inputs // 2, panel, dtype=torch.int32)
-        self._linear_pack(weight.contiguous().data_ptr(), packed.data_ptr(), out_features, in_features)
+        self._linear_pack(weight.data_ptr(), packed.data_ptr(), out_features, in_features)
         return packed
 
     def linear(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
@@ -128,9 +129,10 @@ class CpuKernels:
 
     def pack_linear_int8(self, weight: torch.Tensor) -> torch.Tensor:
         """A weight [out, in] fp32 quantised, as `linear_int8` wants it: [ceil(out / linear_panel), words of a panel] int32."""
+        weight = weight.contiguous()  # as above
         out_features, in_features = weight.shape
         packed = torch.empty(-(-out_features // self.linear_panel), self._int8_panel_words(in_features), dtype=torch.int32)
-        self._int8_pack(weight.contiguous().data_ptr(), packed.data_ptr(), out_features, in_features)
+        self._int8_pack(weight.data_ptr(), packed.data_ptr(), out_features, in_features)
         return packed
 
     def linear_int8(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:

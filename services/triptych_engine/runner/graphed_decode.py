@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,7 +39,19 @@ class Recording:
 class Recorder(Protocol):
     """Records what a function computes on the device."""
 
-    def record(self, function: Callable[[], torch.Tensor]) -> Recording: ...
+    def record(self, function: Callable[[], torch.Tensor]) -> Recording:
+        """A recording knows the addresses of what the function reads, and keeps none of it alive."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A recorded step of one batch size."""
+
+    inputs: StaticArrays
+    #: What was recorded: it owns the tensors, beside the inputs, that the recording reads.
+    step: Callable[[], torch.Tensor]
+    recording: Recording
 
 
 class CudaRecorder:
@@ -50,14 +63,28 @@ class CudaRecorder:
     def record(self, function: Callable[[], torch.Tensor]) -> Recording:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # libraries set themselves up in the first runs, which a capture does not allow
-            for _ in range(2):
+        with torch.cuda.stream(stream):
+            function()  # libraries set themselves up in the first run, which a capture does not allow
+            with _waiting_is_an_error():
                 function()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # A capture that fails leaves its own stream in place.
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=self._pool):
             output = function()
         return Recording(output, graph.replay)
+
+
+@contextmanager
+def _waiting_is_an_error() -> Iterator[None]:
+    """What waits for the device raises RuntimeError inside, as it would in a capture. That would end badly: torch's allocator
+    counts a failed capture as under way for good, and then frees nothing when memory runs short."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:
@@ -90,7 +117,7 @@ class GraphedDecode:
         self._max_model_len, self._block_size = max_model_len, block_size
         self._max_blocks = -(-max_model_len // block_size)
         self._sizes = batch_sizes(max_num_seqs)
-        self._recorded: dict[int, tuple[StaticArrays, Recording]] = {}  # batch size -> its inputs and itself
+        self._recorded: dict[int, _Recorded] = {}  # by batch size
         self.num_replays = 0
 
     @torch.inference_mode()
@@ -99,7 +126,8 @@ class GraphedDecode:
         self.forget()
         for size in reversed(self._sizes):  # the memory of the largest serves the others
             inputs = StaticArrays(self._model.device, self._arrays(None, size))
-            self._recorded[size] = inputs, self._recorder.record(self._step(inputs.tensors, size))
+            step = self._step(inputs.tensors, size)
+            self._recorded[size] = _Recorded(inputs, step, self._recorder.record(step))
 
     def forget(self) -> None:
         """Let go of the recordings, which hold on to the addresses of the cache."""
@@ -121,11 +149,11 @@ class GraphedDecode:
         """Logits [num_seqs, vocab_size], which the next replay overwrites."""
         num_seqs = len(inputs.rows)
         size = self._sizes[bisect_left(self._sizes, num_seqs)]
-        static, recording = self._recorded[size]
-        static.fill(self._arrays(inputs, size))
-        recording.replay()
+        recorded = self._recorded[size]
+        recorded.inputs.fill(self._arrays(inputs, size))
+        recorded.recording.replay()
         self.num_replays += 1
-        return recording.output[:num_seqs]
+        return recorded.recording.output[:num_seqs]
 
     def _arrays(self, inputs: StepInputs | None, size: int) -> list[np.ndarray]:
         """A step's arrays for so many rows; without inputs, of rows that all stand for nobody."""

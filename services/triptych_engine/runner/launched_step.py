@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from triptych_engine.output import StepResult
@@ -18,9 +19,13 @@ class LaunchedStep:
     errors: dict[str, str] = field(default_factory=dict)
     prompt_logprobs: dict[str, PendingLogprobs] = field(default_factory=dict)
     sample: StepSample | None = None
+    #: Waits for the model. Chunks of prompts bring no results to wait for, and their steps take their time all the same.
+    wait: Callable[[], None] | None = None
 
     def result(self) -> StepResult:
         """Wait for the step. To be called once, in the order in which steps were launched."""
+        if self.wait is not None:
+            self.wait()
         result = StepResult(prompt_logprobs={key: pending.entries() for key, pending in self.prompt_logprobs.items()})
         if self.sample is not None:
             self.sample.collect(result)

@@ -26,7 +26,7 @@ from triptych_engine.runner.optimize import optimize, quantize
 from triptych_engine.runner.precision import check_int8, kv_cache_dtype
 from triptych_engine.runner.runner_config import RunnerConfig
 from triptych_engine.runner.sampler import Sampler
-from triptych_engine.runner.transfer import HostToDevice
+from triptych_engine.runner.transfer import HostToDevice, check_device, end_of_work, use_device
 from triptych_engine.runner.warm_up import WarmUp
 from triptych_engine.step_pacer import StepCosts
 
@@ -52,6 +52,7 @@ class ModelRunner:
             UnsupportedModelError: it cannot be run correctly.
         """
         config, started = self.config, time.monotonic()
+        use_device(config.device)
         kernels = load_kernels() if config.device.type == "cpu" and config.attention != "torch" else None
         int8 = config.quantization == "int8"
         if int8:
@@ -136,7 +137,7 @@ class ModelRunner:
         wanted, owners = self._logits_indices(inputs)
         logits = self._forward(inputs, wanted, self._place(inputs, scheduled) if scheduled.embeddings else [])
         self._batch.advance(inputs)
-        step = LaunchedStep(self._errors)
+        step = LaunchedStep(self._errors, wait=end_of_work(self.config.device))
         if owners is not None:
             step.prompt_logprobs = self._prompt_logprobs(inputs, logits, wanted, owners)
             (lines,) = self._transfer(np.flatnonzero(np.isin(wanted, self._last_tokens(inputs))))
@@ -148,6 +149,10 @@ class ModelRunner:
     def execute(self, scheduled: SchedulerOutput) -> StepResult:
         """Launch a step and wait for it."""
         return self.launch(scheduled).result()
+
+    def check_device(self) -> None:
+        """Raise RuntimeError when the device computes nothing any more."""
+        check_device(self.config.device)
 
     def _set_threads(self, encoding: bool) -> None:
         """Leave the encoder its cores while it has work. Threads that share a core with it would be waited for by the others, at

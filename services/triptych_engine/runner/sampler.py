@@ -78,7 +78,6 @@ class Sampler:
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device, kernels: CpuKernels | None = None) -> None:
         self._kernels = kernels
         self._vocab_size = vocab_size
-        self._device = device
         self._transfer = HostToDevice(device)
         self._states: dict[int, _RowState] = {}  # row -> state
         self._temperature = np.zeros(max_num_seqs, np.float32)
@@ -86,35 +85,35 @@ class Sampler:
         self._wants_logprobs = np.zeros(max_num_seqs, np.bool_)
 
     def add(self, row: int, sampling: SamplingParams, token_ids: list[int], num_prompt_tokens: int) -> None:
-        """Take up a sequence; `token_ids` are its prompt and, after a preemption, its output so far."""
+        """Take up a sequence; `token_ids` are its prompt and, after a preemption, its output so far. Does not wait for the device,
+        which may be at the steps before."""
         state = _RowState(sampling, len(token_ids) - num_prompt_tokens)
         self._states[row] = state
         self._temperature[row] = sampling.temperature
         self._wants_logprobs[row] = sampling.logprobs is not None
         if sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0:
-            output = torch.tensor(token_ids[num_prompt_tokens:], dtype=torch.int64, device=self._device)
-            state.output_counts = torch.bincount(output, minlength=self._vocab_size).to(torch.int32)
-            state.seen = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
-            state.seen[torch.tensor(token_ids, dtype=torch.int64, device=self._device)] = True
+            counts = np.bincount(np.array(token_ids[num_prompt_tokens:], np.int64), minlength=self._vocab_size).astype(np.int32)
+            seen = np.zeros(self._vocab_size, np.bool_)
+            seen[token_ids] = True
+            state.output_counts, state.seen = self._transfer(counts, seen)
         state.bias = self._bias(sampling)
         if sampling.min_tokens and sampling.stop_token_ids:
-            state.stop_token_ids = torch.tensor(sorted(sampling.stop_token_ids), device=self._device)
+            (state.stop_token_ids,) = self._transfer(np.array(sorted(sampling.stop_token_ids), np.int64))
         self._edits[row] = any(x is not None for x in (state.seen, state.bias, state.stop_token_ids))
 
     def _bias(self, sampling: SamplingParams) -> torch.Tensor | None:
         if not (sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_token_ids):
             return None
-        bias = torch.zeros(self._vocab_size, device=self._device)
-        if sampling.logit_bias:
-            ids = torch.tensor(list(sampling.logit_bias), device=self._device)
-            bias[ids] = torch.tensor(list(sampling.logit_bias.values()), device=self._device)
+        bias = np.zeros(self._vocab_size, np.float32)
+        bias[list(sampling.logit_bias)] = list(sampling.logit_bias.values())
         if sampling.allowed_token_ids:
-            banned = torch.ones(self._vocab_size, dtype=torch.bool, device=self._device)
-            banned[list(sampling.allowed_token_ids)] = False
-            bias[banned] = float("-inf")
-        if sampling.bad_token_ids:
-            bias[list(sampling.bad_token_ids)] = float("-inf")
-        return bias
+            allowed = list(sampling.allowed_token_ids)
+            kept = bias[allowed]
+            bias[:] = float("-inf")
+            bias[allowed] = kept
+        bias[list(sampling.bad_token_ids)] = float("-inf")
+        (on_device,) = self._transfer(bias)
+        return on_device
 
     def remove(self, row: int) -> None:
         self._states.pop(row, None)

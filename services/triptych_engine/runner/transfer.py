@@ -11,6 +11,18 @@ import torch
 _ALIGNMENT = 16
 
 
+def use_device(device: torch.device) -> None:
+    """Make a GPU the calling thread's own: streams, events and recordings are those of the thread's device, not of a tensor's."""
+    if device.type == "cuda" and device.index is not None:  # without a number it is the thread's
+        torch.cuda.set_device(device)
+
+
+def check_device(device: torch.device) -> None:
+    """Raise RuntimeError when a GPU computes nothing any more: after some errors CUDA fails all that the process asks of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 class HostToDevice:
     """Brings a step's arrays to the device: all in one copy, from pinned memory, without waiting for it.
 
@@ -77,6 +89,15 @@ def _views(buffer: torch.Tensor, arrays: Sequence[np.ndarray]) -> list[torch.Ten
 
 def _torch_type(array: np.ndarray) -> torch.dtype:
     return torch.from_numpy(np.empty(0, array.dtype)).dtype
+
+
+def end_of_work(device: torch.device) -> Callable[[], None]:
+    """What waits for all that the device has to do so far, but not for what it is told to do later."""
+    if device.type != "cuda":
+        return lambda: None
+    done = torch.cuda.Event()
+    done.record()
+    return done.synchronize
 
 
 #: Waits for arrays that are on their way to the host, and returns them.

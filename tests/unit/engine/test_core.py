@@ -96,6 +96,16 @@ def test_a_failing_step_fails_its_requests_and_the_next_is_fine(running: Running
     assert running.deaths == []
 
 
+def test_a_lost_device_ends_the_loop(running: Running):
+    """Every step after it would fail, too."""
+    running.runner.fail_next_step = running.runner.lost_device = RuntimeError("an illegal memory access was encountered")
+    running.core.add(a_request("unlucky"))
+    assert isinstance(running.until_end("unlucky")[-1].error, InternalError)
+    assert running.core._loop is not None
+    running.core._loop.result(WAIT_S)
+    assert running.deaths == [running.runner.lost_device]
+
+
 def test_a_refused_request_gets_its_error_as_its_last_output(running: Running):
     running.core.add(a_request(prompt=[1] * 1000))
     (output,) = running.until_end("r")

@@ -222,6 +222,16 @@ def test_linear(kernels: CpuKernels, rows: int, in_features: int, out_features: 
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_weight_that_is_not_dense_is_packed_all_the_same(kernels: CpuKernels):
+    for size in range(20, 120):
+        weight = torch.randn(size, 30, generator=torch.Generator().manual_seed(size))
+        for pack, dtype in ((kernels.pack_linear, torch.bfloat16), (kernels.pack_linear_int8, torch.float32)):
+            dense = weight.to(dtype)
+            across = dense.t().contiguous().t()
+            assert not across.is_contiguous()
+            assert torch.equal(pack(across), pack(dense))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [16, 100, 576])
 def test_add_rms_norm(kernels: CpuKernels, dtype: torch.dtype, size: int):

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from builders_engine import GREEDY, a_tiny_llama_config, save_random_model
 from engine_driver import EngineDriver
 from fakes.varlen import a_varlen_kernel
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from triptych_engine.output import NewSequence, SchedulerOutput
 from triptych_engine.request import Request
 from triptych_engine.runner import model_runner
 from triptych_engine.runner.cuda_attention import CudaAttention
-from triptych_engine.runner.graphed_decode import GraphedDecode, Recording, batch_sizes
+from triptych_engine.runner.graphed_decode import CudaRecorder, GraphedDecode, Recording, batch_sizes
 from triptych_engine.runner.model_runner import ModelRunner
 
 CPU = torch.device("cpu")
@@ -31,6 +38,32 @@ class RunAgain:
         output = function().clone()
         self.sizes.append(len(output))
         return Recording(output, lambda: output.copy_(function()))
+
+
+class AddressesAlone(TorchDispatchMode):
+    """Like a graph, it keeps nothing alive of what a recorded function reads; it notes what that was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[StorageWeakRef] = []
+        self._made: set[int] = set()
+
+    def record(self, function: Callable[[], torch.Tensor]) -> Recording:
+        self._made.clear()
+        with self:
+            output = function()
+        return Recording(output, lambda: None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        given = [StorageWeakRef(storage) for storage in _storages((args, kwargs))]
+        self.read += [storage for storage in given if storage.cdata not in self._made]
+        result = func(*args, **(kwargs or {}))
+        self._made |= {storage._cdata for storage in _storages(result)} - {storage.cdata for storage in given}
+        return result
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and not leaf.is_mkldnn]
 
 
 class CannotRecord:
@@ -122,11 +155,63 @@ def test_a_cache_that_is_taken_anew_is_recorded_anew(driver: EngineDriver):
     assert driver.run(driver.scheduler(), requests()[:1])["r0"].token_ids
 
 
+def test_what_a_recording_reads_lives_as_long_as_it(driver: EngineDriver):
+    recorder = AddressesAlone()
+    driver.runner._recorder = recorder
+    graphs = driver.runner._record_decode()
+    gc.collect()
+    assert recorder.read
+    assert not any(storage.expired() for storage in recorder.read)
+    assert graphs is not None
+    graphs.forget()
+    gc.collect()
+    assert any(storage.expired() for storage in recorder.read), "the inputs go with it"
+
+
 def test_a_model_that_cannot_be_recorded_runs_without(driver: EngineDriver, caplog: pytest.LogCaptureFixture):
     driver.runner._recorder = CannotRecord()
     driver.runner.warm_up()
     assert driver.runner._graphs is None
     assert "not permitted when stream is capturing" in caplog.text
+
+
+class FakeCuda:
+    """As much of torch.cuda as a recording takes, with what happened to it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.mode: int | str = 0
+        self.captures: list[int] = []  # runs of the function before each
+        self.num_runs = 0
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        fakes = {
+            "graph_pool_handle": lambda: (0, 1), "Stream": lambda: stream, "current_stream": lambda: stream,
+            "stream": lambda one: nullcontext(), "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None), "graph": self._capture,
+            "get_sync_debug_mode": lambda: self.mode, "set_sync_debug_mode": lambda mode: setattr(self, "mode", mode),
+        }  # fmt: skip
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def _capture(self, graph: object, pool: object) -> nullcontext[None]:
+        self.captures.append(self.num_runs)
+        return nullcontext()
+
+    def run(self) -> torch.Tensor:
+        self.num_runs += 1
+        return torch.ones(1)
+
+    def run_and_wait(self) -> torch.Tensor:
+        if self.mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return self.run()
+
+
+def test_what_waits_for_the_device_is_found_before_a_capture_begins(monkeypatch: pytest.MonkeyPatch):
+    cuda = FakeCuda(monkeypatch)
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        CudaRecorder().record(cuda.run_and_wait)
+    assert (cuda.captures, cuda.mode) == ([], 0)
+    CudaRecorder().record(cuda.run)
+    assert (cuda.captures, cuda.mode) == ([3], 0)
 
 
 def test_attention_of_another_kind_is_not_recorded(path: Path):

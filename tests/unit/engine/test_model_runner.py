@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from triptych_common.errors import UnsupportedModelError
 from triptych_engine.media import MediaTraits
 from triptych_engine.output import SchedulerOutput
+from triptych_engine.runner import model_runner
 from triptych_engine.runner.media_inputs import MediaInputs
 from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
 
@@ -111,6 +113,31 @@ def test_without_a_setting_threads_stay_as_they_are(path: Path):
     torch.set_num_threads(2)
     runner.execute(SchedulerOutput(awaits_embeddings=True))
     assert torch.get_num_threads() == 2
+
+
+def test_a_step_is_waited_for_though_it_samples_nothing(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Else its time would go to the next one, and the chunks of a long prompt would all be on the device before anything else."""
+    runner = a_runner(path)
+    waited: list[torch.device] = []
+    monkeypatch.setattr(model_runner, "end_of_work", lambda device: lambda: waited.append(device))
+    scheduler = a_scheduler(max_num_batched_tokens=8)
+    scheduler.add(a_request("r", list(range(12)), max_tokens=1))
+    for num_steps in (1, 2):
+        scheduled = scheduler.schedule()
+        launched = runner.launch(scheduled)
+        assert (launched.sample is None) == (num_steps == 1)
+        scheduler.update(scheduled, launched.result())
+        assert waited == [torch.device("cpu")] * num_steps
+
+
+def test_events_and_streams_are_those_of_the_device_that_was_asked_for(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The thread's own device is what they go to, and it is the first one unless somebody says so."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    second = torch.device("cuda:1")
+    with contextlib.suppress(RuntimeError, AssertionError):  # there is no such device here
+        ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 4, 1 << 20, device=second)).load()
+    assert chosen == [second]
 
 
 def test_text_does_not_depend_on_the_threads(path: Path):

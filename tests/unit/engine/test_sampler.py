@@ -54,6 +54,27 @@ def reference_distribution(logits: torch.Tensor, sampling: SamplingParams) -> to
     return kept / kept.sum()
 
 
+def test_a_sequence_is_taken_up_without_waiting_for_the_device(monkeypatch: pytest.MonkeyPatch):
+    """Tensors made of lists, and counts of what is on the device, would wait for the step before."""
+    sampling = replace(
+        GREEDY, max_tokens=9, min_tokens=9, stop_token_ids=frozenset({7, 3}), logit_bias={2: 1.5, 4: -1.0}, bad_token_ids=(1,),
+        allowed_token_ids=(0, 1, 2, 5), repetition_penalty=1.5,
+    )  # fmt: skip
+    sampler = Sampler(1, 8, CPU)
+    sampler._transfer = HostToDevice(CPU, packed=True)
+    with monkeypatch.context() as patch:
+        for name in ("tensor", "bincount", "zeros", "ones"):
+            patch.setattr(torch, name, None)
+        sampler.add(0, sampling, [1, 6, 6, 2, 6], 2)
+    state, lowest = sampler._states[0], -np.inf
+    assert [state.output_counts.tolist(), state.seen.tolist(), state.stop_token_ids.tolist(), state.bias.tolist()] == [
+        [0, 0, 1, 0, 0, 0, 2, 0],
+        [False, True, True, False, False, False, True, False],
+        [3, 7],
+        [0.0, lowest, 1.5, lowest, lowest, 0.0, lowest, lowest],
+    ]
+
+
 @pytest.mark.parametrize(
     "params",
     [
