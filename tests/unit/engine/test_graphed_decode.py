@@ -79,7 +79,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def driver(path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineDriver:
     """Of a runner whose attention is the GPU's."""
-    monkeypatch.setattr(model_runner, "choose_backend", lambda *args: CudaAttention(CPU, a_varlen_kernel()))
+    monkeypatch.setattr(model_runner, "choose_backend", lambda *args, **options: CudaAttention(CPU, a_varlen_kernel()))
     return EngineDriver(path, max_num_seqs=6, max_model_len=64, num_blocks=32)
 
 
