@@ -42,12 +42,14 @@ def transformers_logits(path: Path, dtype: torch.dtype, texts: Sequence[list[int
         return [model(torch.tensor([token_ids])).logits[0].float() for token_ids in texts]
 
 
-def load_runner(path: Path, max_tokens: int, dtype: torch.dtype | None, quantization: str) -> ModelRunner:
+def load_runner(
+    path: Path, max_tokens: int, dtype: torch.dtype | None, quantization: str, kv_cache_dtype: torch.dtype | None = None
+) -> ModelRunner:
     """An engine without its scheduler, for sequences of so many tokens, and as many at once as a step that is timed has."""
     num_seqs = max(STEP_ROWS)
     config = RunnerConfig(
         path, "numerics", max(max_tokens, CONTEXT) + 64, num_seqs, max(max_tokens, num_seqs * CONTEXT), BLOCK_SIZE, 1 << 30,
-        dtype=dtype, quantization=quantization,
+        dtype=dtype, kv_cache_dtype=kv_cache_dtype, quantization=quantization,
     )  # fmt: skip
     runner = ModelRunner(config)
     runner.load()
@@ -107,6 +109,7 @@ def main() -> None:
             "transformers, float32": lambda: transformers_logits(path, torch.float32, texts),
             "transformers, bfloat16": lambda: transformers_logits(path, torch.bfloat16, texts),
             "triptych, default": lambda: engine_logits(load_runner(path, longest, None, "none"), texts),
+            "triptych, cache float32": lambda: engine_logits(load_runner(path, longest, None, "none", torch.float32), texts),
             "triptych, bfloat16": lambda: engine_logits(load_runner(path, longest, torch.bfloat16, "none"), texts),
             "triptych, int8": lambda: engine_logits(load_runner(path, longest, None, "int8"), texts),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ class CpuAttention:
             raise ValueError(f"the CPU kernel needs a value head dimension that is a multiple of {_LANES}, not {odd.v_head_dim}")
         self._dtype = dtype
         self._block_size = block_size
+        self._addresses: dict[tuple[int, ...], tuple[Any, Any]] = {}  # layers -> arrays, see layer_args
         # Not zeroed: pages that no request has touched take no memory.
         self._cache = {
             index: (
@@ -44,7 +46,7 @@ class CpuAttention:
         }
 
     def free(self) -> None:
-        self._cache = {}
+        self._cache, self._addresses = {}, {}
 
     def begin(self, metadata: AttentionMetadata) -> None:
         self._metadata = metadata
@@ -101,16 +103,20 @@ class CpuAttention:
         """Of the cache."""
         return self._dtype
 
-    def layer_args(self, layer: int, group: int) -> tuple[int, int, int]:
-        """For a kernel that computes more of a layer than its attention: addresses of the step's KernelArgs, in which what depends
-        on the layer is left out, and of the layer's keys and values.
+    def layer_args(self, layers: tuple[int, ...], group: int) -> tuple[int, int, int]:
+        """For a kernel that computes more of layers than their attention: addresses of the step's KernelArgs, in which what depends
+        on the layer is left out, and of arrays with the addresses of the layers' keys and values.
 
         Args:
             group: query heads per key head.
         """
-        k_cache, v_cache = self._cache[layer]
+        if layers not in self._addresses:
+            caches = zip(*(self._cache[layer] for layer in layers), strict=True)
+            keys, values = ((ctypes.c_void_p * len(layers))(*(cache.data_ptr() for cache in part)) for part in caches)
+            self._addresses[layers] = keys, values
+        keys, values = self._addresses[layers]
         self._set_tiles(group)
-        return ctypes.addressof(self._args), k_cache.data_ptr(), v_cache.data_ptr()
+        return ctypes.addressof(self._args), ctypes.addressof(keys), ctypes.addressof(values)
 
     def _set_tiles(self, group: int) -> None:
         args = self._args

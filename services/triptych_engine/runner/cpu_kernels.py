@@ -83,7 +83,7 @@ class CpuKernels:
         for function in self._decoder_layer_workspace.values():
             function.restype = count
         #: Format of the weights -> one layer: takes references to DecoderLayerArgs and DecoderStepArgs.
-        self.decoder_layer = {name: getattr(library, f"triptych_decoder_layer_{name}") for name in FORMATS}
+        self.decoder_layers = {name: getattr(library, f"triptych_decoder_layers_{name}") for name in FORMATS}
         #: Address of int64 [3] to which it adds nanoseconds of products, attention and the rest (csrc/stage_clock.h), or None.
         self.stage_ns: int | None = None
         self._workspace = torch.empty(0)

@@ -9,9 +9,9 @@ hand the same queries, keys and values to the attention and return the same stat
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from triptych_engine.runner.attention import AttentionMetadata, LayerShape, attending, current_backend
 from triptych_engine.runner.cpu_attention import CpuAttention
 from triptych_engine.runner.cpu_kernels import CpuKernels
+from triptych_engine.runner.layer_chain import LayerCall, LayerChain, chain_layers
 from triptych_engine.runner.layer_kernel import LayerKernel, RotaryTables
 from triptych_engine.runner.modules import FusedRMSNorm, GatedMLP, KernelLinear, LinearPart, PackedLinear
 
@@ -33,8 +34,6 @@ _STREAM_TOLERANCE = 1e-6
 _INT8_TOLERANCE = 2e-2
 #: Of the cache in which a layer is tried.
 _BLOCK_SIZE = 16
-
-_Layer = TypeVar("_Layer", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -73,19 +72,27 @@ class FusedDecoderLayer(nn.Module):
         self._layer, self._options = call.layer, call.options
         self._num_q_heads, self._head_dim = call.query.shape[1:]
         self._num_kv_heads, self._v_head_dim = call.value.shape[1:]
-        self._tables = tables
-        self._whole: LayerKernel | None = None
+        self.tables = tables
+        #: The layer as one kernel, if it can be, and its place among others that are computed with it.
+        self.kernel: LayerKernel | None = None
+        self.chain: tuple[LayerChain, int] | None = None
         self.join()
         if hasattr(layer, "attention_type"):  # the model asks which mask it wants
             self.attention_type = layer.attention_type
 
     def forward(self, hidden_states: torch.Tensor, *, position_embeddings: Any = None, **ignored: Any) -> torch.Tensor:
         """hidden_states: [1, num_tokens, hidden_size] fp32; position_embeddings: cos and sin, [1, num_tokens, rotary_dim]."""
-        x = hidden_states[0].contiguous()
-        cos, sin = self._tables.dense(position_embeddings)
         backend = current_backend()
-        if self._whole is not None and isinstance(backend, CpuAttention):
-            return self._whole.forward(backend, x, cos, sin)[None]
+        kernel = self.kernel if isinstance(backend, CpuAttention) else None
+        if kernel is not None and self.chain is not None:
+            chain, place = self.chain
+            result = chain.forward(place, cast(CpuAttention, backend), hidden_states, position_embeddings)
+            if result is not None:
+                return result
+        x = hidden_states[0].contiguous()
+        cos, sin = self.tables.dense(position_embeddings)
+        if kernel is not None:
+            return kernel.forward(cast(CpuAttention, backend), x, cos, sin)[None]
         num_q_heads, num_kv_heads = self._num_q_heads, self._num_kv_heads
         qkv = self._qkv(self._norm(x))
         qk = self._kernels.qk_norm_rope(qkv, cos, sin, num_q_heads, num_kv_heads, self._head_dim, self._qk_norms)
@@ -99,7 +106,7 @@ class FusedDecoderLayer(nn.Module):
 
         extra: what the two may be apart, relative to the typical value, beside what rounding to the type explains.
         """
-        whole, backend = self._whole, CpuAttention(self._kernels)
+        whole, backend = self.kernel, CpuAttention(self._kernels)
         shape = LayerShape(self._num_kv_heads, self._head_dim, self._v_head_dim)
         try:
             backend.allocate({self._layer: shape}, -(-hidden_states.shape[1] // _BLOCK_SIZE), _BLOCK_SIZE, dtype)
@@ -109,7 +116,7 @@ class FusedDecoderLayer(nn.Module):
             inputs = hidden_states[:, :num_tokens]
             tables = tuple(table.reshape(1, -1, table.shape[-1])[:, :num_tokens] for table in position_embeddings)
             added = []
-            for self._whole in (None, whole):
+            for self.kernel in (None, whole):
                 backend.begin(_first_tokens(inputs.shape[1]))
                 with attending(backend):
                     added.append(self(inputs, position_embeddings=tables) - inputs)
@@ -118,17 +125,18 @@ class FusedDecoderLayer(nn.Module):
                 log.warning("layer %d as one kernel is not what its parts are; it is computed in parts", self._layer)
                 whole = None
                 break
-        self._whole = whole
+        self.kernel = whole
 
     def join(self) -> None:
         """Make the layer one kernel, where its products are all computed by our own, from weights packed in one format."""
+        self.kernel = self.chain = None
         products: Any = (self._qkv, self._out, self._mlp.gate_up, self._mlp.down)
         own = [product for product in products if isinstance(product, KernelLinear) and product.weight is not None]
         if len(own) < len(products) or len({product.weight_format for product in own}) > 1:
             return
         norms = (self._norm.scale, self._norm.eps), (self._mlp_weight, self._mlp_eps)
         heads = self._num_q_heads, self._num_kv_heads, self._head_dim, self._v_head_dim
-        self._whole = LayerKernel(self._kernels, self._layer, norms, self._qk_norms, products, heads, self._options)
+        self.kernel = LayerKernel(self._kernels, self._layer, norms, self._qk_norms, products, heads, self._options)
 
 
 def fuse_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor, kernels: CpuKernels) -> int:
@@ -141,38 +149,47 @@ def fuse_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: t
     layers = [(parent, name, layer) for parent in model.modules() for name, layer in parent.named_children() if _has_parts(layer)]
     if not layers:
         return 0
-    inputs = _inputs([layer for *_, layer in layers], model, token_ids, position_ids)
+    owners = {layer: (parent, name) for parent, name, layer in layers}
     num_fused, tables = 0, RotaryTables()
+    calls = _calls(list(owners), model, token_ids, position_ids)
     with torch.inference_mode():
-        for parent, name, layer in layers:
-            fused = _fused(layer, *inputs[layer], kernels, tables) if layer in inputs else None
+        for index, call in enumerate(calls):
+            fused = _fused(call, kernels, tables)
             if fused is not None:
-                setattr(parent, name, fused)
+                setattr(*owners[call.layer], fused)
+                calls[index] = replace(call, layer=fused)
                 num_fused += 1
+    chain_layers(calls, tables)
     return num_fused
 
 
 def join_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor) -> None:
     """Make fused layers one kernel each whose products were only now packed, and verify that as `fuse_layers` does."""
     layers = [module for module in model.modules() if isinstance(module, FusedDecoderLayer)]
-    for layer, (args, kwargs) in _inputs(layers, model, token_ids, position_ids).items():
-        hidden_states = args[0] if args else kwargs["hidden_states"]
+    calls = _calls(layers, model, token_ids, position_ids)
+    for call in calls:
+        layer: Any = call.layer
         layer.join()
         with torch.inference_mode():
-            layer.verify_whole(hidden_states, kwargs["position_embeddings"], model.dtype, _INT8_TOLERANCE)
+            layer.verify_whole(call.hidden_states, call.position_embeddings, model.dtype, _INT8_TOLERANCE)
+    if layers:
+        chain_layers(calls, layers[0].tables)
 
 
-def _inputs(
-    layers: Iterable[_Layer], model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor
-) -> dict[_Layer, tuple[tuple[Any, ...], dict[str, Any]]]:
-    """What the model calls the layers with."""
-    inputs: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-    hooks = [layer.register_forward_pre_hook(lambda m, a, k: inputs.update({m: (a, k)}), with_kwargs=True) for layer in layers]
+def _calls(
+    layers: Sequence[nn.Module], model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor
+) -> list[LayerCall]:
+    """How the model calls the layers, in order."""
+    calls: list[LayerCall] = []
+    hooks = [
+        layer.register_forward_hook(lambda m, args, kwargs, out: calls.append(LayerCall(m, args, kwargs, out)), with_kwargs=True)
+        for layer in layers
+    ]
     with torch.inference_mode(), attending(_Recorder()):  # type: ignore[arg-type]
         model(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)
     for hook in hooks:
         hook.remove()
-    return inputs
+    return calls
 
 
 def _has_parts(layer: nn.Module) -> bool:
@@ -194,12 +211,10 @@ def _consists_of(module: nn.Module, parts: dict[str, type]) -> bool:
     return not extra and all(isinstance(children.get(name), kind) for name, kind in parts.items())
 
 
-def _fused(
-    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kernels: CpuKernels, tables: RotaryTables
-) -> FusedDecoderLayer | None:
+def _fused(call: LayerCall, kernels: CpuKernels, tables: RotaryTables) -> FusedDecoderLayer | None:
     """The layer's replacement, if it computes the same on these inputs."""
-    cos = (kwargs.get("position_embeddings") or (None,))[0]
-    hidden_states = args[0] if args else kwargs["hidden_states"]
+    layer, args, kwargs, hidden_states = call.layer, call.args, call.kwargs, call.hidden_states
+    cos = (call.position_embeddings or (None,))[0]
     if cos is None or cos.numel() != hidden_states.shape[1] * cos.shape[-1] or hidden_states.dtype != torch.float32:
         return None
     expected, calls = _run(layer, args, kwargs)

@@ -37,7 +37,6 @@ class DecoderLayerArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("norm", "mlp_norm", "q_norm", "k_norm")),
         *((name, PackedWeight) for name in ("qkv", "out", "gate_up", "down")),
         ("sinks", ctypes.c_void_p),
-        ("rotary_dim", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "window")),
         *((name, ctypes.c_float) for name in ("norm_eps", "mlp_norm_eps", "qk_norm_eps", "scaling", "softcap")),
     ]
@@ -47,7 +46,11 @@ class DecoderStepArgs(ctypes.Structure):
     """As in decoder_layer.cpp; the fields are described there."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("attention", "k_cache", "v_cache", "x", "out", "cos", "sin", "workspace")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("attention", "layers", "k_caches", "v_caches", "x", "out", "cos", "sin", "workspace")
+        ),
         ("stage_ns", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_layers", "rotary_dim")),
         ("bf16_cache", ctypes.c_int32),
     ]

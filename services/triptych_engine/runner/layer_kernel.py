@@ -1,8 +1,9 @@
-"""A decoder layer of the common kind as one call of a kernel, where all of its parts are computed by our own."""
+"""Decoder layers of the common kind as one call of a kernel, where all of their parts are computed by our own."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,35 +51,51 @@ class LayerKernel:
         heads: tuple[int, int, int, int],
         options: dict[str, Any],
     ) -> None:
-        self._kernels, self._index = kernels, index
+        self.kernels, self.index = kernels, index
         sinks = options["sinks"]
         sinks = None if sinks is None else sinks.float().contiguous()
         self._kept_alive = (norms, qk_norms, products, sinks)
         (norm, norm_eps), (mlp_norm, mlp_norm_eps) = norms
         q_norm, k_norm, qk_eps = qk_norms if qk_norms is not None else (None, None, 0.0)
-        self._group = heads[0] // heads[1]
-        self._layer = DecoderLayerArgs(
+        self.group = heads[0] // heads[1]  # query heads per key head
+        self.args = DecoderLayerArgs(
             norm.data_ptr(), mlp_norm.data_ptr(), _address(q_norm), _address(k_norm), *(_packed(one) for one in products),
-            _address(sinks), 0, *heads, options["window"], norm_eps, mlp_norm_eps, qk_eps, options["scaling"], options["softcap"],
+            _address(sinks), *heads, options["window"], norm_eps, mlp_norm_eps, qk_eps, options["scaling"], options["softcap"],
         )  # fmt: skip
-        self._layer_ref = ctypes.byref(self._layer)
-        weight_format = products[0].weight_format
-        self._call = kernels.decoder_layer[weight_format]
-        self._floats_per_row = kernels.decoder_layer_workspace(self._layer, weight_format)
-        self._step = DecoderStepArgs()
-        self._step_ref = ctypes.byref(self._step)
+        self.weight_format = products[0].weight_format
+        self.words_per_row = kernels.decoder_layer_workspace(self.args, self.weight_format)
+        self._alone = (self,)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What layers have in common that are computed in one call: format and sizes of the products, heads."""
+        sizes = [(one.in_features, one.out_features) for one in (self.args.qkv, self.args.out, self.args.gate_up, self.args.down)]
+        heads = self.args.num_q_heads, self.args.num_kv_heads, self.args.head_dim, self.args.v_head_dim
+        return self.weight_format, *sizes, *heads
 
     def forward(self, backend: CpuAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """x: [num_tokens, hidden_size] fp32, dense; cos, sin: [num_tokens, rotary_dim] fp32, dense; result like x."""
-        step, out = self._step, torch.empty_like(x)
-        self._layer.rotary_dim = cos.shape[-1]
-        step.attention, step.k_cache, step.v_cache = backend.layer_args(self._index, self._group)
-        step.x, step.out, step.cos, step.sin = x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr()
-        step.bf16_cache = backend.dtype == torch.bfloat16
-        step.workspace = self._kernels.workspace(x.shape[0], self._floats_per_row)
-        step.stage_ns = self._kernels.stage_ns
-        self._call(self._layer_ref, self._step_ref)
-        return out
+        """The layer by itself; see `compute_layers`."""
+        return compute_layers(self._alone, backend, x, cos, sin)
+
+
+def compute_layers(
+    layers: Sequence[LayerKernel], backend: CpuAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    """Layers of the same shape, each with what the one before it returned.
+
+    x: [num_tokens, hidden_size] fp32, dense; cos, sin: [num_tokens, rotary_dim] fp32, dense; result like x.
+    """
+    first, num_layers = layers[0], len(layers)
+    out = torch.empty_like(x)
+    attention, k_caches, v_caches = backend.layer_args(tuple(layer.index for layer in layers), first.group)
+    addresses = (ctypes.c_void_p * num_layers)(*(ctypes.addressof(layer.args) for layer in layers))
+    step = DecoderStepArgs(
+        attention, ctypes.addressof(addresses), k_caches, v_caches, x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr(),
+        first.kernels.workspace(x.shape[0], first.words_per_row), first.kernels.stage_ns, num_layers, cos.shape[-1],
+        backend.dtype == torch.bfloat16,
+    )  # fmt: skip
+    first.kernels.decoder_layers[first.weight_format](ctypes.byref(step))
+    return out
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
-from triptych_engine.media import EmbeddingSlice, MediaTraits, Modality
+from triptych_engine.media import EmbeddingSlice, Modality
 from triptych_engine.output import NewSequence
 from triptych_engine.runner.media_traits import find_rope_index
 
@@ -26,45 +27,35 @@ class MediaInputs:
     """Feeds one model. Used by one thread.
 
     Args:
-        model: fully prepared: layers that are replaced later would not get their additions.
+        model: that the inputs are for.
         num_position_axes: see LoadedModel.
     """
 
-    def __init__(self, model: PreTrainedModel, traits: MediaTraits, num_position_axes: int) -> None:
+    def __init__(self, model: PreTrainedModel, num_position_axes: int) -> None:
         self._model = model
         self._rope_index = find_rope_index(model) if num_position_axes else None
         self._rope_arguments = inspect.signature(self._rope_index).parameters if self._rope_index else {}
         self._num_axes = num_position_axes
-        self._additions: list[list[tuple[int, torch.Tensor]]] = []  # layer -> first token and rows, of the step in hand
-        if traits.num_deepstack:
-            self._hook_layers(traits.num_deepstack)
-
-    def _hook_layers(self, num_layers: int) -> None:
-        inner: Any = getattr(self._model, self._model.base_model_prefix, self._model)
-        layers = inner.get_decoder().layers
-        for index in range(num_layers):
-            layers[index].register_forward_hook(lambda module, args, output, index=index: self._add(index, output))
-
-    def _add(self, layer: int, output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output
-        for start, rows in self._additions[layer] if self._additions else ():
-            hidden[0, start : start + len(rows)] += rows.to(hidden)
 
     @contextmanager
     def adding(self, slices: Sequence[PlacedSlice]) -> Iterator[None]:
         """Forward passes inside get the additions of these slices to early layers (Qwen3-VL's deepstack)."""
-        layers: list[list[tuple[int, torch.Tensor]]] = []
+        additions: dict[int, list[tuple[int, torch.Tensor]]] = {}  # layer -> first token and rows
         for start, one in slices:
             for name in one.embeddings.tensors:
                 if name.startswith("deepstack."):
-                    layer = int(name.removeprefix("deepstack."))
-                    layers += [[] for _ in range(layer + 1 - len(layers))]
-                    layers[layer].append((start, _rows(one, name)))
-        self._additions = layers
+                    additions.setdefault(int(name.removeprefix("deepstack.")), []).append((start, _rows(one, name)))
+        # Only meanwhile: layers that are watched are not computed together.
+        hooks = [self._layer(layer).register_forward_hook(_adding_rows(rows)) for layer, rows in additions.items()]
         try:
             yield
         finally:
-            self._additions = []
+            for hook in hooks:
+                hook.remove()
+
+    def _layer(self, index: int) -> nn.Module:
+        inner: Any = getattr(self._model, self._model.base_model_prefix, self._model)
+        return inner.get_decoder().layers[index]
 
     def embed(self, token_ids: torch.Tensor, slices: Sequence[PlacedSlice]) -> torch.Tensor:
         """Input embeddings [1, num_tokens, hidden_size] of a flat batch, those of media in their places.
@@ -102,6 +93,17 @@ class MediaInputs:
         if positions.shape != (self._num_axes, 1, len(prompt)) or not torch.equal(positions, positions.long().to(positions.dtype)):
             raise ValueError(f"its media do not fit its prompt (positions of shape {list(positions.shape)})")
         return positions[:, 0].long().cpu().numpy()
+
+
+def _adding_rows(additions: Sequence[tuple[int, torch.Tensor]]) -> Callable[[nn.Module, Any, Any], None]:
+    """A forward hook that adds rows to what a layer returns, each from its first token on."""
+
+    def add(module: nn.Module, args: Any, output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        for start, rows in additions:
+            hidden[0, start : start + len(rows)] += rows.to(hidden)
+
+    return add
 
 
 def _token_types(sequence: NewSequence) -> np.ndarray:

@@ -68,7 +68,7 @@ class ModelRunner:
         self.media_traits = media_traits(self._model.model, self._model.config, self._model.num_position_axes)
         self._media = None
         if isinstance(self.media_traits, MediaTraits):
-            self._media = MediaInputs(self._model.model, self.media_traits, self._model.num_position_axes)
+            self._media = MediaInputs(self._model.model, self._model.num_position_axes)
         self._errors: dict[str, str] = {}  # request_id -> why it cannot be computed; found in the step in hand
         model, shapes = self._model, self._model.layers
         self._cache_dtype = kv_cache_dtype(

@@ -74,7 +74,7 @@ def test_logits_stay_near_those_of_the_model_as_it_is(checkpoint: torch.dtype, d
     model = runner._model.model
     layers = [module for module in model.modules() if isinstance(module, FusedDecoderLayer)]
     assert len(layers) == 2
-    assert all(layer._whole is not None for layer in layers)
+    assert all(layer.kernel is not None for layer in layers)
     exact = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)(runner._model.probe_token_ids[None]).logits[0]
     got = loaded_logits(runner).float()
     assert nn.functional.cosine_similarity(got, exact, dim=-1).mean() > 0.995
@@ -145,14 +145,14 @@ def test_structure_is_verified_with_the_weights_as_they_are():
     assert all(layer.weight is None for layer in int8_layers(model))
     fused = [module for module in model.modules() if isinstance(module, FusedDecoderLayer)]
     assert len(fused) == 2
-    assert all(layer._whole is None for layer in fused)
+    assert all(layer.kernel is None for layer in fused)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_quantised_layers_become_one_kernel_each(dtype: torch.dtype):
     model = marked(a_tiny_llama_config(hidden_size=256, intermediate_size=512), dtype)
     quantize(model, *TRIAL)
-    assert [layer._whole is not None for layer in model.modules() if isinstance(layer, FusedDecoderLayer)] == [True, True]
+    assert [layer.kernel is not None for layer in model.modules() if isinstance(layer, FusedDecoderLayer)] == [True, True]
 
 
 def test_a_kernel_that_is_not_what_its_quantised_parts_are_is_given_up(caplog: pytest.LogCaptureFixture):
@@ -168,7 +168,7 @@ def test_a_kernel_that_is_not_what_its_quantised_parts_are_is_given_up(caplog: p
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FusedDecoderLayer, "join", join_then_change)
         quantize(model, *TRIAL)
-    assert [layer._whole is not None for layer in model.modules() if isinstance(layer, FusedDecoderLayer)] == [False, True]
+    assert [layer.kernel is not None for layer in model.modules() if isinstance(layer, FusedDecoderLayer)] == [False, True]
     assert "layer 0 as one kernel is not what its parts are" in caplog.text
 
 

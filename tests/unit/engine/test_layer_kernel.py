@@ -38,9 +38,9 @@ def _logits(path: Path, dtype: torch.dtype, *, whole: bool, quantization: str = 
     layers = [module for module in runner._model.model.modules() if isinstance(module, FusedDecoderLayer)]
     assert len(layers) == 2
     for layer in layers:
-        assert layer._whole is not None
+        assert layer.kernel is not None
         if not whole:
-            layer._whole = None
+            layer.kernel = None
     seen: list[torch.Tensor] = []
     launch = runner._sampler.launch
 
@@ -105,5 +105,5 @@ def test_a_kernel_that_computes_something_else_is_given_up(
     runner = ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=torch.bfloat16))
     runner.load()
     layers = [module for module in runner._model.model.modules() if isinstance(module, FusedDecoderLayer)]
-    assert [layer._whole for layer in layers] == [None, None]
+    assert [layer.kernel for layer in layers] == [None, None]
     assert "layer 1 as one kernel is not what its parts are" in caplog.text

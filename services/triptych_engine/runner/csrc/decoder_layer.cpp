@@ -1,5 +1,6 @@
-// A whole decoder layer of the common kind in one call and one parallel region: with few rows, a layer computes for some hundred
-// microseconds, and ten calls from Python take as long. fp32, with weights of any format, see linear.h; the cache may be bf16.
+// Decoder layers of the common kind, one or all that follow each other, in one call and one parallel region: with few rows, a layer
+// computes for some hundred microseconds, and ten calls from Python take as long. fp32, with weights of any format, see linear.h; the
+// cache may be bf16.
 
 #include "elementwise.h"
 #include "linear_int8.h"
@@ -21,7 +22,6 @@ struct DecoderLayerArgs {
   PackedWeight gate_up;   // hidden -> 2 * intermediate
   PackedWeight down;      // intermediate -> hidden
   const float* sinks;     // [num_q_heads], or null
-  int64_t rotary_dim;
   int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim, window;
   float norm_eps, mlp_norm_eps, qk_norm_eps, scaling, softcap;
 };
@@ -29,14 +29,16 @@ struct DecoderLayerArgs {
 // What a step brings.
 struct DecoderStepArgs {
   const PagedAttentionArgs* attention;  // where the tokens stand; what depends on the layer is not read
-  void* k_cache;                        // of the layer
-  void* v_cache;
-  const float* x;    // [rows, hidden]
-  float* out;        // [rows, hidden]
+  const DecoderLayerArgs* const* layers;  // [num_layers]
+  void* const* k_caches;                  // [num_layers]
+  void* const* v_caches;
+  const float* x;    // [rows, hidden], of the first layer
+  float* out;        // [rows, hidden], of the last; other memory than x
   const float* cos;  // [rows, rotary_dim]
   const float* sin;  // [rows, rotary_dim]
-  float* workspace;    // rows, to a multiple of 16, * what triptych_decoder_layer_workspace of the format says
-  int64_t* stage_ns;   // [3], see stage_clock.h: time is added; or null
+  float* workspace;   // rows, to a multiple of 16, * the most that triptych_decoder_layer_workspace of the format says of a layer
+  int64_t* stage_ns;  // [3], see stage_clock.h: time is added; or null
+  int64_t num_layers, rotary_dim;
   int32_t bf16_cache;  // whether the cache is bfloat16, else float32
 };
 }
@@ -76,11 +78,11 @@ struct Input {
 };
 
 template <class Format>
-PagedAttentionArgs attention_of(const DecoderLayerArgs& l, const DecoderStepArgs& s, const Workspace<Format>& w) {
+PagedAttentionArgs attention_of(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace<Format>& w) {
   PagedAttentionArgs a = *s.attention;
   const int64_t num_heads = l.num_q_heads + l.num_kv_heads, keys = l.num_q_heads * (int64_t)l.head_dim;
   a.q = w.qk, a.k = w.qk + keys, a.v = w.qkv + num_heads * l.head_dim, a.out = w.attended;
-  a.k_cache = s.k_cache, a.v_cache = s.v_cache, a.sinks = l.sinks;
+  a.k_cache = s.k_caches[layer], a.v_cache = s.v_caches[layer], a.sinks = l.sinks;
   a.q_stride_t = a.k_stride_t = num_heads * l.head_dim, a.v_stride_t = l.qkv.out_features;
   a.q_stride_h = a.k_stride_h = l.head_dim, a.v_stride_h = l.v_head_dim;
   a.num_q_heads = l.num_q_heads, a.num_kv_heads = l.num_kv_heads, a.head_dim = l.head_dim, a.v_head_dim = l.v_head_dim;
@@ -92,8 +94,8 @@ template <class Format>
 void rotate_token(const DecoderLayerArgs& l, const DecoderStepArgs& s, const Workspace<Format>& w, int64_t t) {
   const int64_t num_heads = l.num_q_heads + l.num_kv_heads;
   for (int64_t h = 0; h < num_heads; h++) {
-    rope_head(w.qkv + t * l.qkv.out_features + h * l.head_dim, h < l.num_q_heads ? l.q_norm : l.k_norm, s.cos + t * l.rotary_dim,
-              s.sin + t * l.rotary_dim, w.qk + (t * num_heads + h) * l.head_dim, l.head_dim, l.rotary_dim, l.qk_norm_eps);
+    rope_head(w.qkv + t * l.qkv.out_features + h * l.head_dim, h < l.num_q_heads ? l.q_norm : l.k_norm, s.cos + t * s.rotary_dim,
+              s.sin + t * s.rotary_dim, w.qk + (t * num_heads + h) * l.head_dim, l.head_dim, s.rotary_dim, l.qk_norm_eps);
   }
 }
 
@@ -101,63 +103,70 @@ void add_row(float* to, const float* added, int64_t size) {
   for (int64_t i = 0; i < size; i++) to[i] += added[i];
 }
 
+// One layer, computed by all threads of a parallel region. x may be s.out.
 template <class Format, class Cache>
-void decoder_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s) {
+void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const float* x, StageClock& clock) {
   const int64_t rows = s.attention->num_tokens, hidden = l.qkv.in_features, inner = l.down.in_features;
   const Workspace<Format> w(l, s.workspace, rows);
-  const PagedAttentionArgs a = attention_of(l, s, w);
+  const PagedAttentionArgs a = attention_of(l, s, layer, w);
   uint32_t* prepared = (uint32_t*)w.prepared;
   const Input<Format> normed{w.normed, prepared, hidden}, attended{w.attended, prepared, l.out.in_features},
       gated{w.gated, prepared, inner};
+#pragma omp for schedule(static)
+  for (int64_t r = 0; r < rows; r++) {
+    norm_row(x + r * hidden, l.norm, normed.row(r), hidden, l.norm_eps);
+    normed.written(r);
+  }
+  clock.mark(kOtherStage);
+  normed.multiply(l.qkv, w.qkv, rows);
+#pragma omp barrier
+  clock.mark(kLinearStage);
+#pragma omp for schedule(static)
+  for (int64_t r = 0; r < rows; r++) {
+    rotate_token(l, s, w, r);
+    write_token<float, float, Cache>(a, int(r));
+  }
+  clock.mark(kOtherStage);
+  attend_shared<float, float, Cache>(a);
+  clock.mark(kAttentionStage);
+  if (Format::num_prepared_words(1) > 0) {  // several threads write a row: it is prepared when all have
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < rows; r++) attended.written(r);
+  }
+  clock.mark(kOtherStage);
+  attended.multiply(l.out, w.added, rows);
+#pragma omp barrier
+  clock.mark(kLinearStage);
+#pragma omp for schedule(static)
+  for (int64_t r = 0; r < rows; r++) {
+    add_norm_row(x + r * hidden, w.added + r * hidden, l.mlp_norm, s.out + r * hidden, normed.row(r), hidden, l.mlp_norm_eps);
+    normed.written(r);
+  }
+  clock.mark(kOtherStage);
+  normed.multiply(l.gate_up, w.gate_up, rows);
+#pragma omp barrier
+  clock.mark(kLinearStage);
+#pragma omp for schedule(static)
+  for (int64_t r = 0; r < rows; r++) {
+    silu_mul_row(w.gate_up + 2 * r * inner, w.gate_up + (2 * r + 1) * inner, gated.row(r), inner);
+    gated.written(r);
+  }
+  clock.mark(kOtherStage);
+  gated.multiply(l.down, w.added, rows);
+#pragma omp barrier
+  clock.mark(kLinearStage);
+  // The next layer begins with the same rows in the same threads: nobody waits.
+#pragma omp for schedule(static) nowait
+  for (int64_t r = 0; r < rows; r++) add_row(s.out + r * hidden, w.added + r * hidden, hidden);
+  clock.mark(kOtherStage);
+}
+
+template <class Format, class Cache>
+void decoder_layers(const DecoderStepArgs& s) {
 #pragma omp parallel
   {
     StageClock clock(s.stage_ns);
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
-      norm_row(s.x + r * hidden, l.norm, normed.row(r), hidden, l.norm_eps);
-      normed.written(r);
-    }
-    clock.mark(kOtherStage);
-    normed.multiply(l.qkv, w.qkv, rows);
-#pragma omp barrier
-    clock.mark(kLinearStage);
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
-      rotate_token(l, s, w, r);
-      write_token<float, float, Cache>(a, int(r));
-    }
-    clock.mark(kOtherStage);
-    attend_shared<float, float, Cache>(a);
-    clock.mark(kAttentionStage);
-    if (Format::num_prepared_words(1) > 0) {  // several threads write a row: it is prepared when all have
-#pragma omp for schedule(static)
-      for (int64_t r = 0; r < rows; r++) attended.written(r);
-    }
-    clock.mark(kOtherStage);
-    attended.multiply(l.out, w.added, rows);
-#pragma omp barrier
-    clock.mark(kLinearStage);
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
-      add_norm_row(s.x + r * hidden, w.added + r * hidden, l.mlp_norm, s.out + r * hidden, normed.row(r), hidden, l.mlp_norm_eps);
-      normed.written(r);
-    }
-    clock.mark(kOtherStage);
-    normed.multiply(l.gate_up, w.gate_up, rows);
-#pragma omp barrier
-    clock.mark(kLinearStage);
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
-      silu_mul_row(w.gate_up + 2 * r * inner, w.gate_up + (2 * r + 1) * inner, gated.row(r), inner);
-      gated.written(r);
-    }
-    clock.mark(kOtherStage);
-    gated.multiply(l.down, w.added, rows);
-#pragma omp barrier
-    clock.mark(kLinearStage);
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) add_row(s.out + r * hidden, w.added + r * hidden, hidden);
-    clock.mark(kOtherStage);
+    for (int64_t i = 0; i < s.num_layers; i++) compute_layer<Format, Cache>(*s.layers[i], s, i, i ? s.out : s.x, clock);
   }
 }
 
@@ -168,13 +177,13 @@ extern "C" {
 int64_t triptych_decoder_layer_args_size() { return sizeof(DecoderLayerArgs); }
 int64_t triptych_decoder_step_args_size() { return sizeof(DecoderStepArgs); }
 
-// The layer, and the 32-bit words of workspace that it needs per row; name: of the format of all of its weights.
-#define DECODER_LAYER(name, Format)                                                                                             \
+// The layers, and the 32-bit words of workspace that one needs per row; name: of the format of all of their weights.
+#define DECODER_LAYERS(name, Format)                                                                                              \
   int64_t triptych_decoder_layer_workspace_##name(const DecoderLayerArgs* l) { return Workspace<Format>(*l, nullptr, 0).per_row; } \
-  void triptych_decoder_layer_##name(const DecoderLayerArgs* l, const DecoderStepArgs* s) {                                       \
-    if (s->bf16_cache) decoder_layer<Format, bf16>(*l, *s);                                                                       \
-    else decoder_layer<Format, float>(*l, *s);                                                                                    \
+  void triptych_decoder_layers_##name(const DecoderStepArgs* s) {                                                                  \
+    if (s->bf16_cache) decoder_layers<Format, bf16>(*s);                                                                           \
+    else decoder_layers<Format, float>(*s);                                                                                        \
   }
-DECODER_LAYER(bf16, Bf16Format)
-DECODER_LAYER(int8, Int8Format)
+DECODER_LAYERS(bf16, Bf16Format)
+DECODER_LAYERS(int8, Int8Format)
 }
