@@ -39,7 +39,7 @@ def test_a_replayed_step_computes_what_a_launched_one_does(driver: EngineDriver,
         with torch.inference_mode():
             runner.execute(SchedulerOutput(new=new, num_scheduled_tokens=dict.fromkeys(ids, 3)))
             inputs = runner._batch.gather(SchedulerOutput(num_scheduled_tokens=dict.fromkeys(ids, 1)))
-            logits.append(runner._forward(inputs, runner._last_tokens(inputs), []).clone())
+            logits.append(runner._forward(inputs, inputs.last_tokens, []).clone())
         runner.execute(SchedulerOutput(dropped=ids))
     similarity = torch.nn.functional.cosine_similarity(logits[0].float(), logits[1].float(), dim=-1)
     assert similarity.min() > 0.999

@@ -26,6 +26,11 @@ class StepInputs:
     #: [num_tokens] int64 row whose newest token stands there and is on the device alone, -1 elsewhere; None when all are known.
     token_sources: np.ndarray | None
 
+    @property
+    def last_tokens(self) -> np.ndarray:
+        """Flat index of the last token of each sequence that samples."""
+        return self.metadata.query_start_loc[1:][self.samples] - 1
+
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTokens:

@@ -18,12 +18,12 @@ from triptych_engine.runner.cpu_kernels import load_kernels
 from triptych_engine.runner.graphed_decode import CudaRecorder, GraphedDecode, Recorder, record_decode
 from triptych_engine.runner.input_batch import InputBatch, StepInputs
 from triptych_engine.runner.launched_step import LaunchedStep, StepSample
-from triptych_engine.runner.logprobs import PendingLogprobs
 from triptych_engine.runner.media_inputs import MediaInputs, PlacedSlice
 from triptych_engine.runner.media_traits import media_traits
 from triptych_engine.runner.model_loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
 from triptych_engine.runner.optimize import optimize, quantize
 from triptych_engine.runner.precision import check_int8, kv_cache_dtype
+from triptych_engine.runner.prompt_logprobs import PromptLogprobs
 from triptych_engine.runner.runner_config import RunnerConfig
 from triptych_engine.runner.sampler import Sampler
 from triptych_engine.runner.transfer import HostToDevice, check_device, end_of_work, use_device
@@ -81,6 +81,7 @@ class ModelRunner:
         self._transfer = HostToDevice(config.device)
         self._newest_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=config.device)  # [rows], sampled last
         self._sampler = Sampler(config.max_num_seqs, self._model.vocab_size, config.device, kernels)
+        self._prompt_logprobs = PromptLogprobs(self._batch, self._sampler, self._transfer)
         block_bytes = config.block_size * sum(shape.bytes_per_token(self._cache_dtype) for shape in shapes.values())
         self.num_blocks = config.kv_cache_bytes // block_bytes
         min_blocks = -(-NUM_PROBE_TOKENS // config.block_size)
@@ -134,13 +135,14 @@ class ModelRunner:
         if not scheduled.num_scheduled_tokens:
             return LaunchedStep()
         inputs = self._batch.gather(scheduled)
-        wanted, owners = self._logits_indices(inputs)
+        of_prompts = self._prompt_logprobs.owners(inputs)
+        wanted = inputs.last_tokens if of_prompts is None else of_prompts[0]
         logits = self._forward(inputs, wanted, self._place(inputs, scheduled) if scheduled.embeddings else [])
         self._batch.advance(inputs)
         step = LaunchedStep(self._errors, wait=end_of_work(self.config.device))
-        if owners is not None:
-            step.prompt_logprobs = self._prompt_logprobs(inputs, logits, wanted, owners)
-            (lines,) = self._transfer(np.flatnonzero(np.isin(wanted, self._last_tokens(inputs))))
+        if of_prompts is not None:
+            step.prompt_logprobs = self._prompt_logprobs.launch(inputs, logits, *of_prompts)
+            (lines,) = self._transfer(np.flatnonzero(np.isin(wanted, inputs.last_tokens)))
             logits = logits[lines]
         if len(logits):
             step.sample = self._sample(inputs, logits)
@@ -193,24 +195,6 @@ class ModelRunner:
             placed += [(offset + one.position, one) for one in slices]
         return placed
 
-    @staticmethod
-    def _last_tokens(inputs: StepInputs) -> np.ndarray:
-        """Flat index of the last token of each sequence that samples."""
-        return inputs.metadata.query_start_loc[1:][inputs.samples] - 1
-
-    def _logits_indices(self, inputs: StepInputs) -> tuple[np.ndarray, np.ndarray | None]:
-        """Flat indices of the tokens whose logits are needed, and, where prompts' log probabilities are asked for, whose they
-        are."""
-        wants_prompt = [self._sampler.num_prompt_logprobs(row) is not None for row in inputs.rows.tolist()]
-        if not any(wants_prompt):
-            return self._last_tokens(inputs), None
-        start = inputs.metadata.query_start_loc
-        owners = np.repeat(np.arange(len(inputs.rows)), np.diff(start))
-        wanted = np.array(wants_prompt)[owners] & (inputs.positions + 1 < self._batch.num_prompt_tokens[inputs.rows[owners]])
-        wanted[self._last_tokens(inputs)] = True
-        indices = np.flatnonzero(wanted)
-        return indices, owners[indices]
-
     def _forward(
         self, inputs: StepInputs, wanted: np.ndarray, slices: list[PlacedSlice], *, as_embeddings: bool = False
     ) -> torch.Tensor:
@@ -231,21 +215,6 @@ class ModelRunner:
             return self._model.forward(token_ids, *arguments)
         with self._media.adding(slices):
             return self._model.forward(token_ids, *arguments, inputs_embeds=self._media.embed(token_ids, slices))
-
-    def _prompt_logprobs(
-        self, inputs: StepInputs, logits: torch.Tensor, wanted: np.ndarray, owners: np.ndarray
-    ) -> dict[str, PendingLogprobs]:
-        pending = {}
-        for index in np.unique(owners).tolist():
-            row = int(inputs.rows[index])
-            num_top = self._sampler.num_prompt_logprobs(row)
-            lines = np.flatnonzero((owners == index) & (inputs.positions[wanted] + 1 < self._batch.num_prompt_tokens[row]))
-            if num_top is None or not len(lines):
-                continue
-            next_tokens = self._batch.token_ids[row, inputs.positions[wanted[lines]] + 1].astype(np.int64)
-            at, token_ids = self._transfer(lines, next_tokens)
-            pending[inputs.request_ids[index]] = PendingLogprobs(logits[at], token_ids, num_top)
-        return pending
 
     def _sample(self, inputs: StepInputs, logits: torch.Tensor) -> StepSample:
         indices = np.flatnonzero(inputs.samples)

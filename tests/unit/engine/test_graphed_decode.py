@@ -130,7 +130,7 @@ def test_rows_that_stand_for_nobody_change_nothing(driver: EngineDriver, num_seq
         with torch.inference_mode():
             runner.execute(SchedulerOutput(new=new, num_scheduled_tokens=dict.fromkeys(ids, 3)))
             inputs = runner._batch.gather(SchedulerOutput(num_scheduled_tokens=dict.fromkeys(ids, 1)))
-            logits = runner._forward(inputs, runner._last_tokens(inputs), []).clone()
+            logits = runner._forward(inputs, inputs.last_tokens, []).clone()
         runner.execute(SchedulerOutput(dropped=ids))
         results.append((logits, [k[:-1].clone() for k, _ in backend._cache.values()]))  # the last block is scratch
     (logits, keys), (padded_logits, padded_keys) = results
