@@ -6,6 +6,7 @@ import ctypes
 import functools
 import logging
 import platform
+import threading
 from collections.abc import Callable
 
 import torch
@@ -29,8 +30,15 @@ ATTENTION_TYPES = (
 _SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
+class _Workspace(threading.local):
+    """Memory that kernels write to between their steps: each thread its own, since several may compute at once."""
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(0)
+
+
 class CpuKernels:
-    """The loaded library. Calls release the GIL and run on torch's OpenMP threads."""
+    """The loaded library. Calls release the GIL and run on torch's OpenMP threads. May be used by several threads."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.triptych_row_tile.restype = ctypes.c_int32
@@ -86,7 +94,7 @@ class CpuKernels:
         self.decoder_layers = {name: getattr(library, f"triptych_decoder_layers_{name}") for name in FORMATS}
         #: Address of int64 [3] to which it adds nanoseconds of products, attention and the rest (csrc/stage_clock.h), or None.
         self.stage_ns: int | None = None
-        self._workspace = torch.empty(0)
+        self._workspace = _Workspace()
         self._argmax = library.triptych_argmax
         self._argmax.argtypes = [pointer, count, count, pointer, pointer]
 
@@ -99,14 +107,14 @@ class CpuKernels:
         return int(self._decoder_layer_workspace[weight_format](ctypes.byref(layer)))
 
     def workspace(self, num_rows: int, words_per_row: int) -> int:
-        """Address of memory for rows of so many 32-bit words, the same for all layers, which run one after the other.
+        """Address of memory for rows of so many 32-bit words, the same for all layers, which a thread runs one after the other.
 
         There are a multiple of 16 rows: products may read beyond the last.
         """
         num_words = -(-num_rows // 16) * 16 * words_per_row
-        if len(self._workspace) < num_words:
-            self._workspace = torch.empty(num_words)
-        return self._workspace.data_ptr()
+        if len(self._workspace.memory) < num_words:
+            self._workspace.memory = torch.empty(num_words)
+        return self._workspace.memory.data_ptr()
 
     def pack_linear(self, weight: torch.Tensor) -> torch.Tensor:
         """A weight [out, in] bf16 as `linear` wants it: [ceil(out / linear_panel), padded in / 2, linear_panel] int32."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,18 @@ def test_qk_norm_rope(kernels: CpuKernels, dtype: torch.dtype, head_dim: int, ro
     heads[..., :rotary_dim] = rotated * cos[:, None] + torch.cat([-second, first], -1) * sin[:, None]
     got = kernels.qk_norm_rope(qkv, cos, sin, num_q_heads, num_kv_heads, head_dim, norms)
     torch.testing.assert_close(got, heads, rtol=1e-5, atol=1e-5)
+
+
+def test_threads_that_compute_at_once_do_not_write_to_each_others_workspace(kernels: CpuKernels):
+    """Two engines in one process share the kernels, and calls release the GIL."""
+    generator = torch.Generator().manual_seed(0)
+    packed = kernels.pack_linear_int8(torch.randn(300, 256, generator=generator))
+    inputs = [torch.randn(64, 256, generator=generator) for _ in range(2)]
+    expected = [kernels.linear_int8(x, packed, None, 300) for x in inputs]
+
+    def num_wrong(index: int) -> int:
+        torch.set_num_threads(1)
+        return sum(not torch.equal(kernels.linear_int8(inputs[index], packed, None, 300), expected[index]) for _ in range(1000))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(num_wrong, range(2))) == [0, 0]

@@ -20,7 +20,7 @@ Emulating = Callable[[str], CpuKernels]
 def product(kernels: CpuKernels, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     padded = None if bias is None else pad(bias, (0, -len(bias) % kernels.linear_panel))
     kernels.workspace(len(x), 10_000)
-    kernels._workspace.fill_(torch.nan)  # beyond the rows and in place of what is not written
+    kernels._workspace.memory.fill_(torch.nan)  # beyond the rows and in place of what is not written
     return kernels.linear(x, kernels.pack_linear(weight), padded, len(weight))
 
 
