@@ -252,8 +252,9 @@ class ModelRunner:
         """Compare the paged path with transformers' ordinary forward pass, and allocate the cache; take no media where the model
         computes something else from embeddings than from the tokens that they are of."""
         model, name, probe = self._model, self.config.model_name, self._model.probe_token_ids.tolist()
-        if self._cache_dtype != model.dtype:  # rounding would hide small errors
-            self._backend.allocate(model.layers, num_probe_blocks, self.config.block_size, model.dtype)
+        exact = torch.promote_types(model.dtype, self._cache_dtype)
+        if self._cache_dtype != exact:  # rounding would hide small errors
+            self._backend.allocate(model.layers, num_probe_blocks, self.config.block_size, exact)
             check_parity(model, self.prompt_logits(probe, num_chunks=2), name)
         self.allocate_cache()
         check_parity(model, self.prompt_logits(probe, num_chunks=2), name, cache_dtype=self._cache_dtype)

@@ -63,6 +63,22 @@ def test_a_cache_of_half_the_bits_holds_twice_the_tokens_and_costs_little(tmp_pa
     assert 0 < (exact - narrow).square().mean().sqrt() < 0.02 * exact.std()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kv_cache_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("attention", ["cpu", "torch"])
+def test_any_type_of_the_model_goes_with_any_of_the_cache(
+    path: Path, dtype: torch.dtype, kv_cache_dtype: torch.dtype, attention: str
+):
+    config = RunnerConfig(path, "t", 256, 8, 64, 16, 1 << 20, dtype=dtype, kv_cache_dtype=kv_cache_dtype, attention=attention)
+    runner = ModelRunner(config)
+    runner.load()
+    token_ids = [(7 * i) % 90 for i in range(50)]
+    with torch.inference_mode():
+        exact = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)(torch.tensor([token_ids])).logits[0]
+    got = runner.prompt_logits(token_ids, num_chunks=2).float()
+    assert torch.nn.functional.cosine_similarity(got, exact, dim=-1).min() > 0.999
+
+
 def test_a_structure_that_is_wrong_is_seen_though_the_cache_is_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The bound for a rounded cache would let this pass; the check before it does not."""
     path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
