@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from triptych_engine.runner.attention import AttentionMetadata, LayerShape, attending, current_backend
 from triptych_engine.runner.cpu_attention import CpuAttention
 from triptych_engine.runner.cpu_kernels import CpuKernels
-from triptych_engine.runner.layer_chain import LayerCall, LayerChain, chain_layers
+from triptych_engine.runner.layer_chain import LayerCall, LayerChain, chain_layers, num_changes
 from triptych_engine.runner.layer_kernel import LayerKernel, RotaryTables
 from triptych_engine.runner.modules import FusedRMSNorm, GatedMLP, KernelLinear, LinearPart, PackedLinear
 
@@ -181,11 +181,13 @@ def _calls(
 ) -> list[LayerCall]:
     """How the model calls the layers, in order."""
     calls: list[LayerCall] = []
-    hooks = [
-        layer.register_forward_hook(lambda m, args, kwargs, out: calls.append(LayerCall(m, args, kwargs, out)), with_kwargs=True)
-        for layer in layers
-    ]
-    with torch.inference_mode(), attending(_Recorder()):  # type: ignore[arg-type]
+
+    def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        call = LayerCall(layer, args, kwargs, output)
+        calls.append(replace(call, changes=(num_changes(call.hidden_states), num_changes(output))))
+
+    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    with torch.no_grad(), attending(_Recorder()):  # type: ignore[arg-type]  # in inference mode, changes are not counted
         model(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)
     for hook in hooks:
         hook.remove()

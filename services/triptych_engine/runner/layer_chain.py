@@ -24,6 +24,8 @@ class LayerCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any
+    #: `num_changes` of the hidden states and of the output, when the layer had been called.
+    changes: tuple[int, int] = (0, 0)
 
     @property
     def hidden_states(self) -> torch.Tensor:
@@ -33,6 +35,11 @@ class LayerCall:
     @property
     def position_embeddings(self) -> Any:
         return self.kwargs.get("position_embeddings")
+
+
+def num_changes(states: Any) -> int:
+    """How often a tensor, or what it is a view of, was changed in place; 0 of what does not count that, as inference tensors."""
+    return states._version if isinstance(states, torch.Tensor) and not states.is_inference() else 0
 
 
 class ChainedLayer(Protocol):
@@ -45,13 +52,14 @@ class ChainedLayer(Protocol):
 class LayerChain:
     """Layers of one kind and shape.
 
-    Models are not asked whether they do something between two layers. They hand on what a layer returned, that object itself, or
-    they are found out: see `forward`.
+    Models are not asked whether they do something between two layers. They call one after the other, and hand on what a layer
+    returned, that object itself and as it was, or they are found out: see `forward`.
     """
 
     def __init__(self, layers: Sequence[nn.Module], kernels: Sequence[LayerKernel], tables: RotaryTables) -> None:
         self._layers, self._kernels, self._tables = layers, kernels, tables
-        self._result: torch.Tensor | None = None
+        self._result: torch.Tensor | None = None  # until it was handed to all
+        self._num_changes, self._next = 0, 0
         self._position_embeddings: Any = None
 
     def forward(
@@ -72,12 +80,18 @@ class LayerChain:
             self._position_embeddings = position_embeddings
             tables = self._tables.dense(position_embeddings)
             self._result = compute_layers(self._kernels, backend, hidden_states[0].contiguous(), *tables)[None]
+            self._num_changes, self._next = num_changes(self._result), 1
             return self._result
-        if self._result is None:
+        result = self._result
+        if result is None:
             return None
-        if hidden_states is not self._result or position_embeddings is not self._position_embeddings:
-            raise RuntimeError(f"the model changes what goes from layer {place - 1} to layer {place} of a chain")
-        return self._result
+        is_unchanged = hidden_states is result and num_changes(result) == self._num_changes
+        if place != self._next or not is_unchanged or position_embeddings is not self._position_embeddings:
+            raise RuntimeError(f"the model changes what goes from layer {self._next - 1} to layer {self._next} of a chain")
+        self._next += 1
+        if self._next == len(self._layers):
+            self._result = self._position_embeddings = None
+        return result
 
 
 def chain_layers(calls: Sequence[LayerCall], tables: RotaryTables) -> None:
@@ -109,5 +123,6 @@ def _follows(before: LayerCall, call: LayerCall) -> bool:
     return (
         kernels[0].shape == kernels[1].shape
         and call.hidden_states is before.output
+        and call.changes[0] == before.changes[1]
         and call.position_embeddings is before.position_embeddings
     )

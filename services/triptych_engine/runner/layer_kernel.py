@@ -83,10 +83,11 @@ def compute_layers(
 ) -> torch.Tensor:
     """Layers of the same shape, each with what the one before it returned.
 
-    x: [num_tokens, hidden_size] fp32, dense; cos, sin: [num_tokens, rotary_dim] fp32, dense; result like x.
+    x: [num_tokens, hidden_size] fp32, dense; cos, sin: [num_tokens, rotary_dim] fp32, dense; result like x, and counts its changes.
     """
     first, num_layers = layers[0], len(layers)
-    out = torch.empty_like(x)
+    with torch.inference_mode(False):
+        out = torch.empty_like(x)
     attention, k_caches, v_caches = backend.layer_args(tuple(layer.index for layer in layers), first.group)
     addresses = (ctypes.c_void_p * num_layers)(*(ctypes.addressof(layer.args) for layer in layers))
     step = DecoderStepArgs(

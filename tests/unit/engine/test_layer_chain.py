@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 from builders_engine import a_tiny_llama_config, save_random_model
 from torch import nn
 from triptych_engine.runner import layer_chain
-from triptych_engine.runner.decoder_layer import FusedDecoderLayer
+from triptych_engine.runner.decoder_layer import FusedDecoderLayer, _calls
 from triptych_engine.runner.layer_chain import LayerCall, chain_layers
 from triptych_engine.runner.layer_kernel import RotaryTables
 from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
@@ -74,12 +76,39 @@ def test_a_hook_that_changes_a_layers_result_is_heeded(runner: ModelRunner) -> N
     assert torch.equal(runner.prompt_logits(PROMPT), expected)
 
 
-def test_a_model_that_changes_what_its_layers_hand_on_is_found_out(runner: ModelRunner) -> None:
+def _with_a_part_doubled(states: torch.Tensor) -> torch.Tensor:
+    states[:, 3:5] *= 2
+    return states
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda states: states * 1.0, lambda states: states.mul_(2), _with_a_part_doubled],
+    ids=["another object", "in place", "a part in place"],
+)
+def test_a_model_that_changes_what_its_layers_hand_on_is_found_out(
+    runner: ModelRunner, change: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
     layers = runner._model.model.model.layers
     own = layers[2].forward
-    layers[2].forward = lambda hidden_states, **options: own(hidden_states * 1.0, **options)
+    layers[2].forward = lambda hidden_states, **options: own(change(hidden_states), **options)
     with pytest.raises(RuntimeError, match="from layer 1 to layer 2"):
         runner.prompt_logits(PROMPT)
+    layers[2].forward = own
+    assert runner.prompt_logits(PROMPT).isfinite().all()
+
+
+def test_a_model_that_calls_its_layers_in_another_order_is_found_out(runner: ModelRunner) -> None:
+    layers = runner._model.model.model.layers
+    layers[1], layers[2] = layers[2], layers[1]
+    with pytest.raises(RuntimeError, match="from layer 0 to layer 1"):
+        runner.prompt_logits(PROMPT)
+
+
+def test_nothing_of_a_step_is_kept_after_it(runner: ModelRunner) -> None:
+    runner.prompt_logits(PROMPT)
+    (chain,) = {layer.chain[0] for layer in fused_layers(runner) if layer.chain}
+    assert chain._result is None
 
 
 class Layer(nn.Module):
@@ -122,3 +151,24 @@ def test_a_layer_that_is_called_twice_is_in_no_chain() -> None:
     layer, states = Layer(1), torch.zeros(1, 1, 1)
     chain_layers([LayerCall(layer, (states,), {}, states)] * 2, RotaryTables())
     assert layer.chain is None
+
+
+class ChangingModel(nn.Module):
+    """Doubles in place what the second layer gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Identity(), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, input_ids: torch.Tensor, **ignored: object) -> torch.Tensor:
+        states = input_ids[..., None].expand(-1, -1, 4).float()
+        for index, layer in enumerate(self.layers):
+            states = layer(states.mul_(2) if index == 2 else states)
+        return states
+
+
+def test_layers_between_which_a_model_changes_something_in_place_are_in_no_chain() -> None:
+    model = ChangingModel()
+    calls = [replace(call, layer=Layer(1)) for call in _calls(list(model.layers), model, torch.arange(3), torch.arange(3))]
+    chain_layers(calls, RotaryTables())
+    assert [call.layer.chain and call.layer.chain[1] for call in calls] == [0, 1, 0, 1]
