@@ -17,7 +17,7 @@ from triptych_engine.runner.kernel_args import DecoderLayerArgs, DecoderStepArgs
 
 log = logging.getLogger(__name__)
 #: Formats of weights that a decoder layer may have, see linear.h.
-FORMATS = ("bf16", "int8")
+FORMATS = ("bf16", "wide", "int8")
 #: How products of many rows with bf16 weights are computed: in float32, or by instructions for bfloat16, in vectors or in tiles.
 LINEAR_METHODS = ("fp32", "dot", "tiles")
 #: Types that the attention takes: of queries and keys, of values and the result, of the cache.
@@ -68,6 +68,8 @@ class CpuKernels:
         self._linear_pack, self._linear = library.triptych_linear_pack, library.triptych_linear
         self._linear_pack.argtypes = [pointer, pointer, count, count]
         self._linear.argtypes = [pointer, count, *[pointer] * 4, *[count] * 3]
+        self._linear_wide = library.triptych_linear_wide
+        self._linear_wide.argtypes = [pointer, count, *[pointer] * 3, *[count] * 3]
         self._linear_inputs: int = library.triptych_linear_inputs()
         library.triptych_linear_row_words.argtypes, library.triptych_linear_row_words.restype = [count], count
         self._linear_row_words: Callable[[int], int] = functools.cache(library.triptych_linear_row_words)
@@ -132,6 +134,15 @@ class CpuKernels:
         self._linear(
             x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
             self.workspace(x.shape[0], self._linear_row_words(x.shape[1])), x.shape[0], out_features, x.shape[1],
+        )  # fmt: skip
+        return out
+
+    def linear_wide(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
+        """As `linear`, but x is never rounded: what a row gives does not depend on how many there are."""
+        out = torch.empty(x.shape[0], out_features)
+        self._linear_wide(
+            x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), x.shape[0],
+            out_features, x.shape[1],
         )  # fmt: skip
         return out
 

@@ -58,18 +58,19 @@ class KernelLinear(PackedLinear):
 class Bf16Linear(KernelLinear):
     """Keeps a weight of bfloat16 numbers as those, whatever it comes as. x: [..., in_features] fp32 or bf16; the result is like x.
 
-    Sums are float32. Inputs are rounded to bfloat16 where the CPU has instructions for that and there are many rows; else they stay
-    as they are, and the weight is widened: with few rows a product costs the time in which its weight is read.
+    Sums are float32. Of a weight that comes as bfloat16, inputs are rounded to it, too, where the CPU has instructions for that and
+    there are many rows; else they stay as they are, and the weight is widened: with few rows a product costs the time in which its
+    weight is read.
     """
-
-    weight_format = "bf16"
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: CpuKernels) -> None:
         super().__init__(weight, bias, kernels)
+        rounds = weight.dtype == torch.bfloat16
+        self.weight_format, self._product = ("bf16", kernels.linear) if rounds else ("wide", kernels.linear_wide)
         self.weight = kernels.pack_linear(weight.bfloat16())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._multiply(self._kernels.linear, x)
+        return self._multiply(self._product, x)
 
 
 class Int8Linear(KernelLinear):

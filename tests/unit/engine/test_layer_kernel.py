@@ -90,6 +90,20 @@ def test_a_bfloat16_layer_is_nearer_to_float32_as_one_kernel(
     assert error < 2e-2 * exact.norm()
 
 
+@pytest.mark.parametrize("method", ["dot", "tiles"])
+def test_a_float32_models_products_are_not_rounded_where_the_cpu_multiplies_bfloat16(
+    method: str, emulating: Callable[[str], CpuKernels], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Rounded from some number of rows on, a text would depend on what else is computed with it."""
+    path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
+    monkeypatch.setattr(model_runner, "load_kernels", lambda: emulating(method))
+    runner = ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=torch.float32))
+    runner.load()
+    assert all(layer.kernel is not None for layer in runner._model.model.modules() if isinstance(layer, FusedDecoderLayer))
+    prompt = [(7 * i) % 90 for i in range(40)]
+    assert torch.equal(runner.prompt_logits(prompt), runner.prompt_logits(prompt, num_chunks=len(prompt)))
+
+
 def test_a_kernel_that_computes_something_else_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

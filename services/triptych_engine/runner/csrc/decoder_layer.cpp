@@ -185,5 +185,6 @@ int64_t triptych_decoder_step_args_size() { return sizeof(DecoderStepArgs); }
     else decoder_layers<Format, float>(*s);                                                                                        \
   }
 DECODER_LAYERS(bf16, Bf16Format)
+DECODER_LAYERS(wide, WideFormat)
 DECODER_LAYERS(int8, Int8Format)
 }

@@ -59,6 +59,10 @@ void Bf16Format::linear_shared(const float* x, int64_t x_stride, const uint32_t*
     return;
   }
 #endif
+  WideFormat::linear_shared(x, x_stride, prepared, w, out, rows);
+}
+
+void WideFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t*, const PackedWeight& w, float* out, int64_t rows) {
   share_panels(w, out, rows, [&](const Panel& panel, float* to, int64_t row, int64_t num_rows) {
     widen_tiles<kWidenRows>(x + row * x_stride, x_stride, num_rows, panel, to, w.out_features);
   });
@@ -119,5 +123,13 @@ void triptych_linear(const float* x, int64_t x_stride, const uint32_t* packed, c
     }
     Bf16Format::linear_shared(x, x_stride, workspace, w, out, rows);
   }
+}
+
+// The same without rounding of x, and without a workspace.
+void triptych_linear_wide(const float* x, int64_t x_stride, const uint32_t* packed, const float* bias, float* out, int64_t rows,
+                          int64_t out_features, int64_t in_features) {
+  const PackedWeight w{packed, bias, in_features, out_features};
+#pragma omp parallel
+  WideFormat::linear_shared(x, x_stride, nullptr, w, out, rows);
 }
 }

@@ -13,10 +13,18 @@
 
 namespace triptych {
 
-// bfloat16 weights.
+// bfloat16 weights, and inputs rounded to it where the CPU is faster so.
 struct Bf16Format {
   static int64_t num_prepared_words(int64_t in_features);
   static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared);
+  static void linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
+                            int64_t rows);
+};
+
+// The same weights, and inputs as they are: for float32 models.
+struct WideFormat {
+  static int64_t num_prepared_words(int64_t) { return 0; }
+  static void prepare_row(const float*, int64_t, uint32_t*) {}
   static void linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
                             int64_t rows);
 };
