@@ -27,7 +27,7 @@ from triptych_engine.output import SchedulerOutput, SequenceOutput, StepResult, 
 from triptych_engine.prompt_planner import PromptPlanner
 from triptych_engine.request import FinishReason, Request, RequestStatus
 from triptych_engine.request_queue import RequestQueue
-from triptych_engine.step_pacer import StepPacer
+from triptych_engine.step_pacer import FLOWING, StepPacer
 from triptych_engine.step_plan import Reservation, StepPlan
 
 
@@ -207,13 +207,15 @@ class Scheduler:
             self._pacer.observe(*counts, step_s, encoding=scheduled.awaits_embeddings)
 
     def _new_plan(self) -> StepPlan:
-        num_decoding = sum(request.decodes for request in self._running)
+        decoding = [request for request in self._running if request.decodes]
+        num_decoding = len(decoding)
         max_prompt_tokens = max(1, self._max_num_batched_tokens - num_decoding)
         if num_decoding and self._pacer is not None:
             free_seats = self._max_num_seqs - len(self._running)
             num_prompts = sum(request.num_left > 1 for request in self._running) + min(free_seats, len(self._waiting))
             if num_prompts:
-                paced = self._pacer.prompt_tokens(num_decoding, num_prompts, encoding=self._awaits_embeddings)
+                flowing = any(request.num_output_tokens >= FLOWING for request in decoding)
+                paced = self._pacer.prompt_tokens(num_decoding, num_prompts, flowing=flowing, encoding=self._awaits_embeddings)
                 max_prompt_tokens = min(max_prompt_tokens, paced)
         return StepPlan(self._media, self._max_num_batched_tokens, max_prompt_tokens, self._reservation)
 

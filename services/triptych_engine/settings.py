@@ -41,7 +41,7 @@ class EngineSettings(GrpcServiceSettings):
         float,
         Field(
             gt=0,
-            description="Longest step while others wait for their next token, in milliseconds; prompts are cut to fit into it.",
+            description="Longest step while a stream flows, in milliseconds; prompts are cut to fit into it.",
         ),
     ] = 70.0
     max_waiting: Annotated[int, Field(ge=0, description="Requests that may wait; further ones are refused.")] = 2048

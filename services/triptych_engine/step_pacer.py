@@ -8,6 +8,7 @@ cores, is learned from each step.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
@@ -18,6 +19,10 @@ _WINDOW = 7
 _LEAST_SHARE = 0.5
 #: Where decoding alone takes longer than the longest step wanted, prompts may add this much of it.
 _LEAST_ADDITION = 0.5
+
+
+#: Tokens after which a stream is one that must not be held up. Whoever reads the first few has waited longer for the first.
+FLOWING = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class StepPacer:
 
     Args:
         costs: measured on this machine, with nothing else on it.
-        max_step_s: longest step while anybody decodes, as far as the prompts in it are concerned.
+        max_step_s: longest step while anybody decodes, as far as the prompts in it are concerned, once a stream flows.
         min_prompt_tokens: however slow the machine, prompts go on by so many tokens.
     """
 
@@ -49,7 +54,7 @@ class StepPacer:
         # What steps with prompts took, in units of what was expected of them; of those beside an encoder on the same cores apart.
         self._factors = {encoding: deque([1.0], _WINDOW) for encoding in (False, True)}
 
-    def prompt_tokens(self, num_decoding: int, num_prompts: int, *, encoding: bool = False) -> int:
+    def prompt_tokens(self, num_decoding: int, num_prompts: int, *, flowing: bool = True, encoding: bool = False) -> int:
         """Prompt tokens for the next step.
 
         Prompts get half of it, or as much as their share of all requests if that is more, but not more than max_step_s leaves.
@@ -57,12 +62,14 @@ class StepPacer:
         Args:
             num_decoding: sequences that wait for their next token; at least one.
             num_prompts: requests that have prompt tokens to compute.
+            flowing: one of the sequences has got FLOWING tokens; if none has, max_step_s does not count. Those that begin at
+                once thereby begin at nearly the same time, rather than one after the other beside the first of them.
             encoding: media are being encoded meanwhile.
         """
         factor = median(self._factors[encoding])
         decoding_s = factor * self._expected_s(num_decoding, 0)
         share = max(_LEAST_SHARE, num_prompts / (num_decoding + num_prompts))
-        longest_s = max(self._max_step_s, decoding_s * (1 + _LEAST_ADDITION))
+        longest_s = max(self._max_step_s, decoding_s * (1 + _LEAST_ADDITION)) if flowing else math.inf
         prompts_s = min(longest_s, decoding_s / (1 - share)) - decoding_s
         return max(self._min_prompt_tokens, round(prompts_s / (factor * max(self._costs.prompt_token_s, 1e-9))))
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from triptych_engine.media import Bidirectional
 from triptych_engine.scheduler import Scheduler
-from triptych_engine.step_pacer import StepCosts, StepPacer
+from triptych_engine.step_pacer import FLOWING, StepCosts, StepPacer
 
 #: A step of 20 ms, 1 ms more per decoding sequence, 2 ms per prompt token.
 COSTS = StepCosts(0.020, 0.001, 0.002)
@@ -34,6 +34,29 @@ def test_as_many_prompts_as_streams_get_half_of_the_step():
 
 def test_however_many_prompts_wait_no_step_exceeds_the_longest():
     assert StepPacer(COSTS, max_step_s=0.1).prompt_tokens(num_decoding=4, num_prompts=100) == 38  # (100 - 24) / 2
+
+
+def test_streams_that_have_only_begun_bear_a_longer_step():
+    pacer = StepPacer(COSTS, max_step_s=0.1)
+    assert pacer.prompt_tokens(num_decoding=4, num_prompts=100, flowing=False) == 300  # 25 times 24 ms
+
+
+def prompts_beside(num_output_tokens: int) -> int:
+    """Prompt tokens of a step in which one stream has so many tokens, and 20 prompts of 10 tokens come."""
+    scheduler = a_scheduler(256, max_num_seqs=64, max_num_batched_tokens=512, pacer=StepPacer(COSTS, max_step_s=0.05))
+    runner = FakeRunner()
+    scheduler.add(a_request("stream", [3, 4, 5], max_tokens=40))
+    for _ in range(num_output_tokens):
+        scheduled = scheduler.schedule()
+        scheduler.update(scheduled, runner.execute(scheduled))
+    for number in range(20):
+        scheduler.add(a_request(f"r{number}", [3 + number] * 10, max_tokens=4))
+    return scheduler.schedule().num_prompt_tokens
+
+
+def test_requests_that_come_together_begin_together():
+    assert prompts_beside(FLOWING - 1) == 200
+    assert prompts_beside(FLOWING) == 14  # (50 - 21) / 2
 
 
 def test_where_decoding_alone_is_too_slow_prompts_still_go_on():
