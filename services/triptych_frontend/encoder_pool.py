@@ -16,12 +16,14 @@ from triptych_common.status import from_rpc_error
 
 log = logging.getLogger(__name__)
 #: Pause before asking again, in seconds; doubles from the first to the last.
-_MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 2.0
+_MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 0.5
+_RETRY_AFTER_S = 2.0
 _DESCRIBE_TIMEOUT_S = 10.0
 #: The same for one that did not answer another call; it is used meanwhile where there is no other.
 _DOUBT_TIMEOUT_S = 2.0
-#: How long a request waits for an encoder that is starting, or starting again.
-_GRACE_S = 3.0
+#: How long a request waits for an encoder that is starting, or starting again: longer than it takes to notice one that has started,
+#: which is the channel's own pause between attempts to connect (channels.py, 2.4 s with its jitter) and one of ours.
+_GRACE_S = 4.0
 
 
 class Encoder:
@@ -82,7 +84,7 @@ class EncoderPool:
         if not self._addresses:
             return ServiceUnavailableError("media need an encoder, and this frontend was started without one (encoder_addresses)")
         away = "; ".join(f"{encoder.address}: {encoder.why_away}" for encoder in self._encoders if encoder.description is None)
-        return ServiceUnavailableError(f"no encoder can take this request ({away or 'all failed'})", retry_after_s=_MAX_BACKOFF_S)
+        return ServiceUnavailableError(f"no encoder can take this request ({away or 'all failed'})", retry_after_s=_RETRY_AFTER_S)
 
     def ranked(self, key: bytes) -> list[Encoder]:
         """Usable encoders, the one that the key belongs to first.
