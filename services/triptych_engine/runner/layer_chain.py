@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -40,13 +40,6 @@ class LayerCall:
 def num_changes(states: Any) -> int:
     """How often a tensor, or what it is a view of, was changed in place; 0 of what does not count that, as inference tensors."""
     return states._version if isinstance(states, torch.Tensor) and not states.is_inference() else 0
-
-
-class ChainedLayer(Protocol):
-    """What a chain needs of a layer; an nn.Module."""
-
-    kernel: LayerKernel | None
-    chain: tuple[LayerChain, int] | None
 
 
 class LayerChain:
@@ -109,11 +102,12 @@ def chain_layers(calls: Sequence[LayerCall], tables: RotaryTables) -> None:
         else:
             links.append([call])
     for link in links:
+        if len(link) == 1:
+            continue
         layers: list[Any] = [call.layer for call in link]
-        chain = LayerChain(layers, [layer.kernel for layer in layers], tables) if len(link) > 1 else None
+        chain = LayerChain(layers, [layer.kernel for layer in layers], tables)
         for place, layer in enumerate(layers):
-            if chain is not None:
-                layer.chain = chain, place
+            layer.chain = chain, place
 
 
 def _follows(before: LayerCall, call: LayerCall) -> bool:
