@@ -8,7 +8,6 @@ cores, is learned from each step.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
@@ -20,9 +19,12 @@ _LEAST_SHARE = 0.5
 #: Where decoding alone takes longer than the longest step wanted, prompts may add this much of it.
 _LEAST_ADDITION = 0.5
 
-
 #: Tokens after which a stream is one that must not be held up. Whoever reads the first few has waited longer for the first.
-FLOWING = 8
+FLOWING = 12
+#: Until one flows, prompts get at least this share of a step, and it may take so many times the longest otherwise wanted. Of 64
+#: requests that come at once the last has its first token after half the time that it takes with the bounds above.
+_BEGINNING_SHARE = 0.9
+_BEGINNING_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class StepPacer:
 
     Args:
         costs: measured on this machine, with nothing else on it.
-        max_step_s: longest step while anybody decodes, as far as the prompts in it are concerned, once a stream flows.
+        max_step_s: longest step once a stream flows, as far as the prompts in it are concerned.
         min_prompt_tokens: however slow the machine, prompts go on by so many tokens.
     """
 
@@ -58,18 +60,20 @@ class StepPacer:
         """Prompt tokens for the next step.
 
         Prompts get half of it, or as much as their share of all requests if that is more, but not more than max_step_s leaves.
+        Until a stream flows they get more: requests that come together shall begin together, rather than one after the other
+        beside the first of them.
 
         Args:
             num_decoding: sequences that wait for their next token; at least one.
             num_prompts: requests that have prompt tokens to compute.
-            flowing: one of the sequences has got FLOWING tokens; if none has, max_step_s does not count. Those that begin at
-                once thereby begin at nearly the same time, rather than one after the other beside the first of them.
+            flowing: one of the sequences has got FLOWING tokens.
             encoding: media are being encoded meanwhile.
         """
         factor = median(self._factors[encoding])
         decoding_s = factor * self._expected_s(num_decoding, 0)
-        share = max(_LEAST_SHARE, num_prompts / (num_decoding + num_prompts))
-        longest_s = max(self._max_step_s, decoding_s * (1 + _LEAST_ADDITION)) if flowing else math.inf
+        share = max(_LEAST_SHARE if flowing else _BEGINNING_SHARE, num_prompts / (num_decoding + num_prompts))
+        wanted_s = self._max_step_s if flowing else _BEGINNING_STEPS * self._max_step_s
+        longest_s = max(wanted_s, decoding_s * (1 + _LEAST_ADDITION))
         prompts_s = min(longest_s, decoding_s / (1 - share)) - decoding_s
         return max(self._min_prompt_tokens, round(prompts_s / (factor * max(self._costs.prompt_token_s, 1e-9))))
 

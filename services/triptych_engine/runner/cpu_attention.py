@@ -10,6 +10,7 @@ import torch
 
 from triptych_engine.runner.attention import AttentionMetadata, LayerShape
 from triptych_engine.runner.cpu_kernels import ATTENTION_TYPES, CpuKernels
+from triptych_engine.runner.huge_pages import HugePages
 from triptych_engine.runner.kernel_args import KernelArgs
 
 _LANES = 16
@@ -37,10 +38,11 @@ class CpuAttention:
         self._block_size = block_size
         self._addresses: dict[tuple[int, ...], tuple[Any, Any]] = {}  # layers -> arrays, see layer_args
         # Not zeroed: pages that no request has touched take no memory.
+        pages = HugePages()
         self._cache = {
             index: (
-                torch.empty(num_blocks, shape.num_kv_heads, shape.head_dim, block_size, dtype=dtype),
-                torch.empty(num_blocks, shape.num_kv_heads, block_size, shape.v_head_dim, dtype=dtype),
+                pages.empty(num_blocks, shape.num_kv_heads, shape.head_dim, block_size, dtype=dtype),
+                pages.empty(num_blocks, shape.num_kv_heads, block_size, shape.v_head_dim, dtype=dtype),
             )
             for index, shape in layers.items()
         }

@@ -13,6 +13,7 @@ import torch
 from triptych_common.model_store import cache_dir
 
 from triptych_engine.runner import kernel_build
+from triptych_engine.runner.huge_pages import HugePages
 from triptych_engine.runner.kernel_args import DecoderLayerArgs, DecoderStepArgs, KernelArgs
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class CpuKernels:
         #: Address of int64 [3] to which it adds nanoseconds of products, attention and the rest (csrc/stage_clock.h), or None.
         self.stage_ns: int | None = None
         self._workspace = _Workspace()
+        self._pages = HugePages()  # of packed weights
         self._argmax = library.triptych_argmax
         self._argmax.argtypes = [pointer, count, count, pointer, pointer]
 
@@ -115,7 +117,7 @@ class CpuKernels:
         """
         num_words = -(-num_rows // 16) * 16 * words_per_row
         if len(self._workspace.memory) < num_words:
-            self._workspace.memory = torch.empty(num_words)
+            self._workspace.memory = HugePages().empty(num_words, dtype=torch.float32)
         return self._workspace.memory.data_ptr()
 
     def pack_linear(self, weight: torch.Tensor) -> torch.Tensor:
@@ -123,7 +125,7 @@ class CpuKernels:
         weight = weight.contiguous()  # in a variable: it must outlive the call
         out_features, in_features = weight.shape
         panel, inputs = self.linear_panel, self._linear_inputs
-        packed = torch.empty(-(-out_features // panel), -(-in_features // inputs) * inputs // 2, panel, dtype=torch.int32)
+        packed = self._pages.empty(-(-out_features // panel), -(-in_features // inputs) * inputs // 2, panel, dtype=torch.int32)
         self._linear_pack(weight.data_ptr(), packed.data_ptr(), out_features, in_features)
         return packed
 
@@ -150,7 +152,7 @@ class CpuKernels:
         """A weight [out, in] fp32 quantised, as `linear_int8` wants it: [ceil(out / linear_panel), words of a panel] int32."""
         weight = weight.contiguous()  # as above
         out_features, in_features = weight.shape
-        packed = torch.empty(-(-out_features // self.linear_panel), self._int8_panel_words(in_features), dtype=torch.int32)
+        packed = self._pages.empty(-(-out_features // self.linear_panel), self._int8_panel_words(in_features), dtype=torch.int32)
         self._int8_pack(weight.data_ptr(), packed.data_ptr(), out_features, in_features)
         return packed
 

@@ -38,7 +38,8 @@ def test_however_many_prompts_wait_no_step_exceeds_the_longest():
 
 def test_streams_that_have_only_begun_bear_a_longer_step():
     pacer = StepPacer(COSTS, max_step_s=0.1)
-    assert pacer.prompt_tokens(num_decoding=4, num_prompts=100, flowing=False) == 300  # 25 times 24 ms
+    assert pacer.prompt_tokens(num_decoding=4, num_prompts=100, flowing=False) == 238  # (5 * 100 - 24) / 2
+    assert pacer.prompt_tokens(num_decoding=4, num_prompts=1, flowing=False) == 108  # nine times 24 ms
 
 
 def prompts_beside(num_output_tokens: int) -> int:
@@ -55,7 +56,7 @@ def prompts_beside(num_output_tokens: int) -> int:
 
 
 def test_requests_that_come_together_begin_together():
-    assert prompts_beside(FLOWING - 1) == 200
+    assert prompts_beside(FLOWING - 1) == 114  # (5 * 50 - 21) / 2
     assert prompts_beside(FLOWING) == 14  # (50 - 21) / 2
 
 
@@ -126,6 +127,12 @@ def step(scheduler: Scheduler, runner: FakeRunner) -> dict[str, int]:
     return scheduled.num_scheduled_tokens
 
 
+def a_flowing_stream(scheduler: Scheduler, runner: FakeRunner, tokens_left: int = 50) -> None:
+    scheduler.add(a_request("stream", [1, 2, 3], max_tokens=FLOWING + tokens_left))
+    for _ in range(FLOWING):
+        step(scheduler, runner)
+
+
 def test_a_prompt_with_nobody_beside_it_gets_the_whole_step():
     scheduler = a_paced_scheduler()
     scheduler.add(a_request("r", list(range(40))))
@@ -134,8 +141,7 @@ def test_a_prompt_with_nobody_beside_it_gets_the_whole_step():
 
 def test_a_prompt_beside_streams_gets_its_share_until_they_end():
     scheduler, runner = a_paced_scheduler(), FakeRunner()
-    scheduler.add(a_request("stream", [1, 2, 3], max_tokens=3))
-    step(scheduler, runner)
+    a_flowing_stream(scheduler, runner, tokens_left=2)
     scheduler.add(a_request("prompt", list(range(40))))
     assert step(scheduler, runner) == {"stream": 1, "prompt": 10}  # 21 ms each
     assert step(scheduler, runner) == {"stream": 1, "prompt": 10}
@@ -156,8 +162,7 @@ def test_a_prompt_that_goes_first_does_not_stop_the_streams_behind_it(paced: boo
 
 def test_a_span_longer_than_the_share_is_computed_in_the_next_step():
     scheduler, runner = a_paced_scheduler(), FakeRunner()
-    scheduler.add(a_request("stream", [1, 2, 3]))
-    step(scheduler, runner)
+    a_flowing_stream(scheduler, runner)
     scheduler.add(a_media_request("picture", [(b"cat", (20,)), 2], Bidirectional.IMAGES))
     ((order,), _) = scheduler.take_fetches()
     scheduler.arrive(order.number, fake_embeddings(order.key, order.num_tokens))
@@ -209,8 +214,7 @@ def test_priority_comes_before_length():
 @pytest.mark.parametrize("others", [[("dog", 18)], [("dog", 18), ("owl", 16)], []])
 def test_spans_that_wait_do_not_take_each_others_turn(others: list[tuple[str, int]]):
     scheduler, runner = a_paced_scheduler(num_blocks=128), FakeRunner()
-    scheduler.add(a_request("stream", [1, 2, 3], max_tokens=100))
-    step(scheduler, runner)
+    a_flowing_stream(scheduler, runner, tokens_left=100)
     names = [("cat", 20), *others]
     for name, length in names:
         scheduler.add(a_media_request(name, [(name.encode(), (length,)), 2], Bidirectional.PROMPT, max_tokens=1))

@@ -8,15 +8,20 @@
 
 #pragma once
 
+#include <iterator>
 #include <memory>
+#include <numeric>
+#include <type_traits>
 
-#include "vector.h"
+#include "attention_products.h"
 
 namespace triptych {
 
-constexpr int kKeyTile = 128;     // keys whose scores are held at once
 constexpr int kRowTile = 32;      // query rows (tokens x grouped heads) that share a pass over the keys
 constexpr float kMasked = -1e30f; // below any real score; finite, so that differences stay finite
+
+template <class T>
+constexpr bool kNarrow = !std::is_same_v<T, float>;
 
 // One layer's call. Strides in elements; the last dimension of q, k, v is contiguous, out is [T, Hq, Dv] and dense.
 struct PagedAttentionArgs {
@@ -57,165 +62,167 @@ inline void write_token(const Args& a, int t) {
   }
 }
 
-// scores[r][0..16*NB) = q[r] . K for R rows and NB groups of 16 keys.
-template <class T, int R, int NB>
-inline void scores_kernel(const float* q, int D, const T* const* keys, int key_stride, float* scores) {
-  vf acc[R][NB];
-  for (int r = 0; r < R; r++)
-    for (int n = 0; n < NB; n++) acc[r][n] = vf{};
-  for (int d = 0; d < D; d++) {
-    vf k[NB];
-    for (int n = 0; n < NB; n++) k[n] = load(keys[n] + (int64_t)d * key_stride);
-    for (int r = 0; r < R; r++)
-      for (int n = 0; n < NB; n++) acc[r][n] += q[r * D + d] * k[n];
-  }
-  for (int r = 0; r < R; r++)
-    for (int n = 0; n < NB; n++) store(scores + r * kKeyTile + n * kLanes, acc[r][n]);
-}
-
-template <class T, int NB>
-inline void scores_rows(const float* q, int rows, int D, const T* const* keys, int key_stride, float* scores) {
-  constexpr int kMax = NB >= 2 ? 6 : 8;
-  for (int r = 0; r < rows;) {
-    const float* qr = q + r * D;
-    float* s = scores + r * kKeyTile;
-    const int left = rows - r;
-    if (left >= kMax) { scores_kernel<T, kMax, NB>(qr, D, keys, key_stride, s); r += kMax; }
-    else if (left >= 4) { scores_kernel<T, 4, NB>(qr, D, keys, key_stride, s); r += 4; }
-    else if (left == 3) { scores_kernel<T, 3, NB>(qr, D, keys, key_stride, s); r += 3; }
-    else if (left == 2) { scores_kernel<T, 2, NB>(qr, D, keys, key_stride, s); r += 2; }
-    else { scores_kernel<T, 1, NB>(qr, D, keys, key_stride, s); r += 1; }
-  }
-}
-
-// out[r][0..16*C) += weights[r] . V for R rows and n keys of one block.
-template <class T, int R, int C>
-inline void values_kernel(const float* weights, const T* values, int n, int Dv, float* out) {
-  vf acc[R][C];
-  for (int r = 0; r < R; r++)
-    for (int c = 0; c < C; c++) acc[r][c] = load(out + r * Dv + c * kLanes);
-  for (int j = 0; j < n; j++) {
-    vf v[C];
-    for (int c = 0; c < C; c++) v[c] = load(values + (int64_t)j * Dv + c * kLanes);
-    for (int r = 0; r < R; r++)
-      for (int c = 0; c < C; c++) acc[r][c] += weights[r * kKeyTile + j] * v[c];
-  }
-  for (int r = 0; r < R; r++)
-    for (int c = 0; c < C; c++) store(out + r * Dv + c * kLanes, acc[r][c]);
-}
-
-template <class T, int C>
-inline void values_rows(const float* weights, int rows, const T* values, int n, int Dv, float* out) {
-  for (int r = 0; r < rows;) {
-    const float* w = weights + r * kKeyTile;
-    float* o = out + r * Dv;
-    const int left = rows - r;
-    if (left >= 6) { values_kernel<T, 6, C>(w, values, n, Dv, o); r += 6; }
-    else if (left >= 4) { values_kernel<T, 4, C>(w, values, n, Dv, o); r += 4; }
-    else if (left == 3) { values_kernel<T, 3, C>(w, values, n, Dv, o); r += 3; }
-    else if (left == 2) { values_kernel<T, 2, C>(w, values, n, Dv, o); r += 2; }
-    else { values_kernel<T, 1, C>(w, values, n, Dv, o); r += 1; }
-  }
-}
-
+// A thread's own memory.
 struct Scratch {
-  float* q;       // [rows, D]
-  float* out;     // [rows, Dv]
-  float* scores;  // [rows, kKeyTile]
+  float* q;        // [rows, D], scaled
+  float* out;      // [rows, Dv], not yet divided by row_sum
+  float* scores;   // [rows, kKeyTile], then weights
+  float* row_max;  // [rows]
+  float* row_sum;  // [rows], of weights relative to row_max
+  float* wide;     // keys [D, 2 * kLanes] or values [kKeyTile, Dv], widened
 };
 
-// One tile of query tokens against one key/value head.
-template <class A, class V, class T>
-inline void attend(const Args& a, int tile, int h, const Scratch& s) {
-  const int D = a.head_dim, Dv = a.v_head_dim, bs = a.block_size, group = a.num_q_heads / a.num_kv_heads;
-  const int t0 = a.tile_start[tile], tokens = a.tile_len[tile], rows = tokens * group;
-  const int32_t* table = a.block_table + (int64_t)a.tile_seq[tile] * a.block_table_stride;
-  float row_max[rows], row_sum[rows];
-  int begin = INT32_MAX, end = 0;
-  for (int t = 0; t < tokens; t++) {
-    begin = std::min(begin, a.window ? std::max(0, a.positions[t0 + t] + 1 - a.window) : 0);
-    end = std::max(end, a.key_end[t0 + t]);
-    for (int g = 0; g < group; g++) {
-      const A* q = (const A*)a.q + (t0 + t) * a.q_stride_t + (h * group + g) * a.q_stride_h;
-      float* row = s.q + (t * group + g) * D;
-      for (int d = 0; d < D; d++) row[d] = to_float(q[d]) * a.scaling;
-      row_max[t * group + g] = a.sinks ? a.sinks[h * group + g] : kMasked;
-      row_sum[t * group + g] = a.sinks ? 1.0f : 0.0f;
-    }
-  }
-  std::memset(s.out, 0, sizeof(float) * rows * Dv);
+// One tile of query tokens against one key/value head: its rows are tokens x grouped heads.
+struct Tile {
+  int head, first_token, tokens, group, rows;
+  const int32_t* table;  // the sequence's blocks
+  int begin, end;        // keys that any of the rows sees
 
-  for (int first = begin / kLanes * kLanes; first < end; first += kKeyTile) {
-    const int last = std::min(first + kKeyTile, end), groups = (last - first + kLanes - 1) / kLanes;
-    for (int n = 0; n < groups; n += 2) {
-      const T* keys[2];
-      for (int i = 0; i < 2; i++) {
-        const int key = first + (n + i) * kLanes;
-        const int64_t block = key < end ? table[key / bs] : 0;
-        keys[i] = (const T*)a.k_cache + (block * a.num_kv_heads + h) * D * bs + key % bs;
-      }
-      if (n + 1 < groups) scores_rows<T, 2>(s.q, rows, D, keys, bs, s.scores + n * kLanes);
-      else scores_rows<T, 1>(s.q, rows, D, keys, bs, s.scores + n * kLanes);
-    }
-    for (int r = 0; r < rows; r++) {
-      const int t = t0 + r / group;
-      const int from = a.window ? a.positions[t] + 1 - a.window : 0, to = a.key_end[t];
-      float* row = s.scores + r * kKeyTile;
-      vf top = splat(row_max[r]);
-      for (int n = 0; n < groups; n++) {
-        vf x = load(row + n * kLanes);
-        if (a.softcap != 0.0f) x = tanh_of(x / a.softcap) * a.softcap;
-        const vi key = iota() + (first + n * kLanes);
-        x = ((key >= from) & (key < to)) ? x : splat(kMasked);
-        store(row + n * kLanes, x);
-        top = top > x ? top : x;
-      }
-      const float new_max = max_of(top), rescale = exp_nonpositive(splat(row_max[r] - new_max))[0];
-      vf sum = vf{};
-      for (int n = 0; n < groups; n++) {
-        const vf x = load(row + n * kLanes);
-        const vf w = x <= kMasked ? vf{} : exp_nonpositive(x - new_max);
-        store(row + n * kLanes, w);
-        sum += w;
-      }
-      if (new_max != row_max[r]) {
-        row_sum[r] *= rescale;
-        for (int c = 0; c < Dv; c += kLanes) store(s.out + r * Dv + c, load(s.out + r * Dv + c) * rescale);
-        row_max[r] = new_max;
-      }
-      row_sum[r] += sum_of(sum);
-    }
-    for (int key = first; key < last;) {
-      const int n = std::min(bs - key % bs, last - key);
-      const int64_t block = table[key / bs];
-      const T* values = (const T*)a.v_cache + ((block * a.num_kv_heads + h) * bs + key % bs) * (int64_t)Dv;
-      const float* w = s.scores + (key - first);
-      int c = 0;
-      for (; c + 4 * kLanes <= Dv; c += 4 * kLanes) values_rows<T, 4>(w, rows, values + c, n, Dv, s.out + c);
-      for (; c < Dv; c += kLanes) values_rows<T, 1>(w, rows, values + c, n, Dv, s.out + c);
-      key += n;
+  Tile(const Args& a, int tile, int h)
+      : head(h), first_token(a.tile_start[tile]), tokens(a.tile_len[tile]), group(a.num_q_heads / a.num_kv_heads), rows(tokens * group),
+        table(a.block_table + (int64_t)a.tile_seq[tile] * a.block_table_stride), begin(INT32_MAX), end(0) {
+    for (int t = first_token; t < first_token + tokens; t++) {
+      begin = std::min(begin, first_key(a, t));
+      end = std::max(end, a.key_end[t]);
     }
   }
-  for (int r = 0; r < rows; r++) {
-    V* out = (V*)a.out + ((int64_t)(t0 + r / group) * a.num_q_heads + h * group + r % group) * Dv;
-    const float scale = row_sum[r] > 0.0f ? 1.0f / row_sum[r] : 0.0f;
-    for (int c = 0; c < Dv; c += kLanes) store(out + c, load(s.out + r * Dv + c) * scale);
+  static int first_key(const Args& a, int token) { return a.window ? std::max(0, a.positions[token] + 1 - a.window) : 0; }
+  int token(int row) const { return first_token + row / group; }
+  int q_head(int row) const { return head * group + row % group; }
+  // Of the block's part that belongs to the head.
+  template <class T>
+  const T* keys(const Args& a, int key) const {
+    const int64_t block = table[key / a.block_size];
+    return (const T*)a.k_cache + (block * a.num_kv_heads + head) * a.head_dim * a.block_size + key % a.block_size;
+  }
+  template <class T>
+  const T* values(const Args& a, int key) const {
+    const int64_t block = table[key / a.block_size];
+    return (const T*)a.v_cache + ((block * a.num_kv_heads + head) * a.block_size + key % a.block_size) * (int64_t)a.v_head_dim;
+  }
+};
+
+template <class A>
+inline void begin_rows(const Args& a, const Tile& tile, const Scratch& s) {
+  for (int r = 0; r < tile.rows; r++) {
+    const A* q = (const A*)a.q + tile.token(r) * a.q_stride_t + tile.q_head(r) * a.q_stride_h;
+    for (int d = 0; d < a.head_dim; d++) s.q[r * a.head_dim + d] = to_float(q[d]) * a.scaling;
+    s.row_max[r] = a.sinks ? a.sinks[tile.q_head(r)] : kMasked;
+    s.row_sum[r] = a.sinks ? 1.0f : 0.0f;
+  }
+  std::memset(s.out, 0, sizeof(float) * tile.rows * a.v_head_dim);
+}
+
+// Scores of keys first to last, by pairs of groups of 16.
+template <class T>
+inline void score_keys(const Args& a, const Tile& tile, const Scratch& s, int first, int last) {
+  const int D = a.head_dim;
+  for (int key = first; key < last; key += 2 * kLanes) {
+    const bool both = key + kLanes < last;
+    const T* keys[] = {tile.keys<T>(a, key), both ? tile.keys<T>(a, key + kLanes) : nullptr};
+    float* scores = s.scores + (key - first);
+    if (!both) {
+      scores_rows<T, 1>(s.q, tile.rows, D, keys, a.block_size, scores);
+    } else if (kNarrow<T> && tile.rows > kScoreRows) {
+      for (int n = 0; n < 2; n++)
+        for (int d = 0; d < D; d++) store(s.wide + d * 2 * kLanes + n * kLanes, load(keys[n] + (int64_t)d * a.block_size));
+      const float* wide[] = {s.wide, s.wide + kLanes};
+      scores_rows<float, 2>(s.q, tile.rows, D, wide, 2 * kLanes, scores);
+    } else {
+      scores_rows<T, 2>(s.q, tile.rows, D, keys, a.block_size, scores);
+    }
+  }
+}
+
+// Makes weights of a row's scores of keys first to last: masked, relative to the largest score so far, to which what was summed up
+// before is scaled.
+inline void weigh_row(const Args& a, const Tile& tile, const Scratch& s, int r, int first, int last) {
+  const int from = Tile::first_key(a, tile.token(r)), to = a.key_end[tile.token(r)], groups = (last - first + kLanes - 1) / kLanes;
+  float* row = s.scores + r * kKeyTile;
+  vf top = splat(s.row_max[r]);
+  for (int n = 0; n < groups; n++) {
+    vf x = load(row + n * kLanes);
+    if (a.softcap != 0.0f) x = tanh_of(x / a.softcap) * a.softcap;
+    const vi key = iota() + (first + n * kLanes);
+    x = ((key >= from) & (key < to)) ? x : splat(kMasked);
+    store(row + n * kLanes, x);
+    top = top > x ? top : x;
+  }
+  const float new_max = max_of(top);
+  vf sum = vf{};
+  for (int n = 0; n < groups; n++) {
+    const vf x = load(row + n * kLanes);
+    const vf w = x <= kMasked ? vf{} : exp_nonpositive(x - new_max);
+    store(row + n * kLanes, w);
+    sum += w;
+  }
+  if (new_max != s.row_max[r]) {
+    const float rescale = exp_nonpositive(splat(s.row_max[r] - new_max))[0];
+    float* out = s.out + r * a.v_head_dim;
+    for (int c = 0; c < a.v_head_dim; c += kLanes) store(out + c, load(out + c) * rescale);
+    s.row_sum[r] *= rescale;
+    s.row_max[r] = new_max;
+  }
+  s.row_sum[r] += sum_of(sum);
+}
+
+// weights: [rows, kKeyTile], of n values, which lie one after the other.
+template <class T>
+inline void add_block(const Args& a, const Tile& tile, const Scratch& s, const float* weights, const T* values, int n) {
+  const int Dv = a.v_head_dim;
+  int c = 0;
+  for (; c + 4 * kLanes <= Dv; c += 4 * kLanes) values_rows<T, 4>(weights, tile.rows, values + c, n, Dv, s.out + c);
+  for (; c < Dv; c += kLanes) values_rows<T, 1>(weights, tile.rows, values + c, n, Dv, s.out + c);
+}
+
+template <class T>
+inline void add_values(const Args& a, const Tile& tile, const Scratch& s, int first, int last) {
+  for (int key = first, n; key < last; key += n) {
+    n = std::min(a.block_size - key % a.block_size, last - key);
+    const T* values = tile.values<T>(a, key);
+    if (kNarrow<T> && tile.rows > kValueRows) {
+      for (int i = 0; i < n * a.v_head_dim; i += kLanes) store(s.wide + i, load(values + i));
+      add_block(a, tile, s, s.scores + (key - first), (const float*)s.wide, n);
+    } else {
+      add_block(a, tile, s, s.scores + (key - first), values, n);
+    }
+  }
+}
+
+// Queries and keys that come are of type A, values and results of type V, the cache of type T.
+template <class A, class V, class T>
+inline void attend(const Args& a, const Tile& tile, const Scratch& s) {
+  begin_rows<A>(a, tile, s);
+  for (int first = tile.begin / kLanes * kLanes; first < tile.end; first += kKeyTile) {
+    const int last = std::min(first + kKeyTile, tile.end);
+    score_keys<T>(a, tile, s, first, last);
+    for (int r = 0; r < tile.rows; r++) weigh_row(a, tile, s, r, first, last);
+    add_values<T>(a, tile, s, first, last);
+  }
+  for (int r = 0; r < tile.rows; r++) {
+    V* out = (V*)a.out + ((int64_t)tile.token(r) * a.num_q_heads + tile.q_head(r)) * a.v_head_dim;
+    const float scale = s.row_sum[r] > 0.0f ? 1.0f / s.row_sum[r] : 0.0f;
+    for (int c = 0; c < a.v_head_dim; c += kLanes) store(out + c, load(s.out + r * a.v_head_dim + c) * scale);
   }
 }
 
 // This thread's scratch memory for a layer, kept from call to call.
 inline Scratch scratch_for(const Args& a) {
-  const int max_rows = std::max(kRowTile, a.num_q_heads / a.num_kv_heads);
+  const size_t rows = std::max(kRowTile, a.num_q_heads / a.num_kv_heads), D = a.head_dim, Dv = a.v_head_dim;
+  const size_t sizes[] = {rows * D, rows * Dv, rows * kKeyTile, rows, rows, std::max(D * 2 * kLanes, kKeyTile * Dv)};
   // Freed with its thread: the team shrinks and grows when the number of threads is changed.
   static thread_local std::unique_ptr<float[]> memory;
   static thread_local size_t capacity = 0;
-  const size_t need = (size_t)max_rows * (a.head_dim + a.v_head_dim + kKeyTile);
+  const size_t need = std::accumulate(std::begin(sizes), std::end(sizes), size_t(0));
   if (need > capacity) {
     memory.reset(new float[need]);
     capacity = need;
   }
-  float* buffer = memory.get();
-  return {buffer, buffer + max_rows * a.head_dim, buffer + max_rows * (a.head_dim + a.v_head_dim)};
+  Scratch s;
+  float** parts[] = {&s.q, &s.out, &s.scores, &s.row_max, &s.row_sum, &s.wide};
+  float* next = memory.get();
+  for (int i = 0; i < 6; i++) *parts[i] = next, next += sizes[i];
+  return s;
 }
 
 // Both are shared out among the threads of the parallel region that they are called in, who wait at their end.
@@ -229,7 +236,7 @@ inline void attend_shared(const Args& a) {
   const Scratch scratch = scratch_for(a);
   const int items = a.num_tiles * a.num_kv_heads;
 #pragma omp for schedule(dynamic, 1)
-  for (int i = 0; i < items; i++) attend<A, V, T>(a, i / a.num_kv_heads, i % a.num_kv_heads, scratch);
+  for (int i = 0; i < items; i++) attend<A, V, T>(a, Tile(a, i / a.num_kv_heads, i % a.num_kv_heads), scratch);
 }
 
 }  // namespace triptych

@@ -6,6 +6,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 namespace triptych {
 
 constexpr int kLanes = 16;  // floats in a vector
@@ -28,9 +32,13 @@ inline vf load(const float* p) {
   return v;
 }
 inline vf load(const bf16* p) {
+#if defined(__AVX512F__)  // one instruction; GCC makes five of what follows
+  return (vf)((vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i_u*)p)) << 16);
+#else
   vh h;
   std::memcpy(&h, p, sizeof h);
   return (vf)(__builtin_convertvector(h, vu) << 16);
+#endif
 }
 inline vu load(const uint32_t* p) {
   vu v;
@@ -85,15 +93,22 @@ inline vf silu(vf x) {  // x * sigmoid(x), through e^(-|x|), which never overflo
   vf e = exp_nonpositive(x < 0.0f ? x : -x);
   return x * (x < 0.0f ? e : splat(1.0f)) / (1.0f + e);
 }
+// By halves, which are vectors again.
 inline float max_of(vf v) {
-  float m = v[0];
-  for (int i = 1; i < kLanes; i++) m = std::max(m, v[i]);
-  return m;
+  float x[kLanes];
+  std::memcpy(x, &v, sizeof v);
+#pragma GCC unroll 4
+  for (int half = kLanes / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) x[i] = std::max(x[i], x[i + half]);
+  return x[0];
 }
 inline float sum_of(vf v) {
-  float s = 0;
-  for (int i = 0; i < kLanes; i++) s += v[i];
-  return s;
+  float x[kLanes];
+  std::memcpy(x, &v, sizeof v);
+#pragma GCC unroll 4
+  for (int half = kLanes / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) x[i] += x[i + half];
+  return x[0];
 }
 
 }  // namespace triptych
