@@ -18,7 +18,7 @@ _PAGE = 2 << 20
 #: Smaller tensors lie together on regions of this size.
 _REGION = 16 * _PAGE
 _ALIGNMENT = 64
-_ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
+_HAS_ADVICE = hasattr(mmap, "MADV_HUGEPAGE")
 
 
 class HugePages:
@@ -36,7 +36,7 @@ class HugePages:
             MemoryError: the system does not give so much.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
-        if _ADVICE is None or num_bytes == 0:
+        if not _HAS_ADVICE or num_bytes == 0:
             return torch.empty(*shape, dtype=dtype)
         memory = _region(num_bytes) if num_bytes > _REGION // 4 else self._take(num_bytes)
         return memory.view(dtype).view(*shape)
@@ -56,7 +56,7 @@ def _region(num_bytes: int) -> torch.Tensor:
     except OSError as error:
         raise MemoryError(f"the system does not give {num_bytes} bytes of memory: {error.strerror}") from error
     with contextlib.suppress(OSError):  # a system without them
-        memory.madvise(_ADVICE)
+        memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     first = -whole.data_ptr() % _PAGE
     return whole[first : first + num_bytes]
