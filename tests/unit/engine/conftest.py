@@ -1,4 +1,4 @@
-"""The CPU kernels of each instruction set, built once for all tests."""
+"""The CPU kernels of each instruction set, built once for all tests and kept where the engine keeps its own."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import functools
 from collections.abc import Callable
 
 import pytest
+from triptych_common.model_store import cache_dir
 from triptych_engine.runner import kernel_build
 from triptych_engine.runner.cpu_kernels import LINEAR_METHODS, CpuKernels, load_kernels
 
 
 @pytest.fixture(scope="session")
-def kernels_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., CpuKernels]:
+def kernels_for() -> Callable[..., CpuKernels]:
     """(instruction set, further flags of the compiler) -> kernels."""
-    folder = tmp_path_factory.mktemp("kernels")
-    return functools.cache(lambda isa, *flags: CpuKernels(ctypes.CDLL(str(kernel_build.build(isa, folder, flags)))))
+
+    def load(isa: str, *flags: str) -> CpuKernels:
+        library = kernel_build.find(isa, flags) or kernel_build.build(isa, cache_dir() / "kernels", flags)
+        return CpuKernels(ctypes.CDLL(str(library)))
+
+    return functools.cache(load)
 
 
 @pytest.fixture(scope="session")

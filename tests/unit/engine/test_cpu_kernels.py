@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -141,7 +142,7 @@ def test_refinement_breaks_ties_that_rounding_makes(kernels: CpuKernels):
     assert kernels.refine_logits(rounded, hidden, weight, None).argmax().item() == 1
 
 
-@pytest.mark.parametrize("size", [1, 16, 100, 49152])
+@pytest.mark.parametrize("size", [1, 16, 100, 1025, 2049, 49152])
 def test_argmax(kernels: CpuKernels, size: int):
     x = torch.randn(7, size)
     value, index = kernels.argmax(x)
@@ -150,11 +151,14 @@ def test_argmax(kernels: CpuKernels, size: int):
 
 
 def test_argmax_takes_the_first_of_equals_and_reports_nan(kernels: CpuKernels):
-    x = torch.zeros(2, 40)
-    x[0, 17] = x[0, 33] = 3.0
+    x = torch.zeros(4, 5000)
+    x[0, [17, 33, 4000]] = 3.0
     x[1, 20] = float("nan")
+    x[2] = float("-inf")
+    x[3] = -1.0
+    x[3, 4999] = 0.0
     value, index = kernels.argmax(x)
-    assert index[0] == 17
+    assert index[[0, 2, 3]].tolist() == [17, 0, 4999]
     assert value[1].isnan()
 
 
@@ -190,9 +194,13 @@ def test_kernels_that_multiply_wrongly_are_not_used(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_prebuilt_library_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    isa = kernel_build.isas_of_this_cpu()[0]
-    built = kernel_build.build(isa, tmp_path / "prebuilt")
-    monkeypatch.setenv("TRIPTYCH_KERNEL_DIR", str(built.parent))
+    assert load_kernels() is not None  # built by now
+    library = kernel_build.find(kernel_build.isas_of_this_cpu()[0])
+    assert library is not None
+    prebuilt = tmp_path / "prebuilt"
+    prebuilt.mkdir()
+    shutil.copy(library, prebuilt)
+    monkeypatch.setenv("TRIPTYCH_KERNEL_DIR", str(prebuilt))
     monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path / "empty"))
     monkeypatch.setenv("PATH", "")
     assert load_kernels.__wrapped__() is not None

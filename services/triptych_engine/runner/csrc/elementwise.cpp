@@ -141,25 +141,30 @@ void triptych_refine_logits(const uint16_t* logits, const uint16_t* hidden, cons
 
 // Index of the largest element of each row, the first of equals, and its value. x: [rows, size] fp32, dense.
 void triptych_argmax(const float* x, int64_t rows, int64_t size, int64_t* index, float* value) {
+  constexpr int64_t kStretch = 64 * kLanes;  // what is looked through for the index
 #pragma omp parallel for schedule(static) if (rows > 1)
   for (int64_t r = 0; r < rows; r++) {
     const float* in = x + r * size;
-    vf top = splat(-__builtin_inff());
+    float largest = -__builtin_inff();
     vi poisoned = vi{};  // lanes that met NaN
-    int64_t i = 0;
-    for (; i + kLanes <= size; i += kLanes) {
-      const vf v = load(in + i);
-      top = v > top ? v : top;
-      poisoned |= v != v;
+    int64_t at = 0, i = 0;
+    while (i + kLanes <= size) {
+      const int64_t first = i, end = std::min(size - kLanes, i + kStretch - kLanes);
+      vf top = splat(-__builtin_inff());
+      for (; i <= end; i += kLanes) {
+        const vf v = load(in + i);
+        top = v > top ? v : top;
+        poisoned |= v != v;
+      }
+      const float of_stretch = max_of(top);
+      if (of_stretch > largest) largest = of_stretch, at = first;
     }
-    float largest = max_of(top);
     int nan = 0;
     for (int j = 0; j < kLanes; j++) nan |= poisoned[j];
     for (; i < size; i++) {
-      largest = std::max(largest, in[i]);
+      if (in[i] > largest) largest = in[i], at = i;
       nan |= in[i] != in[i];
     }
-    int64_t at = 0;
     while (at < size - 1 && in[at] != largest) at++;
     index[r] = at;
     value[r] = nan ? __builtin_nanf("") : largest;
