@@ -248,8 +248,7 @@ def load_kernels() -> CpuKernels | None:
     problem: object = f"there are none for {platform.machine()}"
     for isa in kernel_build.isas_of_this_cpu():
         try:
-            path = kernel_build.find(isa) or kernel_build.build(isa, cache_dir() / "kernels")
-            kernels = CpuKernels(ctypes.CDLL(str(path)))
+            kernels = _load(isa)
         except OSError as error:
             log.info("no CPU kernels for %s: %s", isa, error)
             problem = error
@@ -260,6 +259,15 @@ def load_kernels() -> CpuKernels | None:
         log.warning("the CPU kernels for %s multiply wrongly on this CPU and are not used", isa)
     log.warning("no CPU kernels (%s); falling back to plain torch, which is several times slower", problem)
     return None
+
+
+def _load(isa: str) -> CpuKernels:
+    if (found := kernel_build.find(isa)) is not None:
+        try:
+            return CpuKernels(ctypes.CDLL(str(found)))
+        except OSError as error:  # of another system that shares the folder, say
+            log.warning("%s does not load and is built again: %s", found, error)
+    return CpuKernels(ctypes.CDLL(str(kernel_build.build(isa, cache_dir() / "kernels"))))
 
 
 def _multiplies(kernels: CpuKernels) -> bool:

@@ -206,6 +206,23 @@ def test_a_prebuilt_library_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert load_kernels.__wrapped__() is not None
 
 
+def test_a_library_that_does_not_load_is_built_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    assert load_kernels() is not None  # built by now
+    good = kernel_build.find(kernel_build.isas_of_this_cpu()[0])
+    assert good is not None
+    monkeypatch.delenv("TRIPTYCH_KERNEL_DIR", raising=False)
+    monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path))
+    bad = tmp_path / "kernels" / good.name
+    bad.parent.mkdir()
+    bad.write_text("for another system")
+    monkeypatch.setattr(kernel_build, "build", lambda isa, folder: Path(shutil.copy(good, folder)))
+    assert load_kernels.__wrapped__() is not None
+    assert f"{bad} does not load and is built again" in caplog.text
+    assert bad.read_bytes() == good.read_bytes()
+
+
 @pytest.mark.parametrize("isa", kernel_build.isas_of_this_cpu())
 def test_each_instruction_set_that_this_cpu_has_is_right(isa: str, kernels_for: Callable[[str], CpuKernels]):
     worst = run_both(kernels_for(isa), shape=LayerShape(3, 64, 64), num_q_heads=9, dtype=torch.float32, steps=RAGGED)
