@@ -227,10 +227,14 @@ def check_parity(
     is_exact = loaded.dtype == torch.float32 and cache_dtype in (torch.float32, None)
     required = _INT8_SIMILARITY if quantized else 0.9999 if is_exact else 0.99
     if not similarity >= required:
-        where = "quantised to int8" if quantized else "on the paged cache"
+        where, remedy = "on the paged cache", ""
+        if quantized:
+            where, remedy = "quantised to int8", "; it can be served without --quantization"
+        elif cache_dtype is not None and cache_dtype != torch.promote_types(cache_dtype, loaded.dtype):  # an exact one passed
+            where = f"with a KV cache in {str(cache_dtype).removeprefix('torch.')}"
+            remedy = "; it can be served with --kv-cache-dtype float32"
         raise UnsupportedModelError(
             f"cannot serve {name} ({loaded.config.model_type}): {where} its logits differ from transformers' own "
-            f"(cosine similarity {similarity:.4f}, at least {required} is required)"
-            + ("; it can be served without --quantization" if quantized else "")
+            f"(cosine similarity {similarity:.4f}, at least {required} is required){remedy}"
         )
     log.info("%s logits agree with transformers' own (cosine similarity %.5f)", "int8" if quantized else "paged", similarity)

@@ -94,5 +94,7 @@ def test_logits_that_differ_from_transformers_are_refused(tmp_path: Path):
     check_parity(loaded, loaded.probe_logits, "tiny")
     with pytest.raises(UnsupportedModelError, match="its logits differ from transformers' own"):
         check_parity(loaded, loaded.probe_logits.roll(1, 0), "tiny")
+    with pytest.raises(UnsupportedModelError, match=r"with a KV cache in bfloat16 .* with --kv-cache-dtype float32"):
+        check_parity(loaded, loaded.probe_logits.roll(1, 0), "tiny", cache_dtype=torch.bfloat16)
     with pytest.raises(UnsupportedModelError, match="nan"):
         check_parity(loaded, loaded.probe_logits * float("nan"), "tiny")
