@@ -29,7 +29,8 @@ class Announcements:
         announcement.until_s = time.monotonic() + for_s
         self._by_key.move_to_end(key)
         if len(self._by_key) > _MAX_ANNOUNCED:
-            self._by_key.popitem(last=False)
+            _, forgotten = self._by_key.popitem(last=False)
+            forgotten.begun.set()  # nobody would tell those who wait for it
 
     def begin(self, key: bytes) -> None:
         """The bytes are here: whoever waits for them goes on."""
@@ -38,7 +39,8 @@ class Announcements:
             announcement.begun.set()
 
     async def wait_for(self, key: bytes) -> bool:
-        """Wait until the bytes of an announced key are here; False when nobody announced it, or nothing came."""
+        """Wait until the bytes of an announced key are here, or it is worth while to look again; False when nobody announced it, or
+        nothing came."""
         announcement = self._by_key.get(key)
         if announcement is None:
             return False
@@ -50,6 +52,9 @@ class Announcements:
             async with asyncio.timeout(left_s):
                 await announcement.begun.wait()
         except TimeoutError:
-            # Announced again in the meantime, perhaps.
-            return announcement.until_s > time.monotonic()
+            # In the same turn of the loop the bytes may have come, and announced again it may be.
+            if not announcement.begun.is_set() and announcement.until_s <= time.monotonic():
+                if self._by_key.get(key) is announcement:
+                    del self._by_key[key]
+                return False
         return True

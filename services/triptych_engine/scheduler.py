@@ -27,7 +27,7 @@ from triptych_engine.output import SchedulerOutput, SequenceOutput, StepResult, 
 from triptych_engine.prompt_planner import PromptPlanner
 from triptych_engine.request import FinishReason, Request, RequestStatus
 from triptych_engine.request_queue import RequestQueue
-from triptych_engine.step_pacer import FLOWING, StepPacer
+from triptych_engine.step_pacer import BEGINNING_STEPS, StepPacer
 from triptych_engine.step_plan import Reservation, StepPlan
 
 
@@ -74,6 +74,7 @@ class Scheduler:
         )
         self._prompts = PromptPlanner(kv_cache, self._media, self._waiting, self._running, max_num_seqs)
         self._pacer = pacer
+        self._steps_decoding = 0  # one after the other, up to the newest
         self._reservation: Reservation | None = None  # for the next step
         self._idle = False  # nothing can be computed until somebody comes, goes, or gets embeddings
         self._arrivals = 0
@@ -209,13 +210,14 @@ class Scheduler:
     def _new_plan(self) -> StepPlan:
         decoding = [request for request in self._running if request.decodes]
         num_decoding = len(decoding)
+        self._steps_decoding = self._steps_decoding + 1 if decoding else 0
         max_prompt_tokens = max(1, self._max_num_batched_tokens - num_decoding)
         if num_decoding and self._pacer is not None:
             free_seats = self._max_num_seqs - len(self._running)
             num_prompts = sum(request.num_left > 1 for request in self._running) + min(free_seats, len(self._waiting))
             if num_prompts:
-                flowing = any(request.num_output_tokens >= FLOWING for request in decoding)
-                paced = self._pacer.prompt_tokens(num_decoding, num_prompts, flowing=flowing, encoding=self._awaits_embeddings)
+                beginning = self._steps_decoding <= BEGINNING_STEPS
+                paced = self._pacer.prompt_tokens(num_decoding, num_prompts, beginning=beginning, encoding=self._awaits_embeddings)
                 max_prompt_tokens = min(max_prompt_tokens, paced)
         return StepPlan(self._media, self._max_num_batched_tokens, max_prompt_tokens, self._reservation)
 

@@ -41,7 +41,8 @@ class EngineSettings(GrpcServiceSettings):
         float,
         Field(
             gt=0,
-            description="Longest step while a stream flows, in milliseconds; prompts are cut to fit into it.",
+            description="Longest step while others decode, in milliseconds; prompts are cut to fit into it. The first twelve steps "
+            "of requests that come together may take five times as long.",
         ),
     ] = 70.0
     max_waiting: Annotated[int, Field(ge=0, description="Requests that may wait; further ones are refused.")] = 2048

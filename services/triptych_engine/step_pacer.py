@@ -19,12 +19,12 @@ _LEAST_SHARE = 0.5
 #: Where decoding alone takes longer than the longest step wanted, prompts may add this much of it.
 _LEAST_ADDITION = 0.5
 
-#: Tokens after which a stream is one that must not be held up. Whoever reads the first few has waited longer for the first.
-FLOWING = 12
-#: Until one flows, prompts get at least this share of a step, and it may take so many times the longest otherwise wanted. Of 64
-#: requests that come at once the last has its first token after half the time that it takes with the bounds above.
+#: Steps since somebody began to decode while nobody did, in which prompts get at least this share, and which may take so many times
+#: the longest otherwise wanted. Of 64 requests that come at once all have begun by then, the last in two thirds of the time. Steps
+#: are counted, not tokens of a stream: where all outputs are short, no prompt would ever find a stream that is old enough.
+BEGINNING_STEPS = 12
 _BEGINNING_SHARE = 0.9
-_BEGINNING_STEPS = 5
+_BEGINNING_STRETCH = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class StepPacer:
 
     Args:
         costs: measured on this machine, with nothing else on it.
-        max_step_s: longest step once a stream flows, as far as the prompts in it are concerned.
+        max_step_s: longest step while anybody decodes, as far as the prompts in it are concerned; at the beginning more.
         min_prompt_tokens: however slow the machine, prompts go on by so many tokens.
     """
 
@@ -56,23 +56,23 @@ class StepPacer:
         # What steps with prompts took, in units of what was expected of them; of those beside an encoder on the same cores apart.
         self._factors = {encoding: deque([1.0], _WINDOW) for encoding in (False, True)}
 
-    def prompt_tokens(self, num_decoding: int, num_prompts: int, *, flowing: bool = True, encoding: bool = False) -> int:
+    def prompt_tokens(self, num_decoding: int, num_prompts: int, *, beginning: bool = False, encoding: bool = False) -> int:
         """Prompt tokens for the next step.
 
         Prompts get half of it, or as much as their share of all requests if that is more, but not more than max_step_s leaves.
-        Until a stream flows they get more: requests that come together shall begin together, rather than one after the other
-        beside the first of them.
+        At the beginning they get more: requests that come together shall begin together, rather than one after the other beside
+        the first of them.
 
         Args:
             num_decoding: sequences that wait for their next token; at least one.
             num_prompts: requests that have prompt tokens to compute.
-            flowing: one of the sequences has got FLOWING tokens.
+            beginning: this is one of the first BEGINNING_STEPS.
             encoding: media are being encoded meanwhile.
         """
         factor = median(self._factors[encoding])
         decoding_s = factor * self._expected_s(num_decoding, 0)
-        share = max(_LEAST_SHARE if flowing else _BEGINNING_SHARE, num_prompts / (num_decoding + num_prompts))
-        wanted_s = self._max_step_s if flowing else _BEGINNING_STEPS * self._max_step_s
+        share = max(_BEGINNING_SHARE if beginning else _LEAST_SHARE, num_prompts / (num_decoding + num_prompts))
+        wanted_s = self._max_step_s * (_BEGINNING_STRETCH if beginning else 1)
         longest_s = max(wanted_s, decoding_s * (1 + _LEAST_ADDITION))
         prompts_s = min(longest_s, decoding_s / (1 - share)) - decoding_s
         return max(self._min_prompt_tokens, round(prompts_s / (factor * max(self._costs.prompt_token_s, 1e-9))))

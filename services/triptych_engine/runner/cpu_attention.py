@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from triptych_engine.runner.huge_pages import HugePages
 from triptych_engine.runner.kernel_args import KernelArgs
 
 _LANES = 16
+_LINE_BYTES = 64  # of the processor's caches
 
 
 class CpuAttention:
@@ -37,15 +39,7 @@ class CpuAttention:
         self._dtype = dtype
         self._block_size = block_size
         self._addresses: dict[tuple[int, ...], tuple[Any, Any]] = {}  # layers -> arrays, see layer_args
-        # Not zeroed: pages that no request has touched take no memory.
-        pages = HugePages()
-        self._cache = {
-            index: (
-                pages.empty(num_blocks, shape.num_kv_heads, shape.head_dim, block_size, dtype=dtype),
-                pages.empty(num_blocks, shape.num_kv_heads, block_size, shape.v_head_dim, dtype=dtype),
-            )
-            for index, shape in layers.items()
-        }
+        self._cache = _allocate(layers, num_blocks, block_size, dtype)
 
     def free(self) -> None:
         self._cache, self._addresses = {}, {}
@@ -142,3 +136,28 @@ class CpuAttention:
 
 def _last_dim_dense(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _allocate(
+    layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype
+) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """Layer -> keys, values. Not zeroed: pages that no request has touched take no memory.
+
+    Each layer's lie together. With the same block of all layers side by side memory would be taken in smaller portions, but each
+    layer's attention would go through more pages than the processor remembers: at 8 x 4,000 tokens that took a tenth longer.
+    """
+    line = _LINE_BYTES // dtype.itemsize
+    shapes = {
+        index: (
+            (num_blocks, shape.num_kv_heads, shape.head_dim, block_size),
+            (num_blocks, shape.num_kv_heads, block_size, shape.v_head_dim),
+        )
+        for index, shape in layers.items()
+    }
+    sizes = [-(-math.prod(shape) // line) * line for pair in shapes.values() for shape in pair]
+    parts = iter(HugePages().empty(sum(sizes), dtype=dtype).split(sizes))
+
+    def part(shape: tuple[int, ...]) -> torch.Tensor:
+        return next(parts)[: math.prod(shape)].view(shape)
+
+    return {index: (part(keys), part(values)) for index, (keys, values) in shapes.items()}

@@ -30,16 +30,16 @@ class HugePages:
         self._lock = threading.Lock()
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Like torch.empty, on the CPU. What is not written to takes no memory, but for the rest of a page that is.
+        """Like torch.empty, on the CPU. What is not written to takes no memory, but for the rest of a page: up to 2 MiB.
 
         Raises:
             MemoryError: the system does not give so much.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
         if not _HAS_ADVICE or num_bytes == 0:
-            return torch.empty(*shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype)
         memory = _region(num_bytes) if num_bytes > _REGION // 4 else self._take(num_bytes)
-        return memory.view(dtype).view(*shape)
+        return memory.view(dtype).view(shape)
 
     def _take(self, num_bytes: int) -> torch.Tensor:
         with self._lock:
@@ -53,8 +53,8 @@ def _region(num_bytes: int) -> torch.Tensor:
     """uint8, that begins with a page."""
     try:
         memory = mmap.mmap(-1, num_bytes + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"the system does not give {num_bytes} bytes of memory: {error.strerror}") from error
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"the system does not give {num_bytes} bytes of memory: {error}") from error
     with contextlib.suppress(OSError):  # a system without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from triptych_encoder import announcements
@@ -25,7 +26,18 @@ async def test_nobody_waits_for_what_was_not_announced_or_did_not_come() -> None
     assert not await announced.wait_for(b"key")
     announced.announce(b"key", for_s=0.01)
     assert not await announced.wait_for(b"key")
+    assert not announced._by_key, "nothing is left of it"
     announced.begin(b"never announced")
+
+
+async def test_bytes_that_come_as_the_time_ends_are_not_missed() -> None:
+    announced = Announcements()
+    announced.announce(b"key", for_s=0.01)
+    wait = asyncio.create_task(announced.wait_for(b"key"))
+    await asyncio.sleep(0)
+    time.sleep(0.05)  # noqa: ASYNC251  # the loop's next turn finds the end of the time, and the bytes
+    announced.begin(b"key")
+    assert await wait
 
 
 async def test_announced_again_is_waited_for_again() -> None:
@@ -43,3 +55,14 @@ async def test_the_oldest_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) ->
     for key in (b"a", b"b", b"a", b"c"):
         announced.announce(key, for_s=0.01)
     assert list(announced._by_key) == [b"a", b"c"]
+
+
+async def test_nobody_waits_on_for_what_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announcements, "_MAX_ANNOUNCED", 1)
+    announced = Announcements()
+    announced.announce(b"a", for_s=60)
+    wait = asyncio.create_task(announced.wait_for(b"a"))
+    await asyncio.sleep(0)
+    announced.announce(b"b", for_s=60)
+    assert await wait
+    assert not await announced.wait_for(b"a")

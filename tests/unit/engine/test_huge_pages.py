@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import re
 import sys
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from triptych_engine.runner import huge_pages
 from triptych_engine.runner.huge_pages import HugePages
 
 _MIB = 1 << 20
@@ -56,17 +60,37 @@ def test_the_system_is_asked_for_them(num_bytes: int):
     assert flags is not None
     assert "hg" in flags
     assert tensor.data_ptr() % (2 * _MIB) == 0
+    assert (tensor.fill_(7) == 7).all()
 
 
-@linux
-def test_a_region_is_given_back_with_its_last_tensor():
+def test_a_region_is_given_back_with_its_last_tensor(monkeypatch: pytest.MonkeyPatch):
+    regions: list[weakref.ref[mmap.mmap]] = []
+    make = mmap.mmap
+
+    def recorded(*args: Any, **options: Any) -> mmap.mmap:
+        region = make(*args, **options)
+        regions.append(weakref.ref(region))
+        return region
+
+    monkeypatch.setattr(mmap, "mmap", recorded)
     pages = HugePages()
     first, second = (pages.empty(5 * _MIB, dtype=torch.uint8) for _ in range(2))
-    address = first.data_ptr()
-    assert second.data_ptr() == address + 5 * _MIB
+    (region,) = regions
+    assert second.data_ptr() == first.data_ptr() + 5 * _MIB
     del pages, first
     gc.collect()
-    assert mapping_flags(address) is not None
+    assert region() is not None
     del second
     gc.collect()
-    assert mapping_flags(address) is None or "hg" not in mapping_flags(address)  # someone else's by now
+    assert region() is None
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 62, 1 << 70])
+def test_what_the_system_does_not_have_is_a_memory_error(num_bytes: int):
+    with pytest.raises(MemoryError, match=f"does not give {num_bytes} bytes"):
+        HugePages().empty(num_bytes, dtype=torch.uint8)
+
+
+def test_a_system_that_knows_no_such_pages_gives_others(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(huge_pages, "_HAS_ADVICE", False)
+    assert HugePages().empty(3, 4, dtype=torch.bfloat16).fill_(2).sum() == 24

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from triptych_engine.media import Bidirectional
 from triptych_engine.scheduler import Scheduler
-from triptych_engine.step_pacer import FLOWING, StepCosts, StepPacer
+from triptych_engine.step_pacer import BEGINNING_STEPS, StepCosts, StepPacer
 
 #: A step of 20 ms, 1 ms more per decoding sequence, 2 ms per prompt token.
 COSTS = StepCosts(0.020, 0.001, 0.002)
@@ -38,26 +38,39 @@ def test_however_many_prompts_wait_no_step_exceeds_the_longest():
 
 def test_streams_that_have_only_begun_bear_a_longer_step():
     pacer = StepPacer(COSTS, max_step_s=0.1)
-    assert pacer.prompt_tokens(num_decoding=4, num_prompts=100, flowing=False) == 238  # (5 * 100 - 24) / 2
-    assert pacer.prompt_tokens(num_decoding=4, num_prompts=1, flowing=False) == 108  # nine times 24 ms
+    assert pacer.prompt_tokens(num_decoding=4, num_prompts=100, beginning=True) == 238  # (5 * 100 - 24) / 2
+    assert pacer.prompt_tokens(num_decoding=4, num_prompts=1, beginning=True) == 108  # nine times 24 ms
 
 
-def prompts_beside(num_output_tokens: int) -> int:
-    """Prompt tokens of a step in which one stream has so many tokens, and 20 prompts of 10 tokens come."""
+def prompts_beside(num_steps: int) -> int:
+    """Prompt tokens of a step in which 20 prompts of 10 tokens come, after so many steps in which somebody decoded."""
     scheduler = a_scheduler(256, max_num_seqs=64, max_num_batched_tokens=512, pacer=StepPacer(COSTS, max_step_s=0.05))
     runner = FakeRunner()
     scheduler.add(a_request("stream", [3, 4, 5], max_tokens=40))
-    for _ in range(num_output_tokens):
-        scheduled = scheduler.schedule()
-        scheduler.update(scheduled, runner.execute(scheduled))
+    for _ in range(1 + num_steps):
+        step(scheduler, runner)
     for number in range(20):
         scheduler.add(a_request(f"r{number}", [3 + number] * 10, max_tokens=4))
     return scheduler.schedule().num_prompt_tokens
 
 
 def test_requests_that_come_together_begin_together():
-    assert prompts_beside(FLOWING - 1) == 114  # (5 * 50 - 21) / 2
-    assert prompts_beside(FLOWING) == 14  # (50 - 21) / 2
+    assert prompts_beside(BEGINNING_STEPS - 1) == 114  # (5 * 50 - 21) / 2
+    assert prompts_beside(BEGINNING_STEPS) == 14  # (50 - 21) / 2
+
+
+def test_a_flow_of_short_requests_is_not_held_up_for_ever():
+    """None of them lives for long; steps are bounded all the same, as long as there is always one."""
+    scheduler = a_scheduler(256, max_num_seqs=64, max_num_batched_tokens=512, pacer=StepPacer(COSTS, max_step_s=0.05))
+    runner, longest = FakeRunner(), 0
+    for number in range(100):
+        if number % 2 == 0:
+            scheduler.add(a_request(f"short {number}", [number, 1, 2], max_tokens=5))
+        if number % 20 == 10:
+            scheduler.add(a_request(f"long {number}", [number] * 300, max_tokens=1))
+        computed = sum(step(scheduler, runner).values())
+        longest = max(longest, computed if number > BEGINNING_STEPS else 0)
+    assert longest < 30  # 50 ms, with the tokens of those who decode
 
 
 def test_where_decoding_alone_is_too_slow_prompts_still_go_on():
@@ -127,9 +140,9 @@ def step(scheduler: Scheduler, runner: FakeRunner) -> dict[str, int]:
     return scheduled.num_scheduled_tokens
 
 
-def a_flowing_stream(scheduler: Scheduler, runner: FakeRunner, tokens_left: int = 50) -> None:
-    scheduler.add(a_request("stream", [1, 2, 3], max_tokens=FLOWING + tokens_left))
-    for _ in range(FLOWING):
+def a_stream(scheduler: Scheduler, runner: FakeRunner, tokens_left: int = 50) -> None:
+    scheduler.add(a_request("stream", [1, 2, 3], max_tokens=1 + BEGINNING_STEPS + tokens_left))
+    for _ in range(1 + BEGINNING_STEPS):
         step(scheduler, runner)
 
 
@@ -141,7 +154,7 @@ def test_a_prompt_with_nobody_beside_it_gets_the_whole_step():
 
 def test_a_prompt_beside_streams_gets_its_share_until_they_end():
     scheduler, runner = a_paced_scheduler(), FakeRunner()
-    a_flowing_stream(scheduler, runner, tokens_left=2)
+    a_stream(scheduler, runner, tokens_left=2)
     scheduler.add(a_request("prompt", list(range(40))))
     assert step(scheduler, runner) == {"stream": 1, "prompt": 10}  # 21 ms each
     assert step(scheduler, runner) == {"stream": 1, "prompt": 10}
@@ -162,7 +175,7 @@ def test_a_prompt_that_goes_first_does_not_stop_the_streams_behind_it(paced: boo
 
 def test_a_span_longer_than_the_share_is_computed_in_the_next_step():
     scheduler, runner = a_paced_scheduler(), FakeRunner()
-    a_flowing_stream(scheduler, runner)
+    a_stream(scheduler, runner)
     scheduler.add(a_media_request("picture", [(b"cat", (20,)), 2], Bidirectional.IMAGES))
     ((order,), _) = scheduler.take_fetches()
     scheduler.arrive(order.number, fake_embeddings(order.key, order.num_tokens))
@@ -214,7 +227,7 @@ def test_priority_comes_before_length():
 @pytest.mark.parametrize("others", [[("dog", 18)], [("dog", 18), ("owl", 16)], []])
 def test_spans_that_wait_do_not_take_each_others_turn(others: list[tuple[str, int]]):
     scheduler, runner = a_paced_scheduler(num_blocks=128), FakeRunner()
-    a_flowing_stream(scheduler, runner, tokens_left=100)
+    a_stream(scheduler, runner, tokens_left=100)
     names = [("cat", 20), *others]
     for name, length in names:
         scheduler.add(a_media_request(name, [(name.encode(), (length,)), 2], Bidirectional.PROMPT, max_tokens=1))

@@ -6,7 +6,7 @@
 namespace triptych {
 
 constexpr int kKeyTile = 128;     // keys whose scores are held at once
-// Rows whose sums are in registers at once. More rows go through the same keys and values again, for which these are widened once.
+// Rows whose sums are in registers at once. More rows go through the same keys and values again, so these are widened once before.
 constexpr int kScoreRows = 6, kValueRows = 6;
 
 // scores[r][0..16*NB) = q[r] . K for R rows and NB groups of 16 keys.
