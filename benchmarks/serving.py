@@ -25,6 +25,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import time
 import urllib.request
 from collections.abc import Callable, Sequence
 
@@ -44,6 +45,8 @@ WARM_UP_TOKENS = 8
 #: A single stream shall not be judged by fewer requests.
 MIN_REQUESTS = 4
 PEER_TIMEOUT_S = 10.0
+#: Before each run. vLLM's workers keep a core busy for a second after their last request; whoever came next paid for it.
+REST_S = 2.0
 
 #: Puts prompts on one target: prompts, concurrency, max_tokens.
 PutLoad = Callable[[Sequence[str], int, int], Figures]
@@ -81,6 +84,7 @@ def measure(targets: dict[str, PutLoad], stack: Stack, peak: MemoryPeak, args: a
         for repeat in range(args.repeats):
             batch = prompts.take(max(concurrency * args.requests_per_stream, MIN_REQUESTS))
             for name, put in targets.items():
+                time.sleep(REST_S)
                 # Idle since its last turn: systems page idle programs out, and reading them in again is nobody's serving.
                 put(prompts.take(1), 1, WARM_UP_TOKENS)
                 watching = name == TRIPTYCH and concurrency == max(args.concurrency)
