@@ -64,7 +64,11 @@ void Bf16Format::linear_shared(const float* x, int64_t x_stride, const uint32_t*
 
 void WideFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t*, const PackedWeight& w, float* out, int64_t rows) {
   share_panels(w, out, rows, [&](const Panel& panel, float* to, int64_t row, int64_t num_rows) {
-    widen_tiles<kWidenRows>(x + row * x_stride, x_stride, num_rows, panel, to, w.out_features);
+    if (num_rows >= kWidenOnceRows && panel.columns == kPanel) {
+      widen_once(x + row * x_stride, x_stride, num_rows, panel, to, w.out_features);
+    } else {
+      widen_tiles<kWidenRows>(x + row * x_stride, x_stride, num_rows, panel, to, w.out_features);
+    }
   });
 }
 
