@@ -33,7 +33,7 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # One that has another address since is looked up again as soon; by default gRPC does so every 30 s at most.
+    # One that has another address since is looked up again as soon; by default gRPC does so at most every 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 2_000),
 ]
 

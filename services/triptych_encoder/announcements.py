@@ -29,8 +29,7 @@ class Announcements:
         announcement.until_s = time.monotonic() + for_s
         self._by_key.move_to_end(key)
         if len(self._by_key) > _MAX_ANNOUNCED:
-            _, forgotten = self._by_key.popitem(last=False)
-            forgotten.begun.set()  # nobody would tell those who wait for it
+            self._forget(*next(iter(self._by_key.items())))
 
     def begin(self, key: bytes) -> None:
         """The bytes are here: whoever waits for them goes on."""
@@ -46,7 +45,7 @@ class Announcements:
             return False
         left_s = announcement.until_s - time.monotonic()
         if left_s <= 0:
-            del self._by_key[key]
+            self._forget(key, announcement)
             return False
         try:
             async with asyncio.timeout(left_s):
@@ -54,7 +53,12 @@ class Announcements:
         except TimeoutError:
             # In the same turn of the loop the bytes may have come, and announced again it may be.
             if not announcement.begun.is_set() and announcement.until_s <= time.monotonic():
-                if self._by_key.get(key) is announcement:
-                    del self._by_key[key]
+                self._forget(key, announcement)
                 return False
         return True
+
+    def _forget(self, key: bytes, announcement: _Announcement) -> None:
+        """Others who wait for it look again: nobody would tell them any more."""
+        if self._by_key.get(key) is announcement:
+            del self._by_key[key]
+        announcement.begun.set()

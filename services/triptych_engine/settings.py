@@ -42,7 +42,7 @@ class EngineSettings(GrpcServiceSettings):
         Field(
             gt=0,
             description="Longest step while others decode, in milliseconds; prompts are cut to fit into it. The first twelve steps "
-            "of requests that come together may take five times as long.",
+            "since nobody decoded may take five times as long.",
         ),
     ] = 70.0
     max_waiting: Annotated[int, Field(ge=0, description="Requests that may wait; further ones are refused.")] = 2048

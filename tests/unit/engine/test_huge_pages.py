@@ -63,6 +63,7 @@ def test_the_system_is_asked_for_them(num_bytes: int):
     assert (tensor.fill_(7) == 7).all()
 
 
+@linux
 def test_a_region_is_given_back_with_its_last_tensor(monkeypatch: pytest.MonkeyPatch):
     regions: list[weakref.ref[mmap.mmap]] = []
     make = mmap.mmap
@@ -85,6 +86,7 @@ def test_a_region_is_given_back_with_its_last_tensor(monkeypatch: pytest.MonkeyP
     assert region() is None
 
 
+@linux
 @pytest.mark.parametrize("num_bytes", [1 << 62, 1 << 70])
 def test_what_the_system_does_not_have_is_a_memory_error(num_bytes: int):
     with pytest.raises(MemoryError, match=f"does not give {num_bytes} bytes"):

@@ -92,7 +92,7 @@ inline void widen_tiles(const float* x, int64_t x_stride, int64_t rows, const Pa
 // Inputs whose weights are widened at once for all rows: 96 kB of a second-level cache. Fewer would do with the first, but sums are
 // loaded and stored again for each part.
 constexpr int64_t kWideInputs = 768;
-// From so many rows on that pays: a sixteenth of the time at 64 rows, an eighth at 96 and more.
+// From so many rows on that pays: with AVX-512 a sixteenth of the time at 64 rows, an eighth at 96 and more; elsewhere not measured.
 constexpr int64_t kWidenOnceRows = 4 * kWidenRows;
 
 // out = sums + R rows of n inputs times their weights. x: [R, n], weight: [n, kPanel], sums: [R, kPanel] or null for zeros, and may be
