@@ -20,8 +20,8 @@ _LEAST_SHARE = 0.5
 _LEAST_ADDITION = 0.5
 
 #: Steps since somebody began to decode while nobody did, in which prompts get at least this share, and which may take so many times
-#: the longest otherwise wanted. Of 64 short requests that come at once to two cores all have begun by then, the last in two thirds
-#: of the time. Steps are counted, not tokens of a stream: where all outputs are short, no stream would ever be old enough.
+#: the longest otherwise wanted. Of 64 short requests that come at once to two cores all have begun by then, the last in 0.7 of the
+#: time. Steps are counted, not tokens of a stream: where all outputs are short, no stream would ever be old enough.
 BEGINNING_STEPS = 12
 _BEGINNING_SHARE = 0.9
 _BEGINNING_STRETCH = 5
