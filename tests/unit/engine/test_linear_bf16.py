@@ -31,7 +31,7 @@ def test_the_method_is_known(emulating: Emulating, method: str):
 
 @pytest.mark.parametrize("method", METHODS)
 @given(
-    rows=st.integers(1, 220),
+    rows=st.integers(0, 220),
     in_features=st.integers(1, 100),
     out_features=st.integers(1, 140),
     bias=st.booleans(),

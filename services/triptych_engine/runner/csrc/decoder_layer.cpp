@@ -143,16 +143,23 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
     normed.written(r);
   }
   clock.mark(kOtherStage);
-  normed.multiply(l.gate_up, w.gate_up, rows);
+  if (Format::gates(l.gate_up, rows)) {
+    uint32_t* prepared_gated = (uint32_t*)w.gated;  // in its place: what is prepared is at most as long
+    Format::gated_shared(prepared, l.gate_up, prepared_gated, rows);
 #pragma omp barrier
-  clock.mark(kLinearStage);
+    Format::linear_shared(nullptr, 0, prepared_gated, l.down, w.added, rows);
+  } else {
+    normed.multiply(l.gate_up, w.gate_up, rows);
+#pragma omp barrier
+    clock.mark(kLinearStage);
 #pragma omp for schedule(static)
-  for (int64_t r = 0; r < rows; r++) {
-    silu_mul_row(w.gate_up + 2 * r * inner, w.gate_up + (2 * r + 1) * inner, gated.row(r), inner);
-    gated.written(r);
+    for (int64_t r = 0; r < rows; r++) {
+      silu_mul_row(w.gate_up + 2 * r * inner, w.gate_up + (2 * r + 1) * inner, gated.row(r), inner);
+      gated.written(r);
+    }
+    clock.mark(kOtherStage);
+    gated.multiply(l.down, w.added, rows);
   }
-  clock.mark(kOtherStage);
-  gated.multiply(l.down, w.added, rows);
 #pragma omp barrier
   clock.mark(kLinearStage);
   // The next layer begins with the same rows in the same threads: nobody waits.

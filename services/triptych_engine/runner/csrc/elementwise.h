@@ -53,8 +53,8 @@ inline void rope_head(const T* x, const float* weight, const float* cos, const f
   }
 }
 
-template <class T>
-inline void silu_mul_row(const T* gate, const T* up, T* out, int64_t size) {
+template <class In, class Out>
+inline void silu_mul_row(const In* gate, const In* up, Out* out, int64_t size) {
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) store(out + i, silu(load(gate + i)) * load(up + i));
   for (; i < size; i++) convert(silu(splat(to_float(gate[i])))[0] * to_float(up[i]), out[i]);

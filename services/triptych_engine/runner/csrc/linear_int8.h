@@ -13,7 +13,8 @@ inline int64_t num_quads(int64_t in_features) { return (in_features + 3) / 4; }
 
 // A format as linear.h describes it. Its functions are compiled apart, with no products and sums contracted into one rounding, so
 // that all instruction sets give the same numbers.
-struct Int8Format {
+struct Int8Format : NoGates {
+  static constexpr bool kRounds = false;
   // Four inputs in a word, then the scale of each group, then what the sum over each group starts with.
   static int64_t num_prepared_words(int64_t in_features) { return num_quads(in_features) + 2 * num_groups(in_features); }
   static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared);

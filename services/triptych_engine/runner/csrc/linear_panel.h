@@ -1,6 +1,7 @@
 // How bfloat16 weights are laid out.
 #pragma once
 
+#include "prefetch.h"
 #include "vector.h"
 
 namespace triptych {
@@ -35,10 +36,13 @@ struct PackedWeight {
   int64_t in_features, out_features;
 
   int64_t num_panels() const { return (out_features + kPanel - 1) / kPanel; }
+  int64_t panel_words() const { return padded_inputs(in_features) / 2 * kPanel; }
   Panel panel(int64_t p) const {
-    return {weight + p * (padded_inputs(in_features) / 2) * kPanel, bias ? bias + p * kPanel : nullptr, in_features,
+    return {weight + p * panel_words(), bias ? bias + p * kPanel : nullptr, in_features,
             std::min(kPanel, out_features - p * kPanel)};
   }
+  // Fetches panel p in so many steps.
+  Prefetch prefetch(int64_t p, int64_t steps) const { return Prefetch(weight + p * panel_words(), panel_words() * 4, steps); }
 };
 
 }  // namespace triptych

@@ -31,7 +31,7 @@ typedef uint32_t ru __attribute__((vector_size(kRegisterLanes * 4)));
 
 // R rows of x, in fp32, times one panel.
 template <int R>
-inline void widen_tile(const float* x, int64_t x_stride, const Panel& panel, float* out, int64_t out_stride) {
+inline void widen_tile(const float* x, int64_t x_stride, const Panel& panel, Prefetch& next, float* out, int64_t out_stride) {
   rf sum[R][kPanelRegisters];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) {
@@ -43,6 +43,7 @@ inline void widen_tile(const float* x, int64_t x_stride, const Panel& panel, flo
   }
   int64_t d = 0;
   for (; d + 1 < panel.in; d += 2) {
+    if (Prefetch::kStreams > 1 && d % (2 * kPairsPerStep) == 0) next.step();
 #pragma GCC unroll 16
     for (int v = 0; v < kPanelRegisters; v += kWidenAtOnce) {
       rf first[kWidenAtOnce], second[kWidenAtOnce];
@@ -82,10 +83,11 @@ inline void widen_tile(const float* x, int64_t x_stride, const Panel& panel, flo
 }
 
 template <int R>
-inline void widen_tiles(const float* x, int64_t x_stride, int64_t rows, const Panel& panel, float* out, int64_t out_stride) {
-  for (; rows >= R; rows -= R, x += R * x_stride, out += R * out_stride) widen_tile<R>(x, x_stride, panel, out, out_stride);
+inline void widen_tiles(const float* x, int64_t x_stride, int64_t rows, const Panel& panel, Prefetch& next, float* out,
+                        int64_t out_stride) {
+  for (; rows >= R; rows -= R, x += R * x_stride, out += R * out_stride) widen_tile<R>(x, x_stride, panel, next, out, out_stride);
   if constexpr (R > 1) {
-    if (rows) widen_tiles<R - 1>(x, x_stride, rows, panel, out, out_stride);
+    if (rows) widen_tiles<R - 1>(x, x_stride, rows, panel, next, out, out_stride);
   }
 }
 

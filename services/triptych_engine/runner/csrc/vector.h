@@ -48,8 +48,12 @@ inline vu load(const uint32_t* p) {
 }
 inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
 inline void store(bf16* p, vf v) {  // round to nearest even
+#if defined(__AVX512BF16__)  // subnormal numbers become zero
+  const __m256bh h = _mm512_cvtneps_pbh((__m512)v);
+#else
   vu u = (vu)v;
   vh h = __builtin_convertvector((u + 0x7fff + ((u >> 16) & 1)) >> 16, vh);
+#endif
   std::memcpy(p, &h, sizeof h);
 }
 inline float to_float(float x) { return x; }
@@ -69,7 +73,7 @@ inline void convert(float from, bf16& to) {
 }
 
 // e^x for x <= 0; relative error below 2e-7 (Cephes' expf polynomial).
-inline vf exp_nonpositive(vf x) {
+[[gnu::always_inline]] inline vf exp_nonpositive(vf x) {
   x = x < -87.0f ? splat(-87.0f) : x;
   vf t = x * 1.44269504088896341f - 0.5f;  // x <= 0: truncation towards zero rounds to nearest
   vi n = __builtin_convertvector(t, vi);
