@@ -16,11 +16,12 @@ from triptych_engine.runner.kernel_args import KernelArgs
 
 _LANES = 16
 _LINE_BYTES = 64  # of the processor's caches
+_WORD_BYTES = 4  # that numbers of a key are filled up to
 
 
 class CpuAttention:
     """Keys [num_blocks, num_kv_heads, head_dim, block_size], values [num_blocks, num_kv_heads, block_size, v_head_dim]; bf16 or
-    fp32."""
+    fp32. In bf16 the numbers of a block lie in pairs, and head_dim is rounded up to an even number: csrc/kv_cache.h."""
 
     name = "cpu"
 
@@ -146,10 +147,10 @@ def _allocate(
     Each layer's lie together. With the same block of all layers side by side memory would be taken in smaller portions, but each
     layer's attention would go through more pages than the processor remembers: at 8 x 4,000 tokens that took a tenth longer.
     """
-    line = _LINE_BYTES // dtype.itemsize
+    line, per_word = _LINE_BYTES // dtype.itemsize, _WORD_BYTES // dtype.itemsize
     shapes = {
         index: (
-            (num_blocks, shape.num_kv_heads, shape.head_dim, block_size),
+            (num_blocks, shape.num_kv_heads, -(-shape.head_dim // per_word) * per_word, block_size),
             (num_blocks, shape.num_kv_heads, block_size, shape.v_head_dim),
         )
         for index, shape in layers.items()

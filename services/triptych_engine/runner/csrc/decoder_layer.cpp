@@ -127,7 +127,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
     write_token<float, float, Cache>(a, int(r));
   }
   clock.mark(kOtherStage);
-  attend_shared<float, float, Cache>(a);
+  attend_fastest<float, float, Cache, Format::kRounds>(a);
   clock.mark(kAttentionStage);
   if (Format::num_prepared_words(1) > 0) {  // several threads write a row: it is prepared when all have
 #pragma omp for schedule(static)

@@ -11,7 +11,7 @@ void run(const Args& a) {
 #pragma omp parallel
   {
     write_shared<A, V, T>(a);
-    attend_shared<A, V, T>(a);
+    attend_fastest<A, V, T, std::is_same_v<V, bf16>>(a);
   }
 }
 

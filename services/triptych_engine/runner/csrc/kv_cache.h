@@ -1,0 +1,120 @@
+// The paged KV cache of a layer: how keys and values lie in a block, and how a token's are written.
+//
+// Keys are transposed inside a block, so that one vector register holds the same component of 16 consecutive keys: scores need no
+// horizontal sums, for one row of queries (decode) as for many (prefill).
+//
+//   float32:  K[block][head][component][slot]           V[block][head][slot][component]
+//   bfloat16: K[block][head][component / 2][slot][2]    V[block][head][slot / 2][component][2]
+//
+// In bfloat16, what is summed over lies in pairs: two components of a key, two slots of a value. That is what instructions for bfloat16
+// take (linear_bf16.h): they read the cache as it is. An odd last component of keys is paired with zero.
+#pragma once
+
+#include <type_traits>
+
+#include "vector.h"
+
+namespace triptych {
+
+// One layer's call. Strides in elements; the last dimension of q, k, v is contiguous, out is [T, Hq, Dv] and dense.
+struct PagedAttentionArgs {
+  const void* q;             // [T, Hq, D]
+  const void* k;             // [T, Hkv, D]
+  const void* v;             // [T, Hkv, Dv]
+  void* out;                 // [T, Hq, Dv]
+  void* k_cache;             // [num_blocks, Hkv, D, block_size] numbers, in the order above
+  void* v_cache;             // [num_blocks, Hkv, block_size, Dv] numbers, in the order above
+  const int64_t* slots;      // [T] cache slot of each token: block * block_size + offset
+  const int32_t* block_table;  // [num_seqs, block_table_stride]
+  const int32_t* tile_seq;   // [num_tiles] sequence of each query tile
+  const int32_t* tile_start; // [num_tiles] first token of each tile, in the flat batch
+  const int32_t* tile_len;   // [num_tiles] tokens of each tile; tile_len * (Hq / Hkv) <= row tile, or 1 token
+  const int32_t* positions;  // [T] position of each token in its sequence
+  const int32_t* key_end;    // [T] one past the last key that the token sees
+  const float* sinks;        // [Hq] logits of attention sinks, or null
+  int64_t q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h;
+  int32_t num_tokens, num_tiles, block_table_stride, block_size;
+  int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim;
+  int32_t window;            // keys that a token sees, itself included; 0 for all
+  float scaling, softcap;    // softcap 0 for none
+};
+
+using Args = PagedAttentionArgs;
+
+// Numbers that lie together, as above.
+template <class T>
+constexpr int kPerWord = std::is_same_v<T, float> ? 1 : 2;
+
+// Numbers of a key in the cache.
+template <class T>
+inline int64_t key_size(const Args& a) {
+  return (a.head_dim + kPerWord<T> - 1) / kPerWord<T> * kPerWord<T>;
+}
+// The part of a block that belongs to a head.
+template <class T>
+inline T* keys_of(const Args& a, int64_t block, int head) {
+  return (T*)a.k_cache + (block * a.num_kv_heads + head) * key_size<T>(a) * a.block_size;
+}
+template <class T>
+inline T* values_of(const Args& a, int64_t block, int head) {
+  return (T*)a.v_cache + (block * a.num_kv_heads + head) * a.block_size * (int64_t)a.v_head_dim;
+}
+
+template <class A>
+inline void write_key(const Args& a, const A* key, float* keys, int64_t offset) {
+  for (int d = 0; d < a.head_dim; d++) keys[d * a.block_size + offset] = to_float(key[d]);
+}
+template <class A>
+inline void write_key(const Args& a, const A* key, bf16* keys, int64_t offset) {
+  uint32_t* words = (uint32_t*)keys + offset;
+  for (int d = 0; d < a.head_dim; d += kLanes, key += kLanes, words += kLanes / 2 * a.block_size) {
+    const int n = std::min(kLanes, a.head_dim - d);
+    alignas(4) bf16 some[kLanes] = {};
+    uint32_t pairs[kLanes / 2];
+    if (n == kLanes) {
+      store(some, load(key));
+    } else {
+      for (int i = 0; i < n; i++) convert(key[i], some[i]);
+    }
+    std::memcpy(pairs, some, sizeof pairs);
+    for (int i = 0; i < (n + 1) / 2; i++) words[i * a.block_size] = pairs[i];
+  }
+}
+template <class V>
+inline void write_value(const Args& a, const V* value, float* values, int64_t offset) {
+  for (int d = 0; d < a.v_head_dim; d += kLanes) store(values + offset * a.v_head_dim + d, load(value + d));
+}
+template <class V>
+inline void write_value(const Args& a, const V* value, bf16* values, int64_t offset) {
+  bf16* to = values + offset / 2 * 2 * a.v_head_dim + offset % 2;
+  for (int d = 0; d < a.v_head_dim; d += kLanes, to += 2 * kLanes) {
+    bf16 some[kLanes];
+    store(some, load(value + d));
+    for (int i = 0; i < kLanes; i++) to[2 * i] = some[i];  // another thread may write the numbers between
+  }
+}
+
+// Queries and keys are of type A (fp32 when rotary embeddings were applied in it), values of type V, the cache of type T.
+template <class A, class V, class T>
+inline void write_token(const Args& a, int t) {
+  const int64_t block = a.slots[t] / a.block_size, offset = a.slots[t] % a.block_size;
+  for (int h = 0; h < a.num_kv_heads; h++) {
+    write_key(a, (const A*)a.k + t * a.k_stride_t + h * a.k_stride_h, keys_of<T>(a, block, h), offset);
+    write_value(a, (const V*)a.v + t * a.v_stride_t + h * a.v_stride_h, values_of<T>(a, block, h), offset);
+  }
+}
+
+// Components d and, in bfloat16, d + 1 of 16 keys; d is even then.
+inline void load_keys(const float* keys, int64_t d, int block_size, vf (&parts)[1]) { parts[0] = load(keys + d * block_size); }
+inline void load_keys(const bf16* keys, int64_t d, int block_size, vf (&parts)[2]) {
+  const vu pairs = load((const uint32_t*)keys + d / 2 * block_size);
+  parts[0] = (vf)(pairs << 16), parts[1] = (vf)(pairs & 0xffff0000u);
+}
+// 16 components from c on of value j and, in bfloat16, of value j + 1; j is even then.
+inline void load_values(const float* values, int64_t j, int64_t c, int Dv, vf (&parts)[1]) { parts[0] = load(values + j * Dv + c); }
+inline void load_values(const bf16* values, int64_t j, int64_t c, int Dv, vf (&parts)[2]) {
+  const vu pairs = load((const uint32_t*)values + j / 2 * Dv + c);
+  parts[0] = (vf)(pairs << 16), parts[1] = (vf)(pairs & 0xffff0000u);
+}
+
+}  // namespace triptych
