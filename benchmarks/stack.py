@@ -16,6 +16,7 @@ import psutil
 from child import Child
 from load import Target
 from pydantic_settings import CliApp
+from triptych_common.checkpoint_dtype import checkpoint_dtype
 from triptych_common.model_store import WEIGHT_PATTERNS, resolve_model
 from triptych_engine.settings import EngineSettings
 
@@ -51,12 +52,11 @@ class Stack:
     def memory_limits(self) -> dict[str, int]:
         """What each service may hold, in bytes."""
         import torch  # seconds, and after the measurements
-        from transformers import AutoConfig
-        from triptych_engine.runner.precision import checkpoint_dtype, compute_dtype
+        from triptych_engine.runner.precision import compute_dtype
 
         settings = CliApp.run(EngineSettings, cli_args=self.engine_args)
         path = resolve_model(settings.model, WEIGHT_PATTERNS)
-        checkpoint = checkpoint_dtype(AutoConfig.from_pretrained(path))
+        checkpoint: torch.dtype = getattr(torch, checkpoint_dtype(path))
         auto = compute_dtype(checkpoint, torch.device("cpu"))
         dtype = auto if settings.dtype == "auto" else getattr(torch, settings.dtype)
         # As they are computed with: a checkpoint may be widened.

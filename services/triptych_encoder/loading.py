@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 from transformers.utils import is_torchvision_available
+from triptych_common.checkpoint_dtype import checkpoint_dtype
 from triptych_common.errors import StartupError, UnsupportedModelError
 
 from triptych_encoder.packed_linear import compute_dtype, pack_linears
@@ -61,7 +62,7 @@ def load_towers(
         StartupError: its files cannot be read or lack weights.
     """
     cls = _model_class(config, name)
-    embedding_dtype = dtype or getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.float32
+    embedding_dtype: torch.dtype = dtype or getattr(torch, checkpoint_dtype(path))
     dtype = compute_dtype(embedding_dtype, device)
     try:
         model, info = _towers_only(cls).from_pretrained(path, config=config, dtype=dtype, output_loading_info=True)

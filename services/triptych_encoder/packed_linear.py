@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from triptych_common import cpu
 
 log = logging.getLogger(__name__)
-#: CPU flags of products in bfloat16, of x86-64 and of ARM.
-_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 #: Rows that the layout is chosen for: about a picture's patches. Any number can be computed with it.
 _PACK_FOR_ROWS = 256
 
@@ -33,17 +31,9 @@ class PackedLinear(nn.Module):
 
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The dtype to compute in where embeddings of `dtype` are wanted: float32 on a CPU that would emulate it."""
-    if device.type != "cpu" or (dtype == torch.bfloat16 and _has_bf16_instructions()):
+    if device.type != "cpu" or (dtype == torch.bfloat16 and cpu.computes_bfloat16()):
         return dtype
     return torch.float32
-
-
-def _has_bf16_instructions() -> bool:
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.is_file():
-        return False
-    flags = (line.partition(":")[2].split() for line in cpuinfo.read_text().splitlines() if line.startswith(("flags", "Features")))
-    return not _BF16_FLAGS.isdisjoint(next(flags, []))
 
 
 def pack_linears(model: PreTrainedModel) -> int:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 import torch
+from triptych_common.cpu import isas_of_this_cpu
 from triptych_common.model_store import cache_dir
 
 from triptych_engine.runner import kernel_build
@@ -244,9 +245,13 @@ class CpuKernels:
 
 @functools.cache
 def load_kernels() -> CpuKernels | None:
-    """The best kernels for this CPU, built if need be; None, with a warning, where they cannot be had."""
+    """The best kernels for this CPU, built if need be; None, with a warning, where they cannot be had.
+
+    Raises:
+        StartupError: $TRIPTYCH_CPU_ISA names an instruction set that this CPU does not have.
+    """
     problem: object = f"there are none for {platform.machine()}"
-    for isa in kernel_build.isas_of_this_cpu():
+    for isa in isas_of_this_cpu():
         try:
             kernels = _load(isa)
         except OSError as error:

@@ -11,16 +11,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from triptych_common.cores import num_usable_cores
+from triptych_common.cpu import isas
 from triptych_common.model_store import cache_dir
 
 log = logging.getLogger(__name__)
@@ -30,51 +29,21 @@ _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
 _FILE_FLAGS = {"linear_int8.cpp": ("-ffp-contract=off",)}
 
 
-@dataclass(frozen=True)
-class Level:
-    """An instruction set that the kernels are built for."""
-
-    compiler_flags: tuple[str, ...]
-    #: As /proc/cpuinfo names them: those that tell the levels apart.
-    cpu_flags: frozenset[str] = frozenset()
-
-
-_AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
-#: Best first.
-_X86_LEVELS = {
-    "x86-64-v4-amx": Level(
-        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
-        _AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"},
-    ),
-    "x86-64-v4-bf16": Level(("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), _AVX512 | {"avx512_vnni", "avx512_bf16"}),
-    "x86-64-v4-vnni": Level(("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
-    "x86-64-v4": Level(("-march=x86-64-v4",), _AVX512),
-    "x86-64-v3": Level(("-march=x86-64-v3",), frozenset({"avx2", "fma", "bmi2", "f16c"})),
-    "x86-64-v2": Level(("-march=x86-64-v2",), frozenset({"sse4_2", "ssse3"})),
-    "x86-64": Level(("-march=x86-64",)),
+#: Instruction set -> what the compiler calls it.
+_ISA_FLAGS = {
+    "x86-64-v4-amx": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+    "x86-64-v4-bf16": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+    "x86-64-v4-vnni": ("-march=x86-64-v4", "-mavx512vnni"),
+    "x86-64-v4": ("-march=x86-64-v4",),
+    "x86-64-v3": ("-march=x86-64-v3",),
+    "x86-64-v2": ("-march=x86-64-v2",),
+    "x86-64": ("-march=x86-64",),
+    "armv8-a": ("-march=armv8-a",),
 }
-_ARM_LEVELS = {"armv8-a": Level(("-march=armv8-a",))}
-
-
-def _levels() -> dict[str, Level]:
-    return {"x86_64": _X86_LEVELS, "aarch64": _ARM_LEVELS, "arm64": _ARM_LEVELS}.get(platform.machine(), {})
-
-
-def isas() -> list[str]:
-    """The levels that the kernels are built for on this kind of machine, best first; none where they were never tried."""
-    return list(_levels())
-
-
-def isas_of_this_cpu() -> list[str]:
-    """Those of `isas` that this CPU can run, best first."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    flags = next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
-    return [isa for isa, level in _levels().items() if level.cpu_flags <= flags]
 
 
 def _file_name(isa: str, extra_flags: tuple[str, ...] = ()) -> str:
-    flags = f"{_FLAGS} {_levels()[isa].compiler_flags} {extra_flags} {_FILE_FLAGS}"
+    flags = f"{_FLAGS} {_ISA_FLAGS[isa]} {extra_flags} {_FILE_FLAGS}"
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES) + flags.encode()).hexdigest()[:16]
     return f"triptych-cpu-{isa}-{digest}.so"
 
@@ -105,7 +74,7 @@ def build(isa: str, folder: Path, extra_flags: tuple[str, ...] = ()) -> Path:
     target = folder / _file_name(isa, extra_flags)
     with tempfile.TemporaryDirectory(dir=folder) as tmp:
         objects = {source: str(Path(tmp, source.stem + ".o")) for source in _SOURCES if source.suffix == ".cpp"}
-        flags = (*_FLAGS, *_levels()[isa].compiler_flags, *extra_flags)
+        flags = (*_FLAGS, *_ISA_FLAGS[isa], *extra_flags)
         commands = [
             [compiler, *flags, *_FILE_FLAGS.get(source.name, ()), "-fopenmp", "-c", str(source), "-o", made]
             for source, made in objects.items()

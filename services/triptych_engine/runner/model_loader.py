@@ -17,10 +17,11 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+from triptych_common.checkpoint_dtype import checkpoint_dtype
 from triptych_common.errors import StartupError, UnsupportedModelError
 
 from triptych_engine.runner.attention import ATTENTION_NAME, AttentionBackend, LayerObserver, LayerShape, attending
-from triptych_engine.runner.precision import checkpoint_dtype, compute_dtype
+from triptych_engine.runner.precision import compute_dtype
 from triptych_engine.runner.refusals import check_supported, is_multimodal
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torc
     except (ValueError, OSError) as error:
         raise UnsupportedModelError(f"cannot serve {name}: {str(error).splitlines()[0]}") from error
     check_supported(config, name, max_model_len)
-    checkpoint = checkpoint_dtype(config)
+    checkpoint: torch.dtype = getattr(torch, checkpoint_dtype(path))
     if dtype is None:
         dtype = compute_dtype(checkpoint, device)
         if dtype != checkpoint:

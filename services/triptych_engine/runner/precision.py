@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import platform
-
 import torch
-from transformers import PretrainedConfig
+from triptych_common import cpu
 from triptych_common.errors import StartupError
-
-
-def checkpoint_dtype(config: PretrainedConfig) -> torch.dtype:
-    """The type that a checkpoint's weights are meant to have; float32 when it does not say."""
-    for source in (config.get_text_config(), config):
-        dtype = getattr(source, "dtype", None)
-        if dtype is not None:
-            return dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype))
-    return torch.float32
 
 
 def compute_dtype(checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
@@ -66,8 +55,4 @@ def check_int8(device: torch.device, dtype: torch.dtype | None, has_kernels: boo
 
 def cpu_computes_bfloat16() -> bool:
     """Whether this CPU multiplies matrices of bfloat16 by instructions of its own."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    if platform.machine() in ("x86_64", "AMD64"):
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.backends.mkldnn.is_available() and cpu.computes_bfloat16()

@@ -9,9 +9,10 @@ import torch
 from builders_media import a_picture, a_sound_file, an_image_file
 from builders_multimodal import FAMILIES, build_checkpoint
 from torch import nn
+from triptych_common import cpu
 from triptych_common.media_limits import MediaLimits
 from triptych_common.pb import common_pb2
-from triptych_encoder import loading, packed_linear
+from triptych_encoder import loading
 from triptych_encoder.packed_linear import PackedLinear, compute_dtype
 from triptych_encoder.preprocess import Preprocessor
 from triptych_encoder.tower import Tower
@@ -30,11 +31,11 @@ def test_a_packed_layer_is_the_layer(shape: tuple[int, ...], bias: bool) -> None
 
 
 def test_what_the_cpu_would_emulate_is_computed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    host, gpu = torch.device("cpu"), torch.device("cuda")
     for has_bf16 in (True, False):
-        monkeypatch.setattr(packed_linear, "_has_bf16_instructions", lambda has_bf16=has_bf16: has_bf16)
-        assert compute_dtype(torch.bfloat16, cpu) == (torch.bfloat16 if has_bf16 else torch.float32)
-        assert compute_dtype(torch.float16, cpu) == compute_dtype(torch.float32, cpu) == torch.float32
+        monkeypatch.setattr(cpu, "computes_bfloat16", lambda has_bf16=has_bf16: has_bf16)
+        assert compute_dtype(torch.bfloat16, host) == (torch.bfloat16 if has_bf16 else torch.float32)
+        assert compute_dtype(torch.float16, host) == compute_dtype(torch.float32, host) == torch.float32
         assert compute_dtype(torch.float16, gpu) == torch.float16
 
 
@@ -42,7 +43,7 @@ def test_what_the_cpu_would_emulate_is_computed_in_float32(monkeypatch: pytest.M
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_towers_agree_with_float32_ones(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Wherever this runs: as if the CPU had the instructions.
-    monkeypatch.setattr(packed_linear, "_has_bf16_instructions", lambda: True)
+    monkeypatch.setattr(cpu, "computes_bfloat16", lambda: True)
     path = build_checkpoint(family, tmp_path / family)
     config = loading.load_config(path, family)
     embeds = {}

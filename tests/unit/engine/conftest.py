@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 
 import pytest
+from triptych_common.cpu import isas_of_this_cpu
 from triptych_common.model_store import cache_dir
 from triptych_engine.runner import kernel_build
 from triptych_engine.runner.cpu_kernels import LINEAR_METHODS, CpuKernels, load_kernels
@@ -26,7 +27,7 @@ def kernels_for() -> Callable[..., CpuKernels]:
 @pytest.fixture(scope="session")
 def emulating(kernels_for: Callable[..., CpuKernels]) -> Callable[[str], CpuKernels]:
     """One of cpu_kernels.LINEAR_METHODS -> kernels that compute so, if need be with instructions in software."""
-    own, isa = load_kernels(), kernel_build.isas_of_this_cpu()[0]
+    own, isa = load_kernels(), isas_of_this_cpu()[0]
     assert own is not None
     flags = {method: f"-DTRIPTYCH_EMULATE_BF16={i}" for i, method in enumerate(LINEAR_METHODS)}
     return lambda method: own if own.linear_method == method else kernels_for(isa, flags[method])

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 from attention_driver import worst_difference
+from builders_engine import a_tiny_llama_config, save_random_model
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from triptych_engine.runner import cpu_attention, kernel_build
+from triptych_common.cpu import isas_of_this_cpu
+from triptych_engine.runner import cpu_attention, kernel_build, model_runner
 from triptych_engine.runner.attention import LayerShape, TorchAttention
 from triptych_engine.runner.cpu_attention import CpuAttention
 from triptych_engine.runner.cpu_kernels import LINEAR_METHODS, CpuKernels, load_kernels
+from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
@@ -222,7 +225,7 @@ def test_kernels_that_multiply_wrongly_are_not_used(monkeypatch: pytest.MonkeyPa
         return out
 
     monkeypatch.setattr(CpuKernels, "linear", wrong_in_the_first)
-    best, second = kernel_build.isas_of_this_cpu()[:2]
+    best, second = isas_of_this_cpu()[:2]
     loaded = load_kernels.__wrapped__()
     assert loaded is not None
     assert loaded is not seen[0]
@@ -232,7 +235,7 @@ def test_kernels_that_multiply_wrongly_are_not_used(monkeypatch: pytest.MonkeyPa
 
 def test_a_prebuilt_library_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert load_kernels() is not None  # built by now
-    library = kernel_build.find(kernel_build.isas_of_this_cpu()[0])
+    library = kernel_build.find(isas_of_this_cpu()[0])
     assert library is not None
     prebuilt = tmp_path / "prebuilt"
     prebuilt.mkdir()
@@ -247,7 +250,7 @@ def test_a_library_that_does_not_load_is_built_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     assert load_kernels() is not None  # built by now
-    good = kernel_build.find(kernel_build.isas_of_this_cpu()[0])
+    good = kernel_build.find(isas_of_this_cpu()[0])
     assert good is not None
     monkeypatch.delenv("TRIPTYCH_KERNEL_DIR", raising=False)
     monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path))
@@ -260,7 +263,7 @@ def test_a_library_that_does_not_load_is_built_again(
     assert bad.read_bytes() == good.read_bytes()
 
 
-@pytest.mark.parametrize("isa", kernel_build.isas_of_this_cpu())
+@pytest.mark.parametrize("isa", isas_of_this_cpu())
 def test_each_instruction_set_that_this_cpu_has_is_right(isa: str, kernels_for: Callable[[str], CpuKernels]):
     kernels = kernels_for(isa)
     for dtype, tolerance in TOLERANCE.items():
@@ -270,6 +273,20 @@ def test_each_instruction_set_that_this_cpu_has_is_right(isa: str, kernels_for: 
         x = torch.randn(rows, 900)
         expected = (x.double() @ weight.double().T).float()
         torch.testing.assert_close(kernels.linear_wide(x, kernels.pack_linear(weight), None, 96), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("isa", isas_of_this_cpu())
+def test_a_forced_instruction_set_serves_a_model(isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Loading checks its logits against transformers'."""
+    monkeypatch.setenv("TRIPTYCH_CPU_ISA", isa)
+    monkeypatch.setattr(model_runner, "load_kernels", load_kernels.__wrapped__)
+    path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
+    runner = ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20))
+    runner.load()
+    has_bfloat16 = "bf16" in isa or "amx" in isa
+    assert runner._model.dtype == (torch.bfloat16 if has_bfloat16 else torch.float32)
+    assert runner._backend.dtype == torch.bfloat16
+    assert runner.prompt_logits([5, 6, 7]).isfinite().all()
 
 
 @given(

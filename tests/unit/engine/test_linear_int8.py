@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from triptych_engine.runner import kernel_build
+from triptych_common.cpu import isas_of_this_cpu
 from triptych_engine.runner.cpu_kernels import CpuKernels, load_kernels
 from triptych_engine.runner.modules import Int8Linear
 
@@ -84,14 +84,14 @@ def test_the_numbers_of_the_reference(
     assert torch.equal(linear(kernels, x, weight, added), reference(x, weight, added))
 
 
-@pytest.mark.parametrize("isa", kernel_build.isas_of_this_cpu())
+@pytest.mark.parametrize("isa", isas_of_this_cpu())
 @pytest.mark.parametrize("shape", [(1, 576, 96), (13, 1536, 40), (110, 70, 33)])
 def test_each_instruction_set_gives_the_same_bits(isa: str, shape: tuple[int, int, int], kernels_for: Callable[[str], CpuKernels]):
     x, weight, bias = case(*shape, bias=True)
     assert torch.equal(linear(kernels_for(isa), x, weight, bias), reference(x, weight, bias))
 
 
-@pytest.mark.parametrize("isa", kernel_build.isas_of_this_cpu())
+@pytest.mark.parametrize("isa", isas_of_this_cpu())
 def test_the_largest_sums_do_not_overflow(isa: str, kernels_for: Callable[[str], CpuKernels]):
     """All at the ends of their ranges: pairs and quads of products are at the largest that intermediate sums must hold."""
     x = torch.tensor([[-1.0], [1.0]]).expand(2, 4096).contiguous()

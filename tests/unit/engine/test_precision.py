@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlavaConfig
 from triptych_engine.runner import precision
-from triptych_engine.runner.precision import checkpoint_dtype, compute_dtype, kv_cache_dtype
+from triptych_engine.runner.precision import compute_dtype, kv_cache_dtype
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -45,10 +44,3 @@ def test_keys_and_values_are_kept_in_the_models_type_unless_that_stands_in_for_a
     asked: torch.dtype | None, checkpoint: torch.dtype, computed: torch.dtype, is_own_choice: bool, expected: torch.dtype
 ) -> None:
     assert kv_cache_dtype(asked, checkpoint, computed, is_own_choice=is_own_choice) == expected
-
-
-def test_the_language_models_type_counts() -> None:
-    config = LlavaConfig(text_config=LlamaConfig(dtype="bfloat16"), dtype="float16")
-    assert checkpoint_dtype(config) == torch.bfloat16
-    assert checkpoint_dtype(LlamaConfig(dtype="float16")) == torch.float16
-    assert checkpoint_dtype(LlamaConfig()) == torch.float32

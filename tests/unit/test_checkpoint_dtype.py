@@ -1,0 +1,78 @@
+"""The type of a checkpoint is what its weights are, whatever its configuration says; in the shapes that real ones have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from triptych_common.checkpoint_dtype import checkpoint_dtype
+
+LLAMA = {"model_type": "llama", "dtype": "bfloat16"}
+#: What transformers 4 wrote.
+LLAMA_OF_OLD = {"model_type": "llama", "torch_dtype": "float16"}
+LLAVA = {"model_type": "llava", "dtype": "bfloat16", "text_config": {"dtype": "float32"}, "vision_config": {"dtype": "float32"}}
+PALIGEMMA = {"model_type": "paligemma", "torch_dtype": "bfloat16", "text_config": {"torch_dtype": "float32"}, "vision_config": {}}
+#: The whole says nothing.
+IDEFICS3 = {"model_type": "idefics3", "text_config": {"torch_dtype": "bfloat16"}, "vision_config": {"torch_dtype": None}}
+QWEN_OMNI = {"model_type": "qwen2_5_omni", "thinker_config": {"text_config": {"dtype": "bfloat16"}}, "talker_config": {}}
+SILENT = {"model_type": "gpt2"}
+
+
+def a_directory(path: Path, config: dict[str, Any], *files: dict[str, torch.Tensor]) -> Path:
+    (path / "config.json").write_text(json.dumps(config))
+    for index, tensors in enumerate(files):
+        save_file(tensors, path / f"model-{index}.safetensors")
+    return path
+
+
+def weights(dtype: torch.dtype, size: int = 64) -> dict[str, torch.Tensor]:
+    return {f"{dtype}-{size}.weight": torch.zeros(size, size, dtype=dtype)}
+
+
+@pytest.mark.parametrize("config", [LLAMA, LLAMA_OF_OLD, LLAVA, PALIGEMMA, IDEFICS3, QWEN_OMNI, SILENT])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_weights_decide(tmp_path: Path, config: dict[str, Any], dtype: torch.dtype) -> None:
+    assert checkpoint_dtype(a_directory(tmp_path, config, weights(dtype))) == str(dtype).removeprefix("torch.")
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ([weights(torch.bfloat16), weights(torch.float32, 8)], "bfloat16"),  # norms or a router in float32
+        ([weights(torch.bfloat16, 8), weights(torch.float32)], "float32"),
+        ([weights(torch.bfloat16) | weights(torch.float32, 32)], "bfloat16"),
+        ([weights(torch.float64)], "float32"),
+        ([weights(torch.uint8, 256) | weights(torch.bfloat16, 8)], "bfloat16"),  # gpt-oss: blocks of four bits
+        ([weights(torch.float8_e4m3fn, 256) | weights(torch.float16, 8)], "float16"),
+        ([{"scale": torch.tensor(1.0, dtype=torch.float16)}], "float16"),
+    ],
+)
+def test_most_parameters_decide(tmp_path: Path, files: list[dict[str, torch.Tensor]], expected: str) -> None:
+    assert checkpoint_dtype(a_directory(tmp_path, SILENT, *files)) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (LLAMA, "bfloat16"),
+        (LLAMA_OF_OLD, "float16"),
+        (LLAVA, "bfloat16"),
+        (PALIGEMMA, "bfloat16"),
+        (IDEFICS3, "bfloat16"),
+        (QWEN_OMNI, "bfloat16"),
+        (SILENT, "float32"),
+        ({"dtype": "auto"}, "float32"),
+    ],
+)
+def test_without_such_files_the_configuration_is_asked(tmp_path: Path, config: dict[str, Any], expected: str) -> None:
+    assert checkpoint_dtype(a_directory(tmp_path, config)) == expected
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", b"\xff" * 16, (9).to_bytes(8, "little") + b"not json!"])
+def test_a_broken_file_is_left_to_those_who_load_it(tmp_path: Path, content: bytes) -> None:
+    (a_directory(tmp_path, LLAMA) / "model.safetensors").write_bytes(content)
+    assert checkpoint_dtype(tmp_path) == "bfloat16"
