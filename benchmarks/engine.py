@@ -12,6 +12,7 @@ from triptych_common.cores import bear_company
 
 bear_company()  # as the engine does before torch is imported
 
+from triptych_engine.runner.cpu_attention import CpuAttention  # noqa: E402
 from triptych_engine.runner.model_runner import ModelRunner  # noqa: E402
 from triptych_engine.scheduler import Scheduler  # noqa: E402
 from triptych_engine.service import make_scheduler, runner_config  # noqa: E402
@@ -40,4 +41,6 @@ def load_engine(
     runner = ModelRunner(runner_config(settings, model, path))
     on_device_thread(runner.load)
     costs = on_device_thread(runner.warm_up)
+    if isinstance(runner._backend, CpuAttention):
+        runner._backend.wait_for_prefault()  # as an engine is that has run for some seconds
     return LoadedEngine(Path(path), make_scheduler(settings, model, runner, costs), runner)

@@ -224,6 +224,7 @@ def runner_config(settings: EngineSettings, model: common_pb2.ModelInfo, path: P
         kv_cache_bytes=settings.kv_cache_memory,
         dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
         kv_cache_dtype=None if settings.kv_cache_dtype == "auto" else getattr(torch, settings.kv_cache_dtype),
+        prefault_kv_cache=settings.prefault_kv_cache,
         device=device,
         attention=settings.attention,
         cuda_graphs=settings.cuda_graphs,

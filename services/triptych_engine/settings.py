@@ -64,6 +64,13 @@ class EngineSettings(GrpcServiceSettings):
             description="Of keys and values. auto: the model's; bfloat16 for such checkpoints where a CPU computes them in float32."
         ),
     ] = "auto"
+    prefault_kv_cache: Annotated[
+        bool,
+        Field(
+            description="Take the memory of the KV cache from the system in the background after the start, on a CPU. Without it, "
+            "memory is taken when requests first come to it, and their prompts take longer."
+        ),
+    ] = True
     embedding_cache_memory: Annotated[
         int, BeforeValidator(parse_bytes), Field(gt=0, description="Embeddings of media held or on their way at once, in bytes.")
     ] = 256 << 20

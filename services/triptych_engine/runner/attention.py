@@ -61,6 +61,10 @@ class AttentionBackend(Protocol):
         """Take the memory of the cache. Raises ValueError when a layer's shape is not supported."""
         ...
 
+    def prefault(self) -> None:
+        """Have the cache's memory ready before requests come to it, where its first use is slow. Returns at once."""
+        ...
+
     def free(self) -> None:
         """Give the memory of the cache back."""
         ...
@@ -204,6 +208,9 @@ class TorchAttention:
             cache: layer -> keys and values, [num_slots, num_kv_heads, head_dim] each.
         """
         self._cache, self._block_size = cache, block_size
+
+    def prefault(self) -> None:
+        pass
 
     def free(self) -> None:
         self._cache = {}

@@ -11,7 +11,7 @@ import torch
 
 from triptych_engine.runner.attention import AttentionMetadata, LayerShape
 from triptych_engine.runner.cpu_kernels import ATTENTION_TYPES, CpuKernels
-from triptych_engine.runner.huge_pages import HugePages
+from triptych_engine.runner.huge_pages import HugePages, Prefault
 from triptych_engine.runner.kernel_args import KernelArgs
 
 _LANES = 16
@@ -28,6 +28,7 @@ class CpuAttention:
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._prefault: Prefault | None = None
 
     def allocate(self, layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         if dtype not in (torch.float32, torch.bfloat16):
@@ -37,13 +38,29 @@ class CpuAttention:
         odd = next((shape for shape in layers.values() if shape.v_head_dim % _LANES), None)
         if odd is not None:
             raise ValueError(f"the CPU kernel needs a value head dimension that is a multiple of {_LANES}, not {odd.v_head_dim}")
+        self._stop_prefault()
         self._dtype = dtype
         self._block_size = block_size
         self._addresses: dict[tuple[int, ...], tuple[Any, Any]] = {}  # layers -> arrays, see layer_args
         self._cache = _allocate(layers, num_blocks, block_size, dtype)
 
+    def prefault(self) -> None:
+        self._stop_prefault()
+        self._prefault = Prefault([part for pair in self._cache.values() for part in pair])
+
+    def wait_for_prefault(self) -> None:
+        """Return when the memory of the cache is there, if `prefault` was called."""
+        if self._prefault is not None:
+            self._prefault.wait()
+
     def free(self) -> None:
+        self._stop_prefault()
         self._cache, self._addresses = {}, {}
+
+    def _stop_prefault(self) -> None:
+        if self._prefault is not None:
+            self._prefault.stop()
+            self._prefault = None
 
     def begin(self, metadata: AttentionMetadata) -> None:
         self._metadata = metadata
@@ -142,7 +159,7 @@ def _last_dim_dense(x: torch.Tensor) -> torch.Tensor:
 def _allocate(
     layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype
 ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """Layer -> keys, values. Not zeroed: pages that no request has touched take no memory.
+    """Layer -> keys, values. Not zeroed: pages that nobody has touched take no memory.
 
     Each layer's lie together. With the same block of all layers side by side memory would be taken in smaller portions, but each
     layer's attention would go through more pages than the processor remembers: at 8 x 4,000 tokens that took a tenth longer.

@@ -68,6 +68,9 @@ class CudaAttention:
         }
         self._fallback.attach({index: (k.flatten(0, 1), v.flatten(0, 1)) for index, (k, v) in self._cache.items()}, block_size)
 
+    def prefault(self) -> None:
+        pass
+
     def free(self) -> None:
         self._cache = {}
         self._fallback.free()

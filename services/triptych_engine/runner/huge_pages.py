@@ -8,17 +8,26 @@ madvise); elsewhere this is ordinary memory.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import itertools
+import logging
 import math
 import mmap
+import os
 import threading
+import time
+from collections.abc import Iterator, Sequence
 
 import torch
+
+log = logging.getLogger(__name__)
 
 _PAGE = 2 << 20
 #: Smaller tensors lie together on regions of this size.
 _REGION = 16 * _PAGE
 _ALIGNMENT = 64
 _HAS_ADVICE = hasattr(mmap, "MADV_HUGEPAGE")
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap does not know it, and would hold the GIL meanwhile
 
 
 class HugePages:
@@ -60,3 +69,52 @@ def _region(num_bytes: int) -> torch.Tensor:
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     first = -whole.data_ptr() % _PAGE
     return whole[first : first + num_bytes]
+
+
+class Prefault:
+    """Takes memory from the system, on a thread of the lowest priority, before anybody writes to it.
+
+    A page's first use costs much more than later ones, most of all under a hypervisor that has to find the page first. What the memory
+    holds stays as it is. Where the system cannot do that (Linux before 5.14, others), nothing happens.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        """tensors: their pages are taken by turns, each one's from its begin to its end."""
+        self._tensors = tensors  # held until the thread has ended
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="prefault", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Leave the rest, and return when the memory is no longer touched."""
+        self._stopping.set()
+        self._thread.join()
+
+    def wait(self) -> None:
+        """Return when all of it is there."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        if not _HAS_ADVICE:
+            return
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
+        started, libc = time.monotonic(), ctypes.CDLL(None, use_errno=True)
+        libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        num_bytes = 0
+        for address, size in self._pages():
+            if self._stopping.is_set():
+                return
+            if libc.madvise(address, size, _MADV_POPULATE_WRITE):
+                log.info("the KV cache is not taken beforehand: %s", os.strerror(ctypes.get_errno()))
+                return
+            num_bytes += size
+        log.info("took %.0f MB for the KV cache in %.1f s", num_bytes / 1e6, time.monotonic() - started)
+
+    def _pages(self) -> Iterator[tuple[int, int]]:
+        """Address and bytes of the pages, of 2 MiB at most."""
+        step = mmap.PAGESIZE
+        spans = [(x.data_ptr() // step * step, -(-(x.data_ptr() + x.nbytes) // step) * step) for x in self._tensors if x.nbytes]
+        parts = ([(first, min(_PAGE, end - first)) for first in range(begin, end, _PAGE)] for begin, end in spans)
+        for turn in itertools.zip_longest(*parts):
+            yield from filter(None, turn)

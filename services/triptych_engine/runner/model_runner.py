@@ -43,6 +43,7 @@ class ModelRunner:
         self.num_blocks = 0
         self._recorder = recorder
         self._graphs: GraphedDecode | None = None
+        self._is_warm = False
 
     def load(self) -> None:
         """Read the weights, take the KV cache and check the model against transformers.
@@ -114,6 +115,8 @@ class ModelRunner:
         self._backend.allocate(self._model.layers, self.num_blocks, self.config.block_size, self._cache_dtype)
         if self._graphs is not None:
             self._graphs.record()
+        if self._is_warm:
+            self._prefault_cache()
 
     def free_cache(self) -> None:
         """Give the memory of the KV cache back. No sequence may be running."""
@@ -287,7 +290,14 @@ class ModelRunner:
         self._graphs = self._record_decode()
         max_tokens = min(config.max_num_batched_tokens, config.max_model_len - 1, self.num_blocks * config.block_size - 1)
         max_num_seqs = min(config.max_num_seqs, self.num_blocks)
-        return WarmUp(self, config.block_size, max_tokens, max_num_seqs).run(largest=config.device.type != "cpu")
+        costs = WarmUp(self, config.block_size, max_tokens, max_num_seqs).run(largest=config.device.type != "cpu")
+        self._is_warm = True
+        self._prefault_cache()  # not before: it would be measured with the steps
+        return costs
+
+    def _prefault_cache(self) -> None:
+        if self.config.prefault_kv_cache:
+            self._backend.prefault()
 
     def _record_decode(self) -> GraphedDecode | None:
         config = self.config

@@ -24,6 +24,8 @@ class RunnerConfig:
     dtype: torch.dtype | None = None
     #: Of keys and values; None takes what suits the model (precision.py).
     kv_cache_dtype: torch.dtype | None = None
+    #: Take the memory of the KV cache from the system before requests come to it, where its first use is slow.
+    prefault_kv_cache: bool = False
     device: torch.device = _CPU
     attention: str = "auto"  # auto, cpu, cuda, torch
     quantization: str = "none"  # none, int8

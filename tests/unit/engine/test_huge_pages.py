@@ -6,7 +6,9 @@ import gc
 import mmap
 import re
 import sys
+import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from triptych_engine.runner import huge_pages
-from triptych_engine.runner.huge_pages import HugePages
+from triptych_engine.runner.huge_pages import HugePages, Prefault
 
 _MIB = 1 << 20
 _SMAPS = Path("/proc/self/smaps")
 _BEGIN = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
+
+
+def resident_bytes(address: int) -> int:
+    """Of the mapping that the address lies in."""
+    inside = False
+    for line in _SMAPS.read_text().splitlines():
+        if begin := _BEGIN.match(line):
+            inside = int(begin[1], 16) <= address < int(begin[2], 16)
+        elif inside and line.startswith("Rss:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def mapping_flags(address: int) -> set[str] | None:
@@ -96,3 +109,59 @@ def test_what_the_system_does_not_have_is_a_memory_error(num_bytes: int):
 def test_a_system_that_knows_no_such_pages_gives_others(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(huge_pages, "_HAS_ADVICE", False)
     assert HugePages().empty(3, 4, dtype=torch.bfloat16).fill_(2).sum() == 24
+
+
+def an_untouched_tensor(num_bytes: int = 64 * _MIB) -> torch.Tensor:
+    tensor = HugePages().empty(num_bytes, dtype=torch.uint8)
+    tensor[num_bytes // 2] = 7
+    return tensor
+
+
+@linux
+def test_memory_is_taken_beforehand_and_keeps_what_it_holds():
+    tensor = an_untouched_tensor()
+    parts = tensor[: 31 * _MIB + 5], tensor[31 * _MIB + 5 :]
+    assert resident_bytes(tensor.data_ptr()) < 8 * _MIB
+    Prefault(parts).wait()
+    assert resident_bytes(tensor.data_ptr()) >= 64 * _MIB
+    assert tensor.sum() == 7
+
+
+@linux
+def test_taking_memory_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch):
+    tensor, asked = an_untouched_tensor(), threading.Event()
+    told = threading.Event()
+
+    def pages(self: Prefault) -> Iterator[tuple[int, int]]:
+        yield tensor.data_ptr(), 2 * _MIB
+        asked.set()
+        assert told.wait(10)
+        yield tensor.data_ptr() + 8 * _MIB, 32 * _MIB
+
+    monkeypatch.setattr(Prefault, "_pages", pages)
+    prefault = Prefault([tensor])
+    assert asked.wait(10)
+    prefault._stopping.set()
+    told.set()
+    prefault.stop()
+    assert resident_bytes(tensor.data_ptr()) < 16 * _MIB
+
+
+@linux
+def test_a_system_that_cannot_do_it_goes_on_without(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(huge_pages, "_MADV_POPULATE_WRITE", 9999)
+    tensor = an_untouched_tensor()
+    Prefault([tensor]).wait()
+    assert resident_bytes(tensor.data_ptr()) < 8 * _MIB
+
+
+def test_tensors_are_gone_through_by_turns():
+    """The first blocks of each layer come first, as requests do."""
+    tensors = [torch.zeros(size * _MIB, dtype=torch.uint8) for size in (5, 1)]
+    prefault = Prefault(tensors)
+    prefault.wait()
+    pages = list(prefault._pages())
+    first, second = (next(i for i, (begin, size) in enumerate(pages) if begin <= x.data_ptr() < begin + size) for x in tensors)
+    assert (first, second) == (0, 1)
+    last_byte = tensors[0].data_ptr() + tensors[0].nbytes - 1
+    assert any(begin <= last_byte < begin + size for begin, size in pages)
