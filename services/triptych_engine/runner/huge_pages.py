@@ -74,8 +74,8 @@ def _region(num_bytes: int) -> torch.Tensor:
 class Prefault:
     """Takes memory from the system, on a thread of the lowest priority, before anybody writes to it.
 
-    A page's first use costs much more than later ones, most of all under a hypervisor that has to find the page first. What the memory
-    holds stays as it is. Where the system cannot do that (Linux before 5.14, others), nothing happens.
+    A page's first use costs much more than later ones, most of all under a hypervisor that has to find the page first. What the
+    memory holds stays as it is. Where the system cannot do that (Linux before 5.14, others), nothing happens.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
