@@ -118,7 +118,8 @@ class CpuKernels:
         """
         num_words = -(-num_rows // 16) * 16 * words_per_row
         if len(self._workspace.memory) < num_words:
-            self._workspace.memory = HugePages().empty(num_words, dtype=torch.float32)
+            with torch.inference_mode(False):  # it outlives the step in which it is made
+                self._workspace.memory = HugePages().empty(num_words, dtype=torch.float32)
         return self._workspace.memory.data_ptr()
 
     def pack_linear(self, weight: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,14 @@ def test_the_method_is_known(emulating: Emulating, method: str):
     assert emulating(method).linear_method == method
 
 
+def test_a_workspace_made_in_inference_mode_serves_outside_of_it(emulating: Emulating):
+    kernels = emulating("dot")
+    kernels._workspace.memory = torch.empty(0)
+    with torch.inference_mode():
+        kernels.workspace(3, 100)
+    assert not kernels._workspace.memory.is_inference()
+
+
 @pytest.mark.parametrize("method", METHODS)
 @given(
     rows=st.integers(0, 220),
