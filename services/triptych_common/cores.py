@@ -12,6 +12,7 @@ import psutil
 #: gateway and frontend on the same cores cost the engine a tenth of its tokens, which with this they do not.
 _SPIN_COUNT = "4000"
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_LOAD = Path("/proc/loadavg")
 
 
 def num_usable_cores() -> int:
@@ -23,6 +24,17 @@ def num_usable_cores() -> int:
         if limit != "max":
             cores = min(cores or 1, math.ceil(int(limit) / int(period)))
     return max(1, cores or 1)
+
+
+def num_idle_cores(num_cores: int) -> int:
+    """Of so many cores, those that nothing else than the calling thread uses at this moment; 0 where the system does not say.
+
+    Linux counts what runs or wants to run on the whole machine (/proc/loadavg), so in a container this is rather too few.
+    """
+    if not _LOAD.is_file():
+        return 0
+    num_running = int(_LOAD.read_text().split()[3].partition("/")[0])
+    return max(0, num_cores - max(0, num_running - 1))
 
 
 def encoder_share(num_cores: int) -> int:

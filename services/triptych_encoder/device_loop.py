@@ -51,11 +51,17 @@ class DeviceLoop:
     Args:
         max_batch_embeddings: budget of a batch; an item beyond it is computed alone.
         prepare_thread: runs first in the thread, e.g. to set its priority.
+        prepare_batch: runs before each batch, e.g. to choose the number of compute threads.
     """
 
-    def __init__(self, max_batch_embeddings: int, prepare_thread: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        max_batch_embeddings: int,
+        prepare_thread: Callable[[], None] = lambda: None,
+        prepare_batch: Callable[[], None] = lambda: None,
+    ) -> None:
         self._budget = max_batch_embeddings
-        self._prepare_thread = prepare_thread
+        self._prepare_thread, self._prepare_batch = prepare_thread, prepare_batch
         self._jobs: deque[_Job | Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._stopping = False
@@ -149,6 +155,7 @@ class DeviceLoop:
         if not batch or self._tower is None:
             return
         start_s = time.perf_counter()
+        self._prepare_batch()
         try:
             results = self._tower.encode([job.item for job in batch])
         except Exception as error:

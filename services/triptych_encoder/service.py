@@ -18,7 +18,7 @@ import torch
 from prometheus_client import Metric
 from triptych_common import model_store
 from triptych_common.control import State
-from triptych_common.cores import encoder_share, num_usable_cores
+from triptych_common.cores import encoder_share, num_idle_cores, num_usable_cores
 from triptych_common.errors import ServiceUnavailableError, UnsupportedModelError
 from triptych_common.pb import common_pb2, control_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.server import ServiceServer
@@ -65,7 +65,11 @@ class EncoderService:
         self._servicer = EncoderServicer(self._evictions, settings.max_items_per_request)
         self._server = ServiceServer("encoder", settings, [_DESCRIPTOR], self._register, self, self._metrics)
         is_cpu = self._device.type == "cpu"
-        self._device_loop = DeviceLoop(settings.max_batch_embeddings or (256 if is_cpu else 16_384), self._yield_cores)
+        self._device_loop = DeviceLoop(
+            settings.max_batch_embeddings or (256 if is_cpu else 16_384),
+            self._yield_cores,
+            self._use_idle_cores if is_cpu and settings.num_threads is None else lambda: None,
+        )
         self._pool = ThreadPoolExecutor(settings.num_preprocess_threads, "preprocess", initializer=self._yield_cores)
 
     # -- Controllable -----------------------------------------------------------------------------------------------------------
@@ -226,6 +230,17 @@ class EncoderService:
 
     def _metrics(self) -> list[Metric]:
         return families(self._pipeline) if self._pipeline is not None else []
+
+    @staticmethod
+    def _use_idle_cores() -> None:
+        """Compute the next batch on the encoder's share of the cores, or on all that are idle, if those are more.
+
+        A batch ends within a fraction of a second, so text that begins meanwhile waits for no longer than that.
+        """
+        num_cores = num_usable_cores()
+        num_threads = max(encoder_share(num_cores), num_idle_cores(num_cores))
+        if num_threads != torch.get_num_threads():
+            torch.set_num_threads(num_threads)
 
     def _yield_cores(self) -> None:
         """Lower the priority of this thread, and of those that it starts: text that decodes on the same cores goes first."""

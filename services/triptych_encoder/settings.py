@@ -27,7 +27,12 @@ class EncoderSettings(MediaLimitSettings):
     ] = "auto"
     device: Annotated[str, Field(description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")] = "auto"
     num_threads: Annotated[
-        int | None, Field(ge=1, description="Compute threads; by default 1 on up to 4 cores, else half of the cores.")
+        int | None,
+        Field(
+            ge=1,
+            description="Compute threads; by default 1 on up to 4 cores, else half of the cores, and more for a batch that finds "
+            "more of them idle.",
+        ),
     ] = None
     niceness: Annotated[
         int | None,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
-from triptych_common.cores import bear_company
+from triptych_common import cores
+from triptych_common.cores import bear_company, num_idle_cores
 
 
 @pytest.fixture(autouse=True)
@@ -26,3 +28,17 @@ def test_what_the_environment_says_holds(monkeypatch: pytest.MonkeyPatch, name: 
     bear_company()
     assert os.environ[name] == value
     assert os.environ.get("GOMP_SPINCOUNT") == (value if name == "GOMP_SPINCOUNT" else None)
+
+
+@pytest.mark.parametrize(("running", "num_cores", "idle"), [(1, 2, 2), (2, 2, 1), (3, 2, 0), (9, 2, 0), (0, 4, 4), (3, 16, 14)])
+def test_cores_are_idle_that_nobody_else_uses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, running: int, num_cores: int, idle: int
+) -> None:
+    (tmp_path / "loadavg").write_text(f"0.66 1.06 1.08 {running}/79 13494\n")
+    monkeypatch.setattr(cores, "_LOAD", tmp_path / "loadavg")
+    assert num_idle_cores(num_cores) == idle
+
+
+def test_none_is_idle_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cores, "_LOAD", tmp_path / "missing")
+    assert num_idle_cores(8) == 0
