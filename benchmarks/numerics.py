@@ -4,8 +4,8 @@
 
 Prints, over the positions of each text: perplexity, how often the likeliest token is float32's, the mean Kullback-Leibler
 divergence from the distribution in float32, and the root mean square error of the logits (their mean removed: a common shift
-changes no probability). With --steps also how long a decoding step takes, unquantised and in int8, by turns; --num-tokens 0 leaves
-out the rest.
+changes no probability), by itself and relative to the logits. With --steps also how long a decoding step takes, unquantised and in
+int8, by turns; --num-tokens 0 leaves out the rest.
 """
 
 from __future__ import annotations
@@ -88,8 +88,9 @@ def report(name: str, token_ids: list[int], logits: torch.Tensor, exact: torch.T
     divergence = functional.kl_div(logits.log_softmax(-1), exact.log_softmax(-1), log_target=True, reduction="batchmean")
     error = logits - exact
     rmse = (error - error.mean(-1, keepdim=True)).square().mean().sqrt()
+    typical = (exact - exact.mean(-1, keepdim=True)).square().mean().sqrt()
     print(f"{name:24s} perplexity {perplexity:8.4f}   likeliest token agrees {agreement:.4f}   KL divergence {divergence:.6f}   "
-          f"logits' RMSE {rmse:.4f}", flush=True)  # fmt: skip
+          f"logits' RMSE {rmse:.4f} ({rmse / typical:.2%})", flush=True)  # fmt: skip
 
 
 def main() -> None:

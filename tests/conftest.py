@@ -1,5 +1,10 @@
-"""Before any test imports torch: its threads shall not hold the cores against whatever else runs beside the tests."""
+"""Before any test imports torch: its threads shall not hold the cores against whatever else runs beside the tests. And no instruction
+set is forced: tests run each that this CPU has."""
+
+import os
 
 from triptych_common.cores import bear_company
+from triptych_common.cpu import ISA_VARIABLE
 
 bear_company()
+os.environ.pop(ISA_VARIABLE, None)

@@ -20,32 +20,51 @@ def checkpoint_dtype(path: Path) -> str:
     """`bfloat16`, `float16` or `float32`: what most of the parameters in a directory's safetensors files are.
 
     Configurations are not to be trusted: of one with parts, the whole and each part may name another type, and the weights may have
-    none of them. They are asked where there are no such files: the whole first, then what is inside of it. float32 when nothing
-    says.
+    none of them. They are asked where there are no such files, or as many parameters of two types: the whole first, then what is
+    inside of it. float32 when nothing says.
     """
     counts: Counter[str] = Counter()
-    for file in sorted(path.glob("*.safetensors")):
-        for tensor in _header(file).values():
-            if isinstance(tensor, dict) and tensor.get("dtype") in _FLOATS:
-                counts[_FLOATS[tensor["dtype"]]] += math.prod(tensor.get("shape", ()))
-    if counts:
-        return counts.most_common(1)[0][0]
-    config = path / "config.json"
-    return _declared(json.loads(config.read_text())) or "float32" if config.is_file() else "float32"
+    for file in _weight_files(path):
+        counts += _num_parameters(file)
+    most = [name for name, count in counts.items() if count == max(counts.values())]
+    if len(most) == 1:
+        return most[0]
+    config = _read_json(path / "config.json")
+    return _declared(config) or "float32"
 
 
-def _header(file: Path) -> dict[str, Any]:
-    """Tensor name -> what the file says of it; nothing of a file that is no safetensors file: loading it says what is wrong."""
-    with file.open("rb") as stream:
-        start = stream.read(8)
-        size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 0 < size <= _MAX_HEADER_BYTES:
-            return {}
-        try:
-            header = json.loads(stream.read(size))
-        except ValueError:
-            return {}
-    return header if isinstance(header, dict) else {}
+def _weight_files(path: Path) -> list[Path]:
+    """Those that transformers loads: beside them may lie other copies of the weights, or adapters."""
+    if (path / "model.safetensors").is_file():
+        return [path / "model.safetensors"]
+    index = _read_json(path / "model.safetensors.index.json")
+    parts = index.get("weight_map") if isinstance(index, dict) else None
+    if isinstance(parts, dict):
+        return [path / name for name in sorted({name for name in parts.values() if isinstance(name, str)})]
+    return sorted(path.glob("*.safetensors"))
+
+
+def _num_parameters(file: Path) -> Counter[str]:
+    """Type -> parameters, by the file's header; nothing of a file that is no safetensors file: loading it says what is wrong."""
+    counts: Counter[str] = Counter()
+    try:
+        with file.open("rb") as stream:
+            (size,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(size)) if size <= _MAX_HEADER_BYTES else {}
+        for tensor in header.values():
+            if tensor.get("dtype") in _FLOATS:
+                counts[_FLOATS[tensor["dtype"]]] += math.prod(tensor["shape"])
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, struct.error):
+        return Counter()
+    return counts
+
+
+def _read_json(file: Path) -> Any:
+    """None where there is no such file, or something else in it."""
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def _declared(config: Any) -> str | None:

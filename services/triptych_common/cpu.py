@@ -9,7 +9,8 @@ from pathlib import Path
 
 from triptych_common.errors import StartupError
 
-#: Names one of `isas`, which is used in place of the best: to compare them, or to leave out one that a CPU does badly.
+#: Names one of `isas`, which our own code uses in place of the best: to compare them, or to leave out one that a CPU does badly. Of
+#: torch's own operations it changes nothing but the type that `auto` chooses for them.
 ISA_VARIABLE = "TRIPTYCH_CPU_ISA"
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
 #: Instruction set -> the flags that tell it from the others, as /proc/cpuinfo names them. Best first.
@@ -55,9 +56,9 @@ def computes_bfloat16() -> bool:
     Raises:
         StartupError: as `isas_of_this_cpu`.
     """
-    flags = _flags()
+    flags, usable = _flags(), isas_of_this_cpu()
     if os.environ.get(ISA_VARIABLE) and platform.machine() == "x86_64":
-        flags &= _X86_64[isas_of_this_cpu()[0]]
+        flags &= _X86_64[usable[0]]
     return not _BF16_FLAGS.isdisjoint(flags)
 
 

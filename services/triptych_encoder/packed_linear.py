@@ -36,7 +36,7 @@ class PackedLinear(nn.Module):
 
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The dtype to compute in where embeddings of `dtype` are wanted: float32 on a CPU that would emulate it."""
-    if device.type != "cpu" or (dtype == torch.bfloat16 and cpu.computes_bfloat16()):
+    if device.type != "cpu" or (cpu.computes_bfloat16() and dtype == torch.bfloat16):
         return dtype
     return torch.float32
 

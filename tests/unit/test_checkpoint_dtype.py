@@ -72,7 +72,51 @@ def test_without_such_files_the_configuration_is_asked(tmp_path: Path, config: d
     assert checkpoint_dtype(a_directory(tmp_path, config)) == expected
 
 
-@pytest.mark.parametrize("content", [b"", b"abc", b"\xff" * 16, (9).to_bytes(8, "little") + b"not json!"])
+def test_as_many_of_two_types_leave_it_to_the_configuration(tmp_path: Path) -> None:
+    files = [weights(torch.float16), weights(torch.bfloat16)]
+    assert checkpoint_dtype(a_directory(tmp_path, LLAMA, *files)) == "bfloat16"
+    assert checkpoint_dtype(a_directory(tmp_path, LLAMA_OF_OLD, *files)) == "float16"
+
+
+@pytest.mark.parametrize("stray", ["adapter_model", "model.fp32", "consolidated", "a"])
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_only_what_transformers_loads_counts(tmp_path: Path, stray: str, is_sharded: bool) -> None:
+    a_directory(tmp_path, LLAMA_OF_OLD)
+    name = "model-00001-of-00001.safetensors" if is_sharded else "model.safetensors"
+    save_file(weights(torch.bfloat16), tmp_path / name)
+    save_file(weights(torch.float32, 256), tmp_path / f"{stray}.safetensors")
+    if is_sharded:
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name, "b": name}}))
+    assert checkpoint_dtype(tmp_path) == "bfloat16"
+
+
+def with_header(header: str) -> bytes:
+    return len(header).to_bytes(8, "little") + header.encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"abc",
+        b"\xff" * 16,
+        with_header("not json!"),
+        with_header('["x", 2]'),
+        with_header('{"a": {"dtype": "F32", "shape": null}}'),
+        with_header('{"a": {"dtype": ["F32"], "shape": [2]}}'),
+        with_header('{"a": {"dtype": "F32", "shape": [0]}}'),
+        with_header("[" * 100_000),
+    ],
+)
 def test_a_broken_file_is_left_to_those_who_load_it(tmp_path: Path, content: bytes) -> None:
     (a_directory(tmp_path, LLAMA) / "model.safetensors").write_bytes(content)
     assert checkpoint_dtype(tmp_path) == "bfloat16"
+
+
+def test_what_is_no_file_is_left_to_those_who_load_it(tmp_path: Path) -> None:
+    a_directory(tmp_path, LLAMA)
+    (tmp_path / "a.safetensors").symlink_to(tmp_path / "missing")
+    (tmp_path / "b.safetensors").mkdir()
+    assert checkpoint_dtype(tmp_path) == "bfloat16"
+    (tmp_path / "config.json").write_text("{")
+    assert checkpoint_dtype(tmp_path) == "float32"

@@ -52,6 +52,14 @@ def test_one_that_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch, forc
             ask()
 
 
+def test_it_is_refused_on_arm_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setenv(cpu.ISA_VARIABLE, "nonsense")
+    for ask in (cpu.isas_of_this_cpu, cpu.computes_bfloat16):
+        with pytest.raises(StartupError, match="TRIPTYCH_CPU_ISA is 'nonsense'; this CPU has armv8-a"):
+            ask()
+
+
 def test_arm_says_it_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     monkeypatch.setattr(cpu, "_flags", lambda: frozenset({"asimd", "bf16"}))

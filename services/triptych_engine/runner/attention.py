@@ -28,7 +28,8 @@ class LayerShape:
     v_head_dim: int
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        return self.num_kv_heads * (self.head_dim + self.v_head_dim) * dtype.itemsize
+        per_word = max(1, 4 // dtype.itemsize)  # the CPU's cache rounds an odd head_dim up
+        return self.num_kv_heads * (-(-self.head_dim // per_word) * per_word + self.v_head_dim) * dtype.itemsize
 
 
 @dataclass(slots=True)

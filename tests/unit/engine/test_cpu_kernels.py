@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from attention_driver import worst_difference
+from attention_driver import metadata, worst_difference
 from builders_engine import a_tiny_llama_config, save_random_model
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -62,6 +63,24 @@ def test_paged_attention_matches_torch(
     assert run_both(emulating(method), dtype=dtype, **case, **options) < TOLERANCE[dtype]
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("method", LINEAR_METHODS)
+def test_attention_over_no_tokens_is_nothing(emulating: Emulating, method: str):
+    backend = CpuAttention(emulating(method))
+    backend.allocate({0: LayerShape(2, 64, 64)}, 8, 16, torch.bfloat16)
+    backend.begin(metadata([0], [0], np.zeros((1, 4), np.int32), 16))
+    query, key = torch.zeros(0, 4, 64).bfloat16(), torch.zeros(0, 2, 64).bfloat16()
+    assert backend.forward(0, query, key, key, scaling=1.0, window=0, softcap=0.0, sinks=None).shape == (0, 4, 64)
+
+
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("method", LINEAR_METHODS)
 def test_many_sequences_decode_over_contexts_of_any_length(emulating: Emulating, method: str):
     """Threads take all heads of a sequence then, and cut its keys into tiles of nearly equal size."""

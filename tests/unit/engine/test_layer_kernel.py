@@ -92,6 +92,31 @@ def test_a_bfloat16_layer_is_nearer_to_float32_as_one_kernel(
     assert error < 2e-2 * exact.norm()
 
 
+@pytest.mark.parametrize("method", LINEAR_METHODS)
+def test_an_activation_in_the_products_epilogue_is_the_activation(
+    method: str, emulating: Callable[[str], CpuKernels], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Which takes an MLP of whole panels; with few rows, with several passes of rows, and with more than a block of them."""
+    config = a_tiny_llama_config(intermediate_size=96, initializer_range=0.2, max_position_embeddings=1024)
+    path = save_random_model(tmp_path, config, dtype=torch.bfloat16)
+
+    def load(dtype: torch.dtype) -> ModelRunner:
+        runner = ModelRunner(RunnerConfig(path, "test", 1024, 8, 1024, 16, 1 << 22, dtype=dtype))
+        runner.load()
+        return runner
+
+    exact = load(torch.float32)
+    monkeypatch.setattr(model_runner, "load_kernels", lambda: emulating(method))
+    monkeypatch.setattr(modules, "cpu_computes_bfloat16", lambda: method != "fp32")
+    rounded = load(torch.bfloat16)
+    layers = [module for module in rounded._model.model.modules() if isinstance(module, FusedDecoderLayer)]
+    assert all(layer.kernel is not None for layer in layers)
+    for num_tokens in (3, 4, 13, 33, 600):
+        prompt = [(7 * i) % 90 for i in range(num_tokens)]
+        wanted, got = exact.prompt_logits(prompt), rounded.prompt_logits(prompt)
+        assert ((got - wanted).norm(dim=-1) < 5e-2 * wanted.norm(dim=-1)).all()
+
+
 @pytest.mark.parametrize("method", ["dot", "tiles"])
 def test_a_float32_models_products_are_not_rounded_where_the_cpu_multiplies_bfloat16(
     method: str, emulating: Callable[[str], CpuKernels], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,16 +18,17 @@ inline void round_row(const float* row, int64_t in_features, uint32_t* pairs) {
   bf16* to = (bf16*)pairs;
   int64_t d = 0;
   for (; d + kLanes <= in_features; d += kLanes) store(to + d, load(row + d));
-  for (; d < in_features; d++) convert(row[d], to[d]);
-  for (; d < padded_inputs(in_features); d++) to[d] = {0};
+  for (; d < padded_inputs(in_features); d += kLanes) {
+    float some[kLanes] = {};
+    std::copy(row + std::min(d, in_features), row + std::min(d + kLanes, in_features), some);
+    store(to + d, load(some));
+  }
 }
 
 // Weights of 32 outputs: words of the first 16 and of the other 16 of a pair of inputs, each `stride` words from those of the next.
 struct Columns {
   const uint32_t *low, *high;
   int64_t stride;
-
-  Columns from(int64_t pair) const { return {low + pair * stride, high + pair * stride, stride}; }
 };
 
 inline Columns columns_of(const Panel& panel) { return {panel.weight, panel.weight + kLanes, kPanel}; }
@@ -87,6 +88,7 @@ struct TileSums {
   static constexpr int64_t kRows = (kTwo ? 2 : 1) * kTile;
 
   void begin(const float* from, int64_t stride) {
+    __asm__ volatile("" ::: "memory");  // as in begin_tiles: rows and weights may have been written since
     if (from) {
       TRIPTYCH_TILE_LOAD(0, from, stride * 4);
       TRIPTYCH_TILE_LOAD(1, from + kLanes, stride * 4);

@@ -107,6 +107,7 @@ inline void write_shared(const Args& a) {
 
 template <class Products, class A, class V>
 inline void attend_shared(const Args& a) {
+  if (a.num_tiles == 0) return;
   // Decoding many sequences, a thread takes all heads of one: it reads a block from its begin to its end. Else heads are shared out.
   constexpr int kTilesPerThread = 4;
   const bool all_heads = a.num_tiles == a.num_tokens && a.num_tiles >= kTilesPerThread * omp_get_num_threads();

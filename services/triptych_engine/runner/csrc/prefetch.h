@@ -24,34 +24,21 @@ class Prefetch {
 #endif
 
   Prefetch() = default;
-  // One stretch of memory, of which each stream is a part.
-  Prefetch(const void* memory, int64_t bytes, int64_t steps) {
-    const int64_t lines = (bytes + kStreams * kCacheLine - 1) / (kStreams * kCacheLine);
-    for (int64_t j = 0; j < kStreams; j++) streams_[j] = (const char*)memory + j * lines * kCacheLine;
-    fetch(lines, steps);
-  }
-  // As many lines of each of these streams, line_bytes apart.
-  Prefetch(const char* const (&streams)[kStreams], int64_t lines, int64_t line_bytes, int64_t steps) : line_bytes_(line_bytes) {
-    std::copy(streams, streams + kStreams, streams_);
-    fetch(lines, steps);
-  }
+  // A stretch of memory, of which each stream is a part.
+  Prefetch(const void* memory, int64_t bytes, int64_t steps)
+      : line_((const char*)memory), lines_left_((bytes + kStreams * kCacheLine - 1) / (kStreams * kCacheLine)),
+        lines_per_step_((lines_left_ + steps - 1) / std::max<int64_t>(steps, 1)), stream_bytes_(lines_left_ * kCacheLine) {}
 
   void step() {
-    for (int64_t i = std::min(lines_per_step_, lines_left_); i > 0; i--, lines_left_--) {
+    for (int64_t i = std::min(lines_per_step_, lines_left_); i > 0; i--, lines_left_--, line_ += kCacheLine) {
 #pragma GCC unroll 4
-      for (int j = 0; j < kStreams; j++) {
-        __builtin_prefetch(streams_[j], 0, 2);
-        streams_[j] += line_bytes_;
-      }
+      for (int64_t j = 0; j < kStreams; j++) __builtin_prefetch(line_ + j * stream_bytes_, 0, 2);
     }
   }
 
  private:
-  void fetch(int64_t lines, int64_t steps) { lines_left_ = lines, lines_per_step_ = (lines + steps - 1) / steps; }
-
-  const char* streams_[kStreams] = {};
-  int64_t lines_left_ = 0, lines_per_step_ = 0;  // of each stream
-  int64_t line_bytes_ = kCacheLine;
+  const char* line_ = nullptr;  // of the first stream
+  int64_t lines_left_ = 0, lines_per_step_ = 0, stream_bytes_ = 0;  // of each stream
 };
 
 // Calls compute(item, next) for all items, shared out among the threads of the parallel region that this is called in; nobody waits at
