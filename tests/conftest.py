@@ -1,5 +1,5 @@
-"""Before any test imports torch: its threads shall not hold the cores against whatever else runs beside the tests. And no instruction
-set is forced: tests run each that this CPU has."""
+"""Before any test imports torch: its threads shall not hold the cores against whatever else runs beside the tests. No instruction
+set is forced, either: tests run each that this CPU has."""
 
 import os
 
