@@ -74,7 +74,6 @@ class CachePrefetch {
 
 // For paged_attention.h, which says what its functions do.
 struct Bf16AttentionProducts {
-  using Cache = bf16;
   using Prefetch = CachePrefetch;
   TileScope tiles;
 

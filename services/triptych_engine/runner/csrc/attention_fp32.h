@@ -95,7 +95,6 @@ inline void values_rows(const float* weights, int rows, const T* values, int n, 
 // For paged_attention.h, which says what its functions do. T: type of the cache.
 template <class T>
 struct Fp32Products {
-  using Cache = T;
   struct Prefetch {};  // none
   static Prefetch prefetch(const Args&, const HeadsTile&, const HeadsTile&, int, int) { return {}; }
 

@@ -4,7 +4,6 @@
 // Online softmax: Milakov & Gimelshein 2018 (arXiv:1805.02867). Paged cache: Kwon et al. 2023 (arXiv:2309.06180).
 //
 // Products is one of the two structs there:
-// - Cache: the type of the cache;
 // - query_words(args), prepare_query(query, D, to): the form in which it reads a row of queries;
 // - score(args, tile, scratch, first, groups, prefetch): scores of the keys of these groups of 16, from `first` on, for all rows;
 // - padded_groups(groups), store_weights(row, group, weights): groups of which add_values reads weights, and how;
