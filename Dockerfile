@@ -50,7 +50,7 @@ FROM build-engine AS kernels
 COPY --from=wheel /wheel /wheel
 RUN pip --python /opt/triptych/bin/python install --no-deps /wheel/*.whl
 # For every instruction set, because the machine that runs the image is not the one that builds it.
-RUN /opt/triptych/bin/python -m triptych_engine.runner.kernel_build /opt/triptych/kernels
+RUN /opt/triptych/bin/python -m triptych_engine.runner.cpu.kernel_build /opt/triptych/kernels
 
 # --- what runs: each listens on all addresses of its container, and on its own loopback for control ----------------------------
 
@@ -60,7 +60,7 @@ RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel pip --python /opt/t
 ENV TRIPTYCH_GATEWAY_HOST=0.0.0.0
 USER triptych
 EXPOSE 8000
-HEALTHCHECK --start-period=60s --interval=10s CMD ["python", "-m", "triptych_cli.probes", "http://127.0.0.1:8000"]
+HEALTHCHECK --start-period=60s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "http://127.0.0.1:8000"]
 ENTRYPOINT ["python", "-m", "triptych_gateway"]
 
 FROM base AS frontend
@@ -69,7 +69,7 @@ RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel pip --python /opt/t
 ENV TRIPTYCH_FRONTEND_HOST=0.0.0.0
 USER triptych
 EXPOSE 50051
-HEALTHCHECK --start-period=120s --interval=10s CMD ["python", "-m", "triptych_cli.probes", "grpc://127.0.0.1:50151"]
+HEALTHCHECK --start-period=120s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "grpc://127.0.0.1:50151"]
 ENTRYPOINT ["python", "-m", "triptych_frontend"]
 
 FROM base AS encoder
@@ -78,7 +78,7 @@ RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel pip --python /opt/t
 ENV TRIPTYCH_ENCODER_HOST=0.0.0.0
 USER triptych
 EXPOSE 50052
-HEALTHCHECK --start-period=300s --interval=10s CMD ["python", "-m", "triptych_cli.probes", "grpc://127.0.0.1:50152"]
+HEALTHCHECK --start-period=300s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "grpc://127.0.0.1:50152"]
 ENTRYPOINT ["python", "-m", "triptych_encoder"]
 
 FROM base AS engine
@@ -88,7 +88,7 @@ COPY --from=kernels /opt/triptych/kernels /opt/triptych/kernels
 ENV TRIPTYCH_ENGINE_HOST=0.0.0.0 TRIPTYCH_KERNEL_DIR=/opt/triptych/kernels
 USER triptych
 EXPOSE 50053
-HEALTHCHECK --start-period=300s --interval=10s CMD ["python", "-m", "triptych_cli.probes", "grpc://127.0.0.1:50153"]
+HEALTHCHECK --start-period=300s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "grpc://127.0.0.1:50153"]
 ENTRYPOINT ["python", "-m", "triptych_engine"]
 
 # Puts a model into the cache volume and ends. Converting the built-in model needs what the engine has, and pip.

@@ -17,15 +17,15 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from triptych_common.cores import bear_company, num_usable_cores
+from triptych_common.host.cores import bear_company, num_usable_cores
 
 bear_company()  # as the engine does before torch is imported
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from triptych_engine.runner.attention import AttentionMetadata, LayerShape  # noqa: E402
-from triptych_engine.runner.cpu_attention import CpuAttention  # noqa: E402
-from triptych_engine.runner.cpu_kernels import load_kernels  # noqa: E402
+from triptych_engine.runner.attention.paged import AttentionMetadata, LayerShape  # noqa: E402
+from triptych_engine.runner.cpu.attention import CpuAttention  # noqa: E402
+from triptych_engine.runner.cpu.kernels import load_kernels  # noqa: E402
 
 NUM_LAYERS = 30
 

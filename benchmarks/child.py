@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from triptych_cli import tether
+from triptych_cli.stack import tether
 
 #: Time to end after SIGTERM, in seconds; then comes SIGKILL. The supervisor gives its services 15.
 STOP_GRACE_S = 30.0

@@ -43,10 +43,10 @@ from serving import check_peer
 from sitting import describe, hold
 from stack import SERVE, Stack, running_stack
 from tables import TRIPTYCH
-from triptych_cli.ports import free_port
-from triptych_common.errors import StartupError
-from triptych_common.model_store import WEIGHT_PATTERNS, has_towers, resolve_model, served_name
+from triptych_cli.stack.ports import free_port
+from triptych_common.model.store import WEIGHT_PATTERNS, has_towers, resolve_model, served_name
 from triptych_common.pb import control_pb2, control_pb2_grpc
+from triptych_common.rpc.errors import StartupError
 from triptych_common.settings import DEFAULT_MODEL
 
 T = TypeVar("T")
@@ -172,7 +172,7 @@ def run(args: argparse.Namespace) -> dict:
 def describe_embedding(model: str) -> dict[str, int]:
     """What a token's embedding is: numbers, and bytes of each."""
     import torch  # seconds, and after the measurements
-    from triptych_encoder.loading import load_config
+    from triptych_encoder.tower.loading import load_config
 
     config = load_config(resolve_model(model, WEIGHT_PATTERNS), model)
     text = config.get_text_config()

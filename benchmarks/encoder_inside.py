@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_settings import CliApp
 from rich.console import Console
-from triptych_cli.service_flags import ServiceArgs, has_flag, split_service_args
-from triptych_cli.stack import ServeOptions, Service, plan, spec
-from triptych_cli.supervisor import ServiceSpec, supervise
+from triptych_cli.stack.plan import ServeOptions, Service, plan, spec
+from triptych_cli.stack.service_flags import ServiceArgs, has_flag, split_service_args
+from triptych_cli.stack.supervisor import ServiceSpec, supervise
 from triptych_cli.terminal import TerminalReporter
-from triptych_common.control import State
-from triptych_common.cores import bear_company, num_usable_cores
-from triptych_common.model_store import served_name
-from triptych_common.server import run_service
+from triptych_common.host.cores import bear_company, num_usable_cores
+from triptych_common.model.store import served_name
+from triptych_common.rpc.control import State
+from triptych_common.rpc.server import run_service
 
 if TYPE_CHECKING:
     from triptych_encoder.service import EncoderService
@@ -45,7 +45,7 @@ Call = Callable[[Callable[[], None]], Future[None]]
 
 def _encode_on_engine_thread(encoder: EncoderService, call: Call) -> None:
     """Replace the encoder's device thread by turns on the engine's."""
-    from triptych_encoder.device_loop import DeviceLoop, _Job
+    from triptych_encoder.tower.device_loop import DeviceLoop, _Job
 
     class TurnsOnEngineThread(DeviceLoop):
         """One batch, or one call, per turn; the next turn is asked for when the last is over, so that a step can come between."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from triptych_common import model_store
-from triptych_common.cores import bear_company
+from triptych_common.host.cores import bear_company
+from triptych_common.model import store as model_store
 
 bear_company()  # as the engine does before torch is imported
 
-from triptych_engine.runner.cpu_attention import CpuAttention  # noqa: E402
+from triptych_engine.runner.cpu.attention import CpuAttention  # noqa: E402
 from triptych_engine.runner.model_runner import ModelRunner  # noqa: E402
-from triptych_engine.scheduler import Scheduler  # noqa: E402
+from triptych_engine.scheduling.scheduler import Scheduler  # noqa: E402
 from triptych_engine.service import make_scheduler, runner_config  # noqa: E402
 from triptych_engine.settings import EngineSettings  # noqa: E402
 

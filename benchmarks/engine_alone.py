@@ -24,7 +24,7 @@ from figures import Figures, Stream, summarize
 
 if TYPE_CHECKING:
     from triptych_engine.core import EngineCore, Load
-    from triptych_engine.output import SequenceOutput
+    from triptych_engine.scheduling.output import SequenceOutput
     from triptych_engine.settings import EngineSettings
 
 LOAD_TIMEOUT_S = 300.0
@@ -86,7 +86,7 @@ class _ClosedLoop:
                 self._add_next()
 
     def _add_next(self) -> None:
-        from triptych_engine.request import Request, SamplingParams
+        from triptych_engine.scheduling.request import Request, SamplingParams
 
         index, prompt = next(self._waiting, (0, None))
         if prompt is None:

@@ -19,10 +19,10 @@ import grpc
 import overhead
 import uvloop
 from overhead import HOST, Overhead, process
-from triptych_cli.ports import free_port
-from triptych_common.channels import SERVER_OPTIONS, open_channel
-from triptych_common.model_store import TEXT_MODEL, model_info, resolve_model
+from triptych_cli.stack.ports import free_port
+from triptych_common.model.store import TEXT_MODEL, model_info, resolve_model
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc, generation_pb2, generation_pb2_grpc
+from triptych_common.rpc.channels import SERVER_OPTIONS, open_channel
 
 #: Ids of ordinary words in any byte-level vocabulary of some size.
 FIRST_TOKEN_ID, NUM_TOKEN_IDS = 300, 2000

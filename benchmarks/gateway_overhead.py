@@ -21,11 +21,11 @@ import overhead
 import uvloop
 from grpc_health.v1 import health_pb2_grpc
 from overhead import HOST, Overhead, process
-from triptych_cli.ports import free_port
-from triptych_common.channels import SERVER_OPTIONS
-from triptych_common.control import Health
-from triptych_common.open_files import raise_open_files_limit
+from triptych_cli.stack.ports import free_port
+from triptych_common.host.open_files import raise_open_files_limit
 from triptych_common.pb import common_pb2, generation_pb2, generation_pb2_grpc
+from triptych_common.rpc.channels import SERVER_OPTIONS
+from triptych_common.rpc.control import Health
 
 MODEL = "benchmark"
 

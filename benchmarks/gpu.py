@@ -29,11 +29,11 @@ from gpu_arithmetic import Ceilings, Decode, ModelSize, measure_decode
 from machine import describe_commit, describe_machine, describe_versions
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 from triptych_engine.core import EngineCore, Load
-from triptych_engine.kv_cache import KVCacheManager
-from triptych_engine.output import SequenceOutput
-from triptych_engine.request import Request, SamplingParams
 from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
-from triptych_engine.scheduler import Scheduler
+from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.output import SequenceOutput
+from triptych_engine.scheduling.request import Request, SamplingParams
+from triptych_engine.scheduling.scheduler import Scheduler
 
 RESULTS = Path(__file__).parent / "results"
 TARGET_SHARE = 0.7

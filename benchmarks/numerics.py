@@ -16,17 +16,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from triptych_common.cores import bear_company, num_usable_cores
+from triptych_common.host.cores import bear_company, num_usable_cores
 
 bear_company()  # as the engine does before torch is imported
 
 import torch  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
-from triptych_common.model_store import TEXT_MODEL, resolve_model  # noqa: E402
-from triptych_engine.output import NewSequence, SchedulerOutput  # noqa: E402
-from triptych_engine.request import SamplingParams  # noqa: E402
+from triptych_common.model.store import TEXT_MODEL, resolve_model  # noqa: E402
 from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig  # noqa: E402
+from triptych_engine.scheduling.output import NewSequence, SchedulerOutput  # noqa: E402
+from triptych_engine.scheduling.request import SamplingParams  # noqa: E402
 
 BLOCK_SIZE = 16
 #: Of sequences in the steps that are timed.

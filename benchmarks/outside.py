@@ -10,10 +10,10 @@ from concurrent.futures import Future
 from typing import Self, TypeVar
 
 from triptych_common.pb import engine_pb2
-from triptych_engine.convert import load_message, output_message
 from triptych_engine.core import Load
-from triptych_engine.outbox import Mailbox, Outbox
-from triptych_engine.output import SequenceOutput
+from triptych_engine.rpc.convert import load_message, output_message
+from triptych_engine.rpc.outbox import Mailbox, Outbox
+from triptych_engine.scheduling.output import SequenceOutput
 
 T = TypeVar("T")
 

@@ -38,7 +38,7 @@ from serving_report import ENGINE_ALONE, ratios
 from sitting import describe, hold
 from stack import MemoryPeak, Stack, running_stack
 from tables import TRIPTYCH
-from triptych_common.model_store import TEXT_MODEL
+from triptych_common.model.store import TEXT_MODEL
 
 #: A warm-up lets each target meet its largest batch once.
 WARM_UP_TOKENS = 8

@@ -16,8 +16,8 @@ import psutil
 from child import Child
 from load import Target
 from pydantic_settings import CliApp
-from triptych_common.checkpoint_dtype import checkpoint_dtype
-from triptych_common.model_store import WEIGHT_PATTERNS, resolve_model
+from triptych_common.model.dtype import checkpoint_dtype
+from triptych_common.model.store import WEIGHT_PATTERNS, resolve_model
 from triptych_engine.settings import EngineSettings
 
 #: What the services may hold, in bytes; the engine's comes on top of its weights and its KV budget.
@@ -52,7 +52,7 @@ class Stack:
     def memory_limits(self) -> dict[str, int]:
         """What each service may hold, in bytes."""
         import torch  # seconds, and after the measurements
-        from triptych_engine.runner.precision import compute_dtype
+        from triptych_engine.runner.model.precision import compute_dtype
 
         settings = CliApp.run(EngineSettings, cli_args=self.engine_args)
         path = resolve_model(settings.model, WEIGHT_PATTERNS)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from torch import nn
 from triptych_engine.core import EngineCore
-from triptych_engine.runner.cpu_kernels import load_kernels
+from triptych_engine.runner.cpu.kernels import load_kernels
+from triptych_engine.runner.cpu.modules import LinearPart, PackedLinear
 from triptych_engine.runner.model_runner import ModelRunner
-from triptych_engine.runner.modules import LinearPart, PackedLinear
-from triptych_engine.scheduler import Scheduler
+from triptych_engine.scheduling.scheduler import Scheduler
 
 SCHEDULE, INPUTS, EMBEDDING, ATTENTION, LINEAR = "schedule", "gather inputs", "embedding", "attention", "linear layers"
 OTHER, HEAD, SAMPLING, UPDATE, PUBLISH = "norm, rope, activation", "output head", "sampling", "update", "publish"

@@ -31,9 +31,9 @@ from outside import Outside
 from pydantic_settings import CliApp
 from sitting import describe, hold
 from stages import STAGES, TimedSteps
-from triptych_common.model_store import TEXT_MODEL
+from triptych_common.model.store import TEXT_MODEL
 from triptych_engine.core import EngineCore
-from triptych_engine.request import Request, SamplingParams
+from triptych_engine.scheduling.request import Request, SamplingParams
 from triptych_engine.settings import EngineSettings
 
 #: Steps before those that count: the first of a batch size finds no buffers.

@@ -34,8 +34,8 @@ from serving import WARM_UP_TOKENS, over_rest
 from sitting import describe, hold
 from stack import Stack, running_stack
 from tables import TRIPTYCH
-from triptych_common.model_store import TEXT_MODEL
-from triptych_common.open_files import raise_open_files_limit
+from triptych_common.host.open_files import raise_open_files_limit
+from triptych_common.model.store import TEXT_MODEL
 
 #: As many as the engine's default computes at once.
 _WARM_UP_STREAMS = 256

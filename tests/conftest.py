@@ -3,8 +3,8 @@ set is forced, either: tests run each that this CPU has."""
 
 import os
 
-from triptych_common.cores import bear_company
-from triptych_common.cpu import ISA_VARIABLE
+from triptych_common.host.cores import bear_company
+from triptych_common.host.cpu import ISA_VARIABLE
 
 bear_company()
 os.environ.pop(ISA_VARIABLE, None)

@@ -11,7 +11,7 @@ from triptych_common import __version__
 from triptych_common.settings import DEFAULT_MODEL
 
 from triptych_cli.errors import CommandError
-from triptych_cli.service_flags import split_service_args
+from triptych_cli.stack.service_flags import split_service_args
 
 
 class _Group(typer.core.TyperGroup):
@@ -78,7 +78,7 @@ def serve(
     --help` lists the engine's, and so on. A port of 0 takes a free one.
     """
     from triptych_cli.serve import serve as run
-    from triptych_cli.stack import ServeOptions
+    from triptych_cli.stack.plan import ServeOptions
 
     options = ServeOptions(
         model=model,
@@ -139,7 +139,7 @@ def fetch(model: _Model = DEFAULT_MODEL) -> None:
     """Put a model on this machine, so that `serve` can start without a network."""
     from rich.console import Console
 
-    from triptych_cli.fetch import fetch as run
+    from triptych_cli.models.fetch import fetch as run
 
     console = Console(stderr=True, highlight=False)
     path, was_there = run(model, console)

@@ -6,14 +6,14 @@ import json
 import sys
 
 from rich.console import Console
-from triptych_common.model_store import served_name
+from triptych_common.model.store import served_name
 
 from triptych_cli.errors import CommandError
-from triptych_cli.fetch import fetch
-from triptych_cli.ports import check_ports
-from triptych_cli.service_flags import ServiceArgs
-from triptych_cli.stack import ServeOptions, Service, needs_encoder, plan, port_claims, spec
-from triptych_cli.supervisor import ServiceFailedError, supervise
+from triptych_cli.models.fetch import fetch
+from triptych_cli.stack.plan import ServeOptions, Service, needs_encoder, plan, port_claims, spec
+from triptych_cli.stack.ports import check_ports
+from triptych_cli.stack.service_flags import ServiceArgs
+from triptych_cli.stack.supervisor import ServiceFailedError, supervise
 from triptych_cli.terminal import TerminalReporter
 
 

@@ -12,11 +12,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from triptych_common import __version__
-from triptych_common.errors import TriptychError
-from triptych_common.interceptors import REQUEST_ID_KEY
+from triptych_common.rpc.errors import TriptychError
+from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 
+from triptych_gateway.access.middleware import ApiKeyMiddleware, ErrorMiddleware, RequestMiddleware
 from triptych_gateway.errors import handle_error
-from triptych_gateway.middleware import ApiKeyMiddleware, ErrorMiddleware, RequestMiddleware
 from triptych_gateway.routes import docs, generation, health, models, tokenize
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.state import Gateway

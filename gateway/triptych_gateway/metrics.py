@@ -13,8 +13,8 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 from triptych_common.pb import common_pb2
 
-from triptych_gateway.cost import Cost
-from triptych_gateway.formats.cost import MODALITIES, encoder_cache
+from triptych_gateway.dialects.cost import Cost
+from triptych_gateway.dialects.cost_json import MODALITIES, encoder_cache
 
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)

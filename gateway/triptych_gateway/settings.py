@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
-from triptych_common.channels import MAX_MESSAGE_BYTES
+from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.settings import Port, ServiceSettings
 
 

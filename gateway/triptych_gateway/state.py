@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from triptych_gateway.frontend_client import FrontendClient, FrontendWatch
+from triptych_gateway.frontends.client import FrontendClient, FrontendWatch
 from triptych_gateway.lifecycle import until_disconnect
 from triptych_gateway.metrics import GenerationMeter, Metrics
 from triptych_gateway.settings import GatewaySettings

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from triptych_common.errors import StartupError
-from triptych_common.logs import LogFormat
+from triptych_common.rpc.errors import StartupError
+from triptych_common.telemetry.logs import LogFormat
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 #: The control port of a service is its port plus this, unless it is set.

@@ -8,10 +8,10 @@ import sys
 
 from pydantic import ValidationError
 from pydantic_settings import CliApp
-from triptych_common.cores import bear_company
-from triptych_common.garbage import objects_that_stay
-from triptych_common.model_store import WEIGHT_PATTERNS, has_towers, resolve_model, served_name
-from triptych_common.server import run_service
+from triptych_common.host.cores import bear_company
+from triptych_common.host.garbage import objects_that_stay
+from triptych_common.model.store import WEIGHT_PATTERNS, has_towers, resolve_model, served_name
+from triptych_common.rpc.server import run_service
 from triptych_common.settings import startup_error
 
 from triptych_encoder.settings import EncoderSettings

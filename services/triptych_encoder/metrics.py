@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from prometheus_client import Metric
-from triptych_common.metrics import counter, gauge, labelled_counter
+from triptych_common.telemetry.metrics import counter, gauge, labelled_counter
 
 from triptych_encoder.pipeline import EncodingPipeline
 

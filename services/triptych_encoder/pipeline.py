@@ -13,15 +13,15 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from triptych_common.errors import EmbeddingUnavailableError, InvalidRequestError, MediaNotFoundError, QueueFullError
 from triptych_common.pb import common_pb2, encoder_pb2
+from triptych_common.rpc.errors import EmbeddingUnavailableError, InvalidRequestError, MediaNotFoundError, QueueFullError
 
-from triptych_encoder.announcements import Announcements
-from triptych_encoder.cache import EmbeddingCache
-from triptych_encoder.device_loop import DeviceLoop, Encoding
-from triptych_encoder.flight import Flight
-from triptych_encoder.item import EncodedItem, PreparedItem
-from triptych_encoder.preprocess import Prepared
+from triptych_encoder.cache.announcements import Announcements
+from triptych_encoder.cache.embedding_cache import EmbeddingCache
+from triptych_encoder.cache.flight import Flight
+from triptych_encoder.cache.item import EncodedItem, PreparedItem
+from triptych_encoder.media.preprocess import Prepared
+from triptych_encoder.tower.device_loop import DeviceLoop, Encoding
 
 log = logging.getLogger(__name__)
 Tier = encoder_pb2.CacheTier

@@ -16,26 +16,26 @@ from typing import Any
 import grpc
 import torch
 from prometheus_client import Metric
-from triptych_common import model_store
-from triptych_common.control import State
-from triptych_common.cores import encoder_share, num_idle_cores, num_usable_cores
-from triptych_common.errors import ServiceUnavailableError, UnsupportedModelError
+from triptych_common.host.cores import encoder_share, num_idle_cores, num_usable_cores
+from triptych_common.model import store as model_store
 from triptych_common.pb import common_pb2, control_pb2, encoder_pb2, encoder_pb2_grpc
-from triptych_common.server import ServiceServer
+from triptych_common.rpc.control import State
+from triptych_common.rpc.errors import ServiceUnavailableError, UnsupportedModelError
+from triptych_common.rpc.server import ServiceServer
 
-from triptych_encoder.cache import EmbeddingCache
-from triptych_encoder.device_loop import DeviceLoop
-from triptych_encoder.evictions import EvictionFeed
-from triptych_encoder.item import EncodedItem
-from triptych_encoder.loading import load_config, load_towers
+from triptych_encoder.cache.embedding_cache import EmbeddingCache
+from triptych_encoder.cache.evictions import EvictionFeed
+from triptych_encoder.cache.item import EncodedItem
+from triptych_encoder.cache.store import SharedStore
+from triptych_encoder.media.preprocess import Prepared, Preprocessor
 from triptych_encoder.metrics import families
 from triptych_encoder.pipeline import EncodingPipeline
-from triptych_encoder.preprocess import Prepared, Preprocessor
-from triptych_encoder.servicer import EncoderServicer
+from triptych_encoder.rpc.servicer import EncoderServicer
 from triptych_encoder.settings import EncoderSettings
-from triptych_encoder.store import SharedStore
-from triptych_encoder.tower import Tower
-from triptych_encoder.warm_up import warm_up
+from triptych_encoder.tower.device_loop import DeviceLoop
+from triptych_encoder.tower.loading import load_config, load_towers
+from triptych_encoder.tower.tower import Tower
+from triptych_encoder.tower.warm_up import warm_up
 
 log = logging.getLogger(__name__)
 _DESCRIPTOR = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"]

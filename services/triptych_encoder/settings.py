@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
-from triptych_common.media_limits import MediaLimitSettings
+from triptych_common.media.limits import MediaLimitSettings
 from triptych_common.settings import DEFAULT_MODEL, Port, parse_bytes
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]

@@ -17,12 +17,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from triptych_common.errors import InternalError, ServiceUnavailableError, TriptychError, UnimplementedError
+from triptych_common.rpc.errors import InternalError, ServiceUnavailableError, TriptychError, UnimplementedError
 
-from triptych_engine.media import Embeddings, FetchOrder
-from triptych_engine.output import SchedulerOutput, SequenceOutput, StepResult
-from triptych_engine.request import FinishReason, Request
-from triptych_engine.scheduler import Scheduler
+from triptych_engine.media.item import Embeddings, FetchOrder
+from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput, StepResult
+from triptych_engine.scheduling.request import FinishReason, Request
+from triptych_engine.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -10,23 +10,23 @@ from pathlib import Path
 import grpc
 import psutil
 import torch
-from triptych_common import model_store
-from triptych_common.control import State
-from triptych_common.cores import num_usable_cores
-from triptych_common.errors import ServiceUnavailableError, StartupError
+from triptych_common.host.cores import num_usable_cores
+from triptych_common.model import store as model_store
 from triptych_common.pb import common_pb2, control_pb2, engine_pb2, engine_pb2_grpc
-from triptych_common.server import ServiceServer
+from triptych_common.rpc.control import State
+from triptych_common.rpc.errors import ServiceUnavailableError, StartupError
+from triptych_common.rpc.server import ServiceServer
 
 from triptych_engine.core import EngineCore, Load, new_device_thread
-from triptych_engine.embedding_fetcher import EmbeddingFetcher
-from triptych_engine.kv_cache import KVCacheManager
-from triptych_engine.media import MediaTraits
-from triptych_engine.outbox import Outbox
+from triptych_engine.media.fetcher import EmbeddingFetcher
+from triptych_engine.media.item import MediaTraits
+from triptych_engine.rpc.outbox import Outbox
+from triptych_engine.rpc.servicer import EngineServicer
 from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
-from triptych_engine.scheduler import Scheduler
-from triptych_engine.servicer import EngineServicer
+from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.pacer import StepCosts, StepPacer
+from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.settings import EngineSettings
-from triptych_engine.step_pacer import StepCosts, StepPacer
 
 log = logging.getLogger(__name__)
 _DESCRIPTOR = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from prometheus_client import Metric
-from triptych_common.metrics import counter, gauge, labelled_counter
+from triptych_common.telemetry.metrics import counter, gauge, labelled_counter
 
-from triptych_frontend.encoder_client import EncoderClient
-from triptych_frontend.encoder_pool import EncoderPool
-from triptych_frontend.engine_client import EngineClient
-from triptych_frontend.media_budget import MediaBudget
-from triptych_frontend.uuid_aliases import UuidAliases
+from triptych_frontend.encoders.client import EncoderClient
+from triptych_frontend.encoders.pool import EncoderPool
+from triptych_frontend.engines.client import EngineClient
+from triptych_frontend.media.aliases import UuidAliases
+from triptych_frontend.media.budget import MediaBudget
 
 _PREFIX = "triptych_frontend"
 _TIERS = ("local", "shared", "joined", "miss")

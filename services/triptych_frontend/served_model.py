@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from triptych_common.errors import ModelNotFoundError
 from triptych_common.pb import common_pb2
+from triptych_common.rpc.errors import ModelNotFoundError
 
 
 class ServedModel:

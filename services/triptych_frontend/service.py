@@ -10,10 +10,8 @@ from pathlib import Path
 
 import grpc
 from prometheus_client import Metric
-from triptych_common.control import State, cannot_sleep
-from triptych_common.errors import StartupError
-from triptych_common.garbage import objects_that_stay
-from triptych_common.model_store import model_info, resolve_model, served_name
+from triptych_common.host.garbage import objects_that_stay
+from triptych_common.model.store import model_info, resolve_model, served_name
 from triptych_common.pb import (
     common_pb2,
     control_pb2,
@@ -24,25 +22,27 @@ from triptych_common.pb import (
     preprocess_pb2,
     preprocess_pb2_grpc,
 )
-from triptych_common.server import ServiceServer, run_service
+from triptych_common.rpc.control import State, cannot_sleep
+from triptych_common.rpc.errors import StartupError
+from triptych_common.rpc.server import ServiceServer, run_service
 
-from triptych_frontend.admission import Admission
-from triptych_frontend.chat_template import ChatTemplate
-from triptych_frontend.encoder_client import EncoderClient
-from triptych_frontend.encoder_pool import EncoderPool
-from triptych_frontend.engine_client import EngineClient
-from triptych_frontend.generator import Generator
-from triptych_frontend.media_fetch import MediaFetcher
-from triptych_frontend.media_preparer import MediaPreparer
-from triptych_frontend.media_processor import default_chat_template, load_media_processor
+from triptych_frontend.encoders.client import EncoderClient
+from triptych_frontend.encoders.pool import EncoderPool
+from triptych_frontend.engines.client import EngineClient
+from triptych_frontend.generation.admission import Admission
+from triptych_frontend.generation.generator import Generator
+from triptych_frontend.media.fetch import MediaFetcher
+from triptych_frontend.media.placeholders import PlaceholderExpander
+from triptych_frontend.media.preparer import MediaPreparer
+from triptych_frontend.media.processor import default_chat_template, load_media_processor
 from triptych_frontend.metrics import families
 from triptych_frontend.no_torch import forbid_torch
-from triptych_frontend.placeholders import PlaceholderExpander
-from triptych_frontend.preprocess import Preprocessor
+from triptych_frontend.prompt.chat_template import ChatTemplate
+from triptych_frontend.prompt.preprocess import Preprocessor
+from triptych_frontend.prompt.tokenizer import Tokenizer
+from triptych_frontend.rpc.servicers import DetokenizeServicer, GenerationServicer, PreprocessServicer
 from triptych_frontend.served_model import ServedModel
-from triptych_frontend.servicers import DetokenizeServicer, GenerationServicer, PreprocessServicer
 from triptych_frontend.settings import FrontendSettings
-from triptych_frontend.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 SERVICES = (
@@ -129,7 +129,7 @@ class Frontend:
     def _metrics(self) -> list[Metric]:
         return families(self._client, self._encoders, self._encoder_client, self._media.aliases, self._media.budget)
 
-    # What the control port answers, see triptych_common.control.Controllable.
+    # What the control port answers, see triptych_common.rpc.control.Controllable.
 
     @property
     def state(self) -> control_pb2.ServerState:

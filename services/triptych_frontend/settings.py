@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
-from triptych_common.media_limits import MediaLimitSettings
+from triptych_common.media.limits import MediaLimitSettings
 from triptych_common.settings import DEFAULT_MODEL, Port, parse_bytes
 
 

@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from fakes.echo_frontend import echo_frontend
+from support.fakes.echo_frontend import echo_frontend
 
 _README = Path(__file__).resolve().parents[2] / "README.md"
 

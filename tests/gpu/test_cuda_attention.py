@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_driver import worst_difference
-from triptych_engine.runner.attention import LayerShape, TorchAttention
-from triptych_engine.runner.backends import try_kernel
-from triptych_engine.runner.cuda_attention import CudaAttention
-from triptych_engine.runner.varlen import find_varlen_kernel
+from support.drivers.attention import worst_difference
+from triptych_engine.runner.attention.backends import try_kernel
+from triptych_engine.runner.attention.paged import LayerShape, TorchAttention
+from triptych_engine.runner.cuda.attention import CudaAttention
+from triptych_engine.runner.cuda.varlen import find_varlen_kernel
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders_engine import GREEDY, a_tiny_llama_config, save_random_model
-from engine_driver import EngineDriver
-from triptych_engine.output import NewSequence, SchedulerOutput
-from triptych_engine.request import Request
+from support.builders.engine import GREEDY, a_tiny_llama_config, save_random_model
+from support.drivers.engine import EngineDriver
+from triptych_engine.scheduling.output import NewSequence, SchedulerOutput
+from triptych_engine.scheduling.request import Request
 
 pytestmark = [
     pytest.mark.gpu,

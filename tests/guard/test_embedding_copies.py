@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from builders_engine import traits
-from builders_multimodal import build_checkpoint
-from counting import device_work
-from engine_driver import EngineDriver
-from fakes.encoder import FakeEncoder
-from fakes.grpc_server import serving
+from support.builders.engine import traits
+from support.builders.multimodal import build_checkpoint
+from support.counting import device_work
+from support.drivers.engine import EngineDriver
+from support.fakes.encoder import FakeEncoder
+from support.fakes.grpc_server import serving
 from triptych_common.pb import common_pb2, encoder_pb2
-from triptych_engine import embedding_fetcher
-from triptych_engine.embedding_fetcher import EmbeddingFetcher
-from triptych_engine.media import Embeddings, EmbeddingSlice, EmbeddingTensor, FetchOrder, MediaTraits, Modality
+from triptych_engine.media import fetcher as embedding_fetcher
+from triptych_engine.media.fetcher import EmbeddingFetcher
+from triptych_engine.media.item import Embeddings, EmbeddingSlice, EmbeddingTensor, FetchOrder, MediaTraits, Modality
 
 #: The buffer itself, and what may be there beside it: a few chunks, and a part that is looked through for numbers that are none.
 #: A second copy of the item would be more.

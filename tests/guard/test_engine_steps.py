@@ -14,18 +14,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from builders_engine import a_request, a_scheduler, a_tiny_llama_config, save_random_model
-from counting import assert_per_item, python_calls
-from engine_driver import EngineDriver
-from fakes.grpc_server import serving
-from fakes.runner import VOCAB_SIZE, FakeRunner
-from triptych_common.channels import open_channel
+from support.builders.engine import a_request, a_scheduler, a_tiny_llama_config, save_random_model
+from support.counting import assert_per_item, python_calls
+from support.drivers.engine import EngineDriver
+from support.fakes.grpc_server import serving
+from support.fakes.runner import VOCAB_SIZE, FakeRunner
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
-from triptych_engine.convert import load_message, output_message
+from triptych_common.rpc.channels import open_channel
 from triptych_engine.core import EngineCore
-from triptych_engine.outbox import Mailbox, Outbox
-from triptych_engine.output import SchedulerOutput, StepResult
-from triptych_engine.servicer import EngineServicer
+from triptych_engine.rpc.convert import load_message, output_message
+from triptych_engine.rpc.outbox import Mailbox, Outbox
+from triptych_engine.rpc.servicer import EngineServicer
+from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 
 FEW, MANY = 8, 64
 NUM_CALLS = (1, FEW, MANY)

@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from builders_frontend import chat_request, frontend_bench, ids
-from counting import assert_per_item, python_calls
-from fakes.engine import says
+from support.builders.frontend import chat_request, frontend_bench, ids
+from support.counting import assert_per_item, python_calls
+from support.fakes.engine import says
 from triptych_common.pb import generation_pb2
 
 FEW, MANY = 8, 64

@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from builders_engine import a_request, a_tiny_llama_config, save_random_model
-from counting import CountedLibrary, DeviceWork, device_work
-from engine_driver import EngineDriver
+from support.builders.engine import a_request, a_tiny_llama_config, save_random_model
+from support.counting import CountedLibrary, DeviceWork, device_work
+from support.drivers.engine import EngineDriver
 from transformers import GPTNeoXConfig, PretrainedConfig
 from triptych_engine.core import EngineCore
-from triptych_engine.runner import cpu_kernels, model_runner
-from triptych_engine.runner.attention import AttentionMetadata
+from triptych_engine.runner import model_runner
+from triptych_engine.runner.attention.paged import AttentionMetadata
+from triptych_engine.runner.cpu import kernels as cpu_kernels
 
 NUM_SEQS = (1, 8, 64)
 SHORT, LONG = 5, 200  # tokens of a prompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from integration.stack import Stack, running_stack
+from support.stack import Stack, running_stack
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ _STAGES = ("look", "pretrain", "codebook", "project")
 
 
 def _train(options: argparse.Namespace) -> None:
-    from triptych_common.model_store import TEXT_MODEL, resolve_model
+    from triptych_common.model.store import TEXT_MODEL, resolve_model
 
     from . import codebook, export, pretrain, project
     from .stencils import Stencils

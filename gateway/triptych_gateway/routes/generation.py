@@ -8,20 +8,20 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
-from triptych_common.errors import TriptychError
+from triptych_common.rpc.errors import TriptychError
 
-from triptych_gateway import convert
+from triptych_gateway.dialects import convert
+from triptych_gateway.dialects.answer import Generation
+from triptych_gateway.dialects.chat import ChatFormat
+from triptych_gateway.dialects.common import AnswerFormat
+from triptych_gateway.dialects.completions import CompletionFormat
+from triptych_gateway.dialects.media import in_rest_terms, rest_fields
+from triptych_gateway.dialects.sse import EventStreamResponse
 from triptych_gateway.errors import openapi_responses
-from triptych_gateway.formats.chat import ChatFormat
-from triptych_gateway.formats.common import AnswerFormat
-from triptych_gateway.formats.completions import CompletionFormat
-from triptych_gateway.frontend_session import Request as FrontendRequest
-from triptych_gateway.generation import Generation
-from triptych_gateway.media import in_rest_terms, rest_fields
+from triptych_gateway.frontends.session import Request as FrontendRequest
 from triptych_gateway.routes.json_body import JsonRoute
 from triptych_gateway.schemas.chat import ChatCompletion, ChatCompletionRequest, has_media
 from triptych_gateway.schemas.completions import MAX_PROMPTS, Completion, CompletionRequest
-from triptych_gateway.sse import EventStreamResponse
 from triptych_gateway.state import gateway_of, request_id_of
 
 #: Longer ids are replaced by the frontend, as the contract has it.

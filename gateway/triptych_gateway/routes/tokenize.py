@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from fastapi import APIRouter, Request, Response
-from triptych_common.errors import TriptychError
 from triptych_common.pb import detokenize_pb2, preprocess_pb2
+from triptych_common.rpc.errors import TriptychError
 
-from triptych_gateway import convert
+from triptych_gateway.dialects import convert
+from triptych_gateway.dialects.media import in_rest_terms, rest_fields
 from triptych_gateway.errors import openapi_responses
-from triptych_gateway.media import in_rest_terms, rest_fields
 from triptych_gateway.routes.json_body import JsonRoute
 from triptych_gateway.schemas.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from triptych_gateway.state import gateway_of, request_id_of

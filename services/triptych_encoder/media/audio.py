@@ -10,8 +10,8 @@ import av
 import numpy as np
 import soundfile
 from scipy.signal import resample_poly
-from triptych_common.media_container import open_container
-from triptych_common.media_limits import MAX_SAMPLING_RATE, MIN_SAMPLING_RATE, MediaLimits
+from triptych_common.media.container import open_container
+from triptych_common.media.limits import MAX_SAMPLING_RATE, MIN_SAMPLING_RATE, MediaLimits
 
 from triptych_encoder.media.limits import DecodeClock, bad_media, check_size
 

@@ -9,7 +9,7 @@ from io import BytesIO
 
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
-from triptych_common.media_limits import IMAGE_FORMATS, MediaLimits
+from triptych_common.media.limits import IMAGE_FORMATS, MediaLimits
 
 from triptych_encoder.media.limits import bad_media, check_pixels, check_size
 

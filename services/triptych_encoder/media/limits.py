@@ -1,11 +1,11 @@
-"""What is said of media files that cross a limit (see triptych_common.media_limits) or cannot be used."""
+"""What is said of media files that cross a limit (see triptych_common.media.limits) or cannot be used."""
 
 from __future__ import annotations
 
 import time
 
-from triptych_common.errors import InvalidRequestError
-from triptych_common.media_limits import MediaLimits
+from triptych_common.media.limits import MediaLimits
+from triptych_common.rpc.errors import InvalidRequestError
 
 
 def bad_media(kind: str, what: str, limit: object = "", value: object = "") -> InvalidRequestError:

@@ -7,9 +7,9 @@ from typing import Any
 
 import av
 import numpy as np
-from triptych_common.media_container import open_container
-from triptych_common.media_geometry import FrameSampling
-from triptych_common.media_limits import MAX_VIDEO_FRAMES, MediaLimits
+from triptych_common.media.container import open_container
+from triptych_common.media.geometry import FrameSampling
+from triptych_common.media.limits import MAX_VIDEO_FRAMES, MediaLimits
 
 from triptych_encoder.media.limits import DecodeClock, bad_media, check_pixels, check_size
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from triptych_engine.media import Span
-from triptych_engine.output import NewSequence, SchedulerOutput
-from triptych_engine.runner.attention import AttentionMetadata
+from triptych_engine.media.item import Span
+from triptych_engine.runner.attention.paged import AttentionMetadata
+from triptych_engine.scheduling.output import NewSequence, SchedulerOutput
 
 
 @dataclass(slots=True)

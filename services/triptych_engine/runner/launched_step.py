@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from triptych_engine.output import StepResult
 from triptych_engine.runner.input_batch import ExpectedTokens, InputBatch
-from triptych_engine.runner.logprobs import PendingLogprobs
-from triptych_engine.runner.sampler import PendingSample
+from triptych_engine.runner.sampling.logprobs import PendingLogprobs
+from triptych_engine.runner.sampling.sampler import PendingSample
+from triptych_engine.scheduling.output import StepResult
 
 
 @dataclass(slots=True)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from triptych_engine.media import EmbeddingSlice, Modality
-from triptych_engine.output import NewSequence
-from triptych_engine.runner.media_traits import find_rope_index
+from triptych_engine.media.item import EmbeddingSlice, Modality
+from triptych_engine.runner.model.media_traits import find_rope_index
+from triptych_engine.scheduling.output import NewSequence
 
 #: What the modeling code calls each modality in mm_token_type_ids.
 _TOKEN_TYPES = {Modality.IMAGE: 1, Modality.VIDEO: 2, Modality.AUDIO: 3}

@@ -8,27 +8,27 @@ import time
 
 import numpy as np
 import torch
-from triptych_common.errors import StartupError
+from triptych_common.rpc.errors import StartupError
 
-from triptych_engine.media import MediaTraits
-from triptych_engine.output import NewSequence, SchedulerOutput, StepResult
-from triptych_engine.request import SamplingParams
-from triptych_engine.runner.backends import choose_backend
-from triptych_engine.runner.cpu_kernels import load_kernels
-from triptych_engine.runner.graphed_decode import CudaRecorder, GraphedDecode, Recorder, record_decode
+from triptych_engine.media.item import MediaTraits
+from triptych_engine.runner.attention.backends import choose_backend
+from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.runner.cpu.kernels import load_kernels
+from triptych_engine.runner.cpu.optimize import optimize, quantize
+from triptych_engine.runner.cuda.graphed_decode import CudaRecorder, GraphedDecode, Recorder, record_decode
 from triptych_engine.runner.input_batch import InputBatch, StepInputs
 from triptych_engine.runner.launched_step import LaunchedStep, StepSample
 from triptych_engine.runner.media_inputs import MediaInputs, PlacedSlice
-from triptych_engine.runner.media_traits import media_traits
-from triptych_engine.runner.model_loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
-from triptych_engine.runner.optimize import optimize, quantize
-from triptych_engine.runner.precision import check_int8, kv_cache_dtype
-from triptych_engine.runner.prompt_logprobs import PromptLogprobs
-from triptych_engine.runner.runner_config import RunnerConfig
-from triptych_engine.runner.sampler import Sampler
+from triptych_engine.runner.model.loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
+from triptych_engine.runner.model.media_traits import media_traits
+from triptych_engine.runner.model.precision import check_int8, kv_cache_dtype
+from triptych_engine.runner.sampling.prompt_logprobs import PromptLogprobs
+from triptych_engine.runner.sampling.sampler import Sampler
 from triptych_engine.runner.transfer import HostToDevice, check_device, end_of_work, use_device
 from triptych_engine.runner.warm_up import WarmUp
-from triptych_engine.step_pacer import StepCosts
+from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
+from triptych_engine.scheduling.pacer import StepCosts
+from triptych_engine.scheduling.request import SamplingParams
 
 log = logging.getLogger(__name__)
 _PROBE_ID = "probe"

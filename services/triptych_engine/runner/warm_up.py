@@ -6,9 +6,9 @@ import logging
 import time
 from typing import Protocol
 
-from triptych_engine.output import NewSequence, SchedulerOutput, StepResult
-from triptych_engine.request import SamplingParams
-from triptych_engine.step_pacer import StepCosts
+from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
+from triptych_engine.scheduling.pacer import StepCosts
+from triptych_engine.scheduling.request import SamplingParams
 
 log = logging.getLogger(__name__)
 #: Tokens, or sequences, of the steps whose time is taken.

@@ -17,8 +17,8 @@ from pictures import about, chat, new_picture
 from PIL import Image
 from report import DOCUMENT, markers, write_document
 from tables import TRIPTYCH
-from triptych_cli.service_flags import SERVICES
-from triptych_cli.stack import ServeOptions
+from triptych_cli.stack.plan import ServeOptions
+from triptych_cli.stack.service_flags import SERVICES
 
 PEER = "vLLM"
 

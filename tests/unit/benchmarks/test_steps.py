@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 import stages
 import torch
-from builders_engine import a_tiny_llama_config, save_random_model
 from charts import BarChart, LineChart
 from engine import load_engine
 from outside import Outside
@@ -16,7 +15,8 @@ from report import render
 from stages import ATTENTION, HEAD, LINEAR, OTHER, STAGES, StageClock
 from steps import Bench
 from steps_report import charts
-from triptych_engine.runner.cpu_kernels import load_kernels
+from support.builders.engine import a_tiny_llama_config, save_random_model
+from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.settings import EngineSettings
 
 

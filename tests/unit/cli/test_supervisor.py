@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from triptych_cli.supervisor import ServiceFailedError, ServiceSpec, Supervisor
-from unit.cli.children import RecordingReporter, pids, spec, tell_to_end
+from support.children import RecordingReporter, pids, spec, tell_to_end
+from triptych_cli.stack.supervisor import ServiceFailedError, ServiceSpec, Supervisor
 
 
 @contextlib.asynccontextmanager
@@ -82,7 +82,7 @@ async def test_three_deaths_in_a_minute_end_everything(tmp_path: Path) -> None:
 
 
 async def test_deaths_far_apart_do_not_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych_cli.supervisor.DEATH_WINDOW_S", 0.0)
+    monkeypatch.setattr("triptych_cli.stack.supervisor.DEATH_WINDOW_S", 0.0)
     async with running([spec(tmp_path, "engine")]) as (_, reporter, task):
         for death in (1, 2, 3, 4):
             await reporter.wait_for("ready", "engine", times=death)
@@ -113,7 +113,7 @@ async def test_one_that_is_not_essential_and_refuses_to_start_is_left_out(tmp_pa
 
 
 async def test_one_that_is_not_essential_may_die_as_often_as_it_likes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych_cli.supervisor.RESTART_PAUSE_S", 0.05)
+    monkeypatch.setattr("triptych_cli.stack.supervisor.RESTART_PAUSE_S", 0.05)
     specs = [spec(tmp_path, "engine"), spec(tmp_path, "encoder", is_essential=False)]
     async with running(specs) as (_, reporter, task):
         await reporter.wait_for("all ready")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from builders_vision import text_model
 from demo_vlm.questions import Question, questions
 from demo_vlm.scenes import sample_scene
+from support.builders.vision import text_model
 
 torch = pytest.importorskip("torch")
 

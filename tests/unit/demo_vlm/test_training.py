@@ -111,8 +111,8 @@ def test_a_course_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_what_is_exported_is_what_ships(tmp_path: Path) -> None:
     """Names, shapes and types, so that the part in the repository is one that this training makes."""
     from safetensors import safe_open
-    from triptych_cli.fetch import VISION_PARTS
-    from triptych_cli.join_vision import VISION_WEIGHTS
+    from triptych_cli.models.fetch import VISION_PARTS
+    from triptych_cli.models.join_vision import VISION_WEIGHTS
 
     torch.save({"vision": VisionPart().state_dict()}, tmp_path / "project.pt")
     export(tmp_path / "project.pt", tmp_path / "made.safetensors")

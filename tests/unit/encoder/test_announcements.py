@@ -6,8 +6,8 @@ import asyncio
 import time
 
 import pytest
-from triptych_encoder import announcements
-from triptych_encoder.announcements import Announcements
+from triptych_encoder.cache import announcements
+from triptych_encoder.cache.announcements import Announcements
 
 
 async def test_whoever_waits_goes_on_when_the_bytes_are_here() -> None:

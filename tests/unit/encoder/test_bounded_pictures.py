@@ -6,17 +6,17 @@ import functools
 from typing import Any
 
 import pytest
-from builders_media_files import checkpoint, image, video
-from triptych_common.errors import ContextLengthError, InvalidRequestError
-from triptych_common.media_geometry import resized
-from triptych_common.media_limits import MediaLimits
+from support.builders.media_files import checkpoint, image, video
+from triptych_common.media.geometry import resized
+from triptych_common.media.limits import MediaLimits
+from triptych_common.media.processor_options import NOT_FOR_REQUESTS, check_option_numbers
 from triptych_common.pb import common_pb2
-from triptych_common.processor_options import NOT_FOR_REQUESTS, check_option_numbers
-from triptych_encoder.loading import load_config
+from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError
 from triptych_encoder.media.image import decode_image
-from triptych_encoder.preprocess import Preprocessor
-from triptych_frontend.media_item import IMAGE, MODALITY_NAMES, ImageHeader, VideoHeader
-from triptych_frontend.placeholders import PlaceholderExpander
+from triptych_encoder.media.preprocess import Preprocessor
+from triptych_encoder.tower.loading import load_config
+from triptych_frontend.media.item import IMAGE, MODALITY_NAMES, ImageHeader, VideoHeader
+from triptych_frontend.media.placeholders import PlaceholderExpander
 from triptych_frontend.service import _load_text_and_media
 
 LIMITS = MediaLimits(1 << 25, 1_000_000, 600, 600, 1 << 28)

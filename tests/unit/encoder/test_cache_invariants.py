@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
-from triptych_encoder.cache import EmbeddingCache
+from triptych_encoder.cache.embedding_cache import EmbeddingCache
 
 CAPACITY = 100
 KEYS = st.integers(0, 9).map(lambda number: bytes([number]))

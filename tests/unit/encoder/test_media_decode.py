@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders_media import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from support.builders.media import (
     a_container_sound_file,
     a_picture,
     a_png_that_claims,
@@ -20,12 +23,9 @@ from builders_media import (
     an_image_file,
     samples,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from PIL import Image
-from triptych_common.errors import InvalidRequestError
-from triptych_common.media_geometry import FrameSampling, resampled_length
-from triptych_common.media_limits import MediaLimits
+from triptych_common.media.geometry import FrameSampling, resampled_length
+from triptych_common.media.limits import MediaLimits
+from triptych_common.rpc.errors import InvalidRequestError
 from triptych_encoder.media import video
 from triptych_encoder.media.audio import decode_audio, resample
 from triptych_encoder.media.image import decode_image

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders_media import a_picture, a_sound_file, an_image_file
-from builders_multimodal import FAMILIES, build_checkpoint
+from support.builders.media import a_picture, a_sound_file, an_image_file
+from support.builders.multimodal import FAMILIES, build_checkpoint
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
-from triptych_common import cpu
-from triptych_common.media_limits import MediaLimits
+from triptych_common.host import cpu
+from triptych_common.media.limits import MediaLimits
 from triptych_common.pb import common_pb2
-from triptych_encoder import loading
-from triptych_encoder.packed_linear import PackedLinear, compute_dtype, pack_linears
-from triptych_encoder.preprocess import Preprocessor
-from triptych_encoder.tower import Tower
+from triptych_encoder.media.preprocess import Preprocessor
+from triptych_encoder.tower import loading
+from triptych_encoder.tower.packed_linear import PackedLinear, compute_dtype, pack_linears
+from triptych_encoder.tower.tower import Tower
 
 LIMITS = MediaLimits(1 << 25, 1 << 26, 600, 600, 1 << 28)
 

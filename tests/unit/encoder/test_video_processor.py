@@ -7,11 +7,11 @@ import importlib
 import numpy as np
 import pytest
 import torch
-from builders_media import a_picture
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.builders.media import a_picture
 from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as qwen2
-from triptych_encoder.video_processor import QwenVideoProcessor
+from triptych_encoder.media.video_processor import QwenVideoProcessor
 
 # By its full name: the package hides the module where torchvision is absent.
 qwen3 = importlib.import_module("transformers.models.qwen3_vl.video_processing_qwen3_vl")

@@ -7,10 +7,10 @@ import functools
 from collections.abc import Callable
 
 import pytest
-from triptych_common.cpu import isas_of_this_cpu
-from triptych_common.model_store import cache_dir
-from triptych_engine.runner import kernel_build
-from triptych_engine.runner.cpu_kernels import LINEAR_METHODS, CpuKernels, load_kernels
+from triptych_common.host.cpu import isas_of_this_cpu
+from triptych_common.model.store import cache_dir
+from triptych_engine.runner.cpu import kernel_build
+from triptych_engine.runner.cpu.kernels import LINEAR_METHODS, CpuKernels, load_kernels
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from builders_tokenizer import (
+from hypothesis import given
+from hypothesis import strategies as st
+from support.builders.tokenizer import (
     CHAT_TEMPLATE,
     IM_START_ID,
     SPECIAL_TOKENS,
@@ -15,13 +17,11 @@ from builders_tokenizer import (
     small_model_dir,
     write_model,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
-from triptych_common.errors import InvalidRequestError, StartupError
-from triptych_common.model_store import resolve_model
-from triptych_frontend.chat_template import ChatTemplate, ChatTurn, RenderedChat
-from triptych_frontend.tokenizer import Tokenizer
+from triptych_common.model.store import resolve_model
+from triptych_common.rpc.errors import InvalidRequestError, StartupError
+from triptych_frontend.prompt.chat_template import ChatTemplate, ChatTurn, RenderedChat
+from triptych_frontend.prompt.tokenizer import Tokenizer
 
 ROLES = st.sampled_from(["system", "user", "assistant"])
 HARMLESS = st.text("Tabc <|>\n_é漢😀0123", max_size=20)

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders_tokenizer import small_model_dir
 from pydantic import ValidationError
+from support.builders.tokenizer import small_model_dir
 from triptych_frontend.settings import FrontendSettings
 
 _PROGRAM = """

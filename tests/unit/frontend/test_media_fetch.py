@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from triptych_common.errors import InvalidRequestError
-from triptych_frontend.address_guard import ForbiddenAddressError, GuardedResolver, is_public
-from triptych_frontend.media_fetch import MediaFetcher
-from triptych_frontend.media_item import AUDIO, IMAGE, VIDEO
+from triptych_common.rpc.errors import InvalidRequestError
+from triptych_frontend.media.address_guard import ForbiddenAddressError, GuardedResolver, is_public
+from triptych_frontend.media.fetch import MediaFetcher
+from triptych_frontend.media.item import AUDIO, IMAGE, VIDEO
 from triptych_frontend.settings import FrontendSettings
 
 CONTENT = b"\x89PNG" + bytes(5000)
@@ -147,7 +147,7 @@ async def test_private_addresses_are_not_touched(server: Server, host: str) -> N
 
 async def test_redirects_into_private_addresses_are_not_followed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first hop is let through as if it were public; the second is refused by the same rule."""
-    from triptych_frontend import media_fetch
+    from triptych_frontend.media import fetch as media_fetch
 
     checked: list[str] = []
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import tracemalloc
 
-import builders_media_files as media
 import pytest
-from builders_media import a_container_sound_file
+import support.builders.media_files as media
 from hypothesis import given
 from hypothesis import strategies as st
-from triptych_common.errors import InvalidRequestError
-from triptych_common.media_limits import MediaLimits
-from triptych_frontend.media_header import read_header
-from triptych_frontend.media_item import AUDIO, IMAGE, VIDEO, AudioHeader, ImageHeader
+from support.builders.media import a_container_sound_file
+from triptych_common.media.limits import MediaLimits
+from triptych_common.rpc.errors import InvalidRequestError
+from triptych_frontend.media.header import read_header
+from triptych_frontend.media.item import AUDIO, IMAGE, VIDEO, AudioHeader, ImageHeader
 
 LIMITS = MediaLimits(1 << 25, max_pixels=50_000_000, max_audio_s=600, max_video_s=600, max_video_pixels=1 << 28)
 

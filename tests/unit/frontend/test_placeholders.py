@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from builders_media_files import checkpoint
-from builders_multimodal import FAMILIES
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from triptych_common.errors import InvalidRequestError
-from triptych_common.media_geometry import FrameSampling, resampled_length
-from triptych_common.model_store import read_json
-from triptych_frontend.chat_template import ChatTemplate, ChatTurn
-from triptych_frontend.media_item import AUDIO, IMAGE, MODALITY_NAMES, VIDEO, AudioHeader, ImageHeader, MediaPart, VideoHeader
-from triptych_frontend.media_processor import _class_of_transformers
-from triptych_frontend.placeholders import PlaceholderExpander, placeholder_ranges
+from support.builders.media_files import checkpoint
+from support.builders.multimodal import FAMILIES
+from triptych_common.media.geometry import FrameSampling, resampled_length
+from triptych_common.model.store import read_json
+from triptych_common.rpc.errors import InvalidRequestError
+from triptych_frontend.media.item import AUDIO, IMAGE, MODALITY_NAMES, VIDEO, AudioHeader, ImageHeader, MediaPart, VideoHeader
+from triptych_frontend.media.placeholders import PlaceholderExpander, placeholder_ranges
+from triptych_frontend.media.processor import _class_of_transformers
+from triptych_frontend.media.torchless_processors import VideoGeometry
+from triptych_frontend.prompt.chat_template import ChatTemplate, ChatTurn
 from triptych_frontend.service import _load_text_and_media
-from triptych_frontend.torchless_processors import VideoGeometry
 
 RATE = 16_000
 IMAGE_FAMILIES = [family for family in FAMILIES if family not in ("qwen2_audio", "voxtral", "audioflamingo3")]

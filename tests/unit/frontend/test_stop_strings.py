@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from triptych_frontend.stop_strings import StopAutomaton, StopStringMatcher
+from triptych_frontend.output.stop_strings import StopAutomaton, StopStringMatcher
 
 # Few characters, so that stop strings occur, overlap and contain each other.
 TEXTS = st.text("ab<|", max_size=24)

@@ -9,10 +9,10 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
-from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_gateway.convert import chat_message, chat_request, complete_requests
-from triptych_gateway.media import in_rest_terms, rest_fields
+from triptych_common.rpc.errors import InvalidRequestError
+from triptych_gateway.dialects.convert import chat_message, chat_request, complete_requests
+from triptych_gateway.dialects.media import in_rest_terms, rest_fields
 from triptych_gateway.schemas.chat import ChatCompletionRequest, Message
 from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest
 from triptych_gateway.schemas.completions import CompletionRequest

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_gateway.formats.chat import ChatFormat
-from triptych_gateway.formats.common import AnswerFormat
-from triptych_gateway.formats.completions import CompletionFormat
+from triptych_gateway.dialects.chat import ChatFormat
+from triptych_gateway.dialects.common import AnswerFormat
+from triptych_gateway.dialects.completions import CompletionFormat
 
 FORMATS = [ChatFormat, CompletionFormat]
 texts = st.text(st.characters(codec="utf-8"), min_size=1)

@@ -1,0 +1,1 @@
+"""Getting models onto this machine."""

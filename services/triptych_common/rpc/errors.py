@@ -1,0 +1,181 @@
+"""The error tree of all services.
+
+    TriptychError
+    ├── InvalidRequestError            the request is at fault                    INVALID_ARGUMENT
+    │   ├── ContextLengthError         longer than the model's context
+    │   └── NeverFitsError             larger than the whole KV cache
+    ├── ModelNotFoundError             no such model here                         NOT_FOUND
+    ├── MediaNotFoundError             the encoder needs the bytes of the item    NOT_FOUND
+    ├── DuplicateRequestError          the request id is in use                   ALREADY_EXISTS
+    ├── QueueFullError                 try again later                            RESOURCE_EXHAUSTED
+    ├── ServiceUnavailableError        a service that is needed is away           UNAVAILABLE
+    ├── EmbeddingUnavailableError      the encoder no longer holds it; encode again  FAILED_PRECONDITION
+    ├── RequestAbortedError            ended on request                           ABORTED
+    ├── UnimplementedError             understood, and not offered here           UNIMPLEMENTED
+    ├── InternalError                  our own fault                              INTERNAL
+    └── StartupError                   this service cannot start                  (no request to answer)
+        └── UnsupportedModelError      the model cannot be run correctly
+
+Services raise these; one interceptor turns them into gRPC statuses (`triptych_common.rpc.status`), the gateway into OpenAI error
+bodies. This module knows neither gRPC nor HTTP.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class Code(IntEnum):
+    """gRPC status codes by number, for modules that must not import grpc."""
+
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+class TriptychError(Exception):
+    """An error that may be shown to the caller.
+
+    Args:
+        message: one sentence for people, naming field, limit and value.
+        field: path of the offending field, e.g. `messages[0].role`; empty when none is at fault.
+        limit: the limit that was crossed; empty when there is none.
+        value: what was given instead.
+        retry_after_s: when to try again; None when trying again will not help.
+    """
+
+    code: ClassVar[Code] = Code.INTERNAL
+    reason: ClassVar[str] = "INTERNAL"
+
+    def __init__(
+        self, message: str, *, field: str = "", limit: object = "", value: object = "", retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.limit = str(limit)
+        self.value = str(value)
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequestError(TriptychError):
+    """The request is at fault; sending it again will not help."""
+
+    code = Code.INVALID_ARGUMENT
+    reason = "INVALID_REQUEST"
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt, or prompt and output together, are longer than the model's context."""
+
+    reason = "CONTEXT_LENGTH_EXCEEDED"
+
+
+class NeverFitsError(InvalidRequestError):
+    """The request needs more KV cache than the engine has in all."""
+
+    reason = "KV_CACHE_CAPACITY_EXCEEDED"
+
+
+class ModelNotFoundError(TriptychError):
+    """No model of that name is served here."""
+
+    code = Code.NOT_FOUND
+    reason = "MODEL_NOT_FOUND"
+
+
+class MediaNotFoundError(TriptychError):
+    """No embedding is held under that key, and no bytes came with it: send them."""
+
+    code = Code.NOT_FOUND
+    reason = "MEDIA_NOT_FOUND"
+
+
+class DuplicateRequestError(TriptychError):
+    """A live request has this id already."""
+
+    code = Code.ALREADY_EXISTS
+    reason = "DUPLICATE_REQUEST"
+
+
+class QueueFullError(TriptychError):
+    """The queue is at its limit."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "QUEUE_FULL"
+
+
+class ServiceUnavailableError(TriptychError):
+    """A service that the request needs is away, draining or asleep."""
+
+    code = Code.UNAVAILABLE
+    reason = "SERVICE_UNAVAILABLE"
+
+
+class EmbeddingUnavailableError(TriptychError):
+    """An embedding that the request needs is not held any more, or its encoder is away: encode it again, here or elsewhere."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "EMBEDDING_UNAVAILABLE"
+
+
+class RequestAbortedError(TriptychError):
+    """The request was ended by an abort."""
+
+    code = Code.ABORTED
+    reason = "ABORTED"
+
+
+class UnimplementedError(TriptychError):
+    """Understood, and not offered by this service or model."""
+
+    code = Code.UNIMPLEMENTED
+    reason = "UNIMPLEMENTED"
+
+
+class InternalError(TriptychError):
+    """Something that should not happen did; the log of the service has the traceback."""
+
+
+class StartupError(TriptychError):
+    """This service cannot start; the message says what to change."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "STARTUP"
+
+
+class UnsupportedModelError(StartupError):
+    """The model cannot be run correctly here."""
+
+    reason = "UNSUPPORTED_MODEL"
+
+
+def _subclasses(cls: type[TriptychError]) -> list[type[TriptychError]]:
+    return [cls, *(leaf for sub in cls.__subclasses__() for leaf in _subclasses(sub))]
+
+
+_BY_REASON: dict[str, type[TriptychError]] = {cls.reason: cls for cls in reversed(_subclasses(TriptychError))}
+_BY_CODE: dict[int, type[TriptychError]] = {
+    Code.CANCELLED: RequestAbortedError,
+    Code.INVALID_ARGUMENT: InvalidRequestError,
+    Code.NOT_FOUND: ModelNotFoundError,
+    Code.ALREADY_EXISTS: DuplicateRequestError,
+    Code.RESOURCE_EXHAUSTED: QueueFullError,
+    Code.FAILED_PRECONDITION: ServiceUnavailableError,
+    Code.ABORTED: RequestAbortedError,
+    Code.UNIMPLEMENTED: UnimplementedError,
+    Code.UNAVAILABLE: ServiceUnavailableError,
+}
+
+
+def error_class(reason: str, code: int) -> type[TriptychError]:
+    """The class that an error had before it travelled: by its reason, else by its code."""
+    return _BY_REASON.get(reason) or _BY_CODE.get(code, InternalError)

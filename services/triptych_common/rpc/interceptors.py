@@ -1,0 +1,119 @@
+"""What happens around every gRPC call: request id, error translation, access log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+
+from triptych_common.rpc.errors import InternalError, TriptychError
+from triptych_common.rpc.status import abort_call
+from triptych_common.telemetry.logs import request_id_var
+
+#: Metadata key and HTTP header of the request id.
+REQUEST_ID_KEY = "x-request-id"
+_SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+log = logging.getLogger(__name__)
+
+
+def new_request_id() -> str:
+    """A fresh request id: 32 hexadecimal digits."""
+    return uuid.uuid4().hex
+
+
+def usable_request_id(given: str | None) -> str:
+    """The client's id when it is short and harmless in a log line, else a fresh one."""
+    return given if given and _SAFE_REQUEST_ID.fullmatch(given) else new_request_id()
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Sets the request id of the call, turns exceptions into statuses, logs how the call ended.
+
+    Servicer methods must be coroutines or async generators. Health checks and reflection pass untouched.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        handler = await continuation(handler_call_details)
+        method: str = handler_call_details.method
+        if handler is None or method.startswith("/grpc."):
+            return handler
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        given = metadata.get(REQUEST_ID_KEY)
+        request_id = usable_request_id(given if isinstance(given, str) else None)
+        kind, make = _HANDLERS[handler.request_streaming, handler.response_streaming]
+        behaviour = _wrap(getattr(handler, kind), method.rsplit("/", 1)[-1], request_id)
+        return make(behaviour, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
+
+
+_HANDLERS: dict[tuple[bool, bool], tuple[str, Callable[..., grpc.RpcMethodHandler]]] = {
+    (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+    (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
+    (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+}
+
+
+def _wrap(behaviour: Callable[..., Any], method: str, request_id: str) -> Callable[..., Any]:
+    if inspect.isasyncgenfunction(behaviour):
+
+        async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            with _Call(method, request_id) as call:
+                try:
+                    # A call that is cancelled while a response is written leaves the generator suspended; close it at once.
+                    async with contextlib.aclosing(behaviour(request, context)) as responses:
+                        async for response in responses:
+                            yield response
+                except Exception as error:
+                    await _abort(call, context, error)
+
+        return stream
+
+    async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        with _Call(method, request_id) as call:
+            try:
+                return await behaviour(request, context)
+            except Exception as error:
+                await _abort(call, context, error)
+
+    return unary
+
+
+async def _abort(call: _Call, context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
+    if isinstance(error, (grpc.aio.AbortError, grpc.aio.BaseError)):
+        raise error
+    if not isinstance(error, TriptychError):
+        log.error("unexpected error", exc_info=error)
+        error = InternalError(f"internal error ({type(error).__name__}); the service's log has the details")
+    call.outcome = error.reason
+    await abort_call(context, error)
+
+
+class _Call:
+    """The span of one call: request id for the logs, and a line at its end."""
+
+    def __init__(self, method: str, request_id: str) -> None:
+        self._method = method
+        self._request_id = request_id
+        self.outcome = "ok"
+
+    def __enter__(self) -> _Call:
+        self._start_s = time.monotonic()
+        request_id_var.set(self._request_id)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if kind is not None and issubclass(kind, (asyncio.CancelledError, GeneratorExit)):
+            self.outcome = "cancelled"
+        log.debug("%s %s in %.1f ms", self._method, self.outcome, (time.monotonic() - self._start_s) * 1e3)

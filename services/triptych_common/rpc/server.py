@@ -1,0 +1,138 @@
+"""Running one gRPC service: ports, health, reflection, control, signals, a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from triptych_common.host.open_files import raise_open_files_limit
+from triptych_common.pb import control_pb2, control_pb2_grpc
+from triptych_common.rpc.channels import SERVER_OPTIONS
+from triptych_common.rpc.control import Controllable, ControlServicer, Health
+from triptych_common.rpc.errors import StartupError
+from triptych_common.rpc.interceptors import CallInterceptor
+from triptych_common.settings import GrpcServiceSettings, ServiceSettings
+from triptych_common.telemetry.logs import configure_logging
+from triptych_common.telemetry.metrics import Collect, MetricsServer
+
+log = logging.getLogger(__name__)
+#: Time for calls in flight to end once the process is told to stop, in seconds.
+STOP_GRACE_S = 5.0
+
+
+class ServiceServer:
+    """The two gRPC servers of one service: its own port and its control port.
+
+    Args:
+        name: frontend, encoder or engine.
+        services: the service descriptors that this process serves, for reflection and health.
+        register: adds the servicers to the server it is given.
+        controllable: answers the control port.
+        collect: what Prometheus is told beside what all services tell, where `metrics_port` is set.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: GrpcServiceSettings,
+        services: Sequence[ServiceDescriptor],
+        register: Callable[[grpc.aio.Server], None],
+        controllable: Controllable,
+        collect: Collect | None = None,
+    ) -> None:
+        self._name = name
+        self._settings = settings
+        self._services = services
+        self._register = register
+        self._controllable = controllable
+        self.health = Health(tuple(service.full_name for service in services))
+        self._metrics = MetricsServer(name, controllable, collect)
+        self.port = 0
+        self.control_port = 0
+        #: None while metrics are off.
+        self.metrics_port: int | None = None
+
+    async def start(self) -> None:
+        """Listen on all ports, alive but not ready. Raises StartupError when a port is taken."""
+        self._main = self._server(self._services)
+        self._register(self._main)
+        control_descriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
+        self._control = self._server([control_descriptor])
+        servicer = ControlServicer(self._name, self._controllable, self._settings)
+        control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, self._control)
+        await self.health.set_alive()
+        await self.health.set_ready(False)
+        settings = self._settings
+        self.port = bind(self._main, settings.host, settings.port, "--port")
+        self.control_port = bind(self._control, settings.control_host, settings.resolved_control_port, "--control-port")
+        if settings.metrics_port is not None:
+            self.metrics_port = self._metrics.start(settings.host, settings.metrics_port)
+        await self._main.start()
+        await self._control.start()
+        log.info("listening on %s:%d, control on %s:%d", settings.host, self.port, settings.control_host, self.control_port)
+        if self.metrics_port is not None:
+            log.info("metrics at http://%s:%d/metrics", settings.host, self.metrics_port)
+
+    def _server(self, services: Sequence[ServiceDescriptor]) -> grpc.aio.Server:
+        server = grpc.aio.server(interceptors=[CallInterceptor()], options=SERVER_OPTIONS)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, server)
+        names = [service.full_name for service in services]
+        names += [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, server)
+        return server
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Not ready at once; calls in flight get the grace, then are cancelled."""
+        await self.health.set_ready(False)
+        await asyncio.gather(self._main.stop(grace_s), self._control.stop(grace_s), self._metrics.stop())
+
+
+def bind(server: grpc.aio.Server, host: str, port: int, flag: str) -> int:
+    """Bind the server; returns the port in force. Raises StartupError naming the flag when it is taken."""
+    try:
+        return server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    except RuntimeError as error:
+        raise StartupError(f"cannot listen on {host}:{port} (is the port taken?); choose another with {flag}") from error
+
+
+def run_service(name: str, settings: ServiceSettings, main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run a service until SIGINT or SIGTERM; exits with 1 and one line when it cannot start.
+
+    Args:
+        main: the service; gets an event that is set when the process shall stop.
+    """
+    configure_logging(name, settings.log_level, settings.log_format)
+    gc.freeze()  # what was imported stays; a full collection would stop all streams for 30 ms to look through it
+    raise_open_files_limit()
+
+    async def until_stopped() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        await main(stop)
+
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(until_stopped())
+    except StartupError as error:
+        log.error("%s", error)
+        sys.exit(1)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        return uvloop.new_event_loop
+    return None

@@ -1,0 +1,1 @@
+"""The embedding cache, its shared second tier, and who waits for what."""

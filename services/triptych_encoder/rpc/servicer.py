@@ -1,0 +1,223 @@
+"""EncoderService: gRPC in front of the pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import grpc
+from triptych_common.media.key import canonical_options, media_key
+from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
+from triptych_common.rpc.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
+from triptych_common.rpc.status import to_request_error
+
+from triptych_encoder.cache.evictions import EvictionFeed
+from triptych_encoder.cache.wire import chunks
+from triptych_encoder.media.options import parse_options
+from triptych_encoder.pipeline import EncodingPipeline, Obtained, Wanted
+
+log = logging.getLogger(__name__)
+_KEY_BYTES = 32
+_LEASE_S, _MAX_LEASE_S = 30.0, 600.0
+_FETCH_TIMEOUT_S, _MAX_FETCH_TIMEOUT_S = 30.0, 3600.0
+_CHUNK_BYTES, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 1 << 20, 64 << 10, 3 << 20
+#: Larger files are hashed in a thread, so that the event loop answers others meanwhile.
+_HASH_INLINE_BYTES = 64 << 10
+
+
+class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
+    """Serves one pipeline, from the moment that it is attached; before that, calls are refused as unavailable."""
+
+    def __init__(self, evictions: EvictionFeed, max_items_per_request: int) -> None:
+        self._evictions = evictions
+        self._max_items = max_items_per_request
+        self._pipeline: EncodingPipeline | None = None
+        self._description = encoder_pb2.DescribeResponse()
+        self._refusal: str | None = "the encoder is loading its model"  # why nothing is encoded; None while it is
+
+    def attach(self, pipeline: EncodingPipeline, description: encoder_pb2.DescribeResponse) -> None:
+        """Take requests from now on."""
+        self._pipeline, self._description, self._refusal = pipeline, description, None
+
+    def refuse(self, reason: str) -> None:
+        """Encode nothing more; what is held can still be fetched."""
+        self._refusal = reason
+
+    def accept(self) -> None:
+        """Encode again after `refuse`."""
+        self._refusal = None
+
+    @property
+    def _attached(self) -> EncodingPipeline:
+        if self._pipeline is None:
+            raise ServiceUnavailableError("the encoder is loading its model", retry_after_s=5.0)
+        return self._pipeline
+
+    async def Describe(
+        self, request: encoder_pb2.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> encoder_pb2.DescribeResponse:
+        _ = self._attached
+        return self._description
+
+    async def Encode(self, request: encoder_pb2.EncodeRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.EncodeResponse:
+        if self._refusal is not None:
+            raise ServiceUnavailableError(self._refusal, retry_after_s=5.0)
+        lease_s = _within("lease_s", request.lease_s if request.HasField("lease_s") else _LEASE_S, 1.0, _MAX_LEASE_S)
+        if len(request.items) > self._max_items:
+            raise InvalidRequestError(
+                f"at most {self._max_items} items are encoded per request; given: {len(request.items)}",
+                field="items",
+                limit=self._max_items,
+                value=len(request.items),
+            )
+        # Under one group: when the call is cancelled, each item is, and what nobody else waits for is not computed.
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._encode_item(item, lease_s)) for item in request.items]
+        return encoder_pb2.EncodeResponse(results=[task.result() for task in tasks])
+
+    async def _encode_item(self, item: encoder_pb2.EncodeItem, lease_s: float) -> encoder_pb2.EncodeResult:
+        start_s = time.perf_counter()
+        try:
+            obtained = await self._attached.obtain(await self._wanted(item), lease_s)
+        except TriptychError as error:
+            return encoder_pb2.EncodeResult(key=item.key, error=to_request_error(error))
+        except Exception as error:
+            log.error("unexpected error on item %s", item.key.hex()[:12], exc_info=error)
+            return encoder_pb2.EncodeResult(key=item.key, error=to_request_error(error))
+        _log_item(item, obtained, time.perf_counter() - start_s)
+        timings = obtained.timings
+        return encoder_pb2.EncodeResult(
+            key=item.key,
+            lease_id=obtained.lease_id,
+            num_tokens=obtained.item.num_tokens,
+            tier=obtained.tier,
+            timings=encoder_pb2.EncodeTimings(
+                queue_s=timings.queue_s, decode_s=timings.decode_s, preprocess_s=timings.preprocess_s, encode_s=timings.encode_s
+            ),
+        )
+
+    async def _wanted(self, item: encoder_pb2.EncodeItem) -> Wanted:
+        _check_key(item.key)
+        self._attached.counters.num_uploaded_bytes += len(item.data)
+        if item.modality not in self._description.modalities:
+            name = common_pb2.Modality.Name(item.modality).removeprefix("MODALITY_").lower()
+            raise InvalidRequestError(f"{self._description.model.name} takes no {name}", field="modality", value=name)
+        options = parse_options(item.processor_options_json)
+        data = item.data  # once: each time is a copy
+        if data:
+            arguments = (self._description.key_scope, item.modality, data, canonical_options(options), item.tenant_salt)
+            is_large = len(data) > _HASH_INLINE_BYTES
+            expected = await asyncio.to_thread(media_key, *arguments) if is_large else media_key(*arguments)
+            if expected != item.key:
+                raise InvalidRequestError(
+                    f"the key is not that of the bytes, options and salt under this encoder's scope: expected {expected.hex()}",
+                    field="key",
+                    limit=expected.hex(),
+                    value=item.key.hex(),
+                )
+        return Wanted(item.key, item.modality, data, options)
+
+    async def Fetch(
+        self, request: encoder_pb2.FetchRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[encoder_pb2.FetchResponse]:
+        pipeline = self._attached
+        chunk_bytes = int(
+            _within(
+                "chunk_bytes",
+                request.chunk_bytes if request.HasField("chunk_bytes") else _CHUNK_BYTES,
+                _MIN_CHUNK_BYTES,
+                _MAX_CHUNK_BYTES,
+            )
+        )
+        timeout_s = _within(
+            "timeout_s", request.timeout_s if request.HasField("timeout_s") else _FETCH_TIMEOUT_S, 0.0, _MAX_FETCH_TIMEOUT_S
+        )
+        deadline_s = time.monotonic() + timeout_s
+        for key in request.keys:
+            try:
+                _check_key(key)
+                item = await pipeline.wait_for(key, max(0.0, deadline_s - time.monotonic()))
+            except Exception as error:
+                # One item's; what is not ours to show is reported as internal, and was logged where it happened.
+                yield encoder_pb2.FetchResponse(key=key, last_chunk_of_item=True, error=to_request_error(error))
+                continue
+            for chunk in chunks(key, item, chunk_bytes):
+                pipeline.counters.num_fetched_bytes += len(chunk.data)
+                yield chunk
+
+    async def Lookup(self, request: encoder_pb2.LookupRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.LookupResponse:
+        return encoder_pb2.LookupResponse(tiers=await self._attached.lookup(request.keys))
+
+    async def Release(self, request: encoder_pb2.ReleaseRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.ReleaseResponse:
+        cache = self._attached.cache
+        return encoder_pb2.ReleaseResponse(num_released=sum(cache.release(lease_id) for lease_id in request.lease_ids))
+
+    async def Evict(self, request: encoder_pb2.EvictRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.EvictResponse:
+        pipeline = self._attached
+        pipeline.cache.expire(time.monotonic())
+        if request.keys and pipeline.store is not None:
+            await pipeline.store.evict(request.keys)
+        return encoder_pb2.EvictResponse(num_evicted=pipeline.cache.evict(request.keys or None))
+
+    async def GetStats(
+        self, request: encoder_pb2.GetStatsRequest, context: grpc.aio.ServicerContext
+    ) -> encoder_pb2.GetStatsResponse:
+        pipeline = self._attached
+        cache, counters = pipeline.cache, pipeline.counters
+        cache.expire(time.monotonic())
+        return encoder_pb2.GetStatsResponse(
+            num_entries=len(cache),
+            used_bytes=cache.used_bytes,
+            capacity_bytes=cache.capacity_bytes,
+            leased_bytes=cache.leased_bytes,
+            num_leases=cache.num_leases,
+            queue_length=pipeline.num_in_flight,
+            num_local_hits=counters.num_local_hits,
+            num_shared_hits=counters.num_shared_hits,
+            num_joined=counters.num_joined,
+            num_misses=counters.num_misses,
+            num_evictions=cache.num_evictions,
+            num_store_failures=pipeline.store.num_failures if pipeline.store is not None else 0,
+            num_failed=counters.num_failed,
+        )
+
+    async def WatchEvictions(
+        self, request: encoder_pb2.WatchEvictionsRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[encoder_pb2.WatchEvictionsResponse]:
+        _ = self._attached
+        with self._evictions.watch() as watcher:
+            # An empty one first: the watcher hears of everything from here on.
+            yield encoder_pb2.WatchEvictionsResponse()
+            while True:
+                yield encoder_pb2.WatchEvictionsResponse(keys=await watcher.take())
+
+
+def _check_key(key: bytes) -> None:
+    if len(key) != _KEY_BYTES:
+        raise InvalidRequestError(f"a key has {_KEY_BYTES} bytes; given: {len(key)}", field="key", limit=_KEY_BYTES, value=len(key))
+
+
+def _within(field: str, value: float, least: float, most: float) -> float:
+    if not least <= value <= most:
+        raise InvalidRequestError(
+            f"{field} must be in [{least:g}, {most:g}]; given: {value:g}", field=field, limit=f"[{least:g}, {most:g}]", value=value
+        )
+    return value
+
+
+def _log_item(item: encoder_pb2.EncodeItem, obtained: Obtained, seconds: float) -> None:
+    log.info(
+        "item %s %s: %d tokens, %s, %.1f ms (queue %.1f, decode %.1f, preprocess %.1f, encode %.1f)",
+        item.key.hex()[:12],
+        common_pb2.Modality.Name(item.modality).removeprefix("MODALITY_").lower(),
+        obtained.item.num_tokens,
+        encoder_pb2.CacheTier.Name(obtained.tier).removeprefix("CACHE_TIER_").lower(),
+        *(1e3 * s for s in (seconds, *_stages(obtained))),
+    )
+
+
+def _stages(obtained: Obtained) -> Sequence[float]:
+    timings = obtained.timings
+    return timings.queue_s, timings.decode_s, timings.preprocess_s, timings.encode_s

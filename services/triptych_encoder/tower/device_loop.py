@@ -1,0 +1,180 @@
+"""The batching loop: one thread that owns the device and the towers on it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from triptych_common.rpc.errors import InternalError
+
+from triptych_encoder.cache.item import EncodedItem, PreparedItem, encoded
+
+log = logging.getLogger(__name__)
+
+
+class Encodes(Protocol):
+    """What the loop needs of the towers."""
+
+    def signature(self, item: PreparedItem) -> tuple[object, ...]: ...
+    def encode(self, items: Sequence[PreparedItem]) -> list[dict[str, torch.Tensor]]: ...
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """An item's result, and what it took in seconds."""
+
+    item: EncodedItem
+    queue_s: float
+    encode_s: float
+
+
+@dataclass
+class _Job:
+    item: PreparedItem
+    signature: tuple[object, ...]
+    future: Future[Encoding] = field(default_factory=Future)
+    submitted_s: float = field(default_factory=time.perf_counter)
+
+
+class DeviceLoop:
+    """Encodes what is submitted, in batches of equal signature, oldest first.
+
+    The queue is bounded by who submits. A job whose future is cancelled before its batch begins costs nothing.
+
+    Args:
+        max_batch_embeddings: budget of a batch; an item beyond it is computed alone.
+        prepare_thread: runs first in the thread, e.g. to set its priority.
+        prepare_batch: runs before each batch, e.g. to choose the number of compute threads.
+    """
+
+    def __init__(
+        self,
+        max_batch_embeddings: int,
+        prepare_thread: Callable[[], None] = lambda: None,
+        prepare_batch: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._budget = max_batch_embeddings
+        self._prepare_thread, self._prepare_batch = prepare_thread, prepare_batch
+        self._jobs: deque[_Job | Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._tower: Encodes | None = None
+        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def attach(self, tower: Encodes, *, alone: bool = False) -> None:
+        """Encode with these towers from now on; before the first submit.
+
+        Args:
+            alone: never two items in one batch.
+        """
+        self._tower = tower
+        if alone:
+            self._budget = 0
+
+    def call(self, work: Callable[[], Any]) -> Future[Any]:
+        """Run something in the thread, after what was submitted before."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self._enqueue(run)
+        return future
+
+    def submit(self, item: PreparedItem) -> Future[Encoding]:
+        """Encode an item."""
+        if self._tower is None:
+            raise RuntimeError("no towers are attached yet")
+        job = _Job(item, self._tower.signature(item))
+        self._enqueue(job)
+        return job.future
+
+    @property
+    def queue_length(self) -> int:
+        return len(self._jobs)
+
+    def stop(self) -> None:
+        """Finish the batch in hand, cancel what waits, end the thread."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+        for job in self._jobs:
+            if isinstance(job, _Job):
+                job.future.cancel()
+
+    def _enqueue(self, job: _Job | Callable[[], None]) -> None:
+        with self._changed:
+            self._jobs.append(job)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        self._prepare_thread()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._stopping)
+                if self._stopping:
+                    return
+                first = self._jobs.popleft()
+                batch = self._gather(first) if isinstance(first, _Job) else []
+            if isinstance(first, _Job):
+                self._encode([job for job in batch if job.future.set_running_or_notify_cancel()])
+            else:
+                first()
+
+    def _gather(self, first: _Job) -> list[_Job]:
+        """Take the jobs that go along with the oldest out of the queue."""
+        batch, rest = [first], deque[_Job | Callable[[], None]]()
+        room = self._budget - first.item.num_tokens
+        for job in self._jobs:
+            if isinstance(job, _Job) and job.future.cancelled():
+                continue
+            if isinstance(job, _Job) and job.signature == first.signature and job.item.num_tokens <= room:
+                batch.append(job)
+                room -= job.item.num_tokens
+            else:
+                rest.append(job)
+        self._jobs = rest
+        return batch
+
+    def _encode(self, batch: list[_Job]) -> None:
+        if not batch or self._tower is None:
+            return
+        start_s = time.perf_counter()
+        self._prepare_batch()
+        try:
+            results = self._tower.encode([job.item for job in batch])
+        except Exception as error:
+            if len(batch) == 1:
+                log.error("encoding failed", exc_info=error)
+                batch[0].future.set_exception(error)
+                return
+            log.warning("a batch of %d failed (%s); its items are encoded one by one", len(batch), error)
+            for job in batch:
+                self._encode([job])
+            return
+        encode_s = time.perf_counter() - start_s
+        for job, embeddings in zip(batch, results, strict=True):
+            self._finish(job, embeddings, start_s - job.submitted_s, encode_s)
+
+    def _finish(self, job: _Job, embeddings: Mapping[str, torch.Tensor], queue_s: float, encode_s: float) -> None:
+        try:
+            if not all(torch.isfinite(tensor).all() for tensor in embeddings.values()):
+                raise InternalError("the towers gave embeddings that are not numbers")
+            job.future.set_result(Encoding(encoded(job.item, embeddings), queue_s, encode_s))
+        except Exception as error:
+            job.future.set_exception(error)

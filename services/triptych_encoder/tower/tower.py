@@ -1,0 +1,155 @@
+"""The towers and projector of a checkpoint: preprocessed items to embeddings, in batches.
+
+transformers' `get_image_features`, `get_audio_features` and `get_video_features` do the work. They differ in what they take and
+return; the differences are in this file alone:
+
+- what they take is read from their signatures;
+- embeddings are a tuple or list with one tensor per picture, one tensor of rows, or one of [tiles, rows]: all in the
+  order of the items, so the rows are put together and cut by the number of tokens that each item takes in a prompt;
+- Omni's sounds are in `last_hidden_state`; Qwen3-VL adds `deepstack_features`, one tensor of rows per layer;
+- Qwen2-Audio has no such method: what its forward does stands here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from triptych_common.pb import common_pb2
+from triptych_common.rpc.errors import InternalError
+
+from triptych_encoder.cache.item import PreparedItem
+
+Modality = common_pb2.Modality
+#: What computes the embeddings of each modality, in transformers' models.
+TOWER_METHODS = {
+    Modality.MODALITY_IMAGE: "get_image_features",
+    Modality.MODALITY_AUDIO: "get_audio_features",
+    Modality.MODALITY_VIDEO: "get_video_features",
+}
+#: Model types that have a tower and no such method.
+WITHOUT_METHOD = frozenset({"qwen2_audio"})
+#: Inputs that say where things are, rather than what they look like: never converted to the model's dtype.
+_FLOATING_GEOMETRY = frozenset({"second_per_grid_ts", "video_second_per_grid"})
+
+
+class Tower:
+    """Computes embeddings. Owned by one thread.
+
+    Args:
+        model: the checkpoint's model without its language model.
+        dtype: that the model computes in.
+        embedding_dtype: of the results; by default the same.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, device: torch.device, dtype: torch.dtype, embedding_dtype: torch.dtype | None = None
+    ) -> None:
+        self._device, self._dtype, self._embedding_dtype = device, dtype, embedding_dtype or dtype
+        self._methods = _find_methods(model)
+        self._takes = {modality: frozenset(inspect.signature(method).parameters) for modality, method in self._methods.items()}
+
+    @property
+    def modalities(self) -> tuple[common_pb2.Modality, ...]:
+        """What the model has a tower for."""
+        return tuple(self._methods)
+
+    def signature(self, item: PreparedItem) -> tuple[object, ...]:
+        """Items of equal signatures can be computed together: their inputs differ at most in the first extent."""
+        shapes = ((name, tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in sorted(self._inputs(item).items()))
+        return (item.modality, *shapes)
+
+    @torch.inference_mode()
+    def encode(self, items: Sequence[PreparedItem]) -> list[dict[str, torch.Tensor]]:
+        """Embeddings of items of one signature.
+
+        Returns:
+            Per item, on the CPU: embeds [num_tokens, hidden], and deepstack.{i} of the same shape where the family has them.
+
+        Raises:
+            InternalError: the tower gave another number of embeddings than the items take tokens.
+        """
+        if sum(item.num_tokens for item in items) == 1:
+            # A single row is squeezed away by some (Mistral3), and two are not.
+            return self.encode([items[0], items[0]])[:1]
+        modality = items[0].modality
+        parts = [self._inputs(item) for item in items]
+        inputs = {name: self._to_device(name, torch.cat([part[name] for part in parts])) for name in parts[0]}
+        output = self._methods[modality](**inputs)
+        lengths = [item.num_tokens for item in items]
+        rows = {"embeds": _rows(_embeddings(output))}
+        for layer, features in enumerate(_field(output, "deepstack_features") or ()):
+            rows[f"deepstack.{layer}"] = _rows(features)
+        split = {name: _cut(tensor.to(self._embedding_dtype), lengths) for name, tensor in rows.items()}
+        return [{name: tensors[index] for name, tensors in split.items()} for index in range(len(items))]
+
+    def _inputs(self, item: PreparedItem) -> dict[str, torch.Tensor]:
+        return {name: tensor for name, tensor in item.inputs.items() if name in self._takes[item.modality]}
+
+    def _to_device(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_floating_point() and name not in _FLOATING_GEOMETRY:
+            tensor = tensor.to(self._dtype)
+        return tensor.to(self._device)
+
+
+def _find_methods(model: PreTrainedModel) -> dict[common_pb2.Modality, Callable[..., Any]]:
+    inner = getattr(model, getattr(model, "base_model_prefix", ""), model)
+    methods: dict[common_pb2.Modality, Callable[..., Any]] = {}
+    for modality, name in TOWER_METHODS.items():
+        # The inner model's first: the outer one's is a shell around it, which may hide what it takes.
+        method = getattr(inner, name, None) or getattr(model, name, None)
+        if method is not None:
+            methods[modality] = method
+    if Modality.MODALITY_AUDIO not in methods and model.config.model_type in WITHOUT_METHOD:
+        methods[Modality.MODALITY_AUDIO] = _Qwen2Audio(inner)
+    return methods
+
+
+class _Qwen2Audio:
+    """What `Qwen2AudioModel.forward` does with sounds."""
+
+    def __init__(self, model: Any) -> None:
+        self._tower, self._projector = model.audio_tower, model.multi_modal_projector
+
+    def __call__(self, input_features: torch.Tensor, feature_attention_mask: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        from transformers.masking_utils import create_bidirectional_mask
+
+        tower = self._tower
+        lengths, output_lengths = tower._get_feat_extract_output_lengths(feature_attention_mask.sum(-1))
+        num_positions = (input_features.shape[-1] - 2) // 2 + 1
+        positions = torch.arange(num_positions, device=lengths.device)
+        mask = create_bidirectional_mask(
+            config=tower.config,
+            inputs_embeds=input_features.new_zeros((len(lengths), num_positions, 1)),
+            attention_mask=(positions[None] < lengths[:, None]).long(),
+        )
+        features = self._projector(tower(input_features, attention_mask=mask).last_hidden_state)
+        valid = torch.arange(features.shape[1], device=features.device)[None] < output_lengths.to(features.device)[:, None]
+        return {"pooler_output": features[valid]}
+
+
+def _field(output: Any, name: str) -> Any:
+    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+
+
+def _embeddings(output: Any) -> Any:
+    if isinstance(output, (torch.Tensor, tuple, list)):
+        return output
+    pooled = _field(output, "pooler_output")
+    return pooled if pooled is not None else _field(output, "last_hidden_state")
+
+
+def _rows(features: Any) -> torch.Tensor:
+    """[num_rows, hidden] of whatever shape the family has."""
+    if isinstance(features, (tuple, list)):
+        return torch.cat([_rows(feature) for feature in features])
+    return features.reshape(-1, features.shape[-1])
+
+
+def _cut(rows: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
+    if len(rows) != sum(lengths):
+        raise InternalError(f"the tower gave {len(rows)} embeddings for {sum(lengths)} placeholder tokens")
+    return [part.contiguous().cpu() for part in rows.split(lengths)]

@@ -1,0 +1,1 @@
+"""Media in the engine: embeddings, who needs them, where they come from."""

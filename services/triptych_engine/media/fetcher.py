@@ -1,0 +1,218 @@
+"""Fetches embeddings from encoders, on the event loop, for the step loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import grpc
+import numpy as np
+from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
+from triptych_common.rpc.channels import open_channel
+from triptych_common.rpc.errors import Code, EmbeddingUnavailableError, InternalError, TriptychError
+from triptych_common.rpc.status import from_request_error, from_rpc_error
+from triptych_common.rpc.tensors import DTYPE_NAMES, num_bytes
+
+from triptych_engine.media.item import Embeddings, EmbeddingTensor, FetchOrder, MediaTraits, Modality
+
+log = logging.getLogger(__name__)
+_RELEASE_TIMEOUT_S = 5.0
+#: How much longer than the encoder itself the engine waits for it to give up.
+_GRACE_S = 5.0
+#: Channels that are kept open though nothing is fetched through them.
+_MAX_IDLE_CHANNELS = 32
+#: Errors that are the item's own: encoding it once more would not help.
+_FINAL_CODES = {Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED, Code.INTERNAL}
+#: element type -> how its bytes are read, and the bits that are all set in numbers that are not finite.
+_EXPONENTS = {"float32": ("<u4", 0x7F80_0000), "float16": ("<u2", 0x7C00), "bfloat16": ("<u2", 0x7F80)}
+
+#: Called with the number of each order that was not cancelled, and what came of it.
+Deliver = Callable[[int, Embeddings | TriptychError], None]
+
+
+class EmbeddingFetcher:
+    """One stream per order, one channel per encoder.
+
+    Args:
+        traits: what embeddings must look like.
+        timeout_s: longest wait for an item, its encoding included.
+        deliver: takes results; called on the event loop.
+    """
+
+    def __init__(self, traits: MediaTraits, timeout_s: float, deliver: Deliver) -> None:
+        self._traits = traits
+        self._timeout_s = timeout_s
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # number of an order -> its fetch
+        self._releases: set[asyncio.Task[None]] = set()
+        self._channels: dict[str, tuple[grpc.aio.Channel, encoder_pb2_grpc.EncoderServiceStub]] = {}
+        self._num_users: dict[str, int] = {}  # address -> fetches from there
+
+    def submit(self, orders: Sequence[FetchOrder], cancelled: Sequence[int]) -> None:
+        """Begin orders and give up earlier ones. May be called on any thread; after the loop is closed it does nothing."""
+        try:
+            self._loop.call_soon_threadsafe(self._submit, list(orders), list(cancelled))
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    async def close(self) -> None:
+        """Give up everything and close the channels."""
+        tasks = [*self._tasks.values(), *self._releases]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for channel, _ in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+
+    def _submit(self, orders: list[FetchOrder], cancelled: list[int]) -> None:
+        for order in orders:
+            task = self._tasks[order.number] = asyncio.create_task(self._run(order), name="fetch embeddings")
+            # Not at the end of `_run`, which does not even begin when the order is given up at once.
+            task.add_done_callback(partial(self._forget, order.number))
+        for number in cancelled:
+            if number in self._tasks:
+                self._tasks[number].cancel()
+
+    def _forget(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._tasks[number]
+
+    async def _run(self, order: FetchOrder) -> None:
+        result: Embeddings | TriptychError
+        try:
+            result = await self._fetch(order)
+        except TriptychError as error:
+            result = error
+        except Exception as error:
+            log.exception("unexpected error while embeddings were fetched from %s", order.encoder_address)
+            result = InternalError(f"embeddings could not be fetched ({type(error).__name__}); the engine's log has the details")
+        if isinstance(result, TriptychError):
+            log.warning("no embeddings of %s from %s: %s", order.key.hex()[:12], order.encoder_address, result)
+        self._deliver(order.number, result)
+
+    async def _fetch(self, order: FetchOrder) -> Embeddings:
+        address = order.encoder_address
+        self._num_users[address] = self._num_users.get(address, 0) + 1
+        try:
+            stub = self._stub(address)
+            embeddings = await self._receive(stub, order)
+            await asyncio.to_thread(_check_finite, embeddings)
+            if order.lease_id:
+                task = asyncio.create_task(_release(stub, order.lease_id), name="release lease")
+                self._releases.add(task)
+                task.add_done_callback(self._releases.discard)
+            return embeddings
+        except grpc.aio.AioRpcError as error:
+            raise _unavailable(from_rpc_error(error), error.code().name, address) from error
+        finally:
+            self._num_users[address] -= 1
+            if not self._num_users[address]:
+                del self._num_users[address]
+            await self._close_idle_channels()
+
+    async def _receive(self, stub: encoder_pb2_grpc.EncoderServiceStub, order: FetchOrder) -> Embeddings:
+        receiver = _Receiver(order, self._traits)
+        request = encoder_pb2.FetchRequest(keys=[order.key], timeout_s=self._timeout_s)
+        async for chunk in stub.Fetch(request, timeout=self._timeout_s + _GRACE_S):
+            if chunk.HasField("error"):
+                raise _unavailable(from_request_error(chunk.error), "", order.encoder_address)
+            receiver.take(chunk)
+        return receiver.result()
+
+    def _stub(self, address: str) -> encoder_pb2_grpc.EncoderServiceStub:
+        if not address:
+            raise EmbeddingUnavailableError("the item names no encoder")
+        if address not in self._channels:
+            channel = open_channel(address)
+            self._channels[address] = channel, encoder_pb2_grpc.EncoderServiceStub(channel)
+        return self._channels[address][1]
+
+    async def _close_idle_channels(self) -> None:
+        idle = [address for address in self._channels if address not in self._num_users]
+        for address in idle[: max(0, len(self._channels) - _MAX_IDLE_CHANNELS)]:
+            channel, _ = self._channels.pop(address)
+            await channel.close()
+
+
+class _Receiver:
+    """Puts an item's chunks together, straight into buffers of the right size.
+
+    Raises EmbeddingUnavailableError for what is not the item that was asked for.
+    """
+
+    def __init__(self, order: FetchOrder, traits: MediaTraits) -> None:
+        self._order = order
+        num_deepstack = 0 if order.modality is Modality.AUDIO else traits.num_deepstack
+        self._wanted = {"embeds", *(f"deepstack.{index}" for index in range(num_deepstack))}
+        self._shape = (order.num_tokens, traits.hidden_size)
+        self._tensors: dict[str, EmbeddingTensor] = {}
+        self._received: dict[str, int] = {}  # tensor -> bytes so far
+
+    def take(self, chunk: encoder_pb2.FetchResponse) -> None:
+        name = chunk.tensor_name
+        if name not in self._wanted:
+            if name.startswith("deepstack."):
+                raise self._broken(f"{name}, which this engine's model has no layer for")
+            return  # layouts: they came with the request
+        if chunk.HasField("header"):
+            self._begin(name, chunk.header)
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise self._broken(f"{name} came without its header")
+        data, start = chunk.data, self._received[name]  # reading a message's bytes copies them
+        end = start + len(data)
+        if end > len(tensor.data):
+            raise self._broken(f"{name} is longer than its shape says")
+        tensor.data[start:end] = data
+        self._received[name] = end
+
+    def _begin(self, name: str, header: common_pb2.Tensor) -> None:
+        dtype, shape = DTYPE_NAMES.get(header.dtype, ""), tuple(header.shape)
+        if dtype not in _EXPONENTS or shape != self._shape:
+            raise self._broken(f"{name} is {dtype} {list(shape)}, not floating-point {list(self._shape)}")
+        if name in self._tensors:
+            raise self._broken(f"{name} came twice")
+        self._tensors[name] = EmbeddingTensor(dtype, shape, bytearray(num_bytes(header)))
+        self._received[name] = 0
+
+    def result(self) -> Embeddings:
+        missing = sorted(self._wanted - self._tensors.keys())
+        if missing:
+            raise self._broken(f"{missing[0]} is missing")
+        short = [name for name, tensor in self._tensors.items() if self._received[name] < len(tensor.data)]
+        if short:
+            raise self._broken(f"{short[0]} ended early")
+        return Embeddings(self._tensors)
+
+    def _broken(self, what: str) -> TriptychError:
+        return EmbeddingUnavailableError(f"the encoder at {self._order.encoder_address} sent what cannot be used: {what}")
+
+
+def _unavailable(error: TriptychError, status: str, address: str) -> TriptychError:
+    """The item's own error, or that its embeddings are not to be had there."""
+    if not status and error.code in _FINAL_CODES:
+        return error
+    reason = f"{status}: {error.message}" if status else error.message
+    return EmbeddingUnavailableError(f"no embeddings from the encoder at {address}: {reason}")
+
+
+def _check_finite(embeddings: Embeddings) -> None:
+    """One number that is none would spoil all that is computed from it; here it spoils one item."""
+    for name, tensor in embeddings.tensors.items():
+        kind, exponent = _EXPONENTS[tensor.dtype]
+        bits = np.frombuffer(tensor.data, kind)
+        step = 1 << 20
+        if any((bits[i : i + step] & exponent == exponent).any() for i in range(0, math.prod(tensor.shape), step)):
+            raise InternalError(f"the encoder's {name} holds numbers that are not finite")
+
+
+async def _release(stub: encoder_pb2_grpc.EncoderServiceStub, lease_id: str) -> None:
+    try:
+        await stub.Release(encoder_pb2.ReleaseRequest(lease_ids=[lease_id]), timeout=_RELEASE_TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        log.debug("a lease was not released: %s", error.details())

@@ -1,0 +1,125 @@
+"""Chooses how attention is computed: what is fastest among what is right on this device, for this model."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from triptych_common.rpc.errors import StartupError
+
+from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMetadata, LayerShape, TorchAttention
+from triptych_engine.runner.cpu.attention import CpuAttention
+from triptych_engine.runner.cpu.kernels import CpuKernels
+from triptych_engine.runner.cuda.attention import CudaAttention
+from triptych_engine.runner.cuda.varlen import VarlenKernel, find_varlen_kernel
+
+log = logging.getLogger(__name__)
+#: Queries per key head of the trial.
+_GROUP = 4
+#: Smallest cosine similarity that rounding to 16 bits explains.
+_MIN_SIMILARITY = 0.999
+
+
+def choose_backend(
+    name: str,
+    device: torch.device,
+    layers: dict[int, LayerShape],
+    block_size: int,
+    dtype: torch.dtype,
+    kernels: CpuKernels | None,
+    *,
+    cache_dtype: torch.dtype | None = None,
+) -> AttentionBackend:
+    """The backend of that name, or with `auto` the fastest that takes the model; nothing is allocated yet.
+
+    Args:
+        name: auto, cpu, cuda or torch.
+        dtype: of the model.
+        cache_dtype: of the KV cache; by default the model's.
+        kernels: CPU kernels, where they could be had.
+
+    Raises:
+        StartupError: what was asked for by name does not work here.
+    """
+    cache_dtype = cache_dtype or dtype
+    fast = {"cpu": "cpu", "cuda": "cuda"}.get(device.type)
+    if name == "torch" or (name == "auto" and fast is None):
+        return TorchAttention(device)
+    if name not in ("auto", fast):
+        raise StartupError(f"{name} attention was asked for; the device is {device}")
+    try:
+        if fast == "cpu":
+            return _cpu(layers, block_size, cache_dtype, kernels)
+        if cache_dtype != dtype:
+            raise ValueError(f"attention on GPUs keeps keys and values in the model's {dtype}, not in {cache_dtype}")
+        return _cuda(device, layers, block_size, dtype)
+    except ValueError as error:
+        if name != "auto":
+            raise StartupError(str(error)) from error
+        log.warning("%s; falling back to plain torch, which is several times slower", error)
+        return TorchAttention(device)
+
+
+def _cpu(layers: dict[int, LayerShape], block_size: int, dtype: torch.dtype, kernels: CpuKernels | None) -> AttentionBackend:
+    if kernels is None:
+        raise ValueError("the CPU attention kernel cannot be had")
+    backend = CpuAttention(kernels)
+    backend.allocate(layers, 1, block_size, dtype)  # says whether it takes the model
+    return backend
+
+
+def _cuda(device: torch.device, layers: dict[int, LayerShape], block_size: int, dtype: torch.dtype) -> AttentionBackend:
+    kernel = find_varlen_kernel(device)
+    backend = CudaAttention(device, kernel)
+    backend.allocate(layers, 1, block_size, dtype)
+    backend.free()
+    for shape in {shape for shape in layers.values() if kernel.layer_refusal(shape) is None}:
+        try_kernel(kernel, device, shape, block_size, dtype)
+    return backend
+
+
+@torch.inference_mode()
+def try_kernel(kernel: VarlenKernel, device: torch.device, shape: LayerShape, block_size: int, dtype: torch.dtype) -> None:
+    """Compare a kernel with plain torch: a ragged prefill over pages out of order, then a decode with long and short contexts.
+
+    Releases of torch differ in what they compute over pages, and in which error they raise where they do not.
+
+    Raises:
+        ValueError: it raises, or its results are others.
+    """
+    lengths = [5 * block_size + 3, 2, block_size]
+    table = np.arange(3 * 6, dtype=np.int32)[::-1].reshape(3, 6).copy()
+    backends: list[AttentionBackend] = [CudaAttention(device, kernel), TorchAttention(device)]
+    for backend in backends:
+        backend.allocate({0: shape}, table.size, block_size, dtype)
+    generator = torch.Generator(device).manual_seed(0)
+    computed = [0, 0, 0]
+    for step in (lengths, [1, 1, 1]):
+        sizes = (shape.num_kv_heads * _GROUP, shape.head_dim), *((shape.num_kv_heads, shape.head_dim),) * 2
+        query, key, value = (torch.randn(sum(step), *size, generator=generator, device=device).to(dtype) for size in sizes)
+        outputs = []
+        for backend in backends:
+            backend.begin(_trial_step(step, computed, table, block_size))
+            options: Any = {"scaling": shape.head_dim**-0.5, "window": 0, "softcap": 0.0, "sinks": None}
+            try:
+                outputs.append(backend.forward(0, query, key, value, **options).float().flatten(1))
+            except (RuntimeError, TypeError, NotImplementedError) as error:
+                raise ValueError(f"varlen_attn fails on {device}: {str(error).splitlines()[0]}") from error
+        similarity = torch.nn.functional.cosine_similarity(outputs[0], outputs[1], dim=-1).min().item()
+        if not similarity >= _MIN_SIMILARITY:
+            raise ValueError(f"varlen_attn is wrong on {device} (cosine similarity {similarity:.4f})")
+        computed = [c + n for c, n in zip(computed, step, strict=True)]
+
+
+def _trial_step(lengths: list[int], computed: list[int], table: np.ndarray, block_size: int) -> AttentionMetadata:
+    positions = np.concatenate([np.arange(c, c + n) for n, c in zip(lengths, computed, strict=True)])
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    return AttentionMetadata(
+        query_start_loc=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        seq_lens=(np.array(computed) + lengths).astype(np.int32),
+        block_table=table,
+        slots=table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size,
+        positions=positions.astype(np.int32),
+    )

@@ -1,0 +1,180 @@
+// The two products of attention by the CPU's instructions for bfloat16, see paged_attention.h: queries and weights are rounded, sums
+// are float32. They are those of linear layers (linear_bf16.h): 32 keys, or 32 components of values, are the outputs.
+#pragma once
+
+#include "attention/attention_tile.h"
+#include "linear/linear_bf16.h"
+
+#if defined(TRIPTYCH_BF16_DOT)
+
+namespace triptych {
+
+// Fetches what a thread reads next of the cache: groups of keys, then of values, each in the order in which they lie in a block.
+class CachePrefetch {
+ public:
+  // The key tile that begins with `group`, in so many steps.
+  CachePrefetch(const Args& a, const HeadsTile& tile, int group, int64_t steps)
+      : a_(a), tile_(tile), group_(group),
+        num_pieces_(std::min(tile.groups_at_once, tile.num_groups - group) * tile.heads),
+        key_lines_((a.head_dim + 1) / 2), value_lines_(a.v_head_dim / 2) {
+    constexpr int kStreams = Prefetch::kStreams;
+    const int64_t lines = num_pieces_ * (key_lines_ + value_lines_) / kStreams;
+    lines_per_step_ = (lines + steps - 1) / steps;
+    lines_left_ = lines;
+    for (int j = 0; j < kStreams; j++) {
+      streams_[j].piece = 2 * num_pieces_ * j / kStreams;
+      streams_[j].end = 2 * num_pieces_ * (j + 1) / kStreams;
+    }
+  }
+
+  void step() {
+    if (lines_left_ > 0) fetch_some();
+  }
+
+ private:
+  void fetch_some() {
+    lines_left_ -= lines_per_step_;
+    for (int64_t i = 0; i < lines_per_step_; i++) {
+#pragma GCC unroll 4
+      for (Stream& stream : streams_) {
+        if (stream.lines_left == 0 && !next_piece(stream)) continue;
+        __builtin_prefetch(stream.line, 0, 2);
+        stream.line += stream.line_bytes;
+        stream.lines_left--;
+      }
+    }
+  }
+
+  struct Stream {
+    const char* line = nullptr;
+    int64_t lines_left = 0, line_bytes = 0;
+    int piece = 0, end = 0;  // pieces: keys of a group and head, then values of a group and head
+  };
+
+  bool next_piece(Stream& stream) const {
+    if (stream.piece == stream.end) return false;
+    const int piece = stream.piece % num_pieces_;
+    const Tile tile = tile_.of_head(piece % tile_.heads);
+    const int key = (tile_.first_group + group_ + piece / tile_.heads) * kLanes;
+    if (stream.piece < num_pieces_) {
+      stream.line = (const char*)tile.keys<bf16>(a_, key), stream.lines_left = key_lines_, stream.line_bytes = a_.block_size * 4;
+    } else {
+      stream.line = (const char*)tile.values<bf16>(a_, key), stream.lines_left = value_lines_, stream.line_bytes = kCacheLine;
+    }
+    stream.piece++;
+    return true;
+  }
+
+  const Args& a_;
+  const HeadsTile& tile_;
+  int group_, num_pieces_;
+  int64_t key_lines_, value_lines_, lines_left_, lines_per_step_;  // of each stream
+  Stream streams_[Prefetch::kStreams];
+};
+
+// For paged_attention.h, which says what its functions do.
+struct Bf16AttentionProducts {
+  using Prefetch = CachePrefetch;
+  TileScope tiles;
+
+  static Prefetch prefetch(const Args& a, const HeadsTile& own, const HeadsTile& next, int group, int groups) {
+    const int64_t columns = (a.v_head_dim + kPanel - 1) / kPanel;
+    // Vectors take so long with the rows of a prompt that its keys come by themselves: with prefetching a prompt's attention took 1.25
+    // times as long on a Zen 5.
+    if (!uses_tiles() && own.tile.rows > kDotRows) return Prefetch(a, own, own.num_groups, 1);  // nothing
+    const int64_t steps = own.heads * (padded_groups(groups) / 2 * num_steps(own.tile.rows, key_pairs(a)) +
+                                       columns * num_steps(own.tile.rows, groups * kLanes / 2));
+    return group + groups < own.num_groups ? Prefetch(a, own, group + groups, steps) : Prefetch(a, next, 0, steps);
+  }
+
+  static int64_t query_words(const Args& a) { return num_pairs(a.head_dim); }
+  static void prepare_query(const float* query, int D, uint32_t* q) { round_row(query, D, q); }
+  static int padded_groups(int groups) { return (groups + 1) / 2 * 2; }  // to what products read
+  static void store_weights(float* row, int n, vf weights) { store((bf16*)row + n * kLanes, weights); }
+
+  static void score(const Args& a, const Tile& tile, const Scratch& s, int first, int groups, Prefetch& next) {
+    for (int n = 0; n < groups; n += 2) {
+      const int key = first + n * kLanes;
+      const uint32_t* low = (const uint32_t*)tile.keys<bf16>(a, key);
+      // Without a second group the first is taken twice, and what comes of that is not looked at.
+      const uint32_t* high = n + 1 < groups ? (const uint32_t*)tile.keys<bf16>(a, key + kLanes) : low;
+      Columns columns{low, high, a.block_size};
+      if (uses_tiles() && a.head_dim % kInputs) columns = padded_keys(a, columns, s.panel);
+      for_rows(tile.rows, [&](auto sums, int64_t row) {
+        sums.begin(nullptr, 0);
+        sums.add(s.q + row * s.query_words, s.query_words, key_pairs(a), columns, next);
+        sums.end(s.scores + row * kKeyTile + n * kLanes, kKeyTile);
+      });
+    }
+  }
+
+  static void add_values(const Args& a, const Tile& tile, const Scratch& s, int first, int groups, Prefetch& next) {
+    for (int c = 0; c < a.v_head_dim; c += kPanel) {
+      const Columns gathered = uses_tiles() ? gathered_values(a, tile, first, groups, c, s.panel) : Columns{};
+      for_rows(tile.rows, [&](auto sums, int64_t row) {
+        float* out = s.out + row * s.out_stride + c;
+        const uint32_t* weights = (const uint32_t*)(s.scores + row * kKeyTile);
+        sums.begin(out, s.out_stride);
+        if constexpr (decltype(sums)::kIsTile) {
+          sums.add(weights, kKeyTile, padded_groups(groups) * kLanes / 2, gathered, next);
+        } else {
+          for (int n = 0; n < groups; n++) add_group(a, tile, first + n * kLanes, c, weights + n * kLanes / 2, sums, next);
+        }
+        sums.end(out, s.out_stride);
+      });
+    }
+  }
+
+ private:
+  static int64_t key_pairs(const Args& a) { return uses_tiles() ? num_pairs(a.head_dim) : (a.head_dim + 1) / 2; }
+
+  static Columns value_columns(const Args& a, const Tile& tile, int key, int c) {
+    const uint32_t* low = (const uint32_t*)tile.values<bf16>(a, key) + c;
+    return {low, c + kLanes < a.v_head_dim ? low + kLanes : low, a.v_head_dim};
+  }
+
+  template <class Sums>
+  static void add_group(const Args& a, const Tile& tile, int key, int c, const uint32_t* weights, Sums& sums, Prefetch& next) {
+    const Columns values = value_columns(a, tile, key, c);
+    const int valid = std::min(kLanes, tile.end - key);
+    sums.add(weights, kKeyTile, valid / 2, values, next);
+    if (valid % 2) {  // what is paired with the last may be anything
+      alignas(64) uint32_t last[kPanel];
+      copy_pair<0xffffu>(values, valid / 2, last);
+      sums.add(weights + valid / 2, kKeyTile, 1, Columns{last, last + kLanes, 0}, next);
+    }
+  }
+
+  template <uint32_t kMask>
+  static void copy_pair(const Columns& from, int64_t pair, uint32_t* to) {
+    const vu low = load(from.low + pair * from.stride) & kMask, high = load(from.high + pair * from.stride) & kMask;
+    std::memcpy(to, &low, sizeof low);
+    std::memcpy(to + kLanes, &high, sizeof high);
+  }
+
+  // The same keys with zeros up to whole tiles: beyond a head's keys lie those of the next.
+  static Columns padded_keys(const Args& a, const Columns& keys, uint32_t* panel) {
+    const int64_t pairs = (a.head_dim + 1) / 2;
+    for (int64_t d = 0; d < pairs; d++) copy_pair<~0u>(keys, d, panel + d * kPanel);
+    std::memset(panel + pairs * kPanel, 0, (num_pairs(a.head_dim) - pairs) * kPanel * 4);
+    return {panel, panel + kLanes, kPanel};
+  }
+
+  // A tile takes values of 32 slots from one place: two groups, copied side by side, with zeros for slots beyond the last key.
+  static Columns gathered_values(const Args& a, const Tile& tile, int first, int groups, int c, uint32_t* panel) {
+    uint32_t* to = panel;
+    for (int n = 0; n < padded_groups(groups); n++, to += kLanes / 2 * kPanel) {
+      const int key = first + n * kLanes, valid = std::min(kLanes, tile.end - key);
+      if (valid < kLanes) std::memset(to, 0, kLanes / 2 * kPanel * 4);
+      if (valid <= 0) continue;
+      const Columns values = value_columns(a, tile, key, c);
+      for (int j = 0; j < valid / 2; j++) copy_pair<~0u>(values, j, to + j * kPanel);
+      if (valid % 2) copy_pair<0xffffu>(values, valid / 2, to + valid / 2 * kPanel);
+    }
+    return {panel, panel + kLanes, kPanel};
+  }
+};
+
+}  // namespace triptych
+
+#endif

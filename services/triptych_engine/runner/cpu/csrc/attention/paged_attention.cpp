@@ -1,0 +1,30 @@
+// Attention over a paged KV cache for CPUs, see paged_attention.h.
+
+#include "attention/paged_attention.h"
+
+using namespace triptych;
+
+namespace {
+
+template <class A, class V, class T>
+void run(const Args& a) {
+#pragma omp parallel
+  {
+    write_shared<A, V, T>(a);
+    attend_fastest<A, V, T, std::is_same_v<V, bf16>>(a);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Writes the tokens' keys and values into the cache, then attends. Block size is a multiple of 16, v_head_dim too. The types are
+// those of queries and keys, of values and results, and of the cache.
+void triptych_paged_attention_fp32_fp32_fp32(const PagedAttentionArgs* args) { run<float, float, float>(*args); }
+void triptych_paged_attention_fp32_fp32_bf16(const PagedAttentionArgs* args) { run<float, float, bf16>(*args); }
+void triptych_paged_attention_fp32_bf16_bf16(const PagedAttentionArgs* args) { run<float, bf16, bf16>(*args); }
+void triptych_paged_attention_bf16_bf16_bf16(const PagedAttentionArgs* args) { run<bf16, bf16, bf16>(*args); }
+int32_t triptych_row_tile() { return kRowTile; }
+int64_t triptych_args_size() { return sizeof(PagedAttentionArgs); }
+}

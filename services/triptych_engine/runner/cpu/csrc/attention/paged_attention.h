@@ -1,0 +1,132 @@
+// Attention over a paged KV cache for CPUs: decode and chunked prefill in one routine, online softmax, grouped queries. Softmax is
+// float32; its two products are computed in float32 (attention_fp32.h) or by instructions for bfloat16 (attention_bf16.h).
+//
+// Online softmax: Milakov & Gimelshein 2018 (arXiv:1805.02867). Paged cache: Kwon et al. 2023 (arXiv:2309.06180).
+//
+// Products is one of the two structs there:
+// - query_words(args), prepare_query(query, D, to): the form in which it reads a row of queries;
+// - score(args, tile, scratch, first, groups, prefetch): scores of the keys of these groups of 16, from `first` on, for all rows;
+// - padded_groups(groups), store_weights(row, group, weights): groups of which add_values reads weights, and how;
+// - add_values(...): adds to `out` what these weights make of the values;
+// - prefetch(args, own, next, group, groups): fetches, while it computes the key tile of `own` that begins with `group`, what comes
+//   after it.
+#pragma once
+
+#include <omp.h>
+
+#include "attention/attention_bf16.h"
+#include "attention/attention_fp32.h"
+
+namespace triptych {
+
+constexpr float kMasked = -1e30f;  // below any real score; finite, so that differences stay finite
+
+template <class Products, class A>
+inline void begin_rows(const Args& a, const Tile& tile, const Scratch& s) {
+  for (int r = 0; r < tile.rows; r++) {
+    const A* q = (const A*)a.q + tile.token(r) * a.q_stride_t + tile.q_head(r) * a.q_stride_h;
+    float* scaled = (float*)s.panel;
+    for (int d = 0; d < a.head_dim; d++) scaled[d] = to_float(q[d]) * a.scaling;
+    Products::prepare_query(scaled, a.head_dim, s.q + r * s.query_words);
+    s.row_max[r] = a.sinks ? a.sinks[tile.q_head(r)] : kMasked;
+    s.row_sum[r] = a.sinks ? 1.0f : 0.0f;
+  }
+  std::memset(s.out, 0, sizeof(float) * tile.rows * s.out_stride);
+}
+
+// Makes weights of a row's scores: masked, relative to the largest score so far, to which what was summed up before is scaled.
+template <class Products>
+inline void weigh_row(const Args& a, const Tile& tile, const Scratch& s, int r, int first, int groups) {
+  const int from = Tile::first_key(a, tile.token(r)), to = std::min(a.key_end[tile.token(r)], first + groups * kLanes);
+  const int padded = Products::padded_groups(groups);
+  const bool sees_all = from <= first && first + padded * kLanes <= to;
+  float* row = s.scores + r * kKeyTile;
+  vf top = splat(s.row_max[r]);
+  for (int n = 0; n < padded; n++) {
+    vf x = load(row + n * kLanes);
+    if (a.softcap != 0.0f) x = tanh_of(x / a.softcap) * a.softcap;
+    if (!sees_all) {
+      const vi key = iota() + (first + n * kLanes);
+      x = ((key >= from) & (key < to)) ? x : splat(kMasked);
+    }
+    if (!sees_all || a.softcap != 0.0f) store(row + n * kLanes, x);
+    top = top > x ? top : x;
+  }
+  const float new_max = max_of(top);
+  vf sum = vf{};
+  for (int n = 0; n < padded; n++) {
+    const vf x = load(row + n * kLanes);
+    vf w = exp_nonpositive(x - new_max);
+    if (!sees_all) w = x <= kMasked ? vf{} : w;
+    Products::store_weights(row, n, w);
+    sum += w;
+  }
+  if (new_max != s.row_max[r]) {
+    const float rescale = exp_nonpositive(splat(s.row_max[r] - new_max))[0];
+    float* out = s.out + r * s.out_stride;
+    for (int c = 0; c < a.v_head_dim; c += kLanes) store(out + c, load(out + c) * rescale);
+    s.row_sum[r] *= rescale;
+    s.row_max[r] = new_max;
+  }
+  s.row_sum[r] += sum_of(sum);
+}
+
+// next: what this thread goes on with, or the same. Queries and keys that come are of type A, results of type V.
+template <class Products, class A, class V>
+inline void attend(const Args& a, const HeadsTile& own, const HeadsTile& next, const Scratch& scratch) {
+  for (int h = 0; h < own.heads; h++) begin_rows<Products, A>(a, own.of_head(h), scratch.of_head(h));
+  for (int group = 0; group < own.num_groups; group += own.groups_at_once) {
+    const int first = (own.first_group + group) * kLanes, groups = std::min(own.groups_at_once, own.num_groups - group);
+    auto prefetch = Products::prefetch(a, own, next, group, groups);
+    for (int h = 0; h < own.heads; h++) {
+      const Tile tile = own.of_head(h);
+      const Scratch s = scratch.of_head(h);
+      Products::score(a, tile, s, first, groups, prefetch);
+      for (int r = 0; r < tile.rows; r++) weigh_row<Products>(a, tile, s, r, first, groups);
+      Products::add_values(a, tile, s, first, groups, prefetch);
+    }
+  }
+  for (int h = 0; h < own.heads; h++) {
+    const Tile tile = own.of_head(h);
+    const Scratch s = scratch.of_head(h);
+    for (int r = 0; r < tile.rows; r++) {
+      V* out = (V*)a.out + ((int64_t)tile.token(r) * a.num_q_heads + tile.q_head(r)) * a.v_head_dim;
+      const float scale = s.row_sum[r] > 0.0f ? 1.0f / s.row_sum[r] : 0.0f;
+      for (int c = 0; c < a.v_head_dim; c += kLanes) store(out + c, load(s.out + r * s.out_stride + c) * scale);
+    }
+  }
+}
+
+// These are shared out among the threads of the parallel region that they are called in, who wait at their end.
+template <class A, class V, class T>
+inline void write_shared(const Args& a) {
+#pragma omp for schedule(static)
+  for (int t = 0; t < a.num_tokens; t++) write_token<A, V, T>(a, t);
+}
+
+template <class Products, class A, class V>
+inline void attend_shared(const Args& a) {
+  if (a.num_tiles == 0) return;
+  // Decoding many sequences, a thread takes all heads of one: it reads a block from its begin to its end. Else heads are shared out.
+  constexpr int kTilesPerThread = 4;
+  const bool all_heads = a.num_tiles == a.num_tokens && a.num_tiles >= kTilesPerThread * omp_get_num_threads();
+  const int heads = all_heads ? a.num_kv_heads : 1, parts = a.num_kv_heads / heads, items = a.num_tiles * parts;
+  const int tokens = *std::max_element(a.tile_len, a.tile_len + a.num_tiles);
+  const Scratch scratch = scratch_for(a, tokens, heads, Products::query_words(a));
+  // From the last tiles of a prompt on, which see the most keys: what is left at the end, when some threads have nothing, is short.
+  const auto item = [&](int64_t i) { return HeadsTile(a, a.num_tiles - 1 - int(i / parts), int(i % parts) * heads, heads); };
+  [[maybe_unused]] Products products;
+  share_items(items, [&](int64_t i, int64_t next) { attend<Products, A, V>(a, item(i), item(next), scratch); });
+#pragma omp barrier
+}
+
+// kRounds: queries and weights may be rounded to the type of the cache.
+template <class A, class V, class T, bool kRounds>
+inline void attend_fastest(const Args& a) {
+#if defined(TRIPTYCH_BF16_DOT)
+  if constexpr (kRounds && std::is_same_v<T, bf16>) return attend_shared<Bf16AttentionProducts, A, V>(a);
+#endif
+  attend_shared<Fp32Products<T>, A, V>(a);
+}
+
+}  // namespace triptych

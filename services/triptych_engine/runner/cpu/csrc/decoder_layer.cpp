@@ -1,0 +1,197 @@
+// Decoder layers of the common kind, one or all that follow each other, in one call and one parallel region: with few rows, a layer
+// computes for some hundred microseconds, and ten calls from Python take as long. fp32, with weights of any format, see linear.h; the
+// cache may be bf16.
+
+#include "elementwise.h"
+#include "linear/linear_int8.h"
+#include "attention/paged_attention.h"
+#include "stage_clock.h"
+
+using namespace triptych;
+
+extern "C" {
+
+// What stays the same from step to step.
+struct DecoderLayerArgs {
+  const float* norm;      // [hidden]
+  const float* mlp_norm;  // [hidden]
+  const float* q_norm;    // [head_dim], or null
+  const float* k_norm;    // [head_dim], or null
+  PackedWeight qkv;       // hidden -> (num_q_heads + num_kv_heads) * head_dim + num_kv_heads * v_head_dim
+  PackedWeight out;       // num_q_heads * v_head_dim -> hidden
+  PackedWeight gate_up;   // hidden -> 2 * intermediate
+  PackedWeight down;      // intermediate -> hidden
+  const float* sinks;     // [num_q_heads], or null
+  int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim, window;
+  float norm_eps, mlp_norm_eps, qk_norm_eps, scaling, softcap;
+};
+
+// What a step brings.
+struct DecoderStepArgs {
+  const PagedAttentionArgs* attention;  // where the tokens stand; what depends on the layer is not read
+  const DecoderLayerArgs* const* layers;  // [num_layers]
+  void* const* k_caches;                  // [num_layers]
+  void* const* v_caches;
+  const float* x;    // [rows, hidden], of the first layer
+  float* out;        // [rows, hidden], of the last; other memory than x
+  const float* cos;  // [rows, rotary_dim]
+  const float* sin;  // [rows, rotary_dim]
+  float* workspace;   // rows, to a multiple of 16, * the most that triptych_decoder_layer_workspace of the format says of a layer
+  int64_t* stage_ns;  // [3], see stage_clock.h: time is added; or null
+  int64_t num_layers, rotary_dim;
+  int32_t bf16_cache;  // whether the cache is bfloat16, else float32
+};
+}
+
+namespace {
+
+// Where the steps between x and out are kept, [rows, ...] each.
+template <class Format>
+struct Workspace {
+  float *normed, *qkv, *qk, *attended, *added, *gate_up, *gated;
+  float* prepared;  // the input of the product in hand, in the format's form; last, because products may read beyond its rows
+  int64_t per_row = 0;
+
+  Workspace(const DecoderLayerArgs& l, float* memory, int64_t rows) {
+    const int64_t widest = std::max({l.qkv.in_features, l.out.in_features, l.gate_up.in_features, l.down.in_features});
+    const int64_t sizes[] = {l.qkv.in_features,  l.qkv.out_features,     (l.num_q_heads + l.num_kv_heads) * (int64_t)l.head_dim,
+                             l.out.in_features,  l.out.out_features,     l.gate_up.out_features,
+                             l.down.in_features, Format::num_prepared_words(widest)};
+    float** parts[] = {&normed, &qkv, &qk, &attended, &added, &gate_up, &gated, &prepared};
+    for (int i = 0; i < 8; i++) {
+      *parts[i] = memory + rows * per_row;
+      per_row += sizes[i];
+    }
+  }
+};
+
+// A product's input: written row by row, each prepared by the thread that wrote it, then multiplied.
+template <class Format>
+struct Input {
+  float* x;            // [rows, size]
+  uint32_t* prepared;  // [rows, Format::num_prepared_words(size)]
+  int64_t size;
+
+  float* row(int64_t r) const { return x + r * size; }
+  void written(int64_t r) const { Format::prepare_row(row(r), size, prepared + r * Format::num_prepared_words(size)); }
+  void multiply(const PackedWeight& w, float* out, int64_t rows) const { Format::linear_shared(x, size, prepared, w, out, rows); }
+};
+
+template <class Format>
+PagedAttentionArgs attention_of(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace<Format>& w) {
+  PagedAttentionArgs a = *s.attention;
+  const int64_t num_heads = l.num_q_heads + l.num_kv_heads, keys = l.num_q_heads * (int64_t)l.head_dim;
+  a.q = w.qk, a.k = w.qk + keys, a.v = w.qkv + num_heads * l.head_dim, a.out = w.attended;
+  a.k_cache = s.k_caches[layer], a.v_cache = s.v_caches[layer], a.sinks = l.sinks;
+  a.q_stride_t = a.k_stride_t = num_heads * l.head_dim, a.v_stride_t = l.qkv.out_features;
+  a.q_stride_h = a.k_stride_h = l.head_dim, a.v_stride_h = l.v_head_dim;
+  a.num_q_heads = l.num_q_heads, a.num_kv_heads = l.num_kv_heads, a.head_dim = l.head_dim, a.v_head_dim = l.v_head_dim;
+  a.window = l.window, a.scaling = l.scaling, a.softcap = l.softcap;
+  return a;
+}
+
+template <class Format>
+void rotate_token(const DecoderLayerArgs& l, const DecoderStepArgs& s, const Workspace<Format>& w, int64_t t) {
+  const int64_t num_heads = l.num_q_heads + l.num_kv_heads;
+  for (int64_t h = 0; h < num_heads; h++) {
+    rope_head(w.qkv + t * l.qkv.out_features + h * l.head_dim, h < l.num_q_heads ? l.q_norm : l.k_norm, s.cos + t * s.rotary_dim,
+              s.sin + t * s.rotary_dim, w.qk + (t * num_heads + h) * l.head_dim, l.head_dim, s.rotary_dim, l.qk_norm_eps);
+  }
+}
+
+void add_row(float* to, const float* added, int64_t size) {
+  for (int64_t i = 0; i < size; i++) to[i] += added[i];
+}
+
+// One layer, computed by all threads of a parallel region. x may be s.out.
+template <class Format, class Cache>
+void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const float* x, StageClock& clock) {
+  const int64_t rows = s.attention->num_tokens, hidden = l.qkv.in_features, inner = l.down.in_features;
+  const Workspace<Format> w(l, s.workspace, rows);
+  const PagedAttentionArgs a = attention_of(l, s, layer, w);
+  uint32_t* prepared = (uint32_t*)w.prepared;
+  const Input<Format> normed{w.normed, prepared, hidden}, attended{w.attended, prepared, l.out.in_features},
+      gated{w.gated, prepared, inner};
+#pragma omp for schedule(static)
+  for (int64_t r = 0; r < rows; r++) {
+    norm_row(x + r * hidden, l.norm, normed.row(r), hidden, l.norm_eps);
+    normed.written(r);
+  }
+  clock.mark(kOtherStage);
+  normed.multiply(l.qkv, w.qkv, rows);
+#pragma omp barrier
+  clock.mark(kLinearStage);
+#pragma omp for schedule(static)
+  for (int64_t r = 0; r < rows; r++) {
+    rotate_token(l, s, w, r);
+    write_token<float, float, Cache>(a, int(r));
+  }
+  clock.mark(kOtherStage);
+  attend_fastest<float, float, Cache, Format::kRounds>(a);
+  clock.mark(kAttentionStage);
+  if (Format::num_prepared_words(1) > 0) {  // several threads write a row: it is prepared when all have
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < rows; r++) attended.written(r);
+  }
+  clock.mark(kOtherStage);
+  attended.multiply(l.out, w.added, rows);
+#pragma omp barrier
+  clock.mark(kLinearStage);
+#pragma omp for schedule(static)
+  for (int64_t r = 0; r < rows; r++) {
+    add_norm_row(x + r * hidden, w.added + r * hidden, l.mlp_norm, s.out + r * hidden, normed.row(r), hidden, l.mlp_norm_eps);
+    normed.written(r);
+  }
+  clock.mark(kOtherStage);
+  if (Format::gates(l.gate_up, rows)) {
+    uint32_t* prepared_gated = (uint32_t*)w.gated;  // in its place: what is prepared is at most as long
+    Format::gated_shared(prepared, l.gate_up, prepared_gated, rows);
+#pragma omp barrier
+    Format::linear_shared(nullptr, 0, prepared_gated, l.down, w.added, rows);
+  } else {
+    normed.multiply(l.gate_up, w.gate_up, rows);
+#pragma omp barrier
+    clock.mark(kLinearStage);
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+      silu_mul_row(w.gate_up + 2 * r * inner, w.gate_up + (2 * r + 1) * inner, gated.row(r), inner);
+      gated.written(r);
+    }
+    clock.mark(kOtherStage);
+    gated.multiply(l.down, w.added, rows);
+  }
+#pragma omp barrier
+  clock.mark(kLinearStage);
+  // The next layer begins with the same rows in the same threads: nobody waits.
+#pragma omp for schedule(static) nowait
+  for (int64_t r = 0; r < rows; r++) add_row(s.out + r * hidden, w.added + r * hidden, hidden);
+  clock.mark(kOtherStage);
+}
+
+template <class Format, class Cache>
+void decoder_layers(const DecoderStepArgs& s) {
+#pragma omp parallel
+  {
+    StageClock clock(s.stage_ns);
+    for (int64_t i = 0; i < s.num_layers; i++) compute_layer<Format, Cache>(*s.layers[i], s, i, i ? s.out : s.x, clock);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t triptych_decoder_layer_args_size() { return sizeof(DecoderLayerArgs); }
+int64_t triptych_decoder_step_args_size() { return sizeof(DecoderStepArgs); }
+
+// The layers, and the 32-bit words of workspace that one needs per row; name: of the format of all of their weights.
+#define DECODER_LAYERS(name, Format)                                                                                              \
+  int64_t triptych_decoder_layer_workspace_##name(const DecoderLayerArgs* l) { return Workspace<Format>(*l, nullptr, 0).per_row; } \
+  void triptych_decoder_layers_##name(const DecoderStepArgs* s) {                                                                  \
+    if (s->bf16_cache) decoder_layers<Format, bf16>(*s);                                                                           \
+    else decoder_layers<Format, float>(*s);                                                                                        \
+  }
+DECODER_LAYERS(bf16, Bf16Format)
+DECODER_LAYERS(wide, WideFormat)
+DECODER_LAYERS(int8, Int8Format)
+}

@@ -1,0 +1,280 @@
+"""A decoder layer of the common kind as four matrix products and five kernels between them, in place of some forty torch calls; as
+one kernel alone where the products are all ours.
+
+With few rows most of a step's time goes into calling, not computing. Which layers are of the common kind is not decided by their
+class: a layer whose parts have the names that Llama gave them is run beside its replacement on a real input, and replaced when both
+hand the same queries, keys and values to the attention and return the same states.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from triptych_engine.runner.attention.paged import AttentionMetadata, LayerShape, attending, current_backend
+from triptych_engine.runner.cpu.attention import CpuAttention
+from triptych_engine.runner.cpu.kernels import CpuKernels
+from triptych_engine.runner.cpu.layer_chain import LayerCall, LayerChain, chain_layers, num_changes
+from triptych_engine.runner.cpu.layer_kernel import LayerKernel, RotaryTables
+from triptych_engine.runner.cpu.modules import FusedRMSNorm, GatedMLP, KernelLinear, LinearPart, PackedLinear
+
+log = logging.getLogger(__name__)
+#: What rounding explains, relative to the typical value.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+#: What rounding of the residual stream, which is float32, explains in what a layer adds to it.
+_STREAM_TOLERANCE = 1e-6
+#: What a value that is rounded to the next of 8 bits, because it was a little more or less before, explains.
+_INT8_TOLERANCE = 2e-2
+#: Of the cache in which a layer is tried.
+_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What a layer hands to its attention. query, key, value: [num_tokens, heads, head_dim]."""
+
+    layer: int
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    options: dict[str, Any]
+
+
+class FusedDecoderLayer(nn.Module):
+    """norm, q/k/v, rope, attention, output product, add and norm, gated MLP, add.
+
+    Args:
+        layer: its parts are replaced modules already (see `optimize`).
+        call: what the layer hands to its attention, for the shapes and the options.
+        tables: shared by all layers.
+    """
+
+    def __init__(self, layer: nn.Module, call: AttentionCall, kernels: CpuKernels, tables: RotaryTables) -> None:
+        super().__init__()
+        attention: Any = layer.self_attn
+        norms: list[Any] = [layer.input_layernorm, layer.post_attention_layernorm]
+        self._kernels = kernels
+        self._norm: FusedRMSNorm = norms[0]
+        self._mlp_weight, self._mlp_eps = norms[1].scale, norms[1].eps
+        self._qkv: PackedLinear = attention.q_proj.product
+        self._out: PackedLinear = attention.o_proj
+        self._mlp: Any = layer.mlp
+        self._qk_norms = None
+        if hasattr(attention, "q_norm"):
+            self._qk_norms = (attention.q_norm.scale, attention.k_norm.scale, attention.q_norm.eps)
+        self._layer, self._options = call.layer, call.options
+        self._num_q_heads, self._head_dim = call.query.shape[1:]
+        self._num_kv_heads, self._v_head_dim = call.value.shape[1:]
+        self.tables = tables
+        #: The layer as one kernel, if it can be, and its place among others that are computed with it.
+        self.kernel: LayerKernel | None = None
+        self.chain: tuple[LayerChain, int] | None = None
+        self.join()
+        if hasattr(layer, "attention_type"):  # the model asks which mask it wants
+            self.attention_type = layer.attention_type
+
+    def forward(self, hidden_states: torch.Tensor, *, position_embeddings: Any = None, **ignored: Any) -> torch.Tensor:
+        """hidden_states: [1, num_tokens, hidden_size] fp32; position_embeddings: cos and sin, [1, num_tokens, rotary_dim]."""
+        backend = current_backend()
+        kernel = self.kernel if isinstance(backend, CpuAttention) else None
+        if kernel is not None and self.chain is not None:
+            chain, place = self.chain
+            result = chain.forward(place, cast(CpuAttention, backend), hidden_states, position_embeddings)
+            if result is not None:
+                return result
+        x = hidden_states[0].contiguous()
+        cos, sin = self.tables.dense(position_embeddings)
+        if kernel is not None:
+            return kernel.forward(cast(CpuAttention, backend), x, cos, sin)[None]
+        num_q_heads, num_kv_heads = self._num_q_heads, self._num_kv_heads
+        qkv = self._qkv(self._norm(x))
+        qk = self._kernels.qk_norm_rope(qkv, cos, sin, num_q_heads, num_kv_heads, self._head_dim, self._qk_norms)
+        value = qkv[:, (num_q_heads + num_kv_heads) * self._head_dim :].view(-1, num_kv_heads, self._v_head_dim)
+        attended = backend.forward(self._layer, qk[:, :num_q_heads], qk[:, num_q_heads:], value, **self._options)
+        x, normed = self._kernels.add_rms_norm(x, self._out(attended.flatten(1)), self._mlp_weight, self._mlp_eps)
+        return x.add_(self._mlp(normed))[None]
+
+    def verify_whole(self, hidden_states: torch.Tensor, position_embeddings: Any, dtype: torch.dtype, extra: float = 0.0) -> None:
+        """Give the one kernel up unless it computes what the parts do, with few tokens and with many, with a cache of this type.
+
+        extra: what the two may be apart, relative to the typical value, beside what rounding to the type explains.
+        """
+        whole, backend = self.kernel, CpuAttention(self._kernels)
+        shape = LayerShape(self._num_kv_heads, self._head_dim, self._v_head_dim)
+        try:
+            backend.allocate({self._layer: shape}, -(-hidden_states.shape[1] // _BLOCK_SIZE), _BLOCK_SIZE, dtype)
+        except ValueError:  # another backend will serve the layer, in parts
+            whole = None
+        for num_tokens in (1, 6, hidden_states.shape[1]) if whole is not None else ():
+            inputs = hidden_states[:, :num_tokens]
+            tables = tuple(table.reshape(1, -1, table.shape[-1])[:, :num_tokens] for table in position_embeddings)
+            added = []
+            for self.kernel in (None, whole):
+                backend.begin(_first_tokens(inputs.shape[1]))
+                with attending(backend):
+                    added.append(self(inputs, position_embeddings=tables) - inputs)
+            # Between the parts values are rounded to the model's type, in the kernel they are not.
+            if not _close(added[0], added[1], 4 * _TOLERANCE[dtype] + extra, _STREAM_TOLERANCE * inputs.abs()):
+                log.warning("layer %d as one kernel is not what its parts are; it is computed in parts", self._layer)
+                whole = None
+                break
+        self.kernel = whole
+
+    def join(self) -> None:
+        """Make the layer one kernel, where its products are all computed by our own, from weights packed in one format."""
+        self.kernel = self.chain = None
+        products: Any = (self._qkv, self._out, self._mlp.gate_up, self._mlp.down)
+        own = [product for product in products if isinstance(product, KernelLinear) and product.weight is not None]
+        if len(own) < len(products) or len({product.weight_format for product in own}) > 1:
+            return
+        norms = (self._norm.scale, self._norm.eps), (self._mlp_weight, self._mlp_eps)
+        heads = self._num_q_heads, self._num_kv_heads, self._head_dim, self._v_head_dim
+        self.kernel = LayerKernel(self._kernels, self._layer, norms, self._qk_norms, products, heads, self._options)
+
+
+def fuse_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor, kernels: CpuKernels) -> int:
+    """Replace the layers that can be, in place; returns how many.
+
+    Args:
+        token_ids: [num_tokens] of a prompt to try them on.
+        position_ids: as the model wants them, spread over the whole context: some attentions change with the position.
+    """
+    layers = [(parent, name, layer) for parent in model.modules() for name, layer in parent.named_children() if _has_parts(layer)]
+    if not layers:
+        return 0
+    owners = {layer: (parent, name) for parent, name, layer in layers}
+    num_fused, tables = 0, RotaryTables()
+    calls = _calls(list(owners), model, token_ids, position_ids)
+    with torch.inference_mode():
+        for index, call in enumerate(calls):
+            fused = _fused(call, kernels, tables)
+            if fused is not None:
+                setattr(*owners[call.layer], fused)
+                calls[index] = replace(call, layer=fused)
+                num_fused += 1
+    chain_layers(calls, tables)
+    return num_fused
+
+
+def join_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor) -> None:
+    """Make fused layers one kernel each whose products were only now packed, and verify that as `fuse_layers` does."""
+    layers = [module for module in model.modules() if isinstance(module, FusedDecoderLayer)]
+    calls = _calls(layers, model, token_ids, position_ids)
+    for call in calls:
+        layer: Any = call.layer
+        layer.join()
+        with torch.inference_mode():
+            layer.verify_whole(call.hidden_states, call.position_embeddings, model.dtype, _INT8_TOLERANCE)
+    if layers:
+        chain_layers(calls, layers[0].tables)
+
+
+def _calls(
+    layers: Sequence[nn.Module], model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor
+) -> list[LayerCall]:
+    """How the model calls the layers, in order."""
+    calls: list[LayerCall] = []
+
+    def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        call = LayerCall(layer, args, kwargs, output)
+        calls.append(replace(call, changes=(num_changes(call.hidden_states), num_changes(output))))
+
+    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    with torch.no_grad(), attending(_Recorder()):  # type: ignore[arg-type]  # in inference mode, changes are not counted
+        model(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return calls
+
+
+def _has_parts(layer: nn.Module) -> bool:
+    """Whether the layer has the parts of the common kind, replaced as they can be, and no others."""
+    attention: Any = getattr(layer, "self_attn", None)
+    if attention is None:
+        return False
+    wanted = {"input_layernorm": FusedRMSNorm, "post_attention_layernorm": FusedRMSNorm, "mlp": GatedMLP}
+    parts = {"q_proj": LinearPart, "k_proj": LinearPart, "v_proj": LinearPart, "o_proj": PackedLinear}
+    if hasattr(attention, "q_norm"):
+        parts |= {"q_norm": FusedRMSNorm, "k_norm": FusedRMSNorm}
+    return _consists_of(layer, wanted | {"self_attn": type(attention)}) and _consists_of(attention, parts)
+
+
+def _consists_of(module: nn.Module, parts: dict[str, type]) -> bool:
+    children = dict(module.named_children())
+    # Rotary embeddings hold no weights; where one is used, the comparison shows it.
+    extra = [child for name, child in children.items() if name not in parts and any(True for _ in child.parameters())]
+    return not extra and all(isinstance(children.get(name), kind) for name, kind in parts.items())
+
+
+def _fused(call: LayerCall, kernels: CpuKernels, tables: RotaryTables) -> FusedDecoderLayer | None:
+    """The layer's replacement, if it computes the same on these inputs."""
+    layer, args, kwargs, hidden_states = call.layer, call.args, call.kwargs, call.hidden_states
+    cos = (call.position_embeddings or (None,))[0]
+    if cos is None or cos.numel() != hidden_states.shape[1] * cos.shape[-1] or hidden_states.dtype != torch.float32:
+        return None
+    expected, calls = _run(layer, args, kwargs)
+    if (
+        not isinstance(expected, torch.Tensor)
+        or len(calls) != 1
+        or calls[0].key.shape[1:] != (calls[0].value.shape[1], calls[0].query.shape[2])
+    ):
+        return None
+    fused = FusedDecoderLayer(layer, calls[0], kernels, tables)
+    got, own_calls = _run(fused, args, kwargs)
+    wanted, own = calls[0], own_calls[0]
+    tolerance = _TOLERANCE[own.value.dtype]
+    pairs = [(wanted.query, own.query), (wanted.key, own.key), (wanted.value, own.value)]
+    same_calls = all(_close(want.float(), have.float(), tolerance) for want, have in pairs)
+    # What the layer adds, not what comes out: beside a few huge channels of the stream anything would look small.
+    stream = _STREAM_TOLERANCE * hidden_states.abs()
+    if not same_calls or not _close(expected - hidden_states, got - hidden_states, tolerance, stream):
+        return None
+    fused.verify_whole(hidden_states, kwargs["position_embeddings"], own.value.dtype)
+    return fused
+
+
+def _run(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[AttentionCall]]:
+    recorder = _Recorder()
+    with attending(recorder):  # type: ignore[arg-type]
+        output = layer(*args, **kwargs)
+    return output, recorder.calls
+
+
+def _first_tokens(num_tokens: int) -> AttentionMetadata:
+    """A step of the first tokens of one sequence, in the first blocks of a cache."""
+    positions = np.arange(num_tokens)
+    return AttentionMetadata(
+        query_start_loc=np.array([0, num_tokens], np.int32),
+        seq_lens=np.array([num_tokens], np.int32),
+        block_table=np.arange(-(-num_tokens // _BLOCK_SIZE), dtype=np.int32)[None],
+        slots=positions.astype(np.int64),
+        positions=positions.astype(np.int32),
+    )
+
+
+def _close(expected: torch.Tensor, got: torch.Tensor, tolerance: float, extra: torch.Tensor | float = 0.0) -> bool:
+    """Whether each element is near, beside itself or beside the root mean square of all."""
+    if expected.shape != got.shape:
+        return False
+    typical = expected.square().mean().sqrt()
+    return bool(((expected - got).abs() <= tolerance * (expected.abs() + typical) + extra).all())
+
+
+class _Recorder:
+    """Stands in for an attention backend: notes what it is called with, and lets each token see its own value."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+
+    def forward(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        self.calls.append(AttentionCall(layer, query.clone(), key.clone(), value.clone(), options))
+        return value.repeat_interleave(query.shape[1] // value.shape[1], 1).contiguous()

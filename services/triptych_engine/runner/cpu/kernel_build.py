@@ -1,0 +1,100 @@
+"""Builds and finds the CPU kernels (csrc/).
+
+They compile in seconds, and one build serves all versions of Python and torch. OpenMP symbols stay unresolved on purpose: they
+bind to the runtime that torch has loaded, and both share one thread pool. The library is built for the best instruction set that
+this CPU has, once, and kept in the cache directory; images carry it prebuilt for all of them
+(`python -m triptych_engine.runner.cpu.kernel_build DIR`, found through TRIPTYCH_KERNEL_DIR).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from triptych_common.host.cores import num_usable_cores
+from triptych_common.host.cpu import isas
+from triptych_common.model.store import cache_dir
+
+log = logging.getLogger(__name__)
+_CSRC = Path(__file__).parent / "csrc"
+_SOURCES = sorted(path for path in _CSRC.rglob("*") if path.suffix in (".cpp", ".h"))
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
+#: Flags of single files, which override those of all.
+_FILE_FLAGS = {"linear_int8.cpp": ("-ffp-contract=off",)}
+
+
+#: Instruction set -> what the compiler calls it.
+_ISA_FLAGS = {
+    "x86-64-v4-amx": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+    "x86-64-v4-bf16": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+    "x86-64-v4-vnni": ("-march=x86-64-v4", "-mavx512vnni"),
+    "x86-64-v4": ("-march=x86-64-v4",),
+    "x86-64-v3": ("-march=x86-64-v3",),
+    "x86-64-v2": ("-march=x86-64-v2",),
+    "x86-64": ("-march=x86-64",),
+    "armv8-a": ("-march=armv8-a",),
+}
+
+
+def _file_name(isa: str, extra_flags: tuple[str, ...] = ()) -> str:
+    flags = f"{_FLAGS} {_ISA_FLAGS[isa]} {extra_flags} {_FILE_FLAGS}"
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES) + flags.encode()).hexdigest()[:16]
+    return f"triptych-cpu-{isa}-{digest}.so"
+
+
+def find(isa: str, extra_flags: tuple[str, ...] = ()) -> Path | None:
+    """The library for an instruction set, prebuilt or built earlier; None where there is none. extra_flags as in `build`."""
+    prebuilt = os.environ.get("TRIPTYCH_KERNEL_DIR")
+    for folder in (Path(prebuilt) if prebuilt else None, cache_dir() / "kernels"):
+        if folder is not None and (folder / _file_name(isa, extra_flags)).is_file():
+            return folder / _file_name(isa, extra_flags)
+    return None
+
+
+def build(isa: str, folder: Path, extra_flags: tuple[str, ...] = ()) -> Path:
+    """Compile the kernels for an instruction set into a folder; safe against another process doing the same.
+
+    Args:
+        extra_flags: of the compiler. `-DTRIPTYCH_EMULATE_BF16=` makes instructions that this CPU lacks testable: see
+            bf16_instructions.h.
+
+    Raises:
+        OSError: there is no compiler, it failed, or the folder cannot be written.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    if compiler is None:
+        raise FileNotFoundError("no C++ compiler found (g++, clang++ or $CXX)")
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / _file_name(isa, extra_flags)
+    with tempfile.TemporaryDirectory(dir=folder) as tmp:
+        objects = {source: str(Path(tmp, source.stem + ".o")) for source in _SOURCES if source.suffix == ".cpp"}
+        flags = (*_FLAGS, *_ISA_FLAGS[isa], *extra_flags)
+        commands = [
+            [compiler, *flags, *_FILE_FLAGS.get(source.name, ()), "-I", str(_CSRC), "-fopenmp", "-c", str(source), "-o", made]
+            for source, made in objects.items()
+        ]
+        with ThreadPoolExecutor(num_usable_cores()) as pool:  # the first start of all waits for this
+            list(pool.map(_run, commands))
+        library = Path(tmp, target.name)
+        _run([compiler, "-shared", *objects.values(), "-o", str(library)])  # without -fopenmp: torch's runtime is used
+        library.replace(target)
+    log.info("built the CPU kernels for %s", isa)
+    return target
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{command[0]} failed: {(done.stderr.strip().splitlines() or [f'exit {done.returncode}'])[-1]}")
+
+
+if __name__ == "__main__":
+    for level in isas():
+        print(build(level, Path(sys.argv[1])))

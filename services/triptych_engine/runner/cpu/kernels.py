@@ -1,0 +1,288 @@
+"""Loads and calls the CPU kernels (csrc/): they have a C ABI over plain pointers and depend neither on Python nor on libtorch."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import platform
+import threading
+from collections.abc import Callable
+
+import torch
+from triptych_common.host.cpu import isas_of_this_cpu
+from triptych_common.model.store import cache_dir
+
+from triptych_engine.runner.cpu import kernel_build
+from triptych_engine.runner.cpu.huge_pages import HugePages
+from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs, KernelArgs
+
+log = logging.getLogger(__name__)
+#: Formats of weights that a decoder layer may have, see linear.h.
+FORMATS = ("bf16", "wide", "int8")
+#: How products of many rows with bf16 weights are computed: in float32, or by instructions for bfloat16, in vectors or in tiles.
+LINEAR_METHODS = ("fp32", "dot", "tiles")
+#: Types that the attention takes: of queries and keys, of values and the result, of the cache.
+ATTENTION_TYPES = (
+    (torch.float32, torch.float32, torch.float32),
+    (torch.float32, torch.float32, torch.bfloat16),
+    (torch.float32, torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.bfloat16, torch.bfloat16),
+)
+_SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+
+class _Workspace(threading.local):
+    """Memory that kernels write to between their steps: each thread its own, since several may compute at once."""
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(0)
+
+
+class CpuKernels:
+    """The loaded library. Calls release the GIL and run on torch's OpenMP threads. May be used by several threads."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        library.triptych_row_tile.restype = ctypes.c_int32
+        library.triptych_args_size.restype = ctypes.c_int64
+        if library.triptych_args_size() != ctypes.sizeof(KernelArgs):
+            raise AssertionError("KernelArgs does not mirror PagedAttentionArgs")
+        self.row_tile: int = library.triptych_row_tile()
+        pointer, count = ctypes.c_void_p, ctypes.c_int64
+        self._attention, self._rms_norm = {}, {}
+        for types in ATTENTION_TYPES:
+            self._attention[types] = getattr(library, "triptych_paged_attention_" + "_".join(_SHORT[dtype] for dtype in types))
+        for source in _SHORT:
+            for target in _SHORT:
+                function = getattr(library, f"triptych_rms_norm_{_SHORT[source]}_{_SHORT[target]}")
+                function.argtypes = [pointer, pointer, pointer, count, count, ctypes.c_float]
+                self._rms_norm[source, target] = function
+        self._silu_mul = {dtype: getattr(library, f"triptych_silu_mul_{name}") for dtype, name in _SHORT.items()}
+        for function in self._silu_mul.values():
+            function.argtypes = [pointer, pointer, count, count]
+        self._add_rms_norm = {dtype: getattr(library, f"triptych_add_rms_norm_{name}") for dtype, name in _SHORT.items()}
+        for function in self._add_rms_norm.values():
+            function.argtypes = [pointer] * 5 + [count, count, ctypes.c_float]
+        self._qk_norm_rope = {dtype: getattr(library, f"triptych_qk_norm_rope_{name}") for dtype, name in _SHORT.items()}
+        for function in self._qk_norm_rope.values():
+            function.argtypes = [pointer, count, pointer, pointer, ctypes.c_float, pointer, pointer, count, pointer, *[count] * 4]
+        self.linear_panel: int = library.triptych_linear_panel()
+        self._linear_pack, self._linear = library.triptych_linear_pack, library.triptych_linear
+        self._linear_pack.argtypes = [pointer, pointer, count, count]
+        self._linear.argtypes = [pointer, count, *[pointer] * 4, *[count] * 3]
+        self._linear_wide = library.triptych_linear_wide
+        self._linear_wide.argtypes = [pointer, count, *[pointer] * 3, *[count] * 3]
+        self._linear_inputs: int = library.triptych_linear_inputs()
+        library.triptych_linear_row_words.argtypes, library.triptych_linear_row_words.restype = [count], count
+        self._linear_row_words: Callable[[int], int] = functools.cache(library.triptych_linear_row_words)
+        #: How products of many rows with bf16 weights are computed.
+        self.linear_method: str = LINEAR_METHODS[library.triptych_linear_method()]
+        for name in ("panel_words", "row_words"):
+            getattr(library, f"triptych_int8_{name}").argtypes = [count]
+            getattr(library, f"triptych_int8_{name}").restype = count
+        self._int8_panel_words: Callable[[int], int] = functools.cache(library.triptych_int8_panel_words)
+        self._int8_row_words: Callable[[int], int] = functools.cache(library.triptych_int8_row_words)
+        self._int8_pack, self._linear_int8 = library.triptych_linear_int8_pack, library.triptych_linear_int8
+        self._int8_pack.argtypes = [pointer, pointer, count, count]
+        self._linear_int8.argtypes = [pointer, count, pointer, pointer, pointer, pointer, count, count, count]
+        self._refine_logits = library.triptych_refine_logits
+        self._refine_logits.argtypes = [pointer] * 5 + [count] * 3
+        library.triptych_decoder_layer_args_size.restype = library.triptych_decoder_step_args_size.restype = count
+        sizes = library.triptych_decoder_layer_args_size(), library.triptych_decoder_step_args_size()
+        if sizes != (ctypes.sizeof(DecoderLayerArgs), ctypes.sizeof(DecoderStepArgs)):
+            raise AssertionError("DecoderLayerArgs and DecoderStepArgs do not mirror decoder_layer.cpp")
+        self._decoder_layer_workspace = {name: getattr(library, f"triptych_decoder_layer_workspace_{name}") for name in FORMATS}
+        for function in self._decoder_layer_workspace.values():
+            function.restype = count
+        #: Format of the weights -> one layer: takes references to DecoderLayerArgs and DecoderStepArgs.
+        self.decoder_layers = {name: getattr(library, f"triptych_decoder_layers_{name}") for name in FORMATS}
+        #: Address of int64 [3] to which it adds nanoseconds of products, attention and the rest (csrc/stage_clock.h), or None.
+        self.stage_ns: int | None = None
+        self._workspace = _Workspace()
+        self._pages = HugePages()  # of packed weights
+        self._argmax = library.triptych_argmax
+        self._argmax.argtypes = [pointer, count, count, pointer, pointer]
+
+    def paged_attention(self, args: KernelArgs, types: tuple[torch.dtype, torch.dtype, torch.dtype]) -> None:
+        """One layer: write keys and values, attend. types: one of ATTENTION_TYPES."""
+        self._attention[types](ctypes.byref(args))
+
+    def decoder_layer_workspace(self, layer: DecoderLayerArgs, weight_format: str) -> int:
+        """Floats of workspace that the layer needs per row."""
+        return int(self._decoder_layer_workspace[weight_format](ctypes.byref(layer)))
+
+    def workspace(self, num_rows: int, words_per_row: int) -> int:
+        """Address of memory for rows of so many 32-bit words, the same for all layers, which a thread runs one after the other.
+
+        There are a multiple of 16 rows: products may read beyond the last.
+        """
+        num_words = -(-num_rows // 16) * 16 * words_per_row
+        if len(self._workspace.memory) < num_words:
+            with torch.inference_mode(False):  # it outlives the step in which it is made
+                self._workspace.memory = HugePages().empty(num_words, dtype=torch.float32)
+        return self._workspace.memory.data_ptr()
+
+    def pack_linear(self, weight: torch.Tensor) -> torch.Tensor:
+        """A weight [out, in] bf16 as `linear` wants it: [ceil(out / linear_panel), padded in / 2, linear_panel] int32."""
+        weight = weight.contiguous()  # in a variable: it must outlive the call
+        out_features, in_features = weight.shape
+        panel, inputs = self.linear_panel, self._linear_inputs
+        packed = self._pages.empty(-(-out_features // panel), -(-in_features // inputs) * inputs // 2, panel, dtype=torch.int32)
+        self._linear_pack(weight.data_ptr(), packed.data_ptr(), out_features, in_features)
+        return packed
+
+    def linear(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
+        """x weight^T + bias. x: [rows, in] fp32, its rows dense, rounded to bf16 where `linear_method` says so and there are more
+        than a few; bias: [panels * linear_panel] fp32, padded; result [rows, out] fp32."""
+        out = torch.empty(x.shape[0], out_features)
+        self._linear(
+            x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
+            self.workspace(x.shape[0], self._linear_row_words(x.shape[1])), x.shape[0], out_features, x.shape[1],
+        )  # fmt: skip
+        return out
+
+    def linear_wide(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
+        """As `linear`, but x is never rounded: what a row gives does not depend on how many there are."""
+        out = torch.empty(x.shape[0], out_features)
+        self._linear_wide(
+            x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), x.shape[0],
+            out_features, x.shape[1],
+        )  # fmt: skip
+        return out
+
+    def pack_linear_int8(self, weight: torch.Tensor) -> torch.Tensor:
+        """A weight [out, in] fp32 quantised, as `linear_int8` wants it: [ceil(out / linear_panel), words of a panel] int32."""
+        weight = weight.contiguous()  # as above
+        out_features, in_features = weight.shape
+        packed = self._pages.empty(-(-out_features // self.linear_panel), self._int8_panel_words(in_features), dtype=torch.int32)
+        self._int8_pack(weight.data_ptr(), packed.data_ptr(), out_features, in_features)
+        return packed
+
+    def linear_int8(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
+        """x weight^T + bias, with x quantised, too; a row that is not finite throughout gives NaN. As `linear` otherwise."""
+        out = torch.empty(x.shape[0], out_features)
+        workspace = self.workspace(x.shape[0], self._int8_row_words(x.shape[1]))
+        self._linear_int8(
+            x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), workspace,
+            x.shape[0], out_features, x.shape[1],
+        )  # fmt: skip
+        return out
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
+        """x / rms(x) * weight over the last dimension; x fp32 or bf16, weight fp32, result of `dtype`."""
+        x = x.contiguous()
+        out = torch.empty(x.shape, dtype=dtype)
+        size = weight.shape[0]
+        rows = x.numel() // size
+        self._rms_norm[x.dtype, dtype](x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, size, eps)
+        return out
+
+    def add_rms_norm(
+        self, x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of x, fp32, and `added`, fp32 or bf16, in fp32; and its RMS norm times weight, fp32, in the type of `added`.
+
+        x, added: [rows, size], dense.
+        """
+        total, out = torch.empty_like(x), torch.empty_like(added)
+        self._add_rms_norm[added.dtype](
+            x.data_ptr(), added.data_ptr(), weight.data_ptr(), total.data_ptr(), out.data_ptr(), *x.shape, eps
+        )
+        return total, out
+
+    def qk_norm_rope(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        norms: tuple[torch.Tensor, torch.Tensor, float] | None,
+    ) -> torch.Tensor:
+        """Queries and keys, rotated by halves: [rows, num_q_heads + num_kv_heads, head_dim] fp32.
+
+        Args:
+            qkv: [rows, (num_q_heads + num_kv_heads) * head_dim + ...], fp32 or bf16, dense.
+            cos: [rows, rotary_dim], as sin, fp32, dense; dimensions of a head beyond rotary_dim are not rotated.
+            norms: [head_dim] fp32 weights of the RMS norm of queries and of keys, and its epsilon; None for no norm.
+        """
+        out = torch.empty(qkv.shape[0], num_q_heads + num_kv_heads, head_dim)
+        q_weight, k_weight, eps = norms if norms is not None else (None, None, 0.0)
+        self._qk_norm_rope[qkv.dtype](
+            qkv.data_ptr(), qkv.shape[1], None if q_weight is None else q_weight.data_ptr(),
+            None if k_weight is None else k_weight.data_ptr(), eps, cos.data_ptr(), sin.data_ptr(), cos.shape[1], out.data_ptr(),
+            qkv.shape[0], num_q_heads, num_kv_heads, head_dim,
+        )  # fmt: skip
+        return out
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(first half) * second half over the last dimension; [..., 2 * size] -> [..., size], fp32 or bf16."""
+        gate_up = gate_up.contiguous()
+        size = gate_up.shape[-1] // 2
+        out = torch.empty(*gate_up.shape[:-1], size, dtype=gate_up.dtype)
+        self._silu_mul[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), gate_up.numel() // (2 * size), size)
+        return out
+
+    def refine_logits(
+        self, logits: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """bf16 logits [n, vocab] as fp32, the top of each row computed exactly from hidden [n, size] and weight [vocab, size],
+        bf16."""
+        hidden = hidden.contiguous()
+        out = torch.empty(logits.shape, dtype=torch.float32)
+        self._refine_logits(
+            logits.data_ptr(), hidden.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
+            logits.shape[0], logits.shape[1], hidden.shape[1],
+        )  # fmt: skip
+        return out
+
+    def argmax(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Largest value of each row of fp32 [n, size], NaN where the row holds one, and its first index."""
+        index, value = torch.empty(len(x), dtype=torch.int64), torch.empty(len(x))
+        self._argmax(x.data_ptr(), x.shape[0], x.shape[1], index.data_ptr(), value.data_ptr())
+        return value, index
+
+
+@functools.cache
+def load_kernels() -> CpuKernels | None:
+    """The best kernels for this CPU, built if need be; None, with a warning, where they cannot be had.
+
+    Raises:
+        StartupError: $TRIPTYCH_CPU_ISA names an instruction set that this CPU does not have.
+    """
+    problem: object = f"there are none for {platform.machine()}"
+    for isa in isas_of_this_cpu():
+        try:
+            kernels = _load(isa)
+        except OSError as error:
+            log.info("no CPU kernels for %s: %s", isa, error)
+            problem = error
+            continue
+        if _multiplies(kernels):
+            return kernels
+        problem = f"those for {isa} multiply wrongly"
+        log.warning("the CPU kernels for %s multiply wrongly on this CPU and are not used", isa)
+    log.warning("no CPU kernels (%s); falling back to plain torch, which is several times slower", problem)
+    return None
+
+
+def _load(isa: str) -> CpuKernels:
+    if (found := kernel_build.find(isa)) is not None:
+        try:
+            return CpuKernels(ctypes.CDLL(str(found)))
+        except OSError as error:  # of another system that shares the folder, say
+            log.warning("%s does not load and is built again: %s", found, error)
+    return CpuKernels(ctypes.CDLL(str(kernel_build.build(isa, cache_dir() / "kernels"))))
+
+
+def _multiplies(kernels: CpuKernels) -> bool:
+    """Whether products are right on this CPU: instructions for bfloat16 differ too much between CPUs to be trusted unseen."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(70, 100, generator=generator).bfloat16()
+    packed = kernels.pack_linear(weight)
+    for num_rows in (1, 6, 45):  # each of the ways that there are
+        x = torch.randn(num_rows, 100, generator=generator).bfloat16().float()
+        if not torch.allclose(kernels.linear(x, packed, None, 70), x @ weight.float().T, rtol=1e-3, atol=1e-3):
+            return False
+    return True

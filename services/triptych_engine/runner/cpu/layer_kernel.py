@@ -1,0 +1,107 @@
+"""Decoder layers of the common kind as one call of a kernel, where all of their parts are computed by our own."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from triptych_engine.runner.cpu.attention import CpuAttention
+from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs, PackedWeight
+from triptych_engine.runner.cpu.kernels import CpuKernels
+from triptych_engine.runner.cpu.modules import KernelLinear
+
+
+class RotaryTables:
+    """Cosines and sines of a step, which all layers are handed alike, made dense once."""
+
+    def __init__(self) -> None:
+        self._given: Any = None
+        self._dense: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def dense(self, position_embeddings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, [1, num_tokens, rotary_dim] each, as [num_tokens, rotary_dim] fp32, dense."""
+        if self._dense is None or position_embeddings is not self._given:
+            cos, sin = (part.view(part.shape[-2:]).float().contiguous() for part in position_embeddings)
+            self._given, self._dense = position_embeddings, (cos, sin)
+        return self._dense
+
+
+class LayerKernel:
+    """Weights and shapes of one layer as the kernel wants them.
+
+    Args:
+        index: of the layer, as in the attention backend.
+        norms: weight [hidden_size] fp32 and epsilon, before the attention and before the MLP.
+        qk_norms: weights [head_dim] fp32 of queries' and keys' norms, and their epsilon; None for none.
+        products: q/k/v side by side, output, gate and up side by side, down; all of one format.
+        heads: number of query heads and of key heads, extent of a query's head and of a value's.
+        options: of the attention, as its backend takes them.
+    """
+
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        index: int,
+        norms: tuple[tuple[torch.Tensor, float], tuple[torch.Tensor, float]],
+        qk_norms: tuple[torch.Tensor, torch.Tensor, float] | None,
+        products: tuple[KernelLinear, KernelLinear, KernelLinear, KernelLinear],
+        heads: tuple[int, int, int, int],
+        options: dict[str, Any],
+    ) -> None:
+        self.kernels, self.index = kernels, index
+        sinks = options["sinks"]
+        sinks = None if sinks is None else sinks.float().contiguous()
+        self._kept_alive = (norms, qk_norms, products, sinks)
+        (norm, norm_eps), (mlp_norm, mlp_norm_eps) = norms
+        q_norm, k_norm, qk_eps = qk_norms if qk_norms is not None else (None, None, 0.0)
+        self.group = heads[0] // heads[1]  # query heads per key head
+        self.args = DecoderLayerArgs(
+            norm.data_ptr(), mlp_norm.data_ptr(), _address(q_norm), _address(k_norm), *(_packed(one) for one in products),
+            _address(sinks), *heads, options["window"], norm_eps, mlp_norm_eps, qk_eps, options["scaling"], options["softcap"],
+        )  # fmt: skip
+        self.weight_format = products[0].weight_format
+        self.words_per_row = kernels.decoder_layer_workspace(self.args, self.weight_format)
+        self._alone = (self,)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What layers have in common that are computed in one call: format and sizes of the products, heads."""
+        sizes = [(one.in_features, one.out_features) for one in (self.args.qkv, self.args.out, self.args.gate_up, self.args.down)]
+        heads = self.args.num_q_heads, self.args.num_kv_heads, self.args.head_dim, self.args.v_head_dim
+        return self.weight_format, *sizes, *heads
+
+    def forward(self, backend: CpuAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """The layer by itself; see `compute_layers`."""
+        return compute_layers(self._alone, backend, x, cos, sin)
+
+
+def compute_layers(
+    layers: Sequence[LayerKernel], backend: CpuAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    """Layers of the same shape, each with what the one before it returned.
+
+    x: [num_tokens, hidden_size] fp32, dense; cos, sin: [num_tokens, rotary_dim] fp32, dense; result like x, and counts its changes.
+    """
+    first, num_layers = layers[0], len(layers)
+    with torch.inference_mode(False):
+        out = torch.empty_like(x)
+    attention, k_caches, v_caches = backend.layer_args(tuple(layer.index for layer in layers), first.group)
+    addresses = (ctypes.c_void_p * num_layers)(*(ctypes.addressof(layer.args) for layer in layers))
+    step = DecoderStepArgs(
+        attention, ctypes.addressof(addresses), k_caches, v_caches, x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr(),
+        first.kernels.workspace(x.shape[0], first.words_per_row), first.kernels.stage_ns, num_layers, cos.shape[-1],
+        backend.dtype == torch.bfloat16,
+    )  # fmt: skip
+    first.kernels.decoder_layers[first.weight_format](ctypes.byref(step))
+    return out
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _packed(linear: KernelLinear) -> PackedWeight:
+    return PackedWeight(_address(linear.weight), _address(linear.bias), linear.in_features, linear.out_features)

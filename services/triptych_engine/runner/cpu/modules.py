@@ -1,0 +1,210 @@
+"""Modules that stand in for those of a model on a CPU: the same results from fewer and faster operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from triptych_engine.runner.cpu.kernels import CpuKernels
+from triptych_engine.runner.model.precision import cpu_computes_bfloat16
+
+#: Rows for which oneDNN lays packed weights out; measured best or near best from 1 to 512 rows.
+_PACK_FOR_ROWS = 64
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with its weight in a layout of its own, packed once; of several layers it makes one, whose output is theirs
+    side by side. See `pack`."""
+
+
+class OneDnnLinear(PackedLinear):
+    """In oneDNN's blocked layout, instead of packing at each call. x and result: [..., features] of the weight's type."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_FOR_ROWS)
+        self._bias = bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+
+
+class KernelLinear(PackedLinear):
+    """Computed in float32 by a kernel of ours, which decoder layers can take in."""
+
+    #: One of cpu_kernels.FORMATS.
+    weight_format: str
+    #: As its format lays it out; None until it is packed.
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None  # [panels * linear_panel] fp32
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: CpuKernels) -> None:
+        super().__init__()
+        self._kernels = kernels
+        self.out_features, self.in_features = weight.shape
+        self.bias = None if bias is None else nn.functional.pad(bias.float(), (0, -len(bias) % kernels.linear_panel))
+
+    def _multiply(self, multiply: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """By one of the kernels' products. x: [..., in_features] fp32 or bf16; the result is like x."""
+        rows = x.reshape(-1, x.shape[-1]).float()
+        if rows.stride(-1) != 1:
+            rows = rows.contiguous()
+        out = multiply(rows, self.weight, self.bias, self.out_features)
+        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+
+class Bf16Linear(KernelLinear):
+    """Keeps a weight of bfloat16 numbers as those, whatever it comes as. x: [..., in_features] fp32 or bf16; the result is like x.
+
+    Sums are float32. Of a weight that comes as bfloat16, inputs are rounded to it, too, where the CPU has instructions for that and
+    there are many rows; else they stay as they are, and the weight is widened: with few rows a product costs the time in which its
+    weight is read.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: CpuKernels) -> None:
+        super().__init__(weight, bias, kernels)
+        rounds = weight.dtype == torch.bfloat16
+        self.weight_format, self._product = ("bf16", kernels.linear) if rounds else ("wide", kernels.linear_wide)
+        self.weight = kernels.pack_linear(weight.bfloat16())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._multiply(self._product, x)
+
+
+class Int8Linear(KernelLinear):
+    """Computes with weights and inputs of 8 bits, once it is quantised; till then with the weight as it was given, so that what is
+    built of it can be compared with what it replaces. x: [..., in_features] fp32 or bf16; the result is like x."""
+
+    weight_format = "int8"
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: CpuKernels) -> None:
+        super().__init__(weight, bias, kernels)
+        self.weight = None
+        self._given: tuple[torch.Tensor, torch.Tensor | None] | None = (weight, bias)
+
+    @torch.inference_mode()
+    def quantize(self) -> tuple[int, int]:
+        """Quantise the weight and let the given one go; returns the bytes of that and of what is kept."""
+        if self._given is None:
+            raise RuntimeError("this layer is quantised already")
+        given, self._given = self._given[0], None
+        self.weight = self._kernels.pack_linear_int8(given.float())
+        return given.nbytes, self.weight.nbytes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._given is not None:
+            return nn.functional.linear(x.to(self._given[0].dtype), *self._given).to(x.dtype)
+        return self._multiply(self._kernels.linear_int8, x)
+
+
+#: Layers, all with a bias or none, as one.
+Pack = Callable[..., PackedLinear]
+
+
+def pack(kernels: CpuKernels | None, *linears: nn.Linear, int8: bool = False) -> PackedLinear:
+    """The layers, all with a bias or none, as one in the layout that is fastest for it here; with int8, to be quantised."""
+    weight = torch.cat([linear.weight.data for linear in linears]) if len(linears) > 1 else linears[0].weight.data
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
+    if kernels is not None and int8:
+        return Int8Linear(weight, bias, kernels)
+    if kernels is not None and (
+        multiplies_bfloat16(kernels)
+        if weight.dtype == torch.bfloat16
+        else weight.dtype == torch.float32 and torch.equal(weight.bfloat16().float(), weight)
+    ):
+        return Bf16Linear(weight, bias, kernels)
+    return OneDnnLinear(weight, bias)
+
+
+def multiplies_bfloat16(kernels: CpuKernels) -> bool:
+    """Whether bfloat16 models are better off with our kernels than with oneDNN: not where that alone has the CPU's instructions."""
+    return kernels.linear_method != "fp32" or not cpu_computes_bfloat16()
+
+
+class SharedProduct:
+    """One product for several layers that are called with the same input, one after the other."""
+
+    def __init__(self, linears: list[nn.Linear], pack: Pack) -> None:
+        self.linear = pack(*linears)
+        self._sizes = [linear.out_features for linear in linears]
+        self._input: torch.Tensor | None = None  # held, so that no other tensor can be taken for it
+        self._outputs: dict[int, torch.Tensor] = {}  # layer -> its output, until it is taken
+
+    def take(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """The output of one of the layers; the first to ask computes those of all."""
+        if x is not self._input or index not in self._outputs:
+            self._input = x
+            self._outputs = dict(enumerate(self.linear(x).split(self._sizes, -1)))
+        output = self._outputs.pop(index)
+        if not self._outputs:
+            self._input = None
+        return output
+
+
+class LinearPart(nn.Module):
+    """One of the layers of a shared product; each hands out its slice of the one result."""
+
+    def __init__(self, product: SharedProduct, index: int) -> None:
+        super().__init__()
+        self._shared, self._index = product, index
+
+    @property
+    def product(self) -> PackedLinear:
+        """The product that it is a part of."""
+        return self._shared.linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._shared.take(self._index, x)
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)) as two products and one kernel between them. x: [..., hidden_size]."""
+
+    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, kernels: CpuKernels, pack: Pack) -> None:
+        super().__init__()
+        #: Its two products; of the first, gate and up are side by side.
+        self.gate_up, self.down = pack(gate, up), pack(down)
+        self._kernels = kernels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self._kernels.silu_mul(self.gate_up(x)))
+
+
+class ExactTopHead(nn.Module):
+    """The output head: bf16 hidden [1, n, hidden_size] -> fp32 logits [1, n, vocab_size], the likeliest of each row not rounded."""
+
+    def __init__(self, linear: nn.Linear, kernels: CpuKernels, *, tied: bool) -> None:
+        super().__init__()
+        self._kernels = kernels
+        self._weight, self._bias = linear.weight.data, None if linear.bias is None else linear.bias.data.float()
+        # The refinement reads plain rows. Packing keeps a second copy of the weight, which is spared unless the embedding has it
+        # anyway.
+        self._linear = pack(kernels, linear) if tied else linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = x[0]
+        return self._kernels.refine_logits(self._linear(hidden), hidden, self._weight, self._bias)[None]
+
+
+class WideHead(nn.Module):
+    """The output head: bf16 hidden [..., hidden_size] -> fp32 logits [..., vocab_size], none of them rounded to bf16."""
+
+    def __init__(self, linear: PackedLinear) -> None:
+        super().__init__()
+        self._linear = linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._linear(x.float())
+
+
+class FusedRMSNorm(nn.Module):
+    """x / rms(x) * weight in one pass; takes fp32 or bf16, computes in fp32, returns `dtype`. x: [..., hidden_size]."""
+
+    def __init__(self, weight: torch.Tensor, eps: float, dtype: torch.dtype, kernels: CpuKernels) -> None:
+        super().__init__()
+        self.scale, self.eps, self._dtype, self._kernels = weight.float().contiguous(), eps, dtype, kernels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._kernels.rms_norm(x, self.scale, self.eps, self._dtype)

@@ -1,0 +1,213 @@
+"""Replaces modules of a loaded model by faster or more exact equals, by pattern, whatever the architecture.
+
+On CPUs, in bfloat16 and float32:
+- linear layers get their weights packed once: weights that are bfloat16 numbers, whatever the model's type, in a layout of ours,
+  which keeps them so, others in oneDNN's; q, k and v, which read the same input, become one product;
+- gated MLPs become two products and one kernel between them;
+- RMS norms become one kernel. Norms and MLPs are recognised by name and verified on random input before they are replaced, so
+  that a family with another formula keeps its own;
+- decoder layers of the common kind become one kernel, or four products and five kernels (see decoder_layer).
+
+In bfloat16 also:
+- where all norms could be replaced, the residual stream is kept in float32: the embedding hands out float32, type promotion
+  carries it from layer to layer, and the norms narrow it for the matrix products. That costs next to nothing;
+- the output head returns float32 logits, of which at least the top is exact (a bfloat16 logit of 25 is a multiple of 1/8).
+The two together bring the distribution nearer to the float32 model's than transformers' own bfloat16 is (docs/performance.md).
+
+On request linear layers become products of 8-bit integers. What is built of them is verified first, with the weights as they are;
+`quantize` comes last.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from triptych_engine.runner.cpu.decoder_layer import fuse_layers, join_layers
+from triptych_engine.runner.cpu.kernels import CpuKernels
+from triptych_engine.runner.cpu.modules import (
+    ExactTopHead,
+    FusedRMSNorm,
+    GatedMLP,
+    Int8Linear,
+    LinearPart,
+    Pack,
+    PackedLinear,
+    SharedProduct,
+    WideHead,
+    multiplies_bfloat16,
+    pack,
+)
+
+log = logging.getLogger(__name__)
+#: What rounding explains when a replacement is compared with what it replaces, relative to the largest value.
+_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+
+
+def optimize(
+    model: PreTrainedModel,
+    kernels: CpuKernels | None,
+    token_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+    *,
+    int8: bool = False,
+) -> None:
+    """Replace what can be replaced in a CPU model, in place; without kernels only the linear layers.
+
+    Args:
+        model: attends through the paged attention.
+        token_ids: [num_tokens] of a prompt to try replacements on.
+        position_ids: as the model wants them, spread over its context.
+        int8: linear layers are to be quantised, which `quantize` then does; needs kernels.
+    """
+    if model.device.type != "cpu" or not _can_pack(model.dtype):
+        return
+    embedding = model.get_input_embeddings().weight
+    _detach_from_file(embedding)  # before the head is replaced, which may share it
+    wide = False
+    num_norms = 0
+    pack_linears = functools.partial(pack, kernels, int8=int8)
+    if kernels is not None:
+        num_norms = _replace(model, lambda module: _fused_norm(module, kernels))
+        others = [m for m in model.modules() if "Norm" in type(m).__name__ and not isinstance(m, FusedRMSNorm)]
+        wide = model.dtype == torch.bfloat16 and num_norms > 0 and not others
+        if model.dtype == torch.bfloat16:
+            _replace_head(model, kernels, pack_linears, plain=int8 or multiplies_bfloat16(kernels))
+        _replace(model, lambda module: _gated_mlp(module, kernels, pack_linears))
+    _share_products(model, pack_linears)
+    num_linears = _replace(model, lambda module: _packed_linear(module, pack_linears))
+    for parameter in model.parameters():
+        if parameter is not embedding:
+            _detach_from_file(parameter)
+    if wide:
+        model.get_input_embeddings().register_forward_hook(_widen)
+    num_layers = fuse_layers(model, token_ids, position_ids, kernels) if kernels is not None else 0
+    stream = "float32" if wide else str(model.dtype).removeprefix("torch.")
+    log.info(
+        "packed %d linear layers, fused %d norms and %d decoder layers, %s residual stream",
+        num_linears,
+        num_norms,
+        num_layers,
+        stream,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """What became of a model's linear layers."""
+
+    num_layers: int  # those that are computed as one count once
+    bytes_before: int
+    bytes_after: int
+
+
+def quantize(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor) -> Quantized:
+    """Quantise the layers that `optimize` marked, in place; the tokens and positions are those that it was given."""
+    layers: dict[Int8Linear, None] = {}
+    for module in model.modules():
+        layer = module.product if isinstance(module, LinearPart) else module
+        if isinstance(layer, Int8Linear):
+            layers[layer] = None
+    sizes = [layer.quantize() for layer in layers]
+    join_layers(model, token_ids, position_ids)
+    return Quantized(len(sizes), sum(before for before, _ in sizes), sum(after for _, after in sizes))
+
+
+def _can_pack(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _detach_from_file(parameter: nn.Parameter) -> None:
+    """Copy a parameter that is kept, so that the mapped checkpoint, whose other weights were packed, can leave memory."""
+    parameter.data = parameter.data.clone()
+
+
+def _widen(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
+    return output.float()
+
+
+def _replace(model: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> int:
+    num_replaced = 0
+    for parent in model.modules():  # no list: it would keep what was replaced, and its weights, to the end
+        if isinstance(parent, (PackedLinear, ExactTopHead, WideHead, GatedMLP)):
+            continue
+        for name, child in list(parent.named_children()):
+            replacement = make(child)
+            if replacement is not None:
+                setattr(parent, name, replacement)
+                num_replaced += 1
+    return num_replaced
+
+
+def _packed_linear(module: nn.Module, pack: Pack) -> nn.Module | None:
+    return pack(module) if type(module) is nn.Linear and _can_pack(module.weight.dtype) else None
+
+
+def _linears(module: nn.Module, *names: str) -> list[nn.Linear] | None:
+    """The module's linear layers of these names; None unless all are there and plain."""
+    found = [getattr(module, name, None) for name in names]
+    linears = [layer for layer in found if type(layer) is nn.Linear and _can_pack(layer.weight.dtype)]
+    return linears if len(linears) == len(names) else None
+
+
+def _share_products(model: nn.Module, pack: Pack) -> None:
+    """Join the q, k and v projections of each attention."""
+    names = ("q_proj", "k_proj", "v_proj")
+    for module in model.modules():
+        linears = _linears(module, *names)
+        if linears and len({(linear.in_features, linear.bias is None) for linear in linears}) == 1:
+            product = SharedProduct(linears, pack)
+            for index, name in enumerate(names):
+                setattr(module, name, LinearPart(product, index))
+
+
+def _gated_mlp(module: nn.Module, kernels: CpuKernels, pack: Pack) -> nn.Module | None:
+    linears = _linears(module, "gate_proj", "up_proj", "down_proj")
+    if linears is None or not type(module).__name__.endswith("MLP"):
+        return None
+    gate, up, down = linears
+    if (gate.bias is None) != (up.bias is None):
+        return None
+    fused = GatedMLP(gate, up, down, kernels, pack)
+    sample = torch.randn(1, 3, gate.in_features, generator=torch.Generator().manual_seed(0)).to(gate.weight)
+    # Large inputs, too: some families bound what goes through.
+    return fused if all(_same(module(scale * sample), fused(scale * sample)) for scale in (1, 100)) else None
+
+
+def _same(expected: torch.Tensor, got: torch.Tensor) -> bool:
+    tolerance = _TOLERANCE[expected.dtype]
+    return torch.allclose(expected, got, rtol=tolerance, atol=tolerance * expected.abs().max().item())
+
+
+def _replace_head(model: PreTrainedModel, kernels: CpuKernels, pack: Pack, *, plain: bool) -> None:
+    """plain: the head's own product gives logits that are not rounded."""
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        return
+    if plain:
+        model.set_output_embeddings(WideHead(pack(head)))
+    else:
+        tied = head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+        model.set_output_embeddings(ExactTopHead(head, kernels, tied=tied))
+
+
+def _fused_norm(module: nn.Module, kernels: CpuKernels) -> nn.Module | None:
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not type(module).__name__.endswith("RMSNorm") or weight is None or weight.dim() != 1 or not isinstance(eps, float):
+        return None
+    sample = torch.randn(2, 3, weight.shape[0], generator=torch.Generator().manual_seed(0)).to(weight)
+    expected = module(sample)
+    for scale in (weight.data.float(), 1.0 + weight.data.float()):  # Gemma's norms store the weight less one
+        fused = FusedRMSNorm(scale, eps, weight.dtype, kernels)
+        if torch.allclose(expected, fused(sample), rtol=_TOLERANCE[weight.dtype], atol=_TOLERANCE[weight.dtype]):
+            return fused
+    return None

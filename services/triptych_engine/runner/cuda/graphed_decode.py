@@ -1,0 +1,221 @@
+"""Decode steps that are recorded once and replayed: one call in place of hundreds of kernel launches.
+
+A recording has fixed shapes and addresses. So there is one for each of a few batch sizes, which reads its inputs from its own
+buffers; a step takes the smallest that holds it. Rows that stand for nobody compute a token in the cache's scratch block.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from triptych_engine.runner.attention.paged import AttentionBackend
+from triptych_engine.runner.cuda.attention import CudaAttention, StepTensors
+from triptych_engine.runner.input_batch import StepInputs
+from triptych_engine.runner.model.loader import LoadedModel
+from triptych_engine.runner.transfer import StaticArrays
+
+log = logging.getLogger(__name__)
+#: Larger steps compute enough not to wait for their launches.
+_MAX_BATCH_SIZE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Something that was computed once and can be computed again, on what its inputs hold then."""
+
+    output: torch.Tensor
+    replay: Callable[[], None]
+
+
+class Recorder(Protocol):
+    """Records what a function computes on the device."""
+
+    def record(self, function: Callable[[], torch.Tensor]) -> Recording:
+        """A recording knows the addresses of what the function reads, and keeps none of it alive."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A recorded step of one batch size."""
+
+    inputs: StaticArrays
+    #: What was recorded: it owns the tensors, beside the inputs, that the recording reads.
+    step: Callable[[], torch.Tensor]
+    recording: Recording
+
+
+class CudaRecorder:
+    """Records CUDA graphs, which share the memory of what they compute in between."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, function: Callable[[], torch.Tensor]) -> Recording:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function()  # libraries set themselves up in the first run, which a capture does not allow
+            with _waiting_is_an_error():
+                function()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # A capture that fails leaves its own stream in place.
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=self._pool):
+            output = function()
+        return Recording(output, graph.replay)
+
+
+@contextmanager
+def _waiting_is_an_error() -> Iterator[None]:
+    """What waits for the device raises RuntimeError inside, as it would in a capture. That would end badly: torch's allocator
+    counts a failed capture as under way for good, and then frees nothing when memory runs short."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def batch_sizes(max_num_seqs: int) -> list[int]:
+    """Sizes to record, ascending: the last holds max_num_seqs rows, if it can be had."""
+    largest = min(max_num_seqs, _MAX_BATCH_SIZE)
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, _MAX_BATCH_SIZE + 1, 16)]
+    return [*(size for size in sizes if size < largest), largest]
+
+
+class GraphedDecode:
+    """Replays steps in which every sequence computes one token.
+
+    Args:
+        backend: computes all layers on the device (`fits_graphs`), with its cache allocated.
+        newest_tokens: [rows] int64, the token that was sampled last in each row of the batch.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        backend: CudaAttention,
+        newest_tokens: torch.Tensor,
+        recorder: Recorder,
+        *,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+    ) -> None:
+        self._model, self._backend, self._newest_tokens, self._recorder = model, backend, newest_tokens, recorder
+        self._max_model_len, self._block_size = max_model_len, block_size
+        self._max_blocks = -(-max_model_len // block_size)
+        self._sizes = batch_sizes(max_num_seqs)
+        self._recorded: dict[int, _Recorded] = {}  # by batch size
+        self.num_replays = 0
+
+    @torch.inference_mode()
+    def record(self) -> None:
+        """Record all sizes, anew when the cache was allocated anew. No step may be in flight."""
+        self.forget()
+        for size in reversed(self._sizes):  # the memory of the largest serves the others
+            inputs = StaticArrays(self._model.device, self._arrays(None, size))
+            step = self._step(inputs.tensors, size)
+            self._recorded[size] = _Recorded(inputs, step, self._recorder.record(step))
+
+    def forget(self) -> None:
+        """Let go of the recordings, which hold on to the addresses of the cache."""
+        self._recorded = {}
+
+    def takes(self, inputs: StepInputs) -> bool:
+        """Whether a step can be replayed: one token of each sequence, whose successor is sampled, and nothing unusual."""
+        num_seqs = len(inputs.rows)
+        return (
+            bool(self._recorded)
+            and num_seqs <= self._sizes[-1]
+            and len(inputs.token_ids) == num_seqs
+            and inputs.axis_positions is None
+            and inputs.metadata.key_end is None
+            and bool(inputs.samples.all())
+        )
+
+    def run(self, inputs: StepInputs) -> torch.Tensor:
+        """Logits [num_seqs, vocab_size], which the next replay overwrites."""
+        num_seqs = len(inputs.rows)
+        size = self._sizes[bisect_left(self._sizes, num_seqs)]
+        recorded = self._recorded[size]
+        recorded.inputs.fill(self._arrays(inputs, size))
+        recorded.recording.replay()
+        self.num_replays += 1
+        return recorded.recording.output[:num_seqs]
+
+    def _arrays(self, inputs: StepInputs | None, size: int) -> list[np.ndarray]:
+        """A step's arrays for so many rows; without inputs, of rows that all stand for nobody."""
+        token_ids, positions = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        sources = np.full(size, -1, np.int64)
+        slots = np.full(size, self._backend.scratch_slot, np.int64)
+        seq_lens = np.ones(size, np.int32)
+        block_table = np.full((size, self._max_blocks), self._backend.scratch_slot // self._block_size, np.int32)
+        if inputs is not None:
+            num_seqs, metadata = len(inputs.rows), inputs.metadata
+            token_ids[:num_seqs], positions[:num_seqs] = inputs.token_ids, inputs.positions
+            if inputs.token_sources is not None:
+                sources[:num_seqs] = inputs.token_sources
+            slots[:num_seqs], seq_lens[:num_seqs] = metadata.slots, metadata.seq_lens
+            block_table[:num_seqs, : metadata.block_table.shape[1]] = metadata.block_table
+        key_starts = np.zeros(size + 1, np.int32)
+        np.cumsum(seq_lens, out=key_starts[1:])
+        return [token_ids, positions, sources, slots, seq_lens, block_table, key_starts]
+
+    def _step(self, tensors: list[torch.Tensor], size: int) -> Callable[[], torch.Tensor]:
+        token_ids, positions, sources, slots, seq_lens, block_table, key_starts = tensors
+        query_starts = torch.arange(size + 1, dtype=torch.int32, device=token_ids.device)
+        every_row = torch.arange(size, device=token_ids.device)
+        step = StepTensors(slots, block_table, query_starts, key_starts, seq_lens, 1, self._max_model_len)
+
+        def compute() -> torch.Tensor:
+            self._backend.begin_on(step)
+            known = torch.where(sources >= 0, self._newest_tokens[sources.clamp(min=0)], token_ids)
+            return self._model.forward(known, positions, every_row, self._backend)
+
+        return compute
+
+
+def record_decode(
+    model: LoadedModel,
+    backend: AttentionBackend,
+    newest_tokens: torch.Tensor,
+    recorder: Recorder,
+    *,
+    block_size: int,
+    max_num_seqs: int,
+    max_model_len: int,
+) -> GraphedDecode | None:
+    """A model's decode steps, recorded; None, with the reason in the log, where that cannot be. Arguments as of GraphedDecode."""
+    if not isinstance(backend, CudaAttention) or not backend.fits_graphs:
+        log.info("decode steps are not recorded: their attention is not computed by varlen_attn alone")
+        return None
+    graphs = GraphedDecode(
+        model,
+        backend,
+        newest_tokens,
+        recorder,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+    )
+    started = time.monotonic()
+    try:
+        graphs.record()
+    # Whatever in a model waits for the device, in code of many families.
+    except RuntimeError as error:
+        log.warning("decode steps are not recorded, each of their kernels is launched by itself: %s", str(error).splitlines()[0])
+        return None
+    log.info("recorded decode steps in %.1f s", time.monotonic() - started)
+    return graphs

@@ -1,0 +1,1 @@
+"""Loads language models and says what they are."""

@@ -1,0 +1,241 @@
+"""Loads a language model with transformers and puts it on the paged attention.
+
+The modeling code is transformers' own. Of a multimodal checkpoint only the language model is loaded: the towers belong to the
+encoder. Before the model is trusted, its logits on the paged path are compared with those of transformers' ordinary forward pass.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+from triptych_common.model.dtype import checkpoint_dtype
+from triptych_common.rpc.errors import StartupError, UnsupportedModelError
+
+from triptych_engine.runner.attention.paged import ATTENTION_NAME, AttentionBackend, LayerObserver, LayerShape, attending
+from triptych_engine.runner.model.precision import compute_dtype
+from triptych_engine.runner.model.refusals import check_supported, is_multimodal
+
+log = logging.getLogger(__name__)
+#: Tokens, at most, of the sequence on which the paged path is compared with the ordinary one.
+NUM_PROBE_TOKENS = 24
+#: Of a quantised model's logits with those of the unquantised, over the probe's tokens on average: in a mixture of experts single
+#: tokens go to another expert. Tiny random models reach 0.997 and more, SmolLM2-135M 0.9999.
+_INT8_SIMILARITY = 0.99
+#: What Omni checkpoints have beside the thinker.
+_OMNI_SPEECH = ("talker", "token2wav", "code2wav")
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A language model whose attention goes to the paged cache."""
+
+    model: PreTrainedModel
+    config: PretrainedConfig
+    layers: dict[int, LayerShape]  # layer index -> what it keeps per token
+    dtype: torch.dtype
+    checkpoint_dtype: torch.dtype
+    device: torch.device
+    vocab_size: int
+    #: Position ids have a leading dimension of this size (time, height, width); 0 for plain positions.
+    num_position_axes: int
+    #: Position of a prompt's first token.
+    first_position: int
+    #: Whether the model can be told which logits are wanted.
+    picks_logits: bool
+    probe_token_ids: torch.Tensor  # [num_probe_tokens] int64
+    probe_logits: torch.Tensor  # [num_probe_tokens, vocab] of transformers' ordinary forward pass
+
+    def position_ids(self, positions: torch.Tensor) -> torch.Tensor:
+        """Positions as the model wants them; [num_tokens], or [num_position_axes, num_tokens] where they differ."""
+        if self.first_position:
+            positions = positions + self.first_position
+        if positions.ndim == 2:
+            return positions[:, None]
+        axes = self.num_position_axes
+        return positions[None].expand(axes, 1, -1) if axes else positions[None]
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        logits_indices: torch.Tensor,
+        backend: AttentionBackend,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run a ragged batch.
+
+        Args:
+            token_ids: [num_tokens] int64.
+            positions: int64, [num_tokens], or [num_position_axes, num_tokens] where they differ.
+            logits_indices: [n] int64, the tokens whose logits are wanted.
+            inputs_embeds: [1, num_tokens, hidden_size] in place of the tokens' own embeddings.
+
+        Returns:
+            [n, vocab_size].
+        """
+        inputs: dict[str, Any] = {
+            "input_ids": token_ids[None] if inputs_embeds is None else None,
+            "position_ids": self.position_ids(positions),
+            "attention_mask": None,
+            "past_key_values": None,
+            "use_cache": False,
+        }
+        if inputs_embeds is not None:
+            inputs["inputs_embeds"] = inputs_embeds
+        with attending(backend):
+            if self.picks_logits:
+                return self.model(**inputs, logits_to_keep=logits_indices).logits[0]
+            hidden = getattr(self.model, self.model.base_model_prefix)(**inputs).last_hidden_state
+            return self.model.get_output_embeddings()(hidden[:, logits_indices])[0]
+
+
+def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torch.device, max_model_len: int) -> LoadedModel:
+    """Load the language model of a checkpoint.
+
+    Args:
+        dtype: None takes the one that serves the checkpoint best on the device.
+
+    Raises:
+        UnsupportedModelError: it could not be run correctly.
+        StartupError: its files cannot be read.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path)
+        config = getattr(config, "thinker_config", config)  # what Omni models answer with in text
+    except (ValueError, OSError) as error:
+        raise UnsupportedModelError(f"cannot serve {name}: {str(error).splitlines()[0]}") from error
+    check_supported(config, name, max_model_len)
+    checkpoint: torch.dtype = getattr(torch, checkpoint_dtype(path))
+    if dtype is None:
+        dtype = compute_dtype(checkpoint, device)
+        if dtype != checkpoint:
+            log.info("computing in %s: this CPU has no instructions for the checkpoint's %s", dtype, checkpoint)
+    try:
+        model = _model_class(config).from_pretrained(path, config=config, dtype=dtype, attn_implementation="eager")
+    except OSError as error:
+        raise StartupError(f"cannot load {name}: {str(error).splitlines()[0]}") from error
+    model = model.eval().requires_grad_(False).to(device)
+    num_probe_tokens = min(NUM_PROBE_TOKENS, max_model_len)
+    probe = torch.arange(num_probe_tokens, device=device) * 7919 % config.get_text_config().vocab_size
+    with torch.inference_mode():
+        reference = model(input_ids=probe[None], use_cache=False).logits[0].clone()
+    return LoadedModel(
+        model=model,
+        config=config,
+        layers=_observe_layers(model, config, name, probe),
+        dtype=dtype,
+        checkpoint_dtype=checkpoint,
+        device=device,
+        vocab_size=reference.shape[-1],
+        num_position_axes=_num_position_axes(config),
+        first_position=1 if config.model_type == "paligemma" else 0,
+        picks_logits="logits_to_keep" in inspect.signature(type(model).forward).parameters or not is_multimodal(config),
+        probe_token_ids=probe,
+        probe_logits=reference,
+    )
+
+
+def _model_class(config: PretrainedConfig) -> Any:
+    if not is_multimodal(config):
+        return getattr(transformers, _name(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]))
+    known = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.get(config.model_type)
+    return language_model_only(getattr(transformers, _name(known) if known else config.architectures[0]))
+
+
+def _name(entry: str | tuple[str, ...]) -> str:
+    return entry if isinstance(entry, str) else entry[0]
+
+
+def language_model_only(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """A class that builds the model without its towers.
+
+    Under from_pretrained this happens on the meta device, so the towers' weights are never read.
+
+    The class keeps its name: transformers looks conversions and configurations up by it.
+    """
+
+    class LanguageModelOnly(cls):
+        def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            inner: Any = getattr(self, self.base_model_prefix, self)
+            language_model = inner.get_decoder() if hasattr(inner, "get_decoder") else inner.language_model
+            towers = [n for n, child in inner.named_children() if not any(m is language_model for m in child.modules())]
+            for tower in towers:
+                stand_in = _AbsentTower() if isinstance(getattr(inner, tower), PreTrainedModel) else None
+                delattr(inner, tower)
+                setattr(inner, tower, stand_in)
+            names = {parameter for parameter, _ in self.named_parameters(remove_duplicate=False)}
+            tied = getattr(self, "all_tied_weights_keys", None) or {}
+            self.all_tied_weights_keys = {a: b for a, b in tied.items() if a in names and b in names}
+            self._keys_to_ignore_on_load_unexpected = {rf"(^|\.){tower}\." for tower in (*towers, *_OMNI_SPEECH)}
+
+    LanguageModelOnly.__name__, LanguageModelOnly.__qualname__ = cls.__name__, cls.__qualname__
+    LanguageModelOnly.__module__ = cls.__module__
+    return LanguageModelOnly
+
+
+class _AbsentTower(nn.Module):
+    """Stands where a tower was, for forwards that ask on which device it is before they see that there is nothing to encode."""
+
+    device = torch.device("cpu")
+
+
+def _observe_layers(model: PreTrainedModel, config: PretrainedConfig, name: str, probe: torch.Tensor) -> dict[int, LayerShape]:
+    """Switch the model to the paged attention and note what each layer keeps. Refuses models that attend in some other way."""
+    model.set_attn_implementation(ATTENTION_NAME)
+    observer = LayerObserver()
+    with torch.inference_mode(), attending(observer):  # type: ignore[arg-type]
+        try:
+            model(input_ids=probe[None], position_ids=None, use_cache=False)
+        except (RuntimeError, AttributeError) as error:
+            raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {error}") from error
+    num_layers = config.get_text_config().num_hidden_layers
+    if sorted(observer.layers) != list(range(num_layers)):
+        used = f"{len(observer.layers)} of its {num_layers} layers use the attention interface"
+        raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {used}")
+    return observer.layers
+
+
+def _num_position_axes(config: PretrainedConfig) -> int:
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    return 3 if "mrope_section" in rope else 0
+
+
+def check_parity(
+    loaded: LoadedModel, logits: torch.Tensor, name: str, *, cache_dtype: torch.dtype | None = None, quantized: bool = False
+) -> None:
+    """Refuse the model when its logits on the paged path are not those of transformers' ordinary forward pass.
+
+    Args:
+        logits: [num_probe_tokens, vocab] of the probe on the paged path.
+        cache_dtype: of keys and values; by default the model's.
+        quantized: they come from the quantised model, which has passed this check before.
+
+    Raises:
+        UnsupportedModelError: they differ by more than the rounding of the dtypes, or a quantisation that is of use, explains.
+    """
+    similarities = nn.functional.cosine_similarity(logits.float(), loaded.probe_logits.float(), dim=-1)
+    similarity = (similarities.mean() if quantized else similarities.min()).item()
+    is_exact = loaded.dtype == torch.float32 and cache_dtype in (torch.float32, None)
+    required = _INT8_SIMILARITY if quantized else 0.9999 if is_exact else 0.99
+    if not similarity >= required:
+        where, remedy = "on the paged cache", ""
+        if quantized:
+            where, remedy = "quantised to int8", "; it can be served without --quantization"
+        elif cache_dtype is not None and cache_dtype != torch.promote_types(cache_dtype, loaded.dtype):  # an exact one passed
+            where = f"with a KV cache in {str(cache_dtype).removeprefix('torch.')}"
+            remedy = "; it can be served with --kv-cache-dtype float32"
+        raise UnsupportedModelError(
+            f"cannot serve {name} ({loaded.config.model_type}): {where} its logits differ from transformers' own "
+            f"(cosine similarity {similarity:.4f}, at least {required} is required){remedy}"
+        )
+    log.info("%s logits agree with transformers' own (cosine similarity %.5f)", "int8" if quantized else "paged", similarity)

@@ -1,0 +1,67 @@
+"""What a loaded model does with media, read from its configuration and its code; or why it cannot be served with media."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from triptych_engine.media.item import TEXT_ONLY, Bidirectional, MediaTraits, Modality
+from triptych_engine.runner.model.refusals import is_multimodal
+
+#: Model type -> which prompt tokens see tokens after them. Others that tell types of tokens apart have rules of their own.
+_BIDIRECTIONAL = {"gemma3": Bidirectional.IMAGES, "paligemma": Bidirectional.PROMPT}
+#: Argument of get_rope_index -> the modality whose items it describes.
+_LAYOUTS = {"image_grid_thw": Modality.IMAGE, "video_grid_thw": Modality.VIDEO, "audio_seqlens": Modality.AUDIO}
+#: Arguments of get_rope_index that come from elsewhere, or may be left out.
+_OTHER_ARGUMENTS = {"input_ids", "mm_token_type_ids", "attention_mask", "second_per_grid_ts"}
+
+
+def media_traits(model: PreTrainedModel, config: PretrainedConfig, num_position_axes: int) -> MediaTraits | str:
+    """The model's traits, or why it takes no media.
+
+    Args:
+        num_position_axes: see LoadedModel.
+    """
+    if not is_multimodal(config):
+        return TEXT_ONLY
+    placeholders = {modality: ids for modality in Modality if (ids := _placeholder_token_ids(config, modality))}
+    if not placeholders:
+        return f"{config.model_type} names no placeholder tokens; media items cannot be taken"
+    bidirectional = _BIDIRECTIONAL.get(config.model_type, Bidirectional.NONE)
+    if bidirectional is Bidirectional.NONE and "token_type_ids" in inspect.signature(type(model).forward).parameters:
+        return f"the attention of {config.model_type} depends on types of tokens by rules that are not known here"
+    layout_names: dict[Modality, tuple[str, ...]] = {}
+    if num_position_axes:
+        rope_index = find_rope_index(model)
+        if rope_index is None:
+            return f"{config.model_type} has positions of several axes and no get_rope_index to make them"
+        parameters = inspect.signature(rope_index).parameters.values()
+        unknown = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+                   and p.name not in _OTHER_ARGUMENTS | _LAYOUTS.keys()]  # fmt: skip
+        if unknown:
+            return f"positions of {config.model_type} depend on {unknown[0]}, which is not known here"
+        layout_names = {_LAYOUTS[p.name]: (p.name,) for p in parameters if p.name in _LAYOUTS}
+    tower = getattr(config, "vision_config", None)
+    return MediaTraits(
+        placeholder_token_ids=placeholders,
+        hidden_size=model.get_input_embeddings().weight.shape[1],
+        num_deepstack=len(getattr(tower, "deepstack_visual_indexes", None) or ()),
+        bidirectional=bidirectional,
+        layout_names=layout_names,
+        spatial_merge_size=getattr(tower, "spatial_merge_size", 1) or 1,
+    )
+
+
+def find_rope_index(model: PreTrainedModel) -> Callable[..., Any] | None:
+    """The model's method that gives positions of several axes."""
+    inner = getattr(model, model.base_model_prefix, model)
+    return getattr(inner, "get_rope_index", None) or getattr(model, "get_rope_index", None)
+
+
+def _placeholder_token_ids(config: PretrainedConfig, modality: Modality) -> frozenset[int]:
+    names = (f"{modality.value}_token_id", f"{modality.value}_token_index")
+    found = (getattr(config, name, None) for name in names)
+    return frozenset(int(token_id) for token_id in found if token_id is not None)

@@ -1,0 +1,67 @@
+"""Which models cannot be run correctly, and why; decided from the configuration, before any weight is read."""
+
+from __future__ import annotations
+
+from transformers import PretrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
+from triptych_common.rpc.errors import UnsupportedModelError
+
+_ATTENTION_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+def check_supported(config: PretrainedConfig, name: str, max_model_len: int) -> None:
+    """Raise UnsupportedModelError, with name and reason, for what the paged engine would compute wrongly or not at all."""
+    reason = _reason(config, max_model_len)
+    if reason:
+        raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {reason}")
+
+
+def is_multimodal(config: PretrainedConfig) -> bool:
+    """Whether the checkpoint holds towers beside the language model."""
+    if config.model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
+        return True
+    # Some of transformers' multimodal models are in none of its lists.
+    has_tower = hasattr(config, "vision_config") or hasattr(config, "audio_config")
+    return has_tower and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and bool(config.architectures)
+
+
+def _reason(config: PretrainedConfig, max_model_len: int) -> str | None:
+    text = config.get_text_config()
+    if config.is_encoder_decoder:
+        return "it is an encoder-decoder model; only decoder-only models are served"
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not is_multimodal(config):
+        return "transformers has no causal language model for it"
+    if getattr(config, "quantization_config", None) is not None:
+        return "its weights are quantised, which is not supported"
+    return _layer_reason(text, max_model_len) or _rope_reason(text, max_model_len)
+
+
+def _layer_reason(text: PretrainedConfig, max_model_len: int) -> str | None:
+    layer_types = set(getattr(text, "layer_types", None) or ())
+    chunk = getattr(text, "attention_chunk_size", None)
+    if "chunked_attention" in layer_types and chunk and max_model_len <= chunk:
+        layer_types.discard("chunked_attention")  # no sequence leaves its first chunk
+    odd = sorted(layer_types - _ATTENTION_LAYER_TYPES)
+    if odd == ["chunked_attention"]:
+        return f"its chunked attention is right only up to {chunk} tokens; set max_model_len to that or less"
+    if odd:
+        return f"it has layers that keep state outside of the KV cache ({', '.join(odd)})"
+    return None
+
+
+def _rope_reason(text: PretrainedConfig, max_model_len: int) -> str | None:
+    parameters = getattr(text, "rope_parameters", None) or {}
+    per_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
+    for rope in per_layer_type or [parameters]:
+        kind = rope.get("rope_type", "default")
+        if kind not in ("dynamic", "longrope"):
+            continue
+        original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+        limit = original or text.max_position_embeddings
+        if max_model_len > limit:
+            depends = f"its {kind} rope depends on the longest position in the batch beyond {limit} tokens"
+            return f"{depends}; set max_model_len to that or less"
+    return None

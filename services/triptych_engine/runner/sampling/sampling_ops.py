@@ -1,0 +1,108 @@
+"""Draws tokens from distributions, with numbers that are a pure function of (seed, position)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from triptych_engine.runner.transfer import HostToDevice
+from triptych_engine.scheduling.request import SamplingParams
+
+#: Candidates that are sorted first when top-p or min-p cuts the distribution; widened until the cut lies inside.
+_FIRST_CANDIDATES = 256
+
+
+def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """One number in [0, 1) for each (seed, position), by SplitMix64 (Steele, Lea, Flood 2014).
+
+    Args:
+        seeds, positions: [n] uint64.
+
+    Returns:
+        [n] float64.
+    """
+    with np.errstate(over="ignore"):
+        x = _mix(seeds) + (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        return (_mix(x) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def is_cut(sampling: SamplingParams) -> bool:
+    """Whether top-k, top-p or min-p leaves tokens out."""
+    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+
+
+def draw(logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Draw a token for each row from all. logits: [n, vocab_size], numbers: [n] in [0, 1) -> [n] int64."""
+    return _pick(logits.softmax(-1), numbers)
+
+
+def draw_cut(logits: torch.Tensor, numbers: torch.Tensor, params: Sequence[SamplingParams], transfer: HostToDevice) -> torch.Tensor:
+    """Draw a token for each row from what min-p, top-k and top-p leave. Shapes as of `draw`.
+
+    A CPU sorts the likeliest candidates of each row alone. Elsewhere that would wait for the device row by row, to see whether they
+    were enough, so all rows are sorted whole.
+    """
+    if logits.device.type == "cpu":
+        return torch.stack([_draw_row(*row) for row in zip(logits, params, numbers, strict=True)])
+    return draw_sorted(logits, numbers, params, transfer)
+
+
+def draw_sorted(
+    logits: torch.Tensor, numbers: torch.Tensor, params: Sequence[SamplingParams], transfer: HostToDevice
+) -> torch.Tensor:
+    """`draw_cut` for all rows at once."""
+    limits = np.array([(one.top_k or logits.shape[-1], one.top_p, one.min_p) for one in params])
+    (on_device,) = transfer(limits)
+    top_k, top_p, min_p = on_device[:, :, None].unbind(1)
+    values, ids = logits.sort(-1, descending=True)
+    probabilities = values.double().softmax(-1)
+    keep = probabilities >= min_p * probabilities[:, :1]
+    keep &= torch.arange(logits.shape[-1], device=logits.device) < top_k
+    kept = probabilities * keep
+    keep &= kept.cumsum(-1) - kept < top_p * kept.sum(-1, keepdim=True)
+    keep[:, 0] = True
+    return ids.gather(-1, _pick(probabilities * keep, numbers)[:, None])[:, 0]
+
+
+def _pick(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Invert the distribution function: weights [n, k] (not normalised), numbers [n] in [0, 1) -> index [n]."""
+    cumulative = weights.double().cumsum(-1)
+    total = cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, numbers[:, None] * total, right=True)[:, 0]
+    # Rounding could point past the last token that has any weight.
+    last = (weights > 0).long().cumsum(-1).argmax(-1)
+    return torch.minimum(index, last)
+
+
+def _draw_row(logits: torch.Tensor, sampling: SamplingParams, number: torch.Tensor) -> torch.Tensor:
+    """Draw one token of those that min-p, top-k and top-p leave.
+
+    Only the likeliest candidates are sorted; their number grows until the cut lies among them, so the result is that of a full
+    sort.
+    """
+    vocab_size = logits.shape[-1]
+    log_total = logits.logsumexp(-1)
+    num_candidates = min(vocab_size, sampling.top_k or _FIRST_CANDIDATES)
+    while True:
+        values, ids = logits.topk(num_candidates)
+        probabilities = (values - log_total).double().exp()
+        keep = probabilities >= sampling.min_p * probabilities[0]
+        all_survivors_seen = bool(sampling.top_k) or not bool(keep[-1]) or num_candidates == vocab_size
+        # Mass of what top-k and min-p leave: known once all of it was seen; without min-p it is 1.
+        total = probabilities[keep].sum() if all_survivors_seen else probabilities.new_ones(())
+        before = probabilities.cumsum(-1) - probabilities
+        keep_top_p = keep & (before < sampling.top_p * total)
+        cut_is_inside = not bool(keep_top_p[-1])
+        if all_survivors_seen or (cut_is_inside and not sampling.min_p):
+            break
+        num_candidates = min(vocab_size, num_candidates * 8)
+    keep_top_p[0] = True
+    return ids[_pick((probabilities * keep_top_p)[None], number[None])[0]]

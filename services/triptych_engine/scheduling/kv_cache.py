@@ -1,0 +1,131 @@
+"""Which KV blocks a request holds, and which of them it shares with others through the prefix cache."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+
+from triptych_common.rpc.errors import NeverFitsError
+
+from triptych_engine.scheduling.block_pool import BlockPool
+from triptych_engine.scheduling.request import Request
+
+
+def hash_block(parent: bytes, token_ids: list[int], media: bytes = b"") -> bytes:
+    """Hash of a full block: of its tokens and, through the parent's hash, of all tokens before it. 32 bytes.
+
+    sha256, because a collision would answer one tenant with another's text.
+
+    Args:
+        media: what the block depends on beside its tokens, see `PromptMedia.fingerprint`.
+    """
+    return hashlib.sha256(parent + array("I", token_ids).tobytes() + media).digest()
+
+
+class KVCacheManager:
+    """Gives blocks to requests and takes them back.
+
+    Args:
+        num_blocks: blocks in all.
+        block_size: tokens per block.
+        enable_prefix_caching: let requests share the blocks of equal prefixes.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self._caching = enable_prefix_caching
+        self.prefix_cache_queries = 0  # prompt tokens looked up since start
+        self.prefix_cache_hits = 0  # prompt tokens found
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Longest sequence that fits when it is alone."""
+        return self.pool.num_blocks * self.block_size
+
+    def check(self, request: Request) -> None:
+        """Raise NeverFitsError for a request that would not fit even alone."""
+        # The last output token is never fed back, so its keys and values are never kept.
+        longest = request.num_prompt_tokens + max(0, request.sampling.max_tokens - 1)
+        if longest > self.capacity_tokens:
+            raise NeverFitsError(
+                f"the request needs {longest} tokens of KV cache ({request.num_prompt_tokens} prompt and up to "
+                f"{request.sampling.max_tokens} output tokens); the engine has {self.capacity_tokens} in all",
+                field="prompt_token_ids" if request.num_prompt_tokens > self.capacity_tokens else "sampling.max_tokens",
+                limit=self.capacity_tokens,
+                value=longest,
+            )
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def find_cached_prefix(self, request: Request) -> list[int]:
+        """Blocks of the request's longest cached prefix, always short of its last token, whose logits are needed."""
+        if not self._caching or request.sampling.prompt_logprobs is not None:
+            return []
+        self._extend_hashes(request)
+        return self.pool.find_prefix(request.block_hashes[: (request.num_tokens - 1) // self.block_size])
+
+    def can_admit(self, request: Request, cached_blocks: list[int]) -> bool:
+        """Whether all of the request's tokens would fit, beside those who hold blocks now."""
+        needed = self.num_blocks_for(request.num_tokens) - len(cached_blocks) + self.pool.num_free_among(cached_blocks)
+        return needed <= self.pool.num_free_blocks
+
+    def admit(self, request: Request, cached_blocks: list[int]) -> bool:
+        """Give a request without blocks its cached prefix and blocks for all its tokens.
+
+        Returns False, and changes nothing, when they do not fit.
+        Sets `block_ids`, `num_computed_tokens` and, the first time, `num_cached_tokens`.
+        """
+        if not self.can_admit(request, cached_blocks):
+            return False
+        self.pool.hold(cached_blocks)
+        fresh = self.pool.allocate(self.num_blocks_for(request.num_tokens) - len(cached_blocks))
+        if fresh is None:
+            raise AssertionError("blocks that were counted as free could not be had")
+        request.block_ids = cached_blocks + fresh
+        request.num_computed_tokens = len(cached_blocks) * self.block_size
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = request.num_computed_tokens
+            self.prefix_cache_queries += request.num_prompt_tokens
+            self.prefix_cache_hits += request.num_computed_tokens
+        return True
+
+    def num_missing_blocks(self, request: Request) -> int:
+        """How many blocks a running request needs for its newest tokens."""
+        return max(0, self.num_blocks_for(request.num_tokens) - len(request.block_ids))
+
+    def grow(self, request: Request) -> list[int] | None:
+        """Blocks that a running request needs for its newest tokens (often none); None, and nothing changed, when too few are
+        free."""
+        missing = self.num_missing_blocks(request)
+        if not missing:
+            return []
+        blocks = self.pool.allocate(missing)
+        if blocks is not None:
+            request.block_ids += blocks
+        return blocks
+
+    def commit(self, request: Request, num_newly_computed: int) -> None:
+        """Note that tokens were computed; blocks that are full now can be shared from now on."""
+        first_full = request.num_computed_tokens // self.block_size
+        request.num_computed_tokens += num_newly_computed
+        last_full = request.num_computed_tokens // self.block_size
+        if self._caching and last_full > first_full:
+            self._extend_hashes(request)
+            for index in range(first_full, last_full):
+                self.pool.cache(request.block_ids[index], request.block_hashes[index])
+
+    def release(self, request: Request) -> None:
+        """Take all blocks back; what they cache can be found until they are given away."""
+        self.pool.release(request.block_ids)
+        request.block_ids = []
+        request.num_computed_tokens = 0
+
+    def _extend_hashes(self, request: Request) -> None:
+        hashes, size = request.block_hashes, self.block_size
+        while (len(hashes) + 1) * size <= len(request.token_ids):
+            start = len(hashes) * size
+            parent = hashes[-1] if hashes else hashlib.sha256(request.cache_salt.encode()).digest()
+            media = request.media.fingerprint(start, start + size) if start < request.media.end else b""
+            hashes.append(hash_block(parent, request.token_ids[start : start + size], media))

@@ -1,0 +1,157 @@
+"""A request as the engine sees it: token ids in, token ids out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+from triptych_engine.media.item import NO_MEDIA, PromptMedia
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How output tokens are chosen; defaults and ranges as in the contract (common.proto)."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_token_ids: tuple[int, ...] = ()
+    #: Tokens that end the sequence: the request's own and, unless ignore_eos, the model's.
+    stop_token_ids: frozenset[int] = frozenset()
+    #: 64 bits; requests without a seed get a fresh one.
+    seed: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+class FinishReason(Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities at one position, natural logarithm."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+class RequestStatus(Enum):
+    """Where a request is in its life; PREEMPTED requests wait in the same queue as WAITING ones."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One sequence and its progress. The scheduler owns it from `add` to its end."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    media: PromptMedia = NO_MEDIA
+    #: Position in the order of arrival, given by the scheduler.
+    arrival: int = 0
+    arrival_time: float = field(default_factory=time.monotonic)
+
+    status: RequestStatus = RequestStatus.WAITING
+    #: Prompt and output tokens, in order.
+    token_ids: list[int] = field(init=False)
+    #: Length at which the sequence ends, prompt included.
+    max_num_tokens: int = field(init=False)
+    #: Tokens whose keys and values are in the cache.
+    num_computed_tokens: int = 0
+    #: Tokens in steps that the runner has and that are not booked yet, and how many of these steps sample a token. Those have their
+    #: places in the sequence, but nobody here knows them yet.
+    num_in_flight_tokens: int = 0
+    num_unknown_tokens: int = 0
+    #: Prompt tokens that the prefix cache spared, at the first scheduling.
+    num_cached_tokens: int | None = None
+    num_preemptions: int = 0
+    #: KV blocks, in order of the tokens that they hold.
+    block_ids: list[int] = field(default_factory=list)
+    #: Chained hash of each full block of tokens, as far as computed.
+    block_hashes: list[bytes] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    #: Log probabilities of the prompt, collected chunk by chunk until the first output token carries them away; then None.
+    prompt_logprobs: list[TokenLogprobs] | None = field(default_factory=list)
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+        self.max_num_tokens = self.num_prompt_tokens + self.sampling.max_tokens
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output, with those that are not known yet."""
+        return len(self.token_ids) + self.num_unknown_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens that are computed, or in a step that the runner has."""
+        return self.num_computed_tokens + self.num_in_flight_tokens
+
+    @property
+    def num_left(self) -> int:
+        """Tokens of a running request that are in no step yet; 0 when the steps in flight bring its last one, whichever that is."""
+        num_tokens = len(self.token_ids) + self.num_unknown_tokens
+        if self.num_unknown_tokens and num_tokens >= self.max_num_tokens:
+            return 0
+        return num_tokens - self.num_computed_tokens - self.num_in_flight_tokens
+
+    @property
+    def decodes(self) -> bool:
+        """Whether only the newest token of a running request is to be computed."""
+        return self.num_left == 1
+
+    @property
+    def queue_key(self) -> tuple[int, int]:
+        """Smaller runs first."""
+        return self.priority, self.arrival
+
+    @property
+    def shortness_key(self) -> tuple[int, int, int]:
+        """Smaller has less to compute, or came first, among those of the smallest priority."""
+        return self.priority, self.num_left, self.arrival
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Take a new token; says why the sequence ends with it, None when it goes on."""
+        self.token_ids.append(token_id)
+        if token_id in self.sampling.stop_token_ids and self.num_output_tokens > self.sampling.min_tokens:
+            self.stop_token_id = token_id
+            return FinishReason.STOP
+        if len(self.token_ids) >= self.max_num_tokens:
+            return FinishReason.LENGTH
+        return None

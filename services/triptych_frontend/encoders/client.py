@@ -1,0 +1,223 @@
+"""The frontend's side of EncoderService: media are encoded once, found again by key, and made again when they are lost.
+
+    encoding = client.begin(prompt.media)      # returns at once
+    await encoding.announced()                 # a round trip: from now on fetches of the keys wait for what is still being encoded
+    requests = [... media=encoding.refs ...]   # to the engine
+    await encoding.wait()                      # beside the generation: raises the error of an item that cannot be had
+    await encoding.again()                     # when the engine answers EMBEDDING_UNAVAILABLE: then submit once more, with new refs
+    encoding.settle()                          # at the first token
+    encoding.end()                             # in the end, whatever it was
+
+`await client.ensure(items)` is begin and wait.
+
+What is tried for an item, in this order, each step counted in `EncoderClient.counts`: its encoder, by key alone and with the bytes
+when it does not hold the key; the same encoder once more, unless it is full or did not answer; the other encoders; then an error
+for this request alone. An encoder that did not answer is used again once it answers at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import grpc
+from triptych_common.pb import encoder_pb2
+from triptych_common.rpc.errors import (
+    Code,
+    EmbeddingUnavailableError,
+    InvalidRequestError,
+    QueueFullError,
+    ServiceUnavailableError,
+    TriptychError,
+)
+from triptych_common.rpc.status import from_request_error, from_rpc_error, has_details
+
+from triptych_frontend.encoders.encoding import EncodedItem, MediaEncoding
+from triptych_frontend.encoders.pool import Encoder, EncoderPool
+from triptych_frontend.media.item import PreparedMedia
+
+log = logging.getLogger(__name__)
+#: How long an encoder keeps an embedding for the engine; a request that waits longer has it encoded again.
+LEASE_S = 60.0
+#: How long the engine is kept from a request while an encoder does not say whether it holds a key, in seconds. Most say so in a
+#: millisecond; one that is encoding the item for another request says so when that is done.
+_ASK_S = 2.0
+_RELEASE_TIMEOUT_S = 5.0
+#: What the transport says of an encoder that ends or is not there.
+_TRANSPORT_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+#: Items whose bytes are on their way, or being encoded, at the same time: what this frontend may put into its encoders' queues.
+_MAX_UPLOADS = 256
+
+
+class EncoderClient:
+    """Has media encoded. For the event loop alone.
+
+    Args:
+        pool: the encoders; whoever owns it runs it.
+        encode_timeout_s: longest wait for one encoder, each time that it is asked.
+    """
+
+    def __init__(self, pool: EncoderPool, encode_timeout_s: float) -> None:
+        self._pool = pool
+        self._timeout_s = encode_timeout_s
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
+        #: What happened how often: local, shared, joined, miss (tiers of results), bytes_sent, same_encoder, other_encoder, failed
+        #: (rungs of the ladder), again (embeddings that were lost on the way to the engine), resubmitted (to it, for that reason).
+        self.counts: Counter[str] = Counter()
+
+    def begin(self, items: list[PreparedMedia], on_drop: Callable[[], None] = lambda: None) -> MediaEncoding:
+        """Start to encode the items of a call. Raises ServiceUnavailableError when no encoder is there.
+
+        Args:
+            items: handed over, see `MediaEncoding.drop_bytes`.
+            on_drop: called when their raw files are let go of; more than once, perhaps.
+        """
+        return MediaEncoding(self, items, on_drop)
+
+    async def ensure(self, items: list[PreparedMedia]) -> MediaEncoding:
+        """Encode the items of a call. Raises as `MediaEncoding.wait` does, and then leaves nothing behind."""
+        encoding = self.begin(items)
+        try:
+            await encoding.wait()
+        except BaseException:
+            await encoding.close()
+            raise
+        return encoding
+
+    def ranked(self, key: bytes) -> list[Encoder]:
+        """Encoders for a key, best first. Raises ServiceUnavailableError when there is none."""
+        ranked = self._pool.ranked(key)
+        if not ranked:
+            raise self._pool.none_left()
+        return ranked
+
+    async def encode(self, item: PreparedMedia, on_asked: Callable[[], None]) -> EncodedItem:
+        """Encode one item, down the ladder. Raises the error of the last step, naming the item.
+
+        Args:
+            on_asked: called once the first encoder knows of the key, or did not answer in time.
+        """
+        ranked = self.ranked(item.key)
+        error: TriptychError | None = None
+        for number, encoder in enumerate([ranked[0], ranked[0], *ranked[1:]]):
+            if number == 1 and isinstance(error, (QueueFullError, _SilentEncoderError)):
+                continue  # its queue is no shorter now, nor will it answer
+            if number:
+                self.counts["same_encoder" if number == 1 else "other_encoder"] += 1
+            try:
+                return await self._encode_at(encoder, item, on_asked)
+            except InvalidRequestError:
+                raise
+            except TriptychError as failure:
+                error = failure
+                log.warning("encoder at %s failed for %s: %s", encoder.address, item.field, error)
+        self.counts["failed"] += 1
+        if isinstance(error, EmbeddingUnavailableError):
+            # The client named it by its uuid alone, and can send it.
+            raise InvalidRequestError(error.message, field=f"{item.field}.uuid") from error
+        assert error is not None  # noqa: S101 - there is at least one encoder
+        raise _named(error, item)
+
+    async def _encode_at(self, encoder: Encoder, item: PreparedMedia, on_asked: Callable[[], None]) -> EncodedItem:
+        """One encoder: by key alone first. Raises TriptychError."""
+        start_s = time.perf_counter()
+        impatience = asyncio.get_running_loop().call_later(_ASK_S, on_asked)
+        try:
+            result = await self._call(encoder, item, b"")
+        finally:
+            impatience.cancel()
+            on_asked()
+        if result.HasField("error") and result.error.code == Code.NOT_FOUND:
+            if item.content is None:
+                raise EmbeddingUnavailableError(f"the encoder no longer holds {item.field}; send the item itself")
+            self.counts["bytes_sent"] += 1
+            async with self._uploads:
+                result = await self._call(encoder, item, item.content)
+        if result.HasField("error"):
+            if result.error.field == "key":
+                # It was started anew, with other weights, after the key was made.
+                raise ServiceUnavailableError(f"the encoder at {encoder.address} has changed its model", retry_after_s=1)
+            raise _named(from_request_error(result.error), item)
+        if result.num_tokens != item.expansion.num_embeds:
+            await self._release(encoder, [result.lease_id])
+            raise InvalidRequestError(
+                f"{item.field} is not what its header says: it has {result.num_tokens} embeddings, not {item.expansion.num_embeds}",
+                field=item.field,
+                limit=item.expansion.num_embeds,
+                value=result.num_tokens,
+            )
+        tier = encoder_pb2.CacheTier.Name(result.tier).removeprefix("CACHE_TIER_").lower()
+        self.counts[tier] += 1
+        timings = result.timings
+        inside_s = timings.queue_s + timings.decode_s + timings.preprocess_s + timings.encode_s
+        return EncodedItem(encoder.address, result, max(time.perf_counter() - start_s - inside_s, 0.0))
+
+    async def _call(self, encoder: Encoder, item: PreparedMedia, content: bytes) -> encoder_pb2.EncodeResult:
+        request = encoder_pb2.EncodeRequest(
+            items=[
+                encoder_pb2.EncodeItem(
+                    key=item.key,
+                    modality=item.modality,
+                    data=content,
+                    processor_options_json=item.options_json,
+                    tenant_salt=item.tenant_salt,
+                )
+            ],
+            lease_s=LEASE_S,
+        )
+        try:
+            response = await encoder.stub.Encode(request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._pool.doubt(encoder)
+                message = f"the encoder at {encoder.address} did not answer within {self._timeout_s:g} s (encode_timeout_s)"
+                raise _SilentEncoderError(message, retry_after_s=1) from error
+            if error.code() in _TRANSPORT_LOST and not has_details(error):
+                message = f"the encoder at {encoder.address} went away"
+                raise ServiceUnavailableError(message, retry_after_s=1) from error
+            raise from_rpc_error(error) from error
+        if len(response.results) != 1:
+            raise ServiceUnavailableError(f"the encoder answered with {len(response.results)} results for one item")
+        return response.results[0]
+
+    def release(self, leases: Sequence[tuple[str, str]]) -> None:
+        """End leases, given as (address, lease id), in the background; they end by themselves where this fails."""
+        by_address: dict[str, list[str]] = {}
+        for address, lease_id in leases:
+            by_address.setdefault(address, []).append(lease_id)
+        for address, lease_ids in by_address.items():
+            encoder = self._pool.find(address)
+            if encoder is not None:
+                self.in_background(self._release(encoder, lease_ids))
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what nobody waits for but `close`."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _release(self, encoder: Encoder, lease_ids: Sequence[str]) -> None:
+        try:
+            await encoder.stub.Release(encoder_pb2.ReleaseRequest(lease_ids=lease_ids), timeout=_RELEASE_TIMEOUT_S)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            log.debug("leases at %s were not released: %s", encoder.address, error)
+
+    async def close(self) -> None:
+        """Wait for what runs in the background."""
+        while self._tasks:  # the end of an encoding begins the release of its leases
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class _SilentEncoderError(ServiceUnavailableError):
+    """An encoder took a call and did not answer it."""
+
+
+def _named(error: TriptychError, item: PreparedMedia) -> TriptychError:
+    """The same error, saying which item it is about."""
+    message = error.message if item.field in error.message else f"{item.field}: {error.message}"
+    return type(error)(message, field=item.field, limit=error.limit, value=error.value, retry_after_s=error.retry_after_s)

@@ -1,0 +1,1 @@
+"""The frontend's side of the engines."""

@@ -1,0 +1,1 @@
+"""Generation calls: admission control, sampling parameters, choices."""

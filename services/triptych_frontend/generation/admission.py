@@ -1,0 +1,63 @@
+"""Which calls are let in, and when none is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from triptych_common.rpc.errors import QueueFullError, ServiceUnavailableError
+
+_RETRY_AFTER_S = 1.0
+
+
+class Admission:
+    """Counts live calls, refuses more than the limit, and refuses all while it drains.
+
+    Args:
+        max_live: calls at the same time.
+    """
+
+    def __init__(self, max_live: int) -> None:
+        self._max_live = max_live
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.num_live = 0
+        self.is_draining = False
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """Hold a place for the time of one call. Raises ServiceUnavailableError or QueueFullError."""
+        if self.is_draining:
+            raise ServiceUnavailableError("the frontend is draining and takes no more requests", retry_after_s=_RETRY_AFTER_S)
+        if self.num_live >= self._max_live:
+            raise QueueFullError(
+                f"the frontend works on {self.num_live} requests, its limit (max_live_requests)",
+                limit=self._max_live,
+                value=self.num_live,
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        self.num_live += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.num_live -= 1
+            if not self.num_live:
+                self._idle.set()
+
+    def close(self) -> None:
+        """Let no more in."""
+        self.is_draining = True
+
+    def open(self) -> None:
+        """Let calls in again after `close`."""
+        self.is_draining = False
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """True when no call was left within the time."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True

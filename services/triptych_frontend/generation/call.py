@@ -1,0 +1,174 @@
+"""One call from its first token to its last: the engine's outputs become text as they arrive, and wait to be taken."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
+from triptych_common.rpc.errors import InternalError, TriptychError
+from triptych_common.rpc.status import to_request_error
+
+from triptych_frontend.encoders.call import MediaCall
+from triptych_frontend.generation.choice import Choice
+from triptych_frontend.media.item import AUDIO, IMAGE, VIDEO
+from triptych_frontend.prompt.preprocess import Prompt
+
+log = logging.getLogger(__name__)
+
+
+class Sequences(Protocol):
+    """A call's sequences in the engine: an EngineCall or a MediaCall."""
+
+    def abort(self, index: int) -> None:
+        """End the sequence of this choice. Its last output still comes."""
+        ...
+
+    def close(self) -> None:
+        """End all, and listen no more. May be called twice."""
+        ...
+
+
+class Generation:
+    """The choices of one call, and what is new in them.
+
+    It has no task of its own: the session with the engine fills it, the client's stream or session empties it. What waits is
+    merged, so that a slow reader costs the memory of its own answer and nothing more.
+
+    Args:
+        method: the contract's name of the call, for the log.
+        request_id: of the client's request, for the log.
+        on_news: called when something waits to be taken, once until it was.
+        on_end: called once, when the last response was taken or the call was closed.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        request_id: str,
+        prompt: Prompt,
+        choices: Sequence[Choice],
+        on_news: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._method = method
+        self._request_id = request_id
+        self._prompt = prompt
+        self._choices = choices
+        self._num_running = len(choices)
+        self._on_news = on_news
+        self._on_end = on_end
+        self._call: Sequences | None = None
+        self._media: MediaCall | None = None
+        #: Indices of choices that the engine spoke of since the last `take`, in that order.
+        self._fed: dict[int, None] = {}
+        self._is_announced = False
+        self._is_closed = False
+        self._start_s = time.perf_counter()
+        #: What ended the call, when it failed.
+        self.error: TriptychError | None = None
+
+    def attach(self, call: Sequences, media: MediaCall | None = None) -> None:
+        """Say which sequences of the engine the choices are, and what reports on their media."""
+        self._call = call
+        self._media = media
+
+    def take(self) -> generation_pb2.GenerationCallResponse | None:
+        """What is new since the last time; None when that is nothing. One with usage or an error is the last."""
+        self._is_announced = False
+        deltas = [delta for index in self._fed if (delta := self._choices[index].take()) is not None]
+        self._fed.clear()
+        if self.error is not None:
+            self.close()
+            return generation_pb2.GenerationCallResponse(choices=deltas, error=to_request_error(self.error))
+        if self._num_running:
+            return generation_pb2.GenerationCallResponse(choices=deltas) if deltas else None
+        self.close()
+        usage, timings = _usage(self._prompt, self._choices), _timings(self._prompt, self._choices)
+        media = self._media.reports(self._choices[0].last) if self._media is not None else ()
+        return generation_pb2.GenerationCallResponse(choices=deltas, usage=usage, timings=timings, media=media)
+
+    def close(self) -> None:
+        """End what still runs in the engine, and log what the call cost. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._call is not None:
+            self._call.close()
+        self._log()
+        self._on_end()
+
+    # What the engine's session calls, see engine_client.Listener.
+
+    def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
+        try:
+            self._feed(index, output)
+        except Exception as error:
+            log.exception("unexpected error", extra={"request_id": self._request_id})
+            self.on_error(InternalError(f"internal error ({type(error).__name__}); the service's log has the details"))
+
+    def on_error(self, error: TriptychError) -> None:
+        self.error = self.error or error
+        self._announce()
+
+    def _feed(self, index: int, output: engine_pb2.SequenceOutput) -> None:
+        choice = self._choices[index]
+        had_matched = choice.has_matched_stop
+        choice.feed(output)
+        self._fed[index] = None
+        if choice.is_finished:
+            self._num_running -= 1
+        elif choice.has_matched_stop and not had_matched and self._call is not None:
+            # Its finish waits for the engine's word, a step at most, which brings cached tokens and timings.
+            self._call.abort(index)
+        self._announce()
+
+    def _announce(self) -> None:
+        if not self._is_announced:
+            self._is_announced = True
+            self._on_news()
+
+    def _log(self) -> None:
+        if self.error is not None:
+            end = self.error.reason
+        elif self._num_running:
+            end = "cancelled"
+        else:
+            names = {common_pb2.FinishReason.Name(choice.finish_reason) for choice in self._choices}
+            end = ", ".join(sorted(name.removeprefix("FINISH_REASON_").lower() for name in names))
+        log.info(
+            "%s: %d prompt and %d output tokens, %s, %.1f ms",
+            self._method,
+            len(self._prompt.token_ids),
+            sum(choice.num_tokens for choice in self._choices),
+            end,
+            (time.perf_counter() - self._start_s) * 1e3,
+            extra={"request_id": self._request_id},
+        )
+
+
+def _usage(prompt: Prompt, choices: Sequence[Choice]) -> common_pb2.Usage:
+    first = choices[0].last
+    usage = common_pb2.Usage(
+        prompt_tokens=len(prompt.token_ids),
+        completion_tokens=sum(choice.num_tokens for choice in choices),
+        # The prompt counts once, so do its cached tokens: further choices find what the first one computed.
+        cached_tokens=first.usage.cached_tokens if first is not None else 0,
+        cached_media_tokens=first.usage.cached_media_tokens if first is not None else 0,
+    )
+    if prompt.media:
+        usage.image_tokens, usage.audio_tokens, usage.video_tokens = (
+            sum(item.expansion.num_embeds for item in prompt.media if item.modality == modality)
+            for modality in (IMAGE, AUDIO, VIDEO)
+        )
+    return usage
+
+
+def _timings(prompt: Prompt, choices: Sequence[Choice]) -> common_pb2.Timings:
+    ended = [choice.last.timings for choice in choices if choice.last is not None]
+    timings = common_pb2.Timings()
+    timings.CopyFrom(max(ended, key=lambda timings: timings.queue_s + timings.prefill_s + timings.decode_s))
+    timings.preprocess_s = prompt.preprocess_s
+    return timings

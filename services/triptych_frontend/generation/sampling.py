@@ -1,0 +1,206 @@
+"""Checks and completes what a client asks of a generation, before the engine hears of it.
+
+Defaults are the contract's. The temperature, top_p and top_k that some models carry in generation_config.json are not applied:
+the same request means the same thing for every model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from triptych_common.pb import common_pb2, generation_pb2
+from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError
+
+from triptych_frontend.output.stop_strings import StopAutomaton
+
+MAX_STOP_STRINGS = 16
+#: Longest stop string, in characters: it is held in memory for each choice.
+MAX_STOP_CHARS = 1024
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+_FIELD = "options.sampling"
+
+#: 0.01 as the message's float32 has it, which is a little less.
+_LEAST_REPETITION_PENALTY = common_pb2.SamplingParams(repetition_penalty=0.01).repetition_penalty
+#: field -> least, most, and whether the least itself is out of range.
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    "temperature": (0, 100, False),
+    "top_p": (0, 1, True),
+    "min_p": (0, 1, False),
+    "presence_penalty": (-2, 2, False),
+    "frequency_penalty": (-2, 2, False),
+    "repetition_penalty": (_LEAST_REPETITION_PENALTY, 10, False),
+    "logprobs": (0, MAX_LOGPROBS, False),
+    "prompt_logprobs": (0, MAX_LOGPROBS, False),
+}
+_MAX_LOGIT_BIAS = 100.0
+_INT64 = 1 << 64
+
+
+@dataclass(frozen=True)
+class GenerationParams:
+    """Options of a generation, checked, with the defaults filled in."""
+
+    #: As the client sent it; `for_choice` completes it.
+    sampling: common_pb2.SamplingParams
+    stop: tuple[str, ...]
+    include_stop: bool
+    skip_special_tokens: bool
+    num_choices: int
+    is_final_only: bool
+    return_token_ids: bool
+    priority: int
+    cache_salt: str
+
+    @cached_property
+    def stop_automaton(self) -> StopAutomaton:
+        """Finds the stop strings; built once for all choices."""
+        return StopAutomaton(self.stop)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.sampling.HasField("logprobs")
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.sampling.HasField("prompt_logprobs")
+
+    def for_choice(self, index: int, max_tokens: int | None) -> common_pb2.SamplingParams:
+        """What the engine gets for one choice: its own seed, and the bound on its tokens where the frontend sets one."""
+        sampling = common_pb2.SamplingParams()
+        sampling.CopyFrom(self.sampling)
+        if max_tokens is not None:
+            sampling.max_tokens = max_tokens
+        if sampling.HasField("seed"):
+            # Past the largest seed goes on at the smallest.
+            sampling.seed = (sampling.seed + index + _INT64 // 2) % _INT64 - _INT64 // 2
+        return sampling
+
+
+def check_options(options: generation_pb2.GenerationOptions, vocab_size: int, echo: bool = False) -> GenerationParams:
+    """The options, checked. Raises InvalidRequestError naming field, limit and value.
+
+    Args:
+        echo: the prompt's text is part of the answer, and then its log probabilities can be.
+    """
+    sampling = common_pb2.SamplingParams()
+    sampling.CopyFrom(options.sampling)
+    _check_ranges(sampling)
+    _check_tokens(sampling, vocab_size)
+    if echo and sampling.HasField("logprobs") and not sampling.HasField("prompt_logprobs"):
+        sampling.prompt_logprobs = sampling.logprobs
+    if sampling.HasField("prompt_logprobs") and not echo:
+        raise InvalidRequestError(
+            "prompt_logprobs are reported with an echoed prompt only: set echo, in Complete",
+            field=f"{_FIELD}.prompt_logprobs",
+            value=sampling.prompt_logprobs,
+        )
+    num_choices = options.n if options.HasField("n") else 1
+    _check_range("options.n", num_choices, 1, MAX_CHOICES)
+    return GenerationParams(
+        sampling=sampling,
+        stop=_stop_strings(options.stop),
+        include_stop=options.include_stop_in_output,
+        skip_special_tokens=options.skip_special_tokens if options.HasField("skip_special_tokens") else True,
+        num_choices=num_choices,
+        is_final_only=options.output_mode == generation_pb2.OUTPUT_MODE_FINAL,
+        return_token_ids=options.return_token_ids,
+        priority=options.priority,
+        cache_salt=options.cache_salt,
+    )
+
+
+def max_output_tokens(sampling: common_pb2.SamplingParams, num_prompt_tokens: int, max_model_len: int, prompt_field: str) -> int:
+    """How many tokens may be generated: what was asked for, else what is left of the context. Raises ContextLengthError."""
+    left = max_model_len - num_prompt_tokens
+    asked = sampling.max_tokens if sampling.HasField("max_tokens") else None
+    if left < 0 or (asked is None and left == 0):
+        raise ContextLengthError(
+            f"the prompt has {num_prompt_tokens} tokens, and the model's context is {max_model_len} tokens, output included",
+            field=prompt_field,
+            limit=max_model_len,
+            value=num_prompt_tokens,
+        )
+    if asked is None:
+        return left
+    if asked > left:
+        raise ContextLengthError(
+            f"the prompt has {num_prompt_tokens} tokens and max_tokens is {asked}, together "
+            f"{num_prompt_tokens + asked}, more than the model's context of {max_model_len} tokens",
+            field=f"{_FIELD}.max_tokens",
+            limit=max_model_len,
+            value=num_prompt_tokens + asked,
+        )
+    return asked
+
+
+def _check_ranges(sampling: common_pb2.SamplingParams) -> None:
+    for name, (least, most, is_open) in _RANGES.items():
+        if sampling.HasField(name):
+            _check_range(f"{_FIELD}.{name}", getattr(sampling, name), least, most, is_open)
+    for token_id, bias in sampling.logit_bias.items():
+        _check_range(f"{_FIELD}.logit_bias[{token_id}]", bias, -_MAX_LOGIT_BIAS, _MAX_LOGIT_BIAS)
+    if sampling.HasField("max_tokens") and sampling.min_tokens > sampling.max_tokens:
+        raise InvalidRequestError(
+            f"min_tokens must not be more than max_tokens ({sampling.max_tokens}); given: {sampling.min_tokens}",
+            field=f"{_FIELD}.min_tokens",
+            limit=sampling.max_tokens,
+            value=sampling.min_tokens,
+        )
+
+
+def _check_range(field: str, value: float, least: float, most: float, is_open: bool = False) -> None:
+    # Written so that NaN, which is in no order with anything, is out of range.
+    if least <= value <= most and not (is_open and value == least):
+        return
+    interval = f"{'(' if is_open else '['}{least:g}, {most:g}]"
+    raise InvalidRequestError(f"{field} must be in {interval}; given: {value:g}", field=field, limit=interval, value=f"{value:g}")
+
+
+def _check_tokens(sampling: common_pb2.SamplingParams, vocab_size: int) -> None:
+    """Refuse what is not in the vocabulary, and drop repeats."""
+    _check_token_ids(f"{_FIELD}.logit_bias", sampling.logit_bias, vocab_size)
+    for name in ("allowed_token_ids", "bad_token_ids", "stop_token_ids"):
+        field, token_ids = f"{_FIELD}.{name}", getattr(sampling, name)
+        if len(token_ids) > vocab_size:
+            raise InvalidRequestError(
+                f"{field} may have at most as many token ids as the vocabulary, {vocab_size}; given: {len(token_ids)}",
+                field=field,
+                limit=vocab_size,
+                value=len(token_ids),
+            )
+        _check_token_ids(field, token_ids, vocab_size)
+        token_ids[:] = dict.fromkeys(token_ids)
+
+
+def _check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if token_id >= vocab_size:
+            raise InvalidRequestError(
+                f"token ids in {field} must be below the vocabulary's size of {vocab_size}; given: {token_id}",
+                field=field,
+                limit=vocab_size - 1,
+                value=token_id,
+            )
+
+
+def _stop_strings(stop: Iterable[str]) -> tuple[str, ...]:
+    stops = tuple(stop)
+    if len(stops) > MAX_STOP_STRINGS:
+        raise InvalidRequestError(
+            f"options.stop may have at most {MAX_STOP_STRINGS} strings; given: {len(stops)}",
+            field="options.stop",
+            limit=MAX_STOP_STRINGS,
+            value=len(stops),
+        )
+    for index, text in enumerate(stops):
+        if not 1 <= len(text) <= MAX_STOP_CHARS:
+            raise InvalidRequestError(
+                f"options.stop[{index}] must have 1 to {MAX_STOP_CHARS} characters; given: {len(text)}",
+                field=f"options.stop[{index}]",
+                limit=MAX_STOP_CHARS,
+                value=len(text),
+            )
+    return stops

@@ -1,0 +1,169 @@
+"""Media by address: http(s):, data: and file:, each within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+from triptych_common.media.data_url import decode_data_url
+from triptych_common.pb import common_pb2
+from triptych_common.rpc.errors import InvalidRequestError
+from yarl import URL
+
+from triptych_frontend.media.address_guard import ForbiddenAddressError, GuardedResolver, check_literal
+from triptych_frontend.media.item import AUDIO, IMAGE, VIDEO
+from triptych_frontend.settings import FrontendSettings
+
+#: Fetches at the same time; further ones wait, within their own time limit.
+_MAX_CONNECTIONS = 64
+_CHUNK_BYTES = 64 * 1024
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MAX_SHOWN_CHARS = 120
+#: Modality -> first halves of the content types that it comes as.
+_CONTENT_TYPES = {IMAGE: ("image",), AUDIO: ("audio", "video"), VIDEO: ("video", "image")}
+#: What servers say when they do not know.
+_UNKNOWN_TYPES = ("", "application/octet-stream", "binary/octet-stream", "application/ogg")
+
+
+class MediaFetcher:
+    """Gets media for clients; follows redirects hop by hop, so that each is checked. The environment's proxies are not used."""
+
+    def __init__(self, settings: FrontendSettings) -> None:
+        self._settings = settings
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Close what connections are left."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def fetch(
+        self, url: str, modality: common_pb2.Modality, field: str, take: Callable[[int], None] = lambda num_bytes: None
+    ) -> bytes:
+        """The file at an address.
+
+        Args:
+            field: where the item stands in the request, for errors.
+            take: told of bytes as they come; what it raises ends the fetch.
+
+        Raises:
+            InvalidRequestError: the address is not allowed, or the file cannot be had within the limits.
+        """
+        field = f"{field}.url"
+        scheme = url.partition(":")[0].lower()
+        try:
+            if scheme in ("http", "https"):
+                return await self._download(url, modality, take)
+            if scheme in ("data", "file"):
+                read = self._read_file if scheme == "file" else self._read_data
+                content = await asyncio.to_thread(read, url)
+                take(len(content))
+                return content
+            raise ValueError(f"must be an http:, https:, data: or file: address; given: {_shown(url)}")
+        except _TooLargeError as error:
+            raise InvalidRequestError(f"{field} {error}", field=field, limit=self._settings.max_media_bytes) from error
+        except (ValueError, ForbiddenAddressError) as error:
+            raise InvalidRequestError(f"{field} {error}", field=field, value=_shown(url)) from error
+
+    def _read_data(self, url: str) -> bytes:
+        return decode_data_url(url, self._settings.max_media_bytes)
+
+    def _read_file(self, url: str) -> bytes:
+        root = self._settings.allowed_media_root
+        if root is None:
+            raise ValueError("is a file: address, which this frontend does not allow (allowed_media_root)")
+        parts = urllib.parse.urlsplit(url)
+        if parts.netloc not in ("", "localhost"):
+            raise ValueError("must name a file of this machine, as file:///path")
+        refusal = ValueError("names no file below the allowed directory")
+        try:
+            path = Path(urllib.parse.unquote(parts.path)).resolve(strict=True)
+            if not path.is_relative_to(root.resolve(strict=True)):
+                raise refusal
+            # Without links, which are resolved; without waiting for the other end of a pipe.
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError, RuntimeError):
+            raise refusal from None
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise refusal
+        with os.fdopen(handle, "rb") as file:
+            content = file.read(self._settings.max_media_bytes + 1)
+        if len(content) > self._settings.max_media_bytes:
+            raise _TooLargeError(self._settings.max_media_bytes)
+        return content
+
+    async def _download(self, url: str, modality: common_pb2.Modality, take: Callable[[int], None]) -> bytes:
+        limit_s = self._settings.media_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._follow(URL(url), modality, take)
+        except TimeoutError:
+            raise ValueError(f"was not read within {limit_s:g} s (media_timeout_s)") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise ValueError(f"cannot be fetched: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
+
+    async def _follow(self, url: URL, modality: common_pb2.Modality, take: Callable[[int], None]) -> bytes:
+        for _ in range(self._settings.max_media_redirects + 1):
+            self._check_url(url)
+            async with self._open_session().get(url, allow_redirects=False) as response:
+                if response.status not in _REDIRECTS:
+                    return await self._body(response, modality, take)
+                location = response.headers.get("location")
+            if not location:
+                raise ValueError(f"answers {response.status} without saying where to go")
+            url = url.join(URL(location))
+        raise ValueError(f"redirects more than {self._settings.max_media_redirects} times (max_media_redirects)")
+
+    def _check_url(self, url: URL) -> None:
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ValueError(f"leads to {_shown(str(url))}, which is no http: or https: address")
+        if not self._settings.allow_private_media_addresses:
+            # Names are checked where they are resolved; aiohttp asks no resolver about addresses.
+            check_literal(url.host)
+
+    async def _body(self, response: aiohttp.ClientResponse, modality: common_pb2.Modality, take: Callable[[int], None]) -> bytes:
+        if response.status != 200:
+            raise ValueError(f"answers {response.status}")
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in _UNKNOWN_TYPES and kind.partition("/")[0] not in _CONTENT_TYPES[modality]:
+            raise ValueError(f"has the content type {kind[:_MAX_SHOWN_CHARS]}, none of {'/*, '.join(_CONTENT_TYPES[modality])}/*")
+        encoding = response.headers.get("content-encoding", "identity").lower()
+        if encoding != "identity":
+            raise ValueError(f"comes compressed as {encoding[:_MAX_SHOWN_CHARS]}, though it was asked for as it is")
+        limit = self._settings.max_media_bytes
+        if (response.content_length or 0) > limit:
+            raise _TooLargeError(limit)
+        body = bytearray()
+        async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+            body += chunk
+            if len(body) > limit:
+                raise _TooLargeError(limit)
+            take(len(chunk))
+        return bytes(body)
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            resolver = None if self._settings.allow_private_media_addresses else GuardedResolver()
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=_MAX_CONNECTIONS, resolver=resolver, use_dns_cache=False),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"accept-encoding": "identity", "user-agent": "triptych"},
+                auto_decompress=False,
+                trust_env=False,
+            )
+        return self._session
+
+
+class _TooLargeError(ValueError):
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"is larger than {limit} bytes (max_media_bytes)")
+
+
+def _shown(url: str) -> str:
+    return url if len(url) <= _MAX_SHOWN_CHARS else url[:_MAX_SHOWN_CHARS] + "..."

@@ -1,0 +1,196 @@
+"""What a media file says about itself: size, length, rate. Nothing is decoded that need not be, and nothing without a limit.
+
+Must agree with what the encoder decodes: the same formats, the same orientation, the same ways to count samples and frames.
+"""
+
+from __future__ import annotations
+
+import struct
+from io import BytesIO
+from typing import Any
+
+import av
+import soundfile
+from PIL import Image, UnidentifiedImageError
+from triptych_common.media.container import open_container
+from triptych_common.media.limits import IMAGE_FORMATS, MAX_SAMPLING_RATE, MAX_VIDEO_FRAMES, MIN_SAMPLING_RATE, MediaLimits
+from triptych_common.pb import common_pb2
+from triptych_common.rpc.errors import InvalidRequestError
+
+from triptych_frontend.media.item import AUDIO, IMAGE, MODALITY_NAMES, AudioHeader, ImageHeader, MediaHeader, VideoHeader
+
+_ORIENTATION_TAG = 0x0112
+#: EXIF orientations that swap width and height.
+_TURNED = frozenset({5, 6, 7, 8})
+_PNG_HEADER_BYTES = 8
+_BLOCK_SAMPLES = 1 << 16
+_PCM_BYTES = {"PCM_U8": 1, "PCM_S8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "FLOAT": 4, "DOUBLE": 8}
+
+# The limit is ours, and checked before a pixel is decoded; Pillow's own would only warn.
+Image.MAX_IMAGE_PIXELS = None
+
+
+def read_header(content: bytes, modality: common_pb2.Modality, limits: MediaLimits, field: str) -> MediaHeader:
+    """Size and length of a raw file.
+
+    Args:
+        field: where the item stands in the request, for errors.
+
+    Raises:
+        InvalidRequestError: it is no such file, it is damaged or empty, or it crosses a limit.
+    """
+    if not content:
+        raise InvalidRequestError(f"{field} is an empty file (0 bytes)", field=field, limit=1, value=0)
+    try:
+        if modality == IMAGE:
+            return _image_header(content, limits, field)
+        if modality == AUDIO:
+            return _audio_header(content, limits, field)
+        return _video_header(content, limits, field)
+    except InvalidRequestError:
+        raise
+    # Parsers of many formats run here on files that anybody may have written; beside their own errors they stumble.
+    except Exception as error:
+        name = MODALITY_NAMES.get(modality, "media")
+        raise InvalidRequestError(
+            f"{field} is damaged, or no {name} that can be read: {_first_line(error)}", field=field
+        ) from error
+
+
+def _image_header(content: bytes, limits: MediaLimits, field: str) -> ImageHeader:
+    try:
+        with Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
+            width, height = image.size
+            _check_pixels(width, height, limits, field)
+            orientation = _orientation(image, content)
+    except UnidentifiedImageError as error:
+        known = ", ".join(IMAGE_FORMATS)
+        raise InvalidRequestError(f"{field} is no image of a known format; known are {known}", field=field, limit=known) from error
+    # What Pillow's parsers raise for broken files.
+    except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error) as error:
+        raise InvalidRequestError(f"{field} is a damaged image: {error}", field=field) from error
+    return ImageHeader(height, width) if orientation in _TURNED else ImageHeader(width, height)
+
+
+def _orientation(image: Image.Image, content: bytes) -> Any:
+    if image.format == "TIFF":
+        return None  # Pillow turns these itself, and says their upright size
+    if image.format == "PNG" and "exif" not in image.info:
+        exif = _png_exif(content)
+        if exif is not None:
+            parsed = Image.Exif()
+            parsed.load(exif)
+            return parsed.get(_ORIENTATION_TAG)
+    # Not image.getexif(): of a PNG that decodes the pixels, in search of a chunk behind them.
+    return Image.Image.getexif(image).get(_ORIENTATION_TAG)
+
+
+def _png_exif(content: bytes) -> bytes | None:
+    position = _PNG_HEADER_BYTES
+    while position + 8 <= len(content):
+        length, kind = struct.unpack_from(">I4s", content, position)
+        if kind == b"eXIf":
+            return content[position + 8 : position + 8 + length]
+        position += 12 + int(length)
+    return None
+
+
+def _check_pixels(width: int, height: int, limits: MediaLimits, field: str) -> None:
+    if width < 1 or height < 1:
+        raise InvalidRequestError(f"{field} has no pixels ({width}x{height})", field=field, limit=1, value=f"{width}x{height}")
+    if width * height > limits.max_pixels:
+        raise InvalidRequestError(
+            f"{field} is {width}x{height}, {width * height} pixels; at most {limits.max_pixels} are taken",
+            field=field,
+            limit=limits.max_pixels,
+            value=width * height,
+        )
+
+
+def _audio_header(content: bytes, limits: MediaLimits, field: str) -> AudioHeader:
+    try:
+        with soundfile.SoundFile(BytesIO(content)) as file:
+            rate = int(file.samplerate)
+            _check_audio(rate, int(file.frames), limits, field)
+            num_samples = _count_samples(file, len(content), limits, field)
+    except (soundfile.LibsndfileError, RuntimeError):
+        rate, num_samples = _container_audio(content, limits, field)
+    if num_samples < 1:
+        raise InvalidRequestError(f"{field} has no samples", field=field, limit=1, value=0)
+    return AudioHeader(num_samples, rate)
+
+
+def _count_samples(file: soundfile.SoundFile, num_bytes: int, limits: MediaLimits, field: str) -> int:
+    """Samples per channel that come out: the header's number where the file is long enough for it, else by reading."""
+    width = _PCM_BYTES.get(file.subtype)
+    if width is not None and file.format in ("WAV", "WAVEX", "AIFF") and file.frames * file.channels * width <= num_bytes:
+        return int(file.frames)
+    num_samples = 0
+    while block := len(file.read(_BLOCK_SAMPLES, dtype="float32", always_2d=True)):
+        num_samples += block
+        _check_audio(file.samplerate, num_samples, limits, field)
+    return num_samples
+
+
+def _check_audio(rate: int, num_samples: int, limits: MediaLimits, field: str) -> None:
+    if not MIN_SAMPLING_RATE <= rate <= MAX_SAMPLING_RATE:
+        message = f"{field} has {rate} samples per second; {MIN_SAMPLING_RATE} to {MAX_SAMPLING_RATE} are taken"
+        raise InvalidRequestError(message, field=field, limit=MAX_SAMPLING_RATE, value=rate)
+    if num_samples > limits.max_samples(rate):
+        seconds, most = f"{num_samples / rate:.1f}", f"{limits.max_samples(rate) / rate:g}"
+        message = f"{field} is {seconds} s long or more; at most {most} s are taken at {rate} samples per second"
+        raise InvalidRequestError(message, field=field, limit=most, value=seconds)
+
+
+def _container_audio(content: bytes, limits: MediaLimits, field: str) -> tuple[int, int]:
+    """Rate and samples of what libsndfile cannot read: m4a, webm, the sound track of a video. Decodes, and keeps nothing."""
+    try:
+        with open_container(content, limits.max_pixels) as container:
+            if not container.streams.audio:
+                raise InvalidRequestError(f"{field} has no sound in it", field=field)
+            rate = int(container.streams.audio[0].codec_context.sample_rate)
+            num_samples = 0
+            for frame in container.decode(audio=0):
+                num_samples += frame.samples
+                _check_audio(rate, num_samples, limits, field)
+            return rate, num_samples
+    except (av.FFmpegError, EOFError, ValueError) as error:
+        raise InvalidRequestError(
+            f"{field} is no sound of a known format, or damaged: {_first_line(error)}", field=field
+        ) from error
+
+
+def _video_header(content: bytes, limits: MediaLimits, field: str) -> VideoHeader:
+    try:
+        with open_container(content, limits.max_pixels) as container:
+            if not container.streams.video:
+                raise InvalidRequestError(f"{field} has no pictures in it", field=field)
+            stream = container.streams.video[0]
+            width, height = stream.codec_context.width, stream.codec_context.height
+            _check_pixels(width, height, limits, field)
+            rate = stream.average_rate or stream.base_rate or stream.guessed_rate
+            # Headers may lie about the number of frames, or not know it.
+            num_frames = 0
+            for packet in container.demux(stream):
+                num_frames += packet.size > 0
+                if num_frames > MAX_VIDEO_FRAMES:
+                    message = f"{field} has more than {MAX_VIDEO_FRAMES} frames"
+                    raise InvalidRequestError(message, field=field, limit=MAX_VIDEO_FRAMES)
+    except (av.FFmpegError, EOFError, ValueError) as error:
+        raise InvalidRequestError(
+            f"{field} is no video of a known format, or damaged: {_first_line(error)}", field=field
+        ) from error
+    if num_frames < 1:
+        raise InvalidRequestError(f"{field} has no frames", field=field, limit=1, value=0)
+    if not rate:
+        raise InvalidRequestError(f"{field} does not say how many frames per second it has", field=field)
+    header = VideoHeader(width, height, num_frames, float(rate))
+    if header.duration_s > limits.max_video_s:
+        seconds = f"{header.duration_s:.1f}"
+        message = f"{field} is {seconds} s long; at most {limits.max_video_s:g} s are taken"
+        raise InvalidRequestError(message, field=field, limit=limits.max_video_s, value=seconds)
+    return header
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,98 @@
+"""Media items on their way through the frontend: what a client handed in, what its header says, what it becomes in the prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from triptych_common.pb import common_pb2
+
+IMAGE, AUDIO, VIDEO = common_pb2.MODALITY_IMAGE, common_pb2.MODALITY_AUDIO, common_pb2.MODALITY_VIDEO
+#: Modality -> its name in chat templates, in transformers' processors and in messages for people.
+MODALITY_NAMES: dict[common_pb2.Modality, str] = {IMAGE: "image", AUDIO: "audio", VIDEO: "video"}
+
+
+@dataclass(frozen=True)
+class ImageHeader:
+    """An image's size as it is to be seen: after its EXIF orientation."""
+
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class AudioHeader:
+    """A sound's length."""
+
+    #: Per channel.
+    num_samples: int
+    sampling_rate: int
+
+    @property
+    def duration_s(self) -> float:
+        return self.num_samples / self.sampling_rate
+
+
+@dataclass(frozen=True)
+class VideoHeader:
+    """A video's size and length."""
+
+    width: int
+    height: int
+    num_frames: int
+    fps: float
+
+    @property
+    def duration_s(self) -> float:
+        return self.num_frames / self.fps
+
+
+MediaHeader = ImageHeader | AudioHeader | VideoHeader
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """What a media item's placeholder becomes in the prompt."""
+
+    #: Placeholder tokens with whatever stands between and around them.
+    text: str
+    #: Tokens in it whose embeddings come from the encoder.
+    num_embeds: int
+    #: What positions depend on, by the names of the arguments of get_rope_index; the first dimension counts items.
+    layout: tuple[tuple[str, np.ndarray], ...] = ()
+
+
+@dataclass(frozen=True)
+class MediaPart:
+    """The place of a media item in a message."""
+
+    modality: common_pb2.Modality
+
+
+@dataclass(frozen=True)
+class MediaInput:
+    """A media item as the client handed it in."""
+
+    item: common_pb2.MediaItem
+    #: Where it stands in the request, e.g. `messages[0].content[1].media`.
+    field: str
+    #: The item's own processor options; checked against the model's processor later.
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PreparedMedia:
+    """A media item that is ready to be encoded."""
+
+    modality: common_pb2.Modality
+    #: See triptych_common.media.key.
+    key: bytes
+    #: The raw file; kept until the first token, so that a lost embedding can be made again. None when only the encoder has it.
+    content: bytes | None
+    #: Canonical JSON, part of the key.
+    options_json: str
+    expansion: Expansion
+    #: Where it stands in the request.
+    field: str
+    tenant_salt: str = ""

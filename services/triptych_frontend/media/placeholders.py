@@ -1,0 +1,235 @@
+"""What a media item becomes in the prompt, from its size alone: placeholder text, number of embeddings, what positions need."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from triptych_common.media.geometry import VIDEO_OPTIONS, FrameSampling, resampled_length
+from triptych_common.media.key import canonical_options
+from triptych_common.media.processor_options import NOT_FOR_REQUESTS
+from triptych_common.pb import common_pb2
+from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError
+
+from triptych_frontend.media.item import (
+    AUDIO,
+    IMAGE,
+    MODALITY_NAMES,
+    VIDEO,
+    AudioHeader,
+    Expansion,
+    ImageHeader,
+    MediaHeader,
+    VideoHeader,
+)
+from triptych_frontend.media.processor import VIDEO_PROCESSORS, merged_options
+from triptych_frontend.media.sized_media import zeros
+from triptych_frontend.media.torchless_processors import MAX_ITEMS
+
+_KINDS = {IMAGE: "images_kwargs", AUDIO: "audio_kwargs", VIDEO: "videos_kwargs"}
+_PARTS = {IMAGE: "image_processor", AUDIO: "feature_extractor", VIDEO: "video_processor"}
+_CACHE_SIZE = 4096
+_MAX_EMBEDS = 1 << 20
+
+
+class PlaceholderExpander:
+    """Runs the checkpoint's processor on sizes. Any number of threads may use it at once.
+
+    Args:
+        processor: from `load_media_processor`.
+        config: transformers' configuration of the model.
+        encode: token ids of a text, special tokens read as such.
+    """
+
+    def __init__(self, processor: Any, config: Any, encode: Any) -> None:
+        self._processor = processor
+        self._encode = encode
+        #: Tokens whose embeddings come from an encoder.
+        self.embed_token_ids = _embed_token_ids(config)
+        #: Of one item: more than the model's context are not even written down.
+        self.max_embeds = _MAX_EMBEDS
+        self._is_omni = "omni" in str(getattr(config, "model_type", ""))
+        self.modalities = frozenset(modality for modality in MODALITY_NAMES if self._takes(modality))
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[tuple[object, str], Expansion] = OrderedDict()
+
+    def _takes(self, modality: common_pb2.Modality) -> bool:
+        name = MODALITY_NAMES[modality]
+        if not getattr(self._processor, _PARTS[modality], None) or not getattr(self._processor, f"{name}_token", None):
+            return False
+        if modality == VIDEO:
+            known = VIDEO_PROCESSORS.values()
+            return self._processor.video_processor.config.get("video_processor_type") in known and not self._is_omni
+        return True
+
+    @property
+    def sampling_rate(self) -> int:
+        """The rate that sounds are resampled to, in Hz."""
+        return int(self._processor.feature_extractor.sampling_rate)
+
+    def max_items(self, modality: common_pb2.Modality) -> int | None:
+        """Items of the modality that one prompt may have; None for any number."""
+        return MAX_ITEMS.get(type(self._processor).__name__) if modality == AUDIO else None
+
+    def placeholder(self, modality: common_pb2.Modality) -> str:
+        """The text that chat templates put where an item shall stand."""
+        token: str = getattr(self._processor, f"{MODALITY_NAMES[modality]}_token")
+        return token
+
+    def options_for(self, modality: common_pb2.Modality, options: Mapping[str, Any], field: str) -> tuple[dict[str, Any], set[str]]:
+        """The options that concern an item of a modality, without nesting, and the names that were used up.
+
+        `images_kwargs`, `audio_kwargs` and `videos_kwargs` hold options of one modality; others are for each whose processor knows
+        them.
+
+        Raises:
+            InvalidRequestError: no part of the model's processor knows an option.
+        """
+        own, used = {}, set()
+        for name, value in options.items():
+            if name in _KINDS.values():
+                if not isinstance(value, dict):
+                    raise InvalidRequestError(f"{field}: {name} must be an object", field=field, limit="object", value=name)
+                self._check_known(value, [item for item, kind in _KINDS.items() if kind == name], field)
+                if name == _KINDS[modality]:
+                    used.add(name)
+            else:
+                self._check_known({name: value}, list(_KINDS), field)
+                if name in self._known_options(modality):
+                    own[name] = value
+                    used.add(name)
+        return own | dict(options.get(_KINDS[modality]) or {}), used
+
+    def _check_known(self, options: Mapping[str, Any], modalities: Sequence[common_pb2.Modality], field: str) -> None:
+        known = frozenset[str]().union(*(self._known_options(modality) for modality in modalities))
+        unknown = sorted(options.keys() - known)
+        if unknown:
+            raise InvalidRequestError(
+                f"{field}: this model's processor has no option {unknown[0]!r}; known are {', '.join(sorted(known))}",
+                field=field,
+                limit=", ".join(sorted(known)),
+                value=unknown[0],
+            )
+
+    def _known_options(self, modality: common_pb2.Modality) -> frozenset[str]:
+        if modality not in self.modalities:
+            return frozenset()
+        if modality == VIDEO:
+            return VIDEO_OPTIONS
+        part = getattr(self._processor, _PARTS[modality])
+        # As the encoder has it; feature extractors have none.
+        return frozenset(getattr(getattr(part, "valid_kwargs", None), "__annotations__", ())) - NOT_FOR_REQUESTS
+
+    def expand(self, header: MediaHeader, options: Mapping[str, Any], field: str) -> Expansion:
+        """What an item becomes; remembered by size and options.
+
+        Raises:
+            InvalidRequestError: the model's processor refuses the size or the options.
+            ContextLengthError: it would take more tokens than there can be.
+        """
+        key = (header, canonical_options(options))
+        with self._lock:
+            found = self._cache.get(key)
+            if found is not None:
+                self._cache.move_to_end(key)
+                return found
+        try:
+            expansion = self._expand(header, dict(options), field)
+        except InvalidRequestError:
+            raise
+        # The processor's own code, which raises what it likes about sizes and options that it does not take.
+        except Exception as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InvalidRequestError(f"{field}: the model's processor refuses it: {reason}", field=field) from error
+        if not expansion.num_embeds:
+            raise InvalidRequestError(f"{field} is too small: it would take no token", field=field, limit=1, value=0)
+        with self._lock:
+            self._cache[key] = expansion
+            while len(self._cache) > _CACHE_SIZE:
+                self._cache.popitem(last=False)
+        return expansion
+
+    def _expand(self, header: MediaHeader, options: dict[str, Any], field: str) -> Expansion:
+        if isinstance(header, ImageHeader):
+            return self._expand_image(header, options)
+        if isinstance(header, AudioHeader):
+            return self._expand_audio(header, options)
+        return self._expand_video(header, options, field)
+
+    def _expand_image(self, header: ImageHeader, options: dict[str, Any]) -> Expansion:
+        image = zeros(3, header.height, header.width, dtype=np.uint8)
+        merged = merged_options(self._processor, "images_kwargs", options)
+        inputs, texts = self._processor._process_images([image], **merged)
+        grid = inputs.get("image_grid_thw")
+        return self._expansion(texts[0], {} if grid is None else {"image_grid_thw": grid})
+
+    def _expand_audio(self, header: AudioHeader, options: dict[str, Any]) -> Expansion:
+        samples = zeros(resampled_length(header.num_samples, header.sampling_rate, self.sampling_rate))
+        merged = merged_options(self._processor, "audio_kwargs", {**options, "sampling_rate": self.sampling_rate})
+        inputs, texts = self._processor._process_audio([samples], **merged)
+        mask = inputs.get("feature_attention_mask")
+        # Of the families with rotary positions in three dimensions, only the Omni ones place sounds by their length.
+        return self._expansion(texts[0], {"audio_seqlens": np.asarray(mask).sum(-1)} if self._is_omni and mask is not None else {})
+
+    def _expand_video(self, header: VideoHeader, options: dict[str, Any], field: str) -> Expansion:
+        from transformers.video_utils import VideoMetadata
+
+        geometry = self._processor.video_processor
+        indices = FrameSampling.from_config(geometry.config, options).indices(header.num_frames, header.fps)
+        grid = np.array([geometry.grid(len(indices), header.height, header.width, options)], np.int64)
+        self._check_num_embeds(int(grid.prod()) // geometry.merge_size**2, field)
+        metadata = VideoMetadata(
+            total_num_frames=header.num_frames, fps=header.fps, duration=header.duration_s, frames_indices=indices.tolist()
+        )
+        layout = {"video_grid_thw": grid}
+        if type(self._processor).__name__ == "Qwen2_5_VLProcessor":
+            layout["second_per_grid_ts"] = np.array([geometry.temporal_patch_size / metadata.sampled_fps], np.float32)
+        inputs = {"video_grid_thw": grid, "video_metadata": [metadata]}
+        return self._expansion(self._processor.replace_video_token(inputs, 0), layout)
+
+    def _check_num_embeds(self, num_embeds: int, field: str) -> None:
+        if num_embeds > self.max_embeds:
+            message = f"{field} takes {num_embeds} tokens; the model's context has {self.max_embeds}"
+            raise ContextLengthError(message, field=field, limit=self.max_embeds, value=num_embeds)
+
+    def _expansion(self, text: str, layout: Mapping[str, Any]) -> Expansion:
+        num_embeds = sum(token_id in self.embed_token_ids for token_id in self._encode(text))
+        tensors = ((name, np.asarray(value)) for name, value in layout.items())
+        wire = ((name, array.astype(np.float32 if array.dtype.kind == "f" else np.int64)) for name, array in tensors)
+        return Expansion(text, num_embeds, tuple(wire))
+
+
+def _embed_token_ids(config: Any) -> frozenset[int]:
+    configs = (config, getattr(config, "thinker_config", None))
+    names = [f"{modality}_{suffix}" for modality in MODALITY_NAMES.values() for suffix in ("token_id", "token_index")]
+    found = (getattr(one, name, None) for one in configs if one is not None for name in names)
+    return frozenset(int(token_id) for token_id in found if token_id is not None)
+
+
+def placeholder_ranges(
+    token_ids: Sequence[int], embed_token_ids: frozenset[int], num_embeds: Sequence[tuple[int, int]]
+) -> list[common_pb2.PlaceholderRange]:
+    """Where the embeddings of each item stand in a prompt.
+
+    Args:
+        num_embeds: in the prompt's order, each item's index and how many tokens it takes.
+
+    Raises:
+        ValueError: the prompt has more or fewer such tokens than the items take.
+    """
+    ids = np.asarray(token_ids, np.int64)
+    positions = np.flatnonzero(np.isin(ids, np.fromiter(embed_token_ids, np.int64)))
+    expected = sum(count for _, count in num_embeds)
+    if len(positions) != expected:
+        raise ValueError(f"the prompt has {len(positions)} placeholder tokens; its media items take {expected}")
+    ranges, start = [], 0
+    for media_index, count in num_embeds:
+        own = positions[start : start + count]
+        start += count
+        # A new range begins wherever a position does not follow the one before.
+        for run in np.split(own, np.flatnonzero(np.diff(own) != 1) + 1):
+            ranges.append(common_pb2.PlaceholderRange(offset=int(run[0]), length=len(run), media_index=media_index))
+    return ranges

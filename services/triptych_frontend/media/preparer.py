@@ -1,0 +1,197 @@
+"""From a client's media items to what the encoder and the engine need: bytes, size, placeholder text, key."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from triptych_common.media.key import canonical_options, content_hash, media_key_of_hash
+from triptych_common.media.processor_options import check_option_numbers
+from triptych_common.pb import common_pb2
+from triptych_common.rpc.errors import InvalidRequestError
+
+from triptych_frontend.encoders.pool import EncoderPool
+from triptych_frontend.media.aliases import KnownMedia, UuidAliases
+from triptych_frontend.media.budget import MediaBudget, MediaHold
+from triptych_frontend.media.fetch import MediaFetcher
+from triptych_frontend.media.header import read_header
+from triptych_frontend.media.item import MODALITY_NAMES, MediaInput, PreparedMedia
+from triptych_frontend.media.placeholders import PlaceholderExpander
+from triptych_frontend.settings import FrontendSettings
+
+#: Largest JSON of one item's processor options, in characters.
+_MAX_OPTIONS_CHARS = 16_384
+_MAX_UUID_CHARS = 256
+
+
+class MediaPreparer:
+    """Fetches, inspects and names the media of a request.
+
+    Args:
+        expander: None for a model that takes text only, or whose processor does not run here.
+        why_text_only: why there is no expander.
+        encoders: say what keys depend on beside the item.
+    """
+
+    def __init__(
+        self,
+        expander: PlaceholderExpander | None,
+        fetcher: MediaFetcher,
+        settings: FrontendSettings,
+        encoders: EncoderPool,
+        why_text_only: str = "this model takes text only",
+    ) -> None:
+        self._expander = expander
+        self._fetcher = fetcher
+        self._settings = settings
+        self._encoders = encoders
+        self._why_text_only = why_text_only
+        self._limits = settings.media_limits
+        self.aliases = UuidAliases(settings.max_media_aliases)
+        self.budget = MediaBudget(settings.max_live_media_bytes)
+        self._pool = ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media")
+
+    def close(self) -> None:
+        """Give the threads back."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def prepare(
+        self, items: Sequence[tuple[str, common_pb2.MediaItem]], tenant_salt: str, hold: MediaHold
+    ) -> list[PreparedMedia]:
+        """What the items become, in their order. All of them are fetched at the same time.
+
+        Args:
+            items: each with where it stands in the request.
+            tenant_salt: tenants of different salts share neither embeddings nor names.
+            hold: takes the bytes of the files; its owner releases it, also after an error.
+
+        Raises:
+            InvalidRequestError: the model or a limit does not allow them, or one cannot be had or read.
+            QueueFullError: live calls hold too many bytes of media already.
+            ServiceUnavailableError: no encoder is there.
+        """
+        inputs = self._checked(items)
+        await self._encoders.until_some()  # before anything is fetched for nothing
+        tasks = [asyncio.create_task(self._prepare_one(media, tenant_salt, hold)) for media in inputs]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _checked(self, items: Sequence[tuple[str, common_pb2.MediaItem]]) -> list[MediaInput]:
+        if self._expander is None:
+            field, item = items[0]
+            name = MODALITY_NAMES.get(item.modality, "media")
+            raise InvalidRequestError(f"{self._why_text_only}, and {field} is {name}", field=field, limit="text", value=name)
+        limit = self._settings.max_media_items
+        if len(items) > limit:
+            raise InvalidRequestError(
+                f"at most {limit} media items are taken per request (max_media_items); given: {len(items)}",
+                field=items[limit][0],
+                limit=limit,
+                value=len(items),
+            )
+        inputs, given, used = [], {}, set[str]()
+        for field, item in items:
+            self._check_modality(self._expander, field, item.modality, items)
+            if len(item.uuid) > _MAX_UUID_CHARS:
+                message = f"{field}.uuid may have at most {_MAX_UUID_CHARS} characters; given: {len(item.uuid)}"
+                raise InvalidRequestError(message, field=f"{field}.uuid", limit=_MAX_UUID_CHARS, value=len(item.uuid))
+            all_options = _options(item, field)
+            options, names = self._expander.options_for(item.modality, all_options, f"{field}.processor_options_json")
+            check_option_numbers(options, self._settings.max_image_pixels, f"{field}.processor_options_json")
+            given.update(dict.fromkeys(all_options, field))
+            used |= names
+            inputs.append(MediaInput(item, field, options))
+        unused = next((name for name in given if name not in used), None)
+        if unused is not None:
+            field = f"{given[unused]}.processor_options_json"
+            message = f"{field}: no item of this request is of a modality that {unused!r} is for"
+            raise InvalidRequestError(message, field=field, value=unused)
+        return inputs
+
+    def _check_modality(
+        self,
+        expander: PlaceholderExpander,
+        field: str,
+        modality: common_pb2.Modality,
+        items: Sequence[tuple[str, common_pb2.MediaItem]],
+    ) -> None:
+        if modality not in expander.modalities:
+            known = ", ".join(["text", *sorted(MODALITY_NAMES[one] for one in expander.modalities)])
+            name = MODALITY_NAMES.get(modality, "of no modality")
+            raise InvalidRequestError(f"this model takes {known}, and {field} is {name}", field=field, limit=known, value=name)
+        limit = expander.max_items(modality)
+        count = sum(item.modality == modality for _, item in items)
+        if limit is not None and count > limit:
+            message = f"this model takes at most {limit} {MODALITY_NAMES[modality]} per request; given: {count}"
+            raise InvalidRequestError(message, field=field, limit=limit, value=count)
+
+    async def _prepare_one(self, media: MediaInput, tenant_salt: str, hold: MediaHold) -> PreparedMedia:
+        content = await self._content(media, hold)
+        if content is None:
+            known = self._known(media, tenant_salt)
+        else:
+            known = await self._run(lambda: self._inspect(content, media))
+            if media.item.uuid:
+                self.aliases.learn(tenant_salt, media.item.uuid, known)
+        assert self._expander is not None  # noqa: S101 - see _checked
+        expander = self._expander
+        expansion = await self._run(lambda: expander.expand(known.header, media.options, media.field))
+        options_json = canonical_options(media.options)
+        key = media_key_of_hash(self._encoders.key_scope(), known.modality, known.content_hash, options_json, tenant_salt)
+        return PreparedMedia(known.modality, key, content, options_json, expansion, media.field, tenant_salt)
+
+    async def _content(self, media: MediaInput, hold: MediaHold) -> bytes | None:
+        """The raw file; None when the client gave a name alone."""
+        item, kind = media.item, media.item.WhichOneof("source")
+        if kind == "data":
+            limit, content = self._settings.max_media_bytes, item.data
+            if len(content) > limit:
+                message = f"{media.field} may have at most {limit} bytes; given: {len(content)}"
+                raise InvalidRequestError(message, field=media.field, limit=limit, value=len(content))
+            hold.take(len(content), media.field)
+            return content
+        if kind == "url":
+            return await self._fetcher.fetch(
+                item.url, item.modality, media.field, lambda num_bytes: hold.take(num_bytes, media.field)
+            )
+        if item.uuid:
+            return None
+        raise InvalidRequestError(f"{media.field} needs data, a url, or the uuid of an earlier item", field=media.field)
+
+    def _known(self, media: MediaInput, tenant_salt: str) -> KnownMedia:
+        known = self.aliases.find(tenant_salt, media.item.uuid)
+        if known is None or known.modality != media.item.modality:
+            field = f"{media.field}.uuid"
+            raise InvalidRequestError(
+                f"{field} is not known here (any more); send the item itself with it", field=field, value=media.item.uuid
+            )
+        return known
+
+    def _inspect(self, content: bytes, media: MediaInput) -> KnownMedia:
+        header = read_header(content, media.item.modality, self._limits, media.field)
+        return KnownMedia(media.item.modality, content_hash(content), header)
+
+    async def _run(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def _options(item: common_pb2.MediaItem, field: str) -> dict[str, Any]:
+    field = f"{field}.processor_options_json"
+    if len(item.processor_options_json) > _MAX_OPTIONS_CHARS:
+        raise InvalidRequestError(
+            f"{field} may have at most {_MAX_OPTIONS_CHARS} characters", field=field, limit=_MAX_OPTIONS_CHARS
+        )
+    try:
+        options = json.loads(item.processor_options_json or "{}")
+        canonical_options(options).encode()
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise InvalidRequestError(f"{field} is not valid JSON: {error}", field=field) from error
+    if not isinstance(options, dict):
+        raise InvalidRequestError(f"{field} must be a JSON object", field=field, limit="object", value=type(options).__name__)
+    return options

@@ -1,0 +1,153 @@
+"""The checkpoint's own processor of media, loaded without torch, for what it knows about sizes and placeholder text."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import logging
+from pathlib import Path
+from typing import Any
+
+from triptych_common.model.store import read_json
+from triptych_common.rpc.errors import StartupError
+
+from triptych_frontend.media.sized_media import ghost_feature_extractor, ghost_image_processor
+from triptych_frontend.media.torchless_processors import ADAPTERS, CHAT_TEMPLATES, VideoGeometry, pixtral_processor
+
+log = logging.getLogger(__name__)
+#: Where checkpoints keep the configuration of their processors, new ways first.
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+_VIDEO_FILES = ("video_preprocessor_config.json", "preprocessor_config.json")
+#: Model type -> its video processor: those whose sampling and resizing are known here.
+VIDEO_PROCESSORS = {
+    "qwen2_vl": "Qwen2VLVideoProcessor",
+    "qwen2_5_vl": "Qwen2VLVideoProcessor",
+    "qwen3_vl": "Qwen3VLVideoProcessor",
+    "qwen3_vl_moe": "Qwen3VLVideoProcessor",
+}
+
+
+def load_media_processor(path: Path, hf_tokenizer: Any, max_pixels: int) -> Any | None:
+    """The processor of the checkpoint in a directory, working on sizes alone; None for a text-only model.
+
+    Args:
+        hf_tokenizer: transformers' tokenizer; some processors add tokens to it.
+        max_pixels: of what it may make of a picture.
+
+    Raises:
+        StartupError: the checkpoint has media, and its processor does not run here.
+    """
+    class_name = _processor_class_name(path)
+    if class_name is None:
+        return None
+    try:
+        return _load(path, class_name, hf_tokenizer, max_pixels)
+    # Code of many families runs here on files that anybody may have written.
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StartupError(f"the processor {class_name} of {path} cannot be loaded: {reason}") from error
+
+
+def default_chat_template(processor: Any) -> str | None:
+    """The processor's chat template, for checkpoints whose tokenizer has none."""
+    template = getattr(processor, "chat_template", None)
+    if isinstance(template, dict):
+        template = template.get("default")
+    return template or CHAT_TEMPLATES.get(type(processor).__name__)
+
+
+def _processor_class_name(path: Path) -> str | None:
+    config = read_json(path / "config.json")
+    if not any(name.endswith(("vision_config", "audio_config", "thinker_config")) for name in config):
+        return None
+    for file in _PROCESSOR_FILES:
+        name = read_json(path / file).get("processor_class")
+        if name:
+            return str(name)
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    model_type = str(config.get("model_type", "")).removesuffix("_thinker")
+    name = PROCESSOR_MAPPING_NAMES.get(model_type)
+    return str(name) if name else None
+
+
+def _load(path: Path, class_name: str, hf_tokenizer: Any, max_pixels: int) -> Any:
+    # Not from transformers itself, which in some versions hands out empty ones where it misses torchvision.
+    from transformers.models.auto.feature_extraction_auto import AutoFeatureExtractor
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+    cls = _processor_class(class_name)
+    parts: list[Any] = []
+    for attribute in cls.get_attributes():
+        if attribute == "tokenizer":
+            parts.append(hf_tokenizer)
+        elif attribute == "image_processor":
+            loaded = AutoImageProcessor.from_pretrained(str(path), backend="pil", local_files_only=True)
+            parts.append(ghost_image_processor(loaded, max_pixels))
+        elif attribute == "feature_extractor":
+            loaded = AutoFeatureExtractor.from_pretrained(str(path), local_files_only=True)
+            parts.append(ghost_feature_extractor(loaded))
+        elif attribute == "video_processor":
+            parts.append(VideoGeometry(_video_config(path)))
+        else:
+            raise StartupError(f"its part {attribute} is not known here")
+    processor_dict, _ = cls.get_processor_dict(str(path), local_files_only=True)
+    return cls.from_args_and_dict(parts, processor_dict)
+
+
+def _processor_class(name: str) -> Any:
+    """The class, with its parts not checked for their classes, as stand-ins are among them."""
+    base: Any = pixtral_processor() if name == "PixtralProcessor" else _class_of_transformers(name)
+    adapter = ADAPTERS.get(name)
+    bases = (adapter, base) if adapter else (base,)
+    # from_args_and_dict reads the arguments' names off the function itself.
+    methods = {
+        "check_argument_for_proper_class": lambda self, name, value: type(value),
+        "__init__": base.__init__,
+        # transformers' own writes all parts as JSON, and is called for a log line.
+        "__repr__": object.__repr__,
+    }
+    return type(name, bases, methods)
+
+
+def _class_of_transformers(name: str) -> Any:
+    """The class from the module that defines it: `transformers` itself hands out empty ones where it misses torch."""
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    model_type = next((model_type for model_type, found in PROCESSOR_MAPPING_NAMES.items() if found == name), None)
+    if model_type is None:
+        raise StartupError("transformers has no such class")
+    family = model_type_to_module_name(model_type)
+    module: Any = importlib.import_module(f"transformers.models.{family}.processing_{family}")
+    if name == "SmolVLMProcessor" and not module.num2words:
+        # A package that it insists on and needs for videos alone, which are not taken here.
+        module.num2words = str
+    return getattr(module, name)
+
+
+def _video_config(path: Path) -> dict[str, Any]:
+    """The video processor's configuration, wherever the checkpoint has it."""
+    config = dict(read_json(path / "processor_config.json").get("video_processor") or {})
+    for file in _VIDEO_FILES:
+        config = config or dict(read_json(path / file))
+    if config.get("video_processor_type") not in VIDEO_PROCESSORS.values():
+        # Older checkpoints of Qwen2-VL and 2.5-VL describe images alone, and leave the rest to the family.
+        config["video_processor_type"] = VIDEO_PROCESSORS.get(read_json(path / "config.json").get("model_type", ""), "")
+    return config
+
+
+def merged_options(processor: Any, kind: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What the processor calls its part for a modality with: its own defaults, then the options.
+
+    Args:
+        kind: images_kwargs, audio_kwargs or videos_kwargs.
+
+    Raises:
+        ValueError, TypeError: an option has a value that the processor does not take.
+    """
+    init_kwargs = getattr(processor.tokenizer, "init_kwargs", {})
+    merged = processor._merge_kwargs(
+        processor.valid_processor_kwargs, tokenizer_init_kwargs=init_kwargs, **{kind: copy.deepcopy(options)}
+    )[kind]
+    return {**merged, "return_tensors": "np"}

@@ -1,0 +1,109 @@
+"""transformers' processors run on media that are not there: the sizes come out exact, and no pixel or sample is touched.
+
+How many tokens an image takes follows from its size, through rounding, tiling and padding rules that each family writes its own
+way. Rather than repeat them, the family's own code runs here on arrays of stride 0, which take 4 bytes whatever their shape;
+the primitives at the bottom (resize, normalize, spectrogram) answer with such arrays too. Whatever a family does beside them is
+done for real on zeros, which is slower and as right.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from triptych_common.media.geometry import check_made_pixels, resized
+
+
+def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    """An array of zeros that takes the memory of one, read-only."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def ghost_image_processor(processor: Any, max_pixels: int) -> Any:
+    """The same image processor (of transformers' PIL backend), working on sizes alone.
+
+    Args:
+        max_pixels: of what it makes of a picture; its methods raise ValueError for more.
+
+    Raises:
+        ValueError: it is none of that backend.
+    """
+    from transformers.image_processing_backends import PilBackend
+
+    family = type(processor)
+    if not issubclass(family, PilBackend):
+        raise ValueError(f"{family.__name__} does not run without torch")
+    # Python's method resolution puts the ghost between the family's own methods and the primitives that those call.
+    bases = (family, _ghost_backend(PilBackend, max_pixels))
+    methods = {}
+    if hasattr(family, "pad_to_square"):
+
+        def pad_to_square(self: Any, image: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
+            edge = max(image.shape[-2:])
+            check_made_pixels(edge, edge, max_pixels)
+            return zeros(image.shape[0], edge, edge, dtype=image.dtype)
+
+        methods["pad_to_square"] = pad_to_square
+    processor.__class__ = type(family.__name__, (_GridOnly, *bases) if hasattr(family, "patchify") else bases, methods)
+    return processor
+
+
+class _GridOnly:
+    """For Qwen2-VL's image processor, whose patches would be real arrays of up to hundreds of megabytes: the grid alone."""
+
+    def _preprocess(
+        self: Any, images: list[np.ndarray], do_resize: bool, size: Any, resample: Any, patch_size: int, merge_size: int, **_: Any
+    ) -> dict[str, np.ndarray]:
+        if do_resize:
+            images = [self.resize(image, size=size, resample=resample, factor=patch_size * merge_size) for image in images]
+        grids = [(1, image.shape[-2] // patch_size, image.shape[-1] // patch_size) for image in images]
+        return {"image_grid_thw": np.array(grids, np.int64)}
+
+
+def _ghost_backend(backend: type, max_pixels: int) -> type:
+    from transformers.image_transforms import get_resize_output_image_size, get_size_with_aspect_ratio
+    from transformers.image_utils import ChannelDimension, get_image_size_for_max_height_width
+
+    class GhostBackend(backend):
+        """Primitives of the PIL backend, on shapes; images are (channels, height, width)."""
+
+        def process_image(self, image: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
+            return image
+
+        def resize(self, image: np.ndarray, size: Any, *args: Any, **kwargs: Any) -> np.ndarray:
+            height, width = image.shape[-2:]
+            check_made_pixels(*resized(height, width, size), max_pixels)
+            if size.shortest_edge and size.longest_edge:
+                new_size = get_size_with_aspect_ratio((height, width), size.shortest_edge, size.longest_edge)
+            elif size.shortest_edge:
+                first = ChannelDimension.FIRST
+                new_size = get_resize_output_image_size(
+                    image, size=size.shortest_edge, default_to_square=False, input_data_format=first
+                )
+            elif size.max_height and size.max_width:
+                new_size = get_image_size_for_max_height_width((height, width), size.max_height, size.max_width)
+            elif size.height and size.width:
+                new_size = (size.height, size.width)
+            else:
+                raise ValueError(f"no image can be resized to {size.height}x{size.width}")
+            return zeros(image.shape[0], *new_size, dtype=image.dtype)
+
+        def rescale(self, image: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
+            return zeros(*image.shape)
+
+        def normalize(self, image: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
+            return zeros(*image.shape)
+
+    return GhostBackend
+
+
+def ghost_feature_extractor(extractor: Any) -> Any:
+    """The same feature extractor, without spectrograms: lengths and masks stay exact."""
+    family = type(extractor)
+
+    def spectrogram(self: Any, waveform: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
+        return zeros(len(waveform), self.feature_size, waveform.shape[-1] // self.hop_length)
+
+    methods = {"_np_extract_fbank_features": spectrogram, "_torch_extract_fbank_features": spectrogram}
+    extractor.__class__ = type(family.__name__, (family,), methods)
+    return extractor

@@ -1,0 +1,1 @@
+"""From output tokens to text."""

@@ -1,0 +1,40 @@
+"""Log probabilities of token ids, with the tokens' texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from triptych_common.pb import engine_pb2, generation_pb2
+
+from triptych_frontend.output.token_text import TokenTexts
+
+
+def token_logprob(logprobs: engine_pb2.TokenLogprobs, texts: TokenTexts, text_offset: int) -> generation_pb2.TokenLogprob:
+    """One position's log probabilities, as clients see them.
+
+    Args:
+        text_offset: where the token's text starts in the choice's text, in characters.
+    """
+    text, data = texts.get(logprobs.token_id)
+    top = []
+    for token_id, logprob in zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True):
+        top_text, top_data = texts.get(token_id)
+        top.append(generation_pb2.TopLogprob(token_id=token_id, token=top_text, token_bytes=top_data, logprob=logprob))
+    return generation_pb2.TokenLogprob(
+        token_id=logprobs.token_id, token=text, token_bytes=data, logprob=logprobs.logprob, top=top, text_offset=text_offset
+    )
+
+
+def prompt_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[engine_pb2.TokenLogprobs], offsets: Sequence[int], texts: TokenTexts
+) -> Iterator[generation_pb2.TokenLogprob]:
+    """The log probabilities of an echoed prompt. Its first token has none, as nothing stands before it.
+
+    Args:
+        logprobs: entry i describes prompt token i + 1.
+        offsets: where each prompt token's text starts, in characters.
+    """
+    text, data = texts.get(token_ids[0])
+    yield generation_pb2.TokenLogprob(token_id=token_ids[0], token=text, token_bytes=data, text_offset=offsets[0])
+    for entry, offset in zip(logprobs, offsets[1:], strict=True):
+        yield token_logprob(entry, texts, offset)

@@ -1,0 +1,259 @@
+"""From a conversation to token ids, through the model's own chat template."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+from triptych_common.pb import common_pb2
+from triptych_common.rpc.errors import InvalidRequestError, StartupError
+
+from triptych_frontend.media.item import MODALITY_NAMES, Expansion, MediaPart
+from triptych_frontend.media.placeholders import placeholder_ranges
+from triptych_frontend.prompt.tokenizer import Tokenizer
+from triptych_frontend.prompt.user_text import Piece, UserTextGuard, control_token_pattern
+
+_PROBE = "triptych probe"
+#: Template variables that a client may set although they are parameters of transformers' apply_chat_template.
+_CLIENT_VARIABLES = {"tools", "documents"}
+
+
+@dataclass(frozen=True)
+class ChatTurn:
+    """One message, as the template sees it."""
+
+    role: str
+    #: Texts and media in the order in which the model shall see them; no two texts follow each other.
+    parts: tuple[str | MediaPart, ...]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All text of the turn."""
+        return "\n".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def media(self) -> list[MediaPart]:
+        """The media of the turn, in order."""
+        return [part for part in self.parts if isinstance(part, MediaPart)]
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A conversation as a prompt."""
+
+    #: As the template rendered it: one placeholder per media item.
+    text: str
+    #: With the placeholders expanded.
+    token_ids: list[int]
+    placeholders: list[common_pb2.PlaceholderRange]
+
+
+class ChatTemplate:
+    """Renders and tokenizes conversations. Any number of threads may use it at once.
+
+    transformers renders, in its Jinja sandbox. Without special-token text in the conversation the token ids are those of
+    `apply_chat_template(tokenize=True)`; such text is tokenized as plain text (see `user_text`). Protected are all special
+    tokens, and of the other added tokens those with which the template itself marks turns (DeepSeek's `<｜User｜>`); tokens such
+    as `<think>` or `<tool_call>` are left alone, as assistant turns of a history contain them on purpose.
+
+    Args:
+        source: a Jinja template to use instead of the model's own.
+        placeholders: of a multimodal model, the text that stands for an item of each modality before it is expanded.
+        embed_token_ids: tokens whose embeddings come from an encoder.
+
+    Raises:
+        StartupError: the template has a syntax error.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        source: str | None = None,
+        placeholders: Mapping[common_pb2.Modality, str] | None = None,
+        embed_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._source = source or _own_template(tokenizer)
+        self._placeholders = placeholders or {}
+        self._embed_token_ids = embed_token_ids
+        self._placeholder_pattern = control_token_pattern(self._placeholders.values())
+        if self._source is None:
+            return
+        try:
+            self._takes_parts = not self._shows_probe(_PROBE) and self._shows_probe([{"type": "text", "text": _PROBE}])
+            # Others take a string, and placeholders in it as they are.
+            self._places_media_parts = self._shows_media()
+        except jinja2.TemplateSyntaxError as error:
+            raise StartupError(f"the chat template has a syntax error in line {error.lineno}: {error.message}") from error
+        added = tokenizer.added_tokens
+        turns = self._probe_turns()
+        media = {tokenizer.backend.id_to_token(token_id) for token_id in embed_token_ids} | set(self._placeholders.values())
+        control = {
+            token_id: token
+            for token_id, token in added.items()
+            if token.special or token.content in turns or token.content in media
+        }
+        self._control_ids = control.keys() | embed_token_ids
+        normalizer = tokenizer.backend.normalizer
+        matched_normalized = normalizer is not None and any(token.normalized for token in control.values())
+        self._normalize = normalizer.normalize_str if matched_normalized else None
+        contents = [token.content for token in control.values()] + [text for text in media if text]
+        self._control_pattern = control_token_pattern(contents + [self._normalize(text) for text in contents if self._normalize])
+
+    def render(
+        self,
+        turns: Sequence[ChatTurn],
+        variables: Mapping[str, Any],
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        expansions: Sequence[tuple[common_pb2.Modality, Expansion]] = (),
+    ) -> RenderedChat:
+        """The prompt of a conversation.
+
+        Args:
+            variables: further variables for the template; may name neither parameters of the rendering nor `messages`.
+            expansions: what the media of the turns become, in their order.
+
+        Raises:
+            InvalidRequestError: the model has no template, or the template or its sandbox refused.
+        """
+        if self._source is None:
+            raise InvalidRequestError("this model has no chat template; use Complete, or start the frontend with --chat-template")
+        for name in variables.keys() & _reserved_variables():
+            raise InvalidRequestError(f"template_kwargs_json must not set {name!r}", field="template_kwargs_json", value=name)
+        guard = UserTextGuard(self._control_pattern, self._normalize)
+        try:
+            rendered = self._apply(
+                [self._message(turn, guard) for turn in turns],
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **guard.protect(dict(variables)),
+            )
+        # A template is code, and may fail in every way in which code can: undefined variables, types, raise_exception ...
+        except Exception as error:
+            reason = guard.restore(str(error)) or type(error).__name__
+            raise InvalidRequestError(f"the model's chat template refused the conversation: {reason}", field="messages") from error
+        pieces, order = self._expanded(guard.pieces(rendered), expansions)
+        try:
+            token_ids = self._tokenizer.encode_pieces(pieces, self._control_ids)
+            num_embeds = [(index, expansions[index][1].num_embeds) for index in order]
+            placeholders = placeholder_ranges(token_ids, self._embed_token_ids, num_embeds) if order else []
+        except ValueError as error:
+            raise InvalidRequestError(str(error), field="messages") from error
+        return RenderedChat(guard.restore(rendered), token_ids, placeholders)
+
+    def _expanded(
+        self, pieces: Iterable[Piece], expansions: Sequence[tuple[common_pb2.Modality, Expansion]]
+    ) -> tuple[list[Piece], list[int]]:
+        """The pieces with placeholders expanded, and the indices of the media in the order in which the template placed them.
+
+        Raises:
+            InvalidRequestError: the template did not place each item once.
+        """
+        if not expansions:
+            return list(pieces), []
+        of_text = {text: modality for modality, text in self._placeholders.items()}
+        waiting: dict[common_pb2.Modality, list[int]] = {modality: [] for modality in self._placeholders}
+        for index, (modality, _) in enumerate(expansions):
+            waiting[modality].append(index)
+        order: list[int] = []
+
+        def expand(match: re.Match[str]) -> str:
+            items = waiting[of_text[match[0]]]
+            if not items:
+                raise InvalidRequestError("the model's chat template places more media than the messages have", field="messages")
+            order.append(items.pop(0))
+            return expansions[order[-1]][1].text
+
+        # What users wrote is plain, and so are the placeholders in it.
+        expanded = [p if p.is_plain else Piece(self._placeholder_pattern.sub(expand, p.text), False) for p in pieces]
+        left = next((modality for modality, items in waiting.items() if items), None)
+        if left is not None:
+            name = MODALITY_NAMES[left]
+            raise InvalidRequestError(f"the model's chat template has no place for {name} items here", field="messages", value=name)
+        return expanded, order
+
+    def _message(self, turn: ChatTurn, guard: UserTextGuard) -> dict[str, Any]:
+        texts = [part if isinstance(part, str) else "" for part in turn.parts]
+        if len(turn.parts) > 1 and _joins_to_control_token(texts, self._control_pattern):
+            protected = [guard.as_plain(text) for text in texts]
+        else:
+            protected = [guard.protect(text) for text in texts]
+        if self._takes_parts or (turn.media and self._places_media_parts):
+            content: Any = [
+                {"type": MODALITY_NAMES[part.modality]} if isinstance(part, MediaPart) else {"type": "text", "text": text}
+                for part, text in zip(turn.parts, protected, strict=True)
+            ]
+        else:
+            content = "\n".join(
+                self._placeholders[part.modality] if isinstance(part, MediaPart) else text
+                for part, text in zip(turn.parts, protected, strict=True)
+            )
+        message = {"role": turn.role, "content": content}
+        return message if turn.name is None else message | {"name": guard.protect(turn.name)}
+
+    def _apply(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        text: str = self._tokenizer.hf.apply_chat_template(messages, chat_template=self._source, tokenize=False, **options)
+        return text
+
+    def _shows_probe(self, content: Any) -> bool:
+        """Whether the template prints content of this form. Most take a string, those of multimodal models a list of parts."""
+        try:
+            return _PROBE in self._apply([{"role": "user", "content": content}])
+        except jinja2.TemplateSyntaxError:
+            raise
+        except Exception:  # see render
+            return False
+
+    def _shows_media(self) -> bool:
+        """Whether the template prints the placeholder of a media part beside text."""
+        for modality, placeholder in self._placeholders.items():
+            parts = [{"type": MODALITY_NAMES[modality]}, {"type": "text", "text": _PROBE}]
+            try:
+                rendered = self._apply([{"role": "user", "content": parts}])
+            except Exception:  # noqa: S112 - see render
+                continue
+            if placeholder in rendered and _PROBE in rendered:
+                return True
+        return False
+
+    def _probe_turns(self) -> str:
+        """A short conversation as rendered: it shows the tokens that the template marks turns with."""
+        content = [{"type": "text", "text": _PROBE}] if self._takes_parts else _PROBE
+        system, user, assistant = ({"role": role, "content": content} for role in ("system", "user", "assistant"))
+        for messages in ([system, user, assistant, user], [user, assistant, user], [user]):
+            try:
+                return self._apply(messages)
+            except Exception:  # noqa: S112 - see render; some templates know no system turn
+                continue
+        return ""
+
+
+def _joins_to_control_token(texts: Sequence[str], pattern: re.Pattern[str]) -> bool:
+    """Whether texts, put together as templates do that place media first, would show a control token that none of them has."""
+    alone = sum(len(pattern.findall(text)) for text in texts)
+    strips = (str, str.strip, str.lstrip, str.rstrip)
+    return any(len(pattern.findall("".join(map(strip, texts)))) != alone for strip in strips)
+
+
+def _own_template(tokenizer: Tokenizer) -> str | None:
+    try:
+        template: str | None = tokenizer.hf.get_chat_template()
+    except ValueError:  # none, or several and no default among them
+        return None
+    return template
+
+
+@functools.cache
+def _reserved_variables() -> frozenset[str]:
+    """Names that mean something to the rendering itself: a client must not bring a template of its own through them."""
+    from transformers import PreTrainedTokenizerBase  # late: see no_torch
+
+    parameters = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+    return parameters - _CLIENT_VARIABLES | {"messages"}

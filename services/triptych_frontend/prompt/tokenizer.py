@@ -1,0 +1,161 @@
+"""The model's tokenizer: text to token ids and back."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable, Iterable, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+from triptych_common.rpc.errors import StartupError
+
+from triptych_frontend.output.token_text import TokenTexts
+from triptych_frontend.prompt.user_text import Piece, UserTextGuard, control_token_pattern
+
+
+class Tokenizer:
+    """A fast tokenizer of transformers, used through its Rust backend. Any number of threads may use it at once.
+
+    The backend is used directly because transformers' own `__call__` sets truncation and padding on it each time, which is not
+    safe between threads, and costs as much again as tokenizing a short text. Of the backend's methods the batch ones are used,
+    with batches of one: they release the interpreter's lock, `encode` and `decode` do not (tokenizers 0.23: 3 MB of text stop
+    every other thread for 1.3 s).
+
+    Args:
+        hf: a transformers tokenizer with a `backend_tokenizer`.
+    """
+
+    def __init__(self, hf: Any) -> None:
+        #: transformers' tokenizer; for chat templates.
+        self.hf = hf
+        #: tokenizers.Tokenizer
+        self.backend = hf.backend_tokenizer
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        added = self.backend.get_added_tokens_decoder()
+        #: token id -> tokenizers.AddedToken, special or not.
+        self.added_tokens: dict[int, Any] = dict(added)
+        self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.token_texts = TokenTexts(self.backend, {token_id: token.content for token_id, token in added.items()})
+        self._special_pattern = control_token_pattern(token.content for token in added.values() if token.special)
+        letter, line_break = self.encode("a", add_special_tokens=False), self.encode("\n", add_special_tokens=False)
+        #: What `_without_prefix` cuts off, and whether it has to.
+        self._anchor_ids = line_break
+        self._prefixes_start = self.encode("\na", add_special_tokens=False)[len(line_break) :] != letter
+        #: What the tokenizer adds around a text, e.g. a begin-of-sequence token.
+        self._added_before, self._added_after = _around(self.encode("a", add_special_tokens=True), letter)
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """Load from a model directory. Raises StartupError when there is no fast tokenizer in it."""
+        from transformers import AutoTokenizer  # late: see no_torch
+
+        try:
+            hf = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise StartupError(f"cannot load the tokenizer in {path}: {str(error).splitlines()[0]}") from error
+        if getattr(hf, "backend_tokenizer", None) is None:
+            raise StartupError(f"{path} has no tokenizer.json (a fast tokenizer); {type(hf).__name__} is not supported")
+        tokenizer = cls(hf)
+        _give_memory_back()
+        return tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids; the text of special tokens is read as those tokens.
+
+        Args:
+            add_special_tokens: let the tokenizer add what it adds around a text, such as a begin-of-sequence token.
+        """
+        ids: list[int] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
+
+    def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids, and where each token's text stands: (start, end) in characters."""
+        encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        return encoding.ids, encoding.offsets
+
+    def encode_user_text(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of text that a user wrote: the text of special tokens stays text. Raises ValueError like `encode_pieces`."""
+        guard = UserTextGuard(self._special_pattern)
+        ids = self.encode_pieces(guard.pieces(guard.protect(text)), self.special_token_ids)
+        return [*self._added_before, *ids, *self._added_after] if add_special_tokens else ids
+
+    def encode_pieces(self, pieces: Iterable[Piece], forbidden_ids: Set[int]) -> list[int]:
+        """Token ids of a text in pieces: added tokens are read as such, except in the plain ones.
+
+        Args:
+            forbidden_ids: tokens that must not come out of plain pieces.
+
+        Raises:
+            ValueError: the vocabulary can spell a plain piece only with one of them.
+        """
+        ids: list[int] = []
+        plain: dict[str, list[int]] = {}
+        for number, piece in enumerate(pieces):
+            if piece.is_plain:
+                if piece.text not in plain:
+                    plain[piece.text] = self._encode_plain(piece.text, forbidden_ids)
+                ids += plain[piece.text]
+            elif number == 0:
+                ids += self.encode(piece.text, add_special_tokens=False)
+            else:
+                ids += self._without_prefix(piece.text, lambda text: self.encode(text, add_special_tokens=False))
+        return ids
+
+    def _encode_plain(self, text: str, forbidden_ids: Set[int]) -> list[int]:
+        ids = self._without_prefix(text, self._encode_without_added_tokens)
+        if forbidden_ids.isdisjoint(ids):
+            return ids
+        # The model's own vocabulary has the token's text as a word (Unigram models do): spell it character by character.
+        ids = [token_id for char in text for token_id in self._without_prefix(char, self._encode_without_added_tokens)]
+        if not forbidden_ids.isdisjoint(ids):
+            raise ValueError(f"the tokenizer cannot spell {text!r} as plain text")
+        return ids
+
+    def _encode_without_added_tokens(self, text: str) -> list[int]:
+        backend = self.backend
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        words = [text] if backend.pre_tokenizer is None else [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        return [token.id for word in words for token in backend.model.tokenize(word)]
+
+    def _without_prefix(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        """Encode behind a line break and cut that off, where the tokenizer would otherwise begin the text with a space.
+
+        The way of transformers' `_encode_chat_piece`.
+        """
+        if not self._prefixes_start:
+            return encode(text)
+        ids = encode("\n" + text)
+        num_anchor = len(self._anchor_ids)
+        return ids[num_anchor:] if ids[:num_anchor] == self._anchor_ids else encode(text)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """The text of token ids, all at once."""
+        text: str = self.backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
+        return text
+
+    def tokens(self, token_ids: Sequence[int]) -> list[str]:
+        """The vocabulary's own string of each token; empty for ids that no token uses."""
+        return [self.backend.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def __len__(self) -> int:
+        size: int = self.backend.get_vocab_size(with_added_tokens=True)
+        return size
+
+
+def _around(ids: list[int], inner: list[int]) -> tuple[list[int], list[int]]:
+    """What stands before and after `inner` in `ids`."""
+    for start in range(len(ids) - len(inner) + 1):
+        if ids[start : start + len(inner)] == inner:
+            return ids[:start], ids[start + len(inner) :]
+    return [], []
+
+
+def _give_memory_back() -> None:
+    """Return what parsing the vocabulary left behind to the system: about 30 MB with 49,152 tokens (glibc keeps it otherwise)."""
+    gc.collect()
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)

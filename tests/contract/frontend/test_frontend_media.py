@@ -1,0 +1,196 @@
+"""Media from a request to ids, ranges and references: a real frontend, a fake encoder, real gRPC between them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import support.builders.media_files as media
+from grpc.aio import AioRpcError
+from support.builders.frontend import Bench, chat_request, frontend_bench
+from support.fakes.encoder import SCOPE, FakeEncoder
+from support.fakes.grpc_server import serving
+from triptych_common.media.key import canonical_options, media_key
+from triptych_common.model.store import model_info
+from triptych_common.pb import common_pb2, generation_pb2, preprocess_pb2
+from triptych_common.rpc.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
+from triptych_common.rpc.status import from_rpc_error
+from triptych_common.rpc.tensors import to_numpy
+
+IMAGE, AUDIO, VIDEO = common_pb2.MODALITY_IMAGE, common_pb2.MODALITY_AUDIO, common_pb2.MODALITY_VIDEO
+Item = common_pb2.MediaItem
+
+
+@asynccontextmanager
+async def media_bench(family: str = "llava_siglip", **settings: Any) -> AsyncIterator[tuple[Bench, FakeEncoder]]:
+    path = media.checkpoint(family)
+    encoder = FakeEncoder(model_info(path, path.name))
+    async with (
+        serving(encoder.register) as address,
+        frontend_bench(model=path, **({"encoder_addresses": (address,)} | settings)) as bench,
+    ):
+        yield bench, encoder
+
+
+def chat(*parts: str | Item, **fields: Any) -> generation_pb2.ChatRequest:
+    content = [
+        generation_pb2.ContentPart(text=part) if isinstance(part, str) else generation_pb2.ContentPart(media=part) for part in parts
+    ]
+    return chat_request(messages=[generation_pb2.ChatMessage(role="user", content=content)], **fields)
+
+
+async def preprocess(bench: Bench, request: generation_pb2.ChatRequest) -> preprocess_pb2.PreprocessResponse:
+    return await bench.preprocess.Preprocess(preprocess_pb2.PreprocessRequest(chat=request))
+
+
+async def error_of(bench: Bench, request: generation_pb2.ChatRequest) -> TriptychError:
+    with pytest.raises(AioRpcError) as caught:
+        await preprocess(bench, request)
+    return from_rpc_error(caught.value)
+
+
+async def test_an_image_becomes_ranges_and_a_reference() -> None:
+    content = media.image()
+    async with media_bench() as (bench, encoder):
+        response = await preprocess(bench, chat(Item(modality=IMAGE, data=content), "What is this?"))
+        (found,) = response.placeholders
+        (ref,) = response.media
+        assert (found.length, found.media_index) == (16, 0)
+        assert len(set(response.token_ids[found.offset : found.offset + 16])) == 1
+        assert ref.key == media_key(SCOPE, IMAGE, content)
+        assert ref.encoder_address
+        assert response.prompt == "<|im_start|>user\n<image>\nWhat is this?<|im_end|>\n<|im_start|>assistant\n"
+        assert encoder.requests == [], "nothing is encoded by preprocessing"
+
+
+async def test_positions_get_what_they_need() -> None:
+    async with media_bench("qwen2_5_vl") as (bench, _):
+        items = [Item(modality=VIDEO, data=media.video()), Item(modality=IMAGE, data=media.image(100, 60))]
+        response = await preprocess(bench, chat(items[0], "and", items[1], "?"))
+    layouts = [{named.name: to_numpy(named.tensor).tolist() for named in ref.layout} for ref in response.media]
+    assert layouts == [{"video_grid_thw": [[2, 4, 4]], "second_per_grid_ts": [1.0]}, {"image_grid_thw": [[1, 4, 8]]}]
+    assert [(found.media_index, found.length) for found in response.placeholders] == [(0, 8), (1, 8)]
+
+
+async def test_sounds_by_bytes_and_several_items() -> None:
+    async with media_bench("qwen2_audio") as (bench, _):
+        items = [Item(modality=AUDIO, data=media.sound(length, rate)) for length, rate in ((24_000, 16_000), (22_050, 44_100))]
+        response = await preprocess(bench, chat(items[0], "and", items[1]))
+    assert [(found.media_index, found.length) for found in response.placeholders] == [(0, 37), (1, 12)]
+
+
+async def test_options_are_part_of_the_key_and_of_the_size() -> None:
+    content, options = media.image(200, 150), {"size": {"shortest_edge": 3136, "longest_edge": 3136}}
+    async with media_bench("qwen2_5_vl") as (bench, _):
+        plain = await preprocess(bench, chat(Item(modality=IMAGE, data=content), "?"))
+        text = json.dumps({"images_kwargs": options})
+        small = await preprocess(bench, chat(Item(modality=IMAGE, data=content, processor_options_json=text), "?"))
+    assert small.placeholders[0].length < plain.placeholders[0].length
+    assert small.media[0].key == media_key(SCOPE, IMAGE, content, canonical_options(options))
+
+
+async def test_salts_keep_keys_apart() -> None:
+    content = media.image()
+    async with media_bench() as (bench, _):
+        options = generation_pb2.GenerationOptions(cache_salt="a tenant")
+        response = await preprocess(bench, chat(Item(modality=IMAGE, data=content), "?", options=options))
+    assert response.media[0].key == media_key(SCOPE, IMAGE, content, "", "a tenant")
+
+
+async def test_names_stand_for_content_that_was_seen() -> None:
+    content, other = media.image(), media.image(20, 20)
+    async with media_bench() as (bench, _):
+        unknown = await error_of(bench, chat(Item(modality=IMAGE, uuid="cat"), "?"))
+        first = await preprocess(bench, chat(Item(modality=IMAGE, data=content, uuid="cat"), "?"))
+        again = await preprocess(bench, chat(Item(modality=IMAGE, uuid="cat"), "?"))
+        salted = generation_pb2.GenerationOptions(cache_salt="another tenant")
+        foreign = await error_of(bench, chat(Item(modality=IMAGE, uuid="cat"), "?", options=salted))
+        changed = await preprocess(bench, chat(Item(modality=IMAGE, data=other, uuid="cat"), "?"))
+        after = await preprocess(bench, chat(Item(modality=IMAGE, uuid="cat"), "?"))
+    assert unknown.field == foreign.field == "messages[0].content[0].media.uuid"
+    assert again.media[0].key == first.media[0].key == media_key(SCOPE, IMAGE, content)
+    assert after.media[0].key == changed.media[0].key == media_key(SCOPE, IMAGE, other)
+
+
+@pytest.mark.parametrize(
+    ("family", "item", "field", "reason"),
+    [
+        ("llava_siglip", Item(modality=IMAGE, data=media.archive()), "", "no image of a known format"),
+        ("llava_siglip", Item(modality=IMAGE, data=media.huge_png()), "", "60000x60000"),
+        ("llava_siglip", Item(modality=IMAGE, data=b""), "", "empty file"),
+        ("llava_siglip", Item(modality=IMAGE), "", "needs data, a url, or the uuid"),
+        ("llava_siglip", Item(data=media.image()), "", "is of no modality"),
+        ("llava_siglip", Item(modality=AUDIO, data=media.sound()), "", "takes text, image, and .* is audio"),
+        ("llava_siglip", Item(modality=IMAGE, data=media.image(), uuid="x" * 300), ".uuid", "at most 256 characters"),
+        ("llava_siglip", Item(modality=IMAGE, url="http://127.0.0.1:1/a.png"), ".url", "private, loopback"),
+        ("llava_siglip", Item(modality=IMAGE, url="file:///etc/passwd"), ".url", "does not allow"),
+        ("llava_siglip", Item(modality=IMAGE, data=media.image(), processor_options_json="{"), ".processor_options_json", "JSON"),
+        (
+            "llava_siglip",
+            Item(modality=IMAGE, data=media.image(), processor_options_json="[]"),
+            ".processor_options_json",
+            "object",
+        ),
+        (
+            "llava_siglip",
+            Item(modality=IMAGE, data=media.image(), processor_options_json='{"colour": 1}'),
+            ".processor_options_json",
+            "no option 'colour'",
+        ),
+        (
+            "qwen2_5_vl",
+            Item(modality=IMAGE, data=media.image(), processor_options_json='{"fps": 1}'),
+            ".processor_options_json",
+            "no item of this request is of a modality that 'fps' is for",
+        ),
+        ("qwen2_5_vl", Item(modality=IMAGE, data=media.image(10_000, 3)), "", "aspect ratio"),
+        ("qwen2_audio", Item(modality=AUDIO, data=media.sound(10)), "", "messages"),
+    ],
+)
+async def test_bad_items_are_refused_by_name(family: str, item: Item, field: str, reason: str) -> None:
+    async with media_bench(family) as (bench, encoder):
+        error = await error_of(bench, chat("Look:", item))
+        assert isinstance(error, InvalidRequestError)
+        assert error.field == f"messages[0].content[1].media{field}"
+        assert re.search(reason, error.message)
+        assert encoder.requests == []
+
+
+async def test_more_items_than_allowed_are_refused() -> None:
+    image = Item(modality=IMAGE, data=media.image())
+    async with media_bench(max_media_items=2) as (bench, _):
+        error = await error_of(bench, chat(image, image, image))
+    assert (error.field, error.limit, error.value) == ("messages[0].content[2].media", "2", "3")
+    sound = Item(modality=AUDIO, data=media.sound())
+    async with media_bench("audioflamingo3") as (bench, _):
+        error = await error_of(bench, chat(sound, sound))
+    assert "at most 1 audio per request" in error.message
+
+
+async def test_text_models_refuse_media() -> None:
+    async with frontend_bench() as bench:
+        error = await error_of(bench, chat("Look:", Item(modality=IMAGE, data=media.image())))
+    assert isinstance(error, InvalidRequestError)
+    assert (error.field, error.limit) == ("messages[0].content[1].media", "text")
+    assert "takes text only" in error.message
+
+
+async def test_without_an_encoder_media_wait_and_text_does_not() -> None:
+    async with media_bench(encoder_addresses=()) as (bench, _):
+        error = await error_of(bench, chat(Item(modality=IMAGE, data=media.image())))
+        assert isinstance(error, ServiceUnavailableError)
+        assert "encoder_addresses" in error.message
+        assert (await preprocess(bench, chat("Hi"))).token_ids
+
+
+async def test_an_encoder_of_another_model_is_not_used() -> None:
+    path = media.checkpoint("llava_siglip")
+    stranger = FakeEncoder(common_pb2.ModelInfo(name="other", fingerprint="f" * 64))
+    async with serving(stranger.register) as address, frontend_bench(model=path, encoder_addresses=(address,)) as bench:
+        error = await error_of(bench, chat(Item(modality=IMAGE, data=media.image())))
+    assert isinstance(error, ServiceUnavailableError)
+    assert "another model: other" in error.message

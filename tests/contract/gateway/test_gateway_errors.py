@@ -1,0 +1,111 @@
+"""Errors of the frontend, and a frontend that is away, as HTTP."""
+
+from __future__ import annotations
+
+import pytest
+from support.fakes.frontend import FakeFrontend, fails, running
+from support.fakes.gateway import CHAT, client_of, gateway_client
+from triptych_common.rpc.errors import (
+    ContextLengthError,
+    DuplicateRequestError,
+    InvalidRequestError,
+    NeverFitsError,
+    QueueFullError,
+    RequestAbortedError,
+    ServiceUnavailableError,
+    TriptychError,
+    UnimplementedError,
+)
+from triptych_gateway.app import create_app
+from triptych_gateway.settings import GatewaySettings
+
+ROWS: list[tuple[TriptychError, int, str]] = [
+    (InvalidRequestError("bad", field="options.sampling.top_p"), 400, "invalid_request"),
+    (ContextLengthError("2100 > 2048", field="messages"), 400, "context_length_exceeded"),
+    (NeverFitsError("needs 9 blocks of 8"), 400, "kv_cache_capacity_exceeded"),
+    (UnimplementedError("a text-only model"), 400, "unsupported"),
+    (DuplicateRequestError("id in use"), 409, "duplicate_request"),
+    (QueueFullError("64 wait", retry_after_s=1.2), 429, "queue_full"),
+    (RequestAbortedError("aborted"), 499, "aborted"),
+    (ServiceUnavailableError("the engine is away"), 503, "service_unavailable"),
+    (TriptychError("broken"), 500, "internal_error"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "code"), ROWS, ids=[row[2] for row in ROWS])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_error_of_the_frontend(stream: bool, error: TriptychError, status: int, code: str) -> None:
+    frontend = FakeFrontend()
+    frontend.script = fails(error)
+    async with gateway_client(frontend) as client:
+        response = await client.post("/v1/chat/completions", json=CHAT | {"stream": stream})
+    assert response.status_code == status
+    body = response.json()["error"]
+    assert (body["code"], body["message"]) == (code, error.message)
+    assert ("retry-after" in response.headers) == (status in (429, 503))
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ("options.sampling.top_p", "top_p"),
+        ("sampling.logit_bias", "logit_bias"),
+        ("options.stop[1]", "stop[1]"),
+        ("messages[0].content[1].media", "messages[0].content[1]"),
+        ("template_kwargs_json", "chat_template_kwargs"),
+        ("", None),
+    ],
+)
+async def test_param_is_the_rest_name_of_the_field(field: str, param: str | None) -> None:
+    frontend = FakeFrontend()
+    frontend.script = fails(InvalidRequestError("bad", field=field))
+    async with gateway_client(frontend) as client:
+        response = await client.post("/v1/chat/completions", json=CHAT)
+    assert response.json()["error"]["param"] == param
+
+
+async def test_retry_after_is_the_frontends() -> None:
+    frontend = FakeFrontend()
+    frontend.script = fails(QueueFullError("64 wait", retry_after_s=11.2))
+    async with gateway_client(frontend) as client:
+        response = await client.post("/v1/chat/completions", json=CHAT)
+    assert response.headers["retry-after"] == "12"
+
+
+async def test_crash_of_the_frontends_code_tells_no_secrets() -> None:
+    frontend = FakeFrontend()
+    frontend.script = fails(RuntimeError("password is 1234"))  # type: ignore[arg-type]
+    async with gateway_client(frontend) as client:
+        response = await client.post("/v1/chat/completions", json=CHAT)
+    assert response.status_code == 500
+    assert "1234" not in response.text
+
+
+async def test_unreachable_frontend() -> None:
+    async with running(FakeFrontend()) as address:
+        pass
+    app = create_app(GatewaySettings(frontend_address=address))
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        response = await client.post("/v1/chat/completions", json=CHAT)
+        models = await client.get("/v1/models")
+        health = await client.get("/health")
+    for refused in (response, models):
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        assert address not in refused.text
+    assert health.status_code == 200
+    assert health.json()["frontend"]["ready"] is False
+
+
+async def test_error_in_the_gateway_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> None:
+        raise RuntimeError("password is 1234")
+
+    monkeypatch.setattr("triptych_gateway.dialects.convert.chat_request", broken)
+    async with gateway_client() as client:
+        response = await client.post("/v1/chat/completions", json=CHAT, headers={"origin": "http://page"})
+    assert response.status_code == 500
+    assert "1234" not in response.text
+    assert response.json()["error"]["code"] == "internal_error"
+    assert response.headers["x-request-id"]
+    assert response.headers["access-control-allow-origin"] == "*"

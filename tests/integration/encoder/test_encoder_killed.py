@@ -1,0 +1,78 @@
+"""kill -9 of an encoder's process under load: text goes on, media get an answer or a clean error, and its successor serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+import support.builders.media_files as media
+from contract.frontend.test_frontend_media_generation import request
+from grpc.aio import AioRpcError
+from support.builders.frontend import Bench, frontend_bench, joined
+from support.fakes.engine import says
+from support.fakes.media_engine import FakeMediaEngine
+from support.fakes.waiting import until
+from triptych_cli.stack.ports import free_port
+from triptych_common.rpc.errors import QueueFullError, ServiceUnavailableError
+from triptych_common.rpc.status import from_rpc_error
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
+_START_TIMEOUT_S = 90.0
+
+
+@contextlib.asynccontextmanager
+async def encoder_process(model: str, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    command = ["-m", "triptych_encoder", "--model", model, "--port", str(port), "--control-port", "0", "--log-level", "WARNING"]
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def ask(bench: Bench, number: int) -> str:
+    """What became of a request: answered, or the reason of its error. Every second one has a picture of its own."""
+    parts = ["Hi"] if number % 2 else [media.image(20 + number % 97, 20 + number // 97), "What is this?"]
+    try:
+        responses = [response async for response in bench.generation.Chat(request(*parts))]
+    except AioRpcError as failed:
+        error = from_rpc_error(failed)
+        assert isinstance(error, (ServiceUnavailableError, QueueFullError)), error
+        assert number % 2 == 0, f"text was refused: {error}"
+        return error.reason
+    assert joined(responses)
+    return "answered"
+
+
+@pytest.mark.parametrize("wait_for", ["bytes_sent", "miss"])
+async def test_mixed_requests_survive_a_killed_encoder(wait_for: str) -> None:
+    path = str(media.checkpoint("llava_siglip"))
+    port = free_port("127.0.0.1")
+    settings = {"encoder_addresses": (f"127.0.0.1:{port}",)}
+    async with frontend_bench(
+        says([20, 21]), model=media.checkpoint("llava_siglip"), engine_class=FakeMediaEngine, **settings
+    ) as bench:
+        encoders, counts = bench.frontend._encoders, bench.frontend._encoder_client.counts
+        async with encoder_process(path, port) as process:
+            await until(lambda: bool(encoders.connected), _START_TIMEOUT_S)
+            asked = [asyncio.create_task(ask(bench, number)) for number in range(250)]
+            # In the middle of encoding; or with embeddings that are there, and not all of them fetched.
+            await until(lambda: counts[wait_for] >= 20)
+            process.send_signal(signal.SIGKILL)
+            outcomes = Counter(await asyncio.gather(*asked))
+        async with encoder_process(path, port):
+            await until(lambda: bool(encoders.connected), _START_TIMEOUT_S)
+            after = Counter(await asyncio.gather(*(ask(bench, number) for number in range(250))))
+        assert outcomes.total() == 250
+        assert outcomes["answered"] >= 125
+        assert after == {"answered": 250}
+        assert not bench.frontend.num_live_requests
+        await until(lambda: not bench.engine.live)

@@ -1,0 +1,44 @@
+"""examples/: each question of its README gets the answer that stands there, from what `make serve` serves."""
+
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.stack import Stack
+from triptych_common.settings import DEFAULT_MODEL
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+_EXAMPLES = Path(__file__).parents[3] / "examples"
+#: Rows of the table: picture, question, answer.
+_ROWS = re.findall(r"^\| !\[.+?\]\((.+?)\) \| (.+?) \| (.+?) \|$", (_EXAMPLES / "README.md").read_text(), re.MULTILINE)
+
+
+def ask(stack: Stack, name: str, question: str) -> Any:
+    data = base64.b64encode((_EXAMPLES / name).read_bytes()).decode()
+    url = f"data:image/{Path(name).suffix[1:]};base64,{data}"
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
+    body = {"model": DEFAULT_MODEL, "temperature": 0, "messages": [{"role": "user", "content": content}]}
+    return stack.http.post("/v1/chat/completions", json=body).raise_for_status().json()
+
+
+def test_there_are_examples() -> None:
+    assert {name for name, _, _ in _ROWS} == {path.name for path in _EXAMPLES.iterdir()} - {"README.md"}
+
+
+@pytest.mark.parametrize(("name", "question", "right"), _ROWS)
+def test_an_example_gets_its_answer(stack: Stack, name: str, question: str, right: str) -> None:
+    assert ask(stack, name, question)["choices"][0]["message"]["content"] == right
+
+
+def test_the_same_picture_again_is_not_encoded_again(stack: Stack) -> None:
+    name, question, right = _ROWS[0]
+    ask(stack, name, question)
+    again = ask(stack, name, question)
+    assert [item["encoder_cache"] for item in again["triptych"]["media"]] == ["hit"]
+    other = ask(stack, name, "What shape is it?")
+    assert other["usage"]["prompt_tokens_details"]["cached_media_tokens"] > 0
+    assert (again["choices"][0]["message"]["content"], other["choices"][0]["message"]["content"]) == (right, "Circle")

@@ -1,0 +1,121 @@
+"""Builders for engine tests: requests, schedulers, tiny checkpoints; what a test does not care about is defaulted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+from triptych_common.pb import common_pb2, engine_pb2
+from triptych_engine.media.item import Bidirectional, MediaTraits, Modality
+from triptych_engine.rpc.convert_media import to_prompt_media
+from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.pacer import StepPacer
+from triptych_engine.scheduling.request import Request, SamplingParams
+from triptych_engine.scheduling.scheduler import Scheduler
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+
+
+def a_request(request_id: str = "r", prompt: list[int] | None = None, **sampling: Any) -> Request:
+    """A greedy request of eight tokens; keyword arguments change its sampling."""
+    return Request(request_id, [1, 2, 3] if prompt is None else prompt, replace(GREEDY, **sampling))
+
+
+#: Stands for pictures in prompts of `a_media_request`.
+PLACEHOLDER = 49
+
+
+def traits(bidirectional: Bidirectional = Bidirectional.NONE, **more: Any) -> MediaTraits:
+    """Of a model that takes pictures."""
+    return MediaTraits({Modality.IMAGE: frozenset({PLACEHOLDER})}, hidden_size=1, bidirectional=bidirectional, **more)
+
+
+def a_media_message(
+    request_id: str, parts: Sequence[int | tuple[bytes, Sequence[int]]], address: str = "encoder:1"
+) -> engine_pb2.EngineRequest:
+    """A prompt of tokens and items, each an item's name and the lengths of its runs, which a token stands between."""
+    prompt: list[int] = []
+    message = engine_pb2.EngineRequest(request_id=request_id)
+    for part in parts:
+        if isinstance(part, int):
+            prompt.append(part)
+            continue
+        name, lengths = part
+        for number, length in enumerate(lengths):
+            prompt += [3] if number else []
+            message.placeholders.add(offset=len(prompt), length=length, media_index=len(message.media))
+            prompt += [PLACEHOLDER] * length
+        message.media.add(modality=common_pb2.MODALITY_IMAGE, key=name.ljust(32, b"."), encoder_address=address)
+    message.prompt_token_ids.extend(prompt)
+    return message
+
+
+def a_media_request(
+    request_id: str,
+    parts: Sequence[int | tuple[bytes, Sequence[int]]],
+    bidirectional: Bidirectional = Bidirectional.NONE,
+    address: str = "encoder:1",
+    **sampling: Any,
+) -> Request:
+    """A greedy request of eight tokens about pictures; see `a_media_message`."""
+    message = a_media_message(request_id, parts, address)
+    request = a_request(request_id, list(message.prompt_token_ids), **sampling)
+    request.media = to_prompt_media(message, request.prompt_token_ids, traits(bidirectional))
+    return request
+
+
+def a_scheduler(
+    num_blocks: int = 64,
+    block_size: int = 4,
+    *,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 32,
+    max_waiting: int = 1000,
+    max_model_len: int = 256,
+    max_embeddings: int = 1000,
+    enable_prefix_caching: bool = True,
+    pacer: StepPacer | None = None,
+) -> Scheduler:
+    return Scheduler(
+        KVCacheManager(num_blocks, block_size, enable_prefix_caching),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_waiting=max_waiting,
+        max_model_len=max_model_len,
+        max_embeddings=max_embeddings,
+        pacer=pacer,
+    )
+
+
+def a_tiny_llama_config(**overrides: Any) -> LlamaConfig:
+    values: dict[str, Any] = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "eos_token_id": 2,
+        "bos_token_id": 1,
+        "tie_word_embeddings": False,
+    }
+    return LlamaConfig(**(values | overrides))
+
+
+def save_random_model(
+    folder: Path, config: PretrainedConfig, auto: Any = AutoModelForCausalLM, dtype: torch.dtype = torch.float32
+) -> Path:
+    """A checkpoint with random weights, large enough that greedy choices are not ties."""
+    torch.manual_seed(0)
+    model = auto.from_config(config)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3 if "embed" in name or "lm_head" in name else 0.15)
+    model.to(dtype).save_pretrained(folder)
+    return folder

@@ -1,0 +1,110 @@
+"""A frontend in this process, in front of a fake engine, both over real gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from triptych_common.model.store import model_info
+from triptych_common.pb import control_pb2_grpc, detokenize_pb2_grpc, generation_pb2, generation_pb2_grpc, preprocess_pb2_grpc
+from triptych_common.rpc.channels import open_channel
+from triptych_common.rpc.control import READINESS
+from triptych_frontend.service import Frontend
+from triptych_frontend.settings import FrontendSettings
+
+from support.builders.tokenizer import IM_END_ID, byte_level_tokenizer, small_model_dir
+from support.fakes.engine import FakeEngine, Script, says
+from support.fakes.grpc_server import serving
+
+TOKENIZER = byte_level_tokenizer()
+
+
+def ids(text: str) -> list[int]:
+    """Token ids of a text, special tokens read as such."""
+    return TOKENIZER.encode(text).ids
+
+
+def hello() -> Script:
+    """A script: "Hello there", then the model's end-of-sequence token."""
+    return says(ids("Hello there"), stop_token_id=IM_END_ID)
+
+
+@dataclass
+class Bench:
+    """Everything that a test of the frontend talks to."""
+
+    engine: FakeEngine
+    frontend: Frontend
+    channel: grpc.aio.Channel
+    control_channel: grpc.aio.Channel
+
+    def __post_init__(self) -> None:
+        self.generation = generation_pb2_grpc.GenerationServiceStub(self.channel)
+        self.preprocess = preprocess_pb2_grpc.PreprocessServiceStub(self.channel)
+        self.detokenize = detokenize_pb2_grpc.DetokenizeServiceStub(self.channel)
+        self.control = control_pb2_grpc.ControlServiceStub(self.control_channel)
+        self._health = health_pb2_grpc.HealthStub(self.channel)
+
+    async def until_ready(self, ready: bool = True) -> None:
+        """Wait until the frontend reports readiness as it should be."""
+        wanted = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        watch = self._health.Watch(health_pb2.HealthCheckRequest(service=READINESS))
+        async for response in watch:
+            if response.status == wanted:
+                watch.cancel()
+                return
+
+
+@asynccontextmanager
+async def frontend_bench(
+    script: Script | None = None,
+    model: Path | None = None,
+    engine_model: Any = None,
+    ready: bool = True,
+    engine_class: type[FakeEngine] = FakeEngine,
+    **settings: Any,
+) -> AsyncIterator[Bench]:
+    """Start a fake engine and a frontend in front of it, on free ports.
+
+    Args:
+        script: what the engine says; by default `hello`.
+        engine_model: the ModelInfo that the engine claims to serve; by default that of the frontend's model.
+        ready: wait until the frontend has found the engine.
+        engine_class: what the engine does beside saying its script.
+        settings: fields of FrontendSettings.
+    """
+    path = model or small_model_dir()
+    engine = engine_class(engine_model or model_info(path, path.name), script or hello())
+    async with serving(engine.register) as address:
+        frontend = Frontend(FrontendSettings(**{"model": str(path), "port": 0, "engine_address": address} | settings))
+        async with (
+            frontend.running(),
+            open_channel(f"127.0.0.1:{frontend.server.port}") as channel,
+            open_channel(f"127.0.0.1:{frontend.server.control_port}") as control_channel,
+        ):
+            bench = Bench(engine, frontend, channel, control_channel)
+            if ready:
+                await bench.until_ready()
+            yield bench
+
+
+def chat_request(text: str = "Hi", **fields: Any) -> generation_pb2.ChatRequest:
+    """A conversation of one user message."""
+    message = generation_pb2.ChatMessage(role="user", content=[generation_pb2.ContentPart(text=text)])
+    return generation_pb2.ChatRequest(**{"messages": [message]} | fields)
+
+
+def joined(responses: list[Any], index: int = 0) -> str:
+    """The text of one choice, its deltas put together."""
+    return "".join(choice.text for response in responses for choice in response.choices if choice.index == index)
+
+
+def last_delta(responses: list[Any], index: int = 0) -> generation_pb2.ChoiceDelta:
+    """The delta that ended a choice; there must be exactly one."""
+    (last,) = (choice for response in responses for choice in response.choices if choice.index == index and choice.finish_reason)
+    return last

@@ -1,0 +1,80 @@
+"""Feeds the same ragged steps to several attention backends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMetadata, LayerShape
+
+
+def metadata(lengths: list[int], computed: list[int], block_table: np.ndarray, block_size: int, span: int = 0) -> AttentionMetadata:
+    """Of a step; with a span, the tokens of each sequence see each other in groups of so many."""
+    positions = np.concatenate([np.arange(c, c + n) for n, c in zip(lengths, computed, strict=True)])
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    ends = np.array(computed) + lengths
+    return AttentionMetadata(
+        query_start_loc=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        seq_lens=ends.astype(np.int32),
+        block_table=block_table,
+        slots=block_table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size,
+        positions=positions.astype(np.int32),
+        key_end=None if not span else np.minimum((positions // span + 1) * span, ends[rows]).astype(np.int32),
+    )
+
+
+def worst_difference(
+    backends: Sequence[AttentionBackend],
+    *,
+    shape: LayerShape,
+    num_q_heads: int,
+    dtype: torch.dtype,
+    steps: list[list[int]],
+    block_size: int = 16,
+    query_dtype: torch.dtype | None = None,
+    cache_dtype: torch.dtype | None = None,
+    span: int = 0,
+    device: str = "cpu",
+    **options: Any,
+) -> float:
+    """The largest difference between the first backend's outputs and the others'.
+
+    Args:
+        dtype: of values, and of queries, keys and the cache, too, unless these have their own.
+        steps: of each step, the new tokens of each sequence.
+        span: see `metadata`.
+        options: of `AttentionBackend.forward`.
+    """
+    generator = torch.Generator().manual_seed(0)
+    num_seqs = len(steps[0])
+    blocks_per_seq = -(-max(sum(step[i] for step in steps) for i in range(num_seqs)) // block_size)
+    table = torch.randperm(num_seqs * blocks_per_seq, generator=generator).reshape(num_seqs, -1).to(torch.int32).numpy()
+    for backend in backends:
+        backend.allocate({0: shape}, table.size, block_size, cache_dtype or dtype)
+    computed, worst = [0] * num_seqs, 0.0
+    arguments = {"scaling": shape.head_dim**-0.5, "window": 0, "softcap": 0.0, "sinks": None} | options
+
+    def random(num_heads: int, num_tokens: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        # As models hand them over: [heads, tokens, dim] seen as [tokens, heads, dim].
+        return torch.randn(num_heads, num_tokens, dim, generator=generator).to(device, dtype).transpose(0, 1)
+
+    for step in steps:
+        active = [i for i in range(num_seqs) if step[i]]
+        lengths = [step[i] for i in active]
+        num_tokens = sum(lengths)
+        query = random(num_q_heads, num_tokens, shape.head_dim, query_dtype or dtype)
+        key = random(shape.num_kv_heads, num_tokens, shape.head_dim, query_dtype or dtype)
+        value = random(shape.num_kv_heads, num_tokens, shape.v_head_dim, dtype)
+        outputs = []
+        for backend in backends:
+            backend.begin(metadata(lengths, [computed[i] for i in active], np.ascontiguousarray(table[active]), block_size, span))
+            outputs.append(backend.forward(0, query, key, value, **arguments))
+        assert outputs[0].shape == (num_tokens, num_q_heads, shape.v_head_dim)
+        assert outputs[0].dtype == dtype
+        assert outputs[0].is_contiguous()
+        worst = max(worst, *((outputs[0].float() - other.float()).abs().max().item() for other in outputs[1:]))
+        for i in active:
+            computed[i] += step[i]
+    return worst

@@ -1,0 +1,109 @@
+"""Runs requests through the real scheduler and the real runner, without threads or gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+from triptych_engine.core import EngineCore
+from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
+from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.output import SequenceOutput
+from triptych_engine.scheduling.request import Request, TokenLogprobs
+from triptych_engine.scheduling.scheduler import Scheduler
+
+
+@dataclass
+class Generated:
+    """All that came for one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    last: SequenceOutput | None = None
+
+
+class EngineDriver:
+    """A loaded runner that many schedulers can use one after the other."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_model_len: int = 256,
+        max_num_seqs: int = 32,
+        block_size: int = 16,
+        num_blocks: int = 128,
+        dtype: torch.dtype | None = torch.float32,
+        attention: str = "auto",
+        device: str = "cpu",
+        quantization: str = "none",
+    ) -> None:
+        self.config = RunnerConfig(
+            path, "test", max_model_len, max_num_seqs, 2048, block_size, 1 << 30, dtype=dtype, attention=attention,
+            device=torch.device(device), quantization=quantization,
+        )  # fmt: skip
+        self.runner = ModelRunner(self.config)
+        self.runner.load()
+        self.num_blocks = num_blocks
+        self.runner.num_blocks = num_blocks
+        self.runner.allocate_cache()
+
+    def scheduler(self, *, max_num_batched_tokens: int = 2048, num_blocks: int | None = None, caching: bool = True) -> Scheduler:
+        return Scheduler(
+            KVCacheManager(num_blocks or self.num_blocks, self.config.block_size, caching),
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_waiting=10_000,
+            max_model_len=self.config.max_model_len,
+        )
+
+    def run(
+        self,
+        scheduler: Scheduler,
+        requests: Sequence[Request],
+        *,
+        arrivals: Sequence[int] | None = None,
+        async_scheduling: bool = False,
+    ) -> dict[str, Generated]:
+        """Generate all requests to their ends.
+
+        Args:
+            arrivals: the step at which each request comes; all at the first when None.
+            async_scheduling: launch a step before the one in flight is waited for, as the step loop does.
+        """
+        outputs: list[SequenceOutput] = []
+        core = EngineCore(scheduler, self.runner, lambda step, some, load: outputs.extend(some), async_scheduling=async_scheduling)
+        generated = {request.request_id: Generated() for request in requests}
+        pending = sorted(zip(arrivals or [0] * len(requests), range(len(requests)), strict=True), reverse=True)
+        step = 0
+        while pending or scheduler.has_work or core.num_in_flight:
+            while pending and pending[-1][0] <= step:
+                scheduler.add(requests[pending.pop()[1]])
+            core.step()
+            while outputs:
+                output = outputs.pop(0)
+                entry = generated[output.request_id]
+                entry.token_ids += output.token_ids
+                entry.logprobs += output.logprobs
+                entry.prompt_logprobs += output.prompt_logprobs
+                entry.last = output
+            scheduler.check_integrity()
+            step += 1
+        return generated
+
+
+def transformers_greedy(path: Path, prompts: Sequence[list[int]], max_tokens: int, eos_token_id: int | None) -> list[list[int]]:
+    """What transformers' own `generate` makes of each prompt, alone, in float32."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = eos_token_id
+    outputs = []
+    for prompt in prompts:
+        config = GenerationConfig(do_sample=False, max_new_tokens=max_tokens, eos_token_id=eos_token_id, pad_token_id=0)
+        ids = torch.tensor([prompt])
+        output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        outputs.append(output[0, len(prompt) :].tolist())
+    return outputs

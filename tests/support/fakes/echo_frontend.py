@@ -1,0 +1,54 @@
+"""A frontend that repeats what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+from triptych_common.pb import common_pb2, generation_pb2, generation_pb2_grpc
+from triptych_common.rpc.errors import InvalidRequestError
+
+from support.fakes.grpc_server import serving
+
+
+class EchoFrontend(generation_pb2_grpc.GenerationServiceServicer):
+    """Answers each turn with the text of the last one, word by word; refuses `refuse me`; never finishes `for ever`."""
+
+    def __init__(self) -> None:
+        self.requests: list[generation_pb2.ChatRequest] = []
+        self.cancelled = asyncio.Event()
+
+    async def ListModels(
+        self, request: generation_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> generation_pb2.ListModelsResponse:
+        return generation_pb2.ListModelsResponse(models=[common_pb2.ModelInfo(name="fake")])
+
+    async def Chat(
+        self, request: generation_pb2.ChatRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[generation_pb2.ChatResponse]:
+        self.requests.append(request)
+        text = request.messages[-1].content[0].text
+        if text == "refuse me":
+            raise InvalidRequestError("messages[0] is not to my taste")
+        try:
+            for word in text.split():
+                yield generation_pb2.ChatResponse(choices=[generation_pb2.ChoiceDelta(text=f"{word} ")])
+            if text == "for ever":
+                await asyncio.Event().wait()
+        finally:
+            # Cancellation comes at any of the awaits above.
+            if text == "for ever":
+                self.cancelled.set()
+
+    def turns(self, number: int) -> list[tuple[str, str]]:
+        """Roles and texts of one request."""
+        return [(message.role, message.content[0].text) for message in self.requests[number].messages]
+
+
+@asynccontextmanager
+async def echo_frontend() -> AsyncIterator[tuple[EchoFrontend, str]]:
+    frontend = EchoFrontend()
+    async with serving(lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(frontend, server)) as address:
+        yield frontend, address

@@ -1,0 +1,182 @@
+"""An engine without a model: says what a script says, over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import grpc
+from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
+from triptych_common.rpc.errors import ServiceUnavailableError
+
+#: What the engine will say about a request: its outputs, step by step. A pure function; fills in no request id.
+Script = Callable[[engine_pb2.EngineRequest], Sequence[engine_pb2.SequenceOutput]]
+
+
+def says(token_ids: Sequence[int], *, stop_token_id: int | None = None, tokens_per_step: int = 1, cached_tokens: int = 0) -> Script:
+    """A script: these tokens, then the end, by a stop token (which is one more token) or by length."""
+
+    def script(request: engine_pb2.EngineRequest) -> list[engine_pb2.SequenceOutput]:
+        bounded = request.sampling.HasField("max_tokens")
+        tokens = [*token_ids[: request.sampling.max_tokens if bounded else None]]
+        if stop_token_id is not None:
+            tokens.append(stop_token_id)
+        outputs = [
+            engine_pb2.SequenceOutput(token_ids=tokens[start : start + tokens_per_step])
+            for start in range(0, max(len(tokens), 1), tokens_per_step)
+        ]
+        last = outputs[-1]
+        last.finish_reason = common_pb2.FINISH_REASON_LENGTH if stop_token_id is None else common_pb2.FINISH_REASON_STOP
+        if stop_token_id is not None:
+            last.stop_token_id = stop_token_id
+        last.usage.CopyFrom(_usage(request, len(tokens), cached_tokens))
+        last.timings.CopyFrom(_TIMINGS)
+        return outputs
+
+    return script
+
+
+def fails(error: common_pb2.RequestError) -> Script:
+    """A script: refuses the request."""
+    return lambda request: [engine_pb2.SequenceOutput(finish_reason=common_pb2.FINISH_REASON_ERROR, error=error)]
+
+
+_TIMINGS = common_pb2.Timings(queue_s=0.125, prefill_s=0.25, decode_s=0.5)
+
+
+def _usage(request: engine_pb2.EngineRequest, num_tokens: int, cached_tokens: int = 0) -> common_pb2.Usage:
+    return common_pb2.Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=num_tokens, cached_tokens=cached_tokens)
+
+
+class FakeSequence:
+    """A request, and what is left to be said about it."""
+
+    def __init__(self, request: engine_pb2.EngineRequest, outputs: Sequence[engine_pb2.SequenceOutput]) -> None:
+        self.request = request
+        self.outputs = list(outputs)
+        self.num_tokens = 0
+        self.is_aborted = False
+
+
+def step(live: dict[str, FakeSequence]) -> engine_pb2.SessionResponse:
+    """One engine step: the next output of each live sequence, and the last of each aborted one. Removes those that ended."""
+    response = engine_pb2.SessionResponse()
+    for request_id, sequence in list(live.items()):
+        if sequence.is_aborted:
+            output = engine_pb2.SequenceOutput(
+                finish_reason=common_pb2.FINISH_REASON_ABORT,
+                usage=_usage(sequence.request, sequence.num_tokens),
+                timings=_TIMINGS,
+            )
+        elif sequence.outputs:
+            output = sequence.outputs.pop(0)
+            sequence.num_tokens += len(output.token_ids)
+        else:
+            continue  # a script without an end: the sequence lives until it is aborted
+        output.request_id = request_id
+        response.outputs.append(output)
+        if output.finish_reason:
+            del live[request_id]
+    return response
+
+
+class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
+    """Serves `Session`; runs a step whenever it may.
+
+    Args:
+        model: what it claims to serve.
+        script: what it says to each request.
+    """
+
+    def __init__(self, model: common_pb2.ModelInfo, script: Script) -> None:
+        self.model = model
+        self.script = script
+        #: Requests in the order in which they came, and the messages that they came in.
+        self.requests: list[engine_pb2.EngineRequest] = []
+        self.messages: list[engine_pb2.SessionRequest] = []
+        self.aborted: list[str] = []
+        #: Sessions that were refused while it was down.
+        self.num_refused = 0
+        self.live: dict[str, FakeSequence] = {}
+        self._steps_allowed: int | None = None
+        self._changed = asyncio.Condition()
+        self._down = False
+
+    def register(self, server: grpc.aio.Server) -> None:
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(self, server)
+
+    async def pause(self, after_steps: int = 0) -> None:
+        """Run so many more steps, then wait for `resume`."""
+        async with self._changed:
+            self._steps_allowed = after_steps
+            self._changed.notify_all()
+
+    async def resume(self) -> None:
+        async with self._changed:
+            self._steps_allowed = None
+            self._changed.notify_all()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something has happened here, e.g. an abort has come."""
+        async with self._changed:
+            await self._changed.wait_for(condition)
+
+    async def go_down(self) -> None:
+        """End all sessions, and refuse new ones, until `come_back`."""
+        async with self._changed:
+            self._down = True
+            self._changed.notify_all()
+
+    async def come_back(self) -> None:
+        async with self._changed:
+            self._down = False
+
+    async def Session(
+        self, request_iterator: AsyncIterator[engine_pb2.SessionRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[engine_pb2.SessionResponse]:
+        async with self._changed:
+            self.num_refused += self._down
+            self._changed.notify_all()
+        self._refuse_when_down()
+        reader = asyncio.create_task(self._read(request_iterator))
+        try:
+            yield engine_pb2.SessionResponse(model=self.model)
+            while True:
+                async with self._changed:
+                    await self._changed.wait_for(self._may_step)
+                    self._refuse_when_down()
+                    response = step(self.live)
+                    if self._steps_allowed is not None:
+                        self._steps_allowed -= 1
+                    self._changed.notify_all()
+                yield response
+        finally:
+            reader.cancel()
+            self.live.clear()
+
+    async def _read(self, request_iterator: AsyncIterator[engine_pb2.SessionRequest]) -> None:
+        async for message in request_iterator:
+            async with self._changed:
+                self.messages.append(message)
+                for request in message.add:
+                    self.requests.append(request)
+                    self.live[request.request_id] = self._begin(request)
+                for request_id in message.abort:
+                    self.aborted.append(request_id)
+                    if request_id in self.live:
+                        self.live[request_id].is_aborted = True
+                self._changed.notify_all()
+
+    def _begin(self, request: engine_pb2.EngineRequest) -> FakeSequence:
+        return FakeSequence(request, self.script(request))
+
+    def _may_step(self) -> bool:
+        if self._down:
+            return True
+        # Aborts take effect while paused, too: a pause stands for a long step of others.
+        has_work = any(sequence.outputs or sequence.is_aborted for sequence in self.live.values())
+        return has_work and (self._steps_allowed is None or self._steps_allowed > 0)
+
+    def _refuse_when_down(self) -> None:
+        if self._down:
+            raise ServiceUnavailableError("the fake engine is down")

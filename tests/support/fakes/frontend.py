@@ -1,0 +1,194 @@
+"""A frontend with scripted replies: real servicers for real gRPC, no model behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from triptych_common.pb import (
+    common_pb2,
+    detokenize_pb2,
+    detokenize_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    preprocess_pb2,
+    preprocess_pb2_grpc,
+)
+from triptych_common.rpc.control import Health
+from triptych_common.rpc.errors import ModelNotFoundError, TriptychError
+from triptych_common.telemetry.logs import request_id_var
+
+from support.fakes.grpc_server import serving
+from support.fakes.session import SessionOverCalls
+
+MODEL = common_pb2.ModelInfo(name="fake/model", fingerprint="0123456789abcdef", max_model_len=2048, vocab_size=100)
+STOP = common_pb2.FINISH_REASON_STOP
+Delta = generation_pb2.ChoiceDelta
+
+
+@dataclass
+class Script:
+    """What the frontend says to one generation call.
+
+    Args:
+        choices: the deltas of each choice, which are sent in turns, one response each. FINAL mode joins them.
+        usage, timings, media: on the last response.
+        error: raised after `error_after` responses.
+        gate: when set, each response waits for a permit of it.
+    """
+
+    choices: list[list[Delta]]
+    usage: common_pb2.Usage = field(default_factory=lambda: common_pb2.Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=2))
+    timings: common_pb2.Timings | None = None
+    media: list[generation_pb2.MediaReport] = field(default_factory=list)
+    error: BaseException | None = None
+    error_after: int = 0
+    gate: asyncio.Semaphore | None = None
+
+
+def text_deltas(*texts: str, index: int = 0, **last: object) -> list[Delta]:
+    """One delta per text; the last one has a finish reason, STOP unless told otherwise."""
+    deltas = [Delta(index=index, text=text) for text in texts]
+    deltas[-1].MergeFrom(Delta(**({"finish_reason": STOP} | last)))
+    return deltas
+
+
+def says(*texts: str, **options: object) -> Script:
+    """A script with one choice."""
+    return Script([text_deltas(*texts)], **options)
+
+
+class FakeFrontend(
+    SessionOverCalls,
+    preprocess_pb2_grpc.PreprocessServiceServicer,
+    detokenize_pb2_grpc.DetokenizeServiceServicer,
+):
+    """Plays `script`, or what a callable makes of the request, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.script: Script | Callable[[generation_pb2.CompleteRequest], Script] = says("Hel", "lo")
+        self.requests: list[generation_pb2.ChatRequest | generation_pb2.CompleteRequest] = []
+        self.request_ids: list[str] = []
+        self.num_responses = 0
+        self.num_live = 0
+        self.was_cancelled = asyncio.Event()
+        #: One item per generation request.
+        self.arrivals: asyncio.Queue[str] = asyncio.Queue()
+        self.health = Health(())
+
+    @property
+    def request(self) -> generation_pb2.ChatRequest | generation_pb2.CompleteRequest:
+        """The last generation request."""
+        return self.requests[-1]
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add all of its services."""
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self, server)
+        preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server(self, server)
+        detokenize_pb2_grpc.add_DetokenizeServiceServicer_to_server(self, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, server)
+
+    async def Chat(
+        self, request: generation_pb2.ChatRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[generation_pb2.ChatResponse]:
+        async for choices, last in self._play(request):
+            yield generation_pb2.ChatResponse(model=request.model, choices=choices, **last)
+
+    async def Complete(
+        self, request: generation_pb2.CompleteRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[generation_pb2.CompleteResponse]:
+        async for choices, last in self._play(request):
+            last.pop("media", None)
+            yield generation_pb2.CompleteResponse(model=request.model, choices=choices, **last)
+
+    async def ListModels(
+        self, request: generation_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> generation_pb2.ListModelsResponse:
+        return generation_pb2.ListModelsResponse(models=[MODEL])
+
+    async def Preprocess(
+        self, request: preprocess_pb2.PreprocessRequest, context: grpc.aio.ServicerContext
+    ) -> preprocess_pb2.PreprocessResponse:
+        text = "".join(part.text for message in request.chat.messages for part in message.content)
+        return preprocess_pb2.PreprocessResponse(prompt=text, token_ids=text.encode(), max_model_len=MODEL.max_model_len)
+
+    async def Tokenize(
+        self, request: preprocess_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> preprocess_pb2.TokenizeResponse:
+        ids = ([] if request.HasField("add_special_tokens") and not request.add_special_tokens else [0]) + list(
+            request.text.encode()
+        )
+        return preprocess_pb2.TokenizeResponse(
+            token_ids=ids, tokens=[chr(token) for token in ids], max_model_len=MODEL.max_model_len
+        )
+
+    async def Detokenize(
+        self, request: detokenize_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> detokenize_pb2.DetokenizeResponse:
+        return detokenize_pb2.DetokenizeResponse(text="".join(chr(token) for token in request.token_ids if token < 0xD800))
+
+    async def _play(
+        self, request: generation_pb2.ChatRequest | generation_pb2.CompleteRequest
+    ) -> AsyncIterator[tuple[list[Delta], dict[str, Any]]]:
+        self.requests.append(request)
+        self.request_ids.append(request_id_var.get())
+        self.arrivals.put_nowait(request_id_var.get())
+        if request.model != MODEL.name:
+            raise ModelNotFoundError(f"no model {request.model!r} here; served are: {MODEL.name}")
+        script = self.script(request) if callable(self.script) else self.script
+        responses = _in_turns(script.choices)
+        if request.options.output_mode == generation_pb2.OUTPUT_MODE_FINAL:
+            responses = [_joined(deltas) for deltas in script.choices]
+        self.num_live += 1
+        try:
+            for number, delta in enumerate(responses):
+                await self._permit(script, number)
+                is_last = number == len(responses) - 1
+                yield [delta], {"usage": script.usage, "timings": script.timings, "media": script.media} if is_last else {}
+                self.num_responses += 1
+            await self._permit(script, len(responses))
+        except asyncio.CancelledError:
+            self.was_cancelled.set()
+            raise
+        finally:
+            self.num_live -= 1
+
+    async def _permit(self, script: Script, number: int) -> None:
+        if script.error is not None and number == script.error_after:
+            raise script.error
+        if script.gate is not None:
+            await script.gate.acquire()
+
+
+def _in_turns(choices: list[list[Delta]]) -> list[Delta]:
+    longest = max(len(deltas) for deltas in choices)
+    return [deltas[step] for step in range(longest) for deltas in choices if step < len(deltas)]
+
+
+def _joined(deltas: list[Delta]) -> Delta:
+    """One delta with the text, tokens and finish reason of all."""
+    whole = Delta()
+    for delta in deltas:
+        text = whole.text + delta.text
+        whole.MergeFrom(delta)
+        whole.text = text
+    return whole
+
+
+@asynccontextmanager
+async def running(frontend: FakeFrontend, port: int = 0, ready: bool = True) -> AsyncIterator[str]:
+    """Serve the fake; yields its address."""
+    await frontend.health.set_alive()
+    await frontend.health.set_ready(ready)
+    async with serving(frontend.register, port) as address:
+        yield address
+
+
+def fails(error: TriptychError, after: int = 0) -> Script:
+    """A script that raises the error after this many responses."""
+    return says("a", "b", "c", error=error, error_after=after)

@@ -1,0 +1,74 @@
+"""The real gateway in front of a fake frontend, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+from triptych_gateway.app import create_app
+from triptych_gateway.main import listen
+from triptych_gateway.settings import GatewaySettings
+
+from support.fakes.frontend import MODEL, FakeFrontend, running
+
+CHAT: dict[str, Any] = {"model": MODEL.name, "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION: dict[str, Any] = {"model": MODEL.name, "prompt": "Once"}
+
+
+@asynccontextmanager
+async def gateway_app(frontend: FakeFrontend, **settings: Any) -> AsyncIterator[FastAPI]:
+    """The application, connected to the fake."""
+    async with running(frontend) as address:
+        app = create_app(GatewaySettings(frontend_address=address, **settings))
+        async with app.router.lifespan_context(app):
+            yield app
+
+
+@asynccontextmanager
+async def gateway_client(frontend: FakeFrontend | None = None, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client that calls the application without a socket between."""
+    async with gateway_app(frontend or FakeFrontend(), **settings) as app, client_of(app) as client:
+        yield client
+
+
+def client_of(app: FastAPI) -> httpx.AsyncClient:
+    """A client of an application whose lifespan runs."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+
+
+@asynccontextmanager
+async def gateway_server(frontend: FakeFrontend, **settings: Any) -> AsyncIterator[tuple[str, int]]:
+    """The gateway on a real socket; yields host and port."""
+    async with running(frontend) as address:
+        app = create_app(GatewaySettings(frontend_address=address, **settings))
+        async with serving_http(app) as place:
+            yield place
+
+
+@asynccontextmanager
+async def serving_http(app: FastAPI) -> AsyncIterator[tuple[str, int]]:
+    """The application behind uvicorn; yields host and port."""
+    listener = listen("127.0.0.1", 0)
+    host, port = listener.getsockname()
+    server = uvicorn.Server(uvicorn.Config(app, http="httptools", ws="none", log_config=None, access_log=False))
+    # The inner part of `serve`, which leaves the test's signal handlers alone.
+    task = asyncio.create_task(server._serve(sockets=[listener]))
+    try:
+        yield host, port
+    finally:
+        app.state.gateway.stop_requests()
+        server.should_exit = True
+        await task
+
+
+def events_of(body: bytes) -> list[bytes]:
+    """The data of each server-sent event, of which nothing else may be in the body."""
+    assert body.endswith(b"\n\n")
+    events = body.removesuffix(b"\n\n").split(b"\n\n")
+    assert all(event.startswith(b"data: ") and b"\n" not in event for event in events)
+    return [event.removeprefix(b"data: ") for event in events]

@@ -1,0 +1,70 @@
+"""A fake engine that has media: it fetches their embeddings from the encoders before it says its script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import grpc
+from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc, engine_pb2
+from triptych_common.rpc.channels import open_channel
+from triptych_common.rpc.errors import EmbeddingUnavailableError
+from triptych_common.rpc.status import to_request_error
+
+from support.fakes.engine import FakeEngine, FakeSequence, Script
+
+
+class FakeMediaEngine(FakeEngine):
+    """Fetches over real gRPC, keeps a prefix cache of whole items, and reports what it cannot have as an engine does."""
+
+    def __init__(self, model: common_pb2.ModelInfo, script: Script) -> None:
+        super().__init__(model, script)
+        #: Keys whose tokens are in the prefix cache: nothing is fetched for them.
+        self.prefix_cached: set[bytes] = set()
+        self.counts: Counter[str] = Counter()
+        self._fetching: set[asyncio.Task[None]] = set()
+
+    def _begin(self, request: engine_pb2.EngineRequest) -> FakeSequence:
+        if not request.media:
+            return super()._begin(request)
+        sequence = FakeSequence(request, [])
+        task = asyncio.create_task(self._fetch_all(sequence))
+        self._fetching.add(task)
+        task.add_done_callback(self._fetching.discard)
+        return sequence
+
+    async def _fetch_all(self, sequence: FakeSequence) -> None:
+        request = sequence.request
+        fetches: list[engine_pb2.MediaFetch] = []
+        outputs = list(self.script(request))
+        for index, ref in enumerate(request.media):
+            if ref.key in self.prefix_cached:
+                fetches.append(engine_pb2.MediaFetch(source=common_pb2.EMBEDDING_SOURCE_PREFIX_CACHE))
+            elif await self._fetch(ref):
+                fetches.append(engine_pb2.MediaFetch(source=common_pb2.EMBEDDING_SOURCE_ENCODER, fetch_s=0.5))
+            else:
+                self.counts["lost"] += 1
+                error = to_request_error(EmbeddingUnavailableError("the encoder does not hold it", field=f"media[{index}]"))
+                outputs = [engine_pb2.SequenceOutput(finish_reason=common_pb2.FINISH_REASON_ERROR, error=error)]
+                break
+        else:
+            ranges = request.placeholders
+            cached = [found.length for found in ranges if request.media[found.media_index].key in self.prefix_cached]
+            outputs[-1].usage.cached_media_tokens = sum(cached)
+            outputs[-1].media.extend(fetches)
+            self.prefix_cached.update(ref.key for ref in request.media)
+        async with self._changed:
+            sequence.outputs = outputs
+            self._changed.notify_all()
+
+    async def _fetch(self, ref: common_pb2.MediaRef) -> bool:
+        self.counts["fetch"] += 1
+        async with open_channel(ref.encoder_address) as channel:
+            stub = encoder_pb2_grpc.EncoderServiceStub(channel)
+            try:
+                async for chunk in stub.Fetch(encoder_pb2.FetchRequest(keys=[ref.key]), timeout=20):
+                    if chunk.HasField("error"):
+                        return False
+            except grpc.aio.AioRpcError:
+                return False
+        return True

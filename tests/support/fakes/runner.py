@@ -1,0 +1,220 @@
+"""A runner without a model: in place of keys and values it keeps what they depend on, the prefix up to their token, and reads
+that back through the block tables.
+
+So a block that is shared wrongly, given away too early or addressed by a stale table shows at once. The next token is a function of
+the whole sequence, so text must not depend on batching, chunking, preemption or prefix hits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from array import array
+from dataclasses import dataclass
+
+from triptych_engine.media.item import Embeddings, EmbeddingTensor, PromptMedia
+from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
+from triptych_engine.scheduling.request import SamplingParams, TokenLogprobs
+
+VOCAB_SIZE = 50
+
+
+def next_token(token_ids: list[int]) -> int:
+    """The token that follows a sequence."""
+    return hashlib.sha256(array("I", token_ids).tobytes()).digest()[0] % VOCAB_SIZE
+
+
+def expected_output(prompt: list[int], sampling: SamplingParams, max_model_len: int = 256) -> list[int]:
+    """What a request generates when it is alone."""
+    token_ids = list(prompt)
+    while len(token_ids) - len(prompt) < sampling.max_tokens and len(token_ids) < max_model_len:
+        token_ids.append(next_token(token_ids))
+        if token_ids[-1] in sampling.stop_token_ids and len(token_ids) - len(prompt) > sampling.min_tokens:
+            break
+    return token_ids[len(prompt) :]
+
+
+def embedding(key: bytes, row: int) -> int:
+    """What the fake encoder makes of a row of an item: a number, where a token id would stand."""
+    return 1000 + hashlib.sha256(key + row.to_bytes(4, "little")).digest()[0]
+
+
+def fake_embeddings(key: bytes, num_tokens: int) -> Embeddings:
+    """All rows of an item."""
+    rows = array("I", (embedding(key, row) for row in range(num_tokens)))
+    return Embeddings({"embeds": EmbeddingTensor("float32", (num_tokens, 1), bytearray(rows.tobytes()))})
+
+
+def seen(token_ids: list[int], media: PromptMedia) -> list[int]:
+    """The sequence as the model sees it: with embeddings in place of placeholder tokens."""
+    contents = list(token_ids)
+    for placeholder in media.placeholders:
+        rows = range(placeholder.first_row, placeholder.first_row + placeholder.length)
+        contents[placeholder.offset : placeholder.end] = [embedding(placeholder.item.key, row) for row in rows]
+    return contents
+
+
+@dataclass(eq=False)
+class FakeSequence:
+    """What the runner knows of one sequence."""
+
+    request_id: str
+    contents: list[int]  # token ids, and embeddings in place of placeholders
+    blocks: list[int]
+    num_computed: int  # tokens that some step computes, be it done or not
+    num_tokens: int  # with those that steps in flight sample
+    new: NewSequence
+    is_lost: bool = False  # a step with it failed
+
+
+@dataclass
+class FakeStep:
+    """A step that is computed when its result is asked for, as late as can be."""
+
+    runner: FakeRunner
+    scheduled: SchedulerOutput
+    chunks: list[tuple[FakeSequence, int, int]]  # sequence, first token, one past the last
+    written: set[int]  # blocks
+
+    def result(self) -> StepResult:
+        return self.runner.compute(self)
+
+
+class FakeRunner:
+    """Executes steps on a cache of token ids.
+
+    Args:
+        block_size: tokens per block, as the scheduler's.
+    """
+
+    def __init__(self, block_size: int = 4) -> None:
+        self._block_size = block_size
+        self._cache: dict[tuple[int, int], int] = {}  # (block, offset) -> hash of the sequence up to the token that stands there
+        self.sequences: dict[str, FakeSequence] = {}  # request_id -> each that it knows
+        self._in_flight: list[FakeStep] = []
+        self.salts: dict[str, str] = {}  # request_id -> salt, of those that have one: blocks must not be shared across
+        self.num_steps = 0
+        self.max_batched_tokens = 0
+        self.max_in_flight = 0
+        self.fail_requests: set[str] = set()  # these get an error of their own
+        self.fail_next_launch: Exception | None = None
+        self.fail_next_step: Exception | None = None
+        self.lost_device: Exception | None = None
+        self.gate: threading.Semaphore | None = None  # when set, each step waits for one permit
+        self.cache_allocated = True
+
+    def allocate_cache(self) -> None:
+        self.cache_allocated = True
+
+    def check_device(self) -> None:
+        if self.lost_device is not None:
+            raise self.lost_device
+
+    def free_cache(self) -> None:
+        assert not self.sequences
+        assert not self._in_flight
+        self._cache.clear()
+        self.cache_allocated = False
+
+    def execute(self, scheduled: SchedulerOutput) -> StepResult:
+        """Launch a step and wait for it."""
+        return self.launch(scheduled).result()
+
+    def launch(self, scheduled: SchedulerOutput) -> FakeStep:
+        for request_id in scheduled.dropped:
+            self.sequences.pop(request_id, None)
+        given = [block for blocks in scheduled.new_block_ids.values() for block in blocks]
+        for new in scheduled.new:
+            assert new.request_id not in self.sequences
+            given += new.block_ids[new.num_computed_tokens // self._block_size :]
+            contents = seen(new.token_ids, new.media)
+            sequence = FakeSequence(
+                new.request_id, contents, list(new.block_ids), new.num_computed_tokens, len(contents), new
+            )  # fmt: skip
+            self.sequences[new.request_id] = sequence
+        for request_id, blocks in scheduled.new_block_ids.items():
+            self.sequences[request_id].blocks += blocks
+        assert not any(step.written.intersection(given) for step in self._in_flight), "a block that is written to is given away"
+        if scheduled.num_scheduled_tokens and self.fail_next_launch is not None:
+            error, self.fail_next_launch = self.fail_next_launch, None
+            for request_id in scheduled.num_scheduled_tokens:
+                self.sequences[request_id].is_lost = True
+            raise error
+        step = FakeStep(self, scheduled, [], set())
+        for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
+            sequence = self.sequences[request_id]
+            assert num_tokens > 0
+            start, end = sequence.num_computed, sequence.num_computed + num_tokens
+            assert end <= sequence.num_tokens, "more tokens than there are"
+            step.chunks.append((sequence, start, end))
+            step.written.update(sequence.blocks[position // self._block_size] for position in range(start, end))
+            sequence.num_computed = end
+            sequence.num_tokens += end == sequence.num_tokens
+        self._in_flight.append(step)
+        self.max_in_flight = max(self.max_in_flight, len(self._in_flight))
+        return step
+
+    def compute(self, step: FakeStep) -> StepResult:
+        assert self._in_flight.pop(0) is step, "results are asked for in order"
+        result = StepResult()
+        if not step.chunks:
+            return result
+        assert self.cache_allocated
+        if self.gate is not None:
+            self.gate.acquire()
+        if self.fail_next_step is not None:
+            error, self.fail_next_step = self.fail_next_step, None
+            for sequence, _, _ in step.chunks:
+                sequence.is_lost = True
+            raise error
+        self.num_steps += 1
+        self.max_batched_tokens = max(self.max_batched_tokens, sum(step.scheduled.num_scheduled_tokens.values()))
+        # Where the step before this one failed, nobody asks for what comes of its sequences.
+        chunks = [chunk for chunk in step.chunks if not chunk[0].is_lost]
+        for sequence, start, end in chunks:
+            self._check_embeddings(sequence, start, end, step.scheduled)
+            for position in range(start, end):
+                self._cache[self._slot(sequence, position)] = self._prefix_hash(sequence, position)
+            if sequence.new.sampling.prompt_logprobs is not None:
+                result.prompt_logprobs[sequence.request_id] = self._prompt_logprobs(sequence, start, end)
+        for sequence, _, end in chunks:
+            self._attend(sequence, end)
+            if sequence.request_id in self.fail_requests:
+                result.errors[sequence.request_id] = "this request was told to fail"
+            if end == len(sequence.contents):
+                token_id = next_token(sequence.contents)
+                sequence.contents.append(token_id)
+                if sequence.request_id not in result.errors:
+                    result.token_ids[sequence.request_id] = token_id
+        return result
+
+    @staticmethod
+    def _prompt_logprobs(sequence: FakeSequence, start: int, end: int) -> list[TokenLogprobs]:
+        """Entries for the prompt tokens that the chunk just computed predicts."""
+        predicted = range(start + 1, min(end, sequence.new.num_prompt_tokens - 1) + 1)
+        return [TokenLogprobs(sequence.contents[position], -1.0, 1) for position in predicted]
+
+    @staticmethod
+    def _check_embeddings(sequence: FakeSequence, start: int, end: int, scheduled: SchedulerOutput) -> None:
+        """The step brings the right rows for each placeholder token in it, and splits no span."""
+        media = sequence.new.media
+        given: dict[int, int] = {}
+        for one in scheduled.embeddings.get(sequence.request_id, ()):
+            rows = array("I", bytes(one.embeddings.tensors["embeds"].data))[one.first_row : one.first_row + one.num_rows]
+            given.update(enumerate(rows, one.position))
+        wanted = {position for p in media.placeholders for position in range(p.offset, p.end) if start <= position < end}
+        assert given == {position: sequence.contents[position] for position in wanted}
+        assert not [span for span in media.spans if span.start < end < span.end and start < span.end], "a span is split"
+
+    def _slot(self, sequence: FakeSequence, position: int) -> tuple[int, int]:
+        return sequence.blocks[position // self._block_size], position % self._block_size
+
+    def _attend(self, sequence: FakeSequence, end: int) -> None:
+        for position in range(end):
+            found = self._cache[self._slot(sequence, position)]
+            assert found == self._prefix_hash(sequence, position), f"{sequence.request_id} reads another sequence's keys"
+
+    def _prefix_hash(self, sequence: FakeSequence, position: int) -> int:
+        spans = (span.end for span in sequence.new.media.spans if span.start <= position < span.end)
+        end = next(spans, position + 1)
+        return hash((self.salts.get(sequence.request_id, ""), *sequence.contents[:end]))

@@ -1,0 +1,151 @@
+"""A decoder layer as one kernel call computes what its parts do, in prefill, in chunks and in decoding, alone and in company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.builders.engine import a_request, a_scheduler, a_tiny_llama_config, save_random_model
+from transformers import MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from triptych_engine.runner import model_runner
+from triptych_engine.runner.cpu import modules
+from triptych_engine.runner.cpu.attention import CpuAttention
+from triptych_engine.runner.cpu.decoder_layer import FusedDecoderLayer
+from triptych_engine.runner.cpu.kernels import LINEAR_METHODS, CpuKernels
+from triptych_engine.runner.cpu.layer_kernel import LayerKernel
+from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
+
+_SHAPE = {
+    "vocab_size": 97, "hidden_size": 40, "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "eos_token_id": 2, "bos_token_id": 1,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+CONFIGS = [
+    a_tiny_llama_config(),
+    a_tiny_llama_config(num_key_value_heads=4, hidden_size=72, intermediate_size=40),
+    Qwen2Config(**_SHAPE),  # biases
+    Qwen3Config(**_SHAPE),  # norms of queries and keys
+    MistralConfig(**_SHAPE, sliding_window=7),
+]
+
+
+def _logits(path: Path, dtype: torch.dtype, *, whole: bool, quantization: str = "none") -> list[torch.Tensor]:
+    """Of each step of three ragged requests, computed in chunks of at most 16 tokens."""
+    runner = ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=dtype, quantization=quantization))
+    runner.load()
+    layers = [module for module in runner._model.model.modules() if isinstance(module, FusedDecoderLayer)]
+    assert len(layers) == 2
+    for layer in layers:
+        assert layer.kernel is not None
+        if not whole:
+            layer.kernel = None
+    seen: list[torch.Tensor] = []
+    launch = runner._sampler.launch
+
+    def noting(logits: torch.Tensor, rows: np.ndarray):
+        seen.append(logits.clone())
+        forced = torch.zeros_like(logits)  # the same tokens whatever the rounding
+        forced[:, 3 + 7 * len(seen) % 90] = 1.0
+        return launch(forced, rows)
+
+    runner._sampler.launch = noting
+    scheduler = a_scheduler(block_size=16, max_num_batched_tokens=16)
+    for name, length in (("a", 21), ("b", 1), ("c", 9)):
+        scheduler.add(a_request(name, [3 + (7 * i + length) % 90 for i in range(length)], max_tokens=12))
+    while scheduler.live_request_ids:
+        scheduled = scheduler.schedule()
+        scheduler.update(scheduled, runner.execute(scheduled))
+    return seen
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.model_type}-{config.hidden_size}")
+def test_a_layer_as_one_kernel_computes_what_its_parts_do(config: PretrainedConfig, quantization: str, tmp_path: Path):
+    path = save_random_model(tmp_path, config, dtype=torch.bfloat16)
+    expected, got = (_logits(path, torch.float32, whole=whole, quantization=quantization) for whole in (False, True))
+    assert len(expected) == len(got) >= 12
+    for wanted, have in zip(expected, got, strict=True):
+        torch.testing.assert_close(have, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", LINEAR_METHODS)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.model_type}-{config.hidden_size}")
+def test_a_bfloat16_layer_is_nearer_to_float32_as_one_kernel(
+    config: PretrainedConfig,
+    method: str,
+    emulating: Callable[[str], CpuKernels],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    path = save_random_model(tmp_path, config, dtype=torch.bfloat16)
+    exact = _logits(path, torch.float32, whole=False)
+    monkeypatch.setattr(model_runner, "load_kernels", lambda: emulating(method))
+    # On a CPU with bfloat16 instructions, kernels that do not use them would leave the products to oneDNN.
+    monkeypatch.setattr(modules, "cpu_computes_bfloat16", lambda: method != "fp32")
+    parts, got = _logits(path, torch.bfloat16, whole=False), _logits(path, torch.bfloat16, whole=True)
+    assert len(exact) == len(parts) == len(got) >= 12
+    exact, parts, got = (torch.cat(logits) for logits in (exact, parts, got))
+    error = (got - exact).norm()
+    assert error < 1.1 * (parts - exact).norm()
+    assert error < 2e-2 * exact.norm()
+
+
+@pytest.mark.parametrize("method", LINEAR_METHODS)
+def test_an_activation_in_the_products_epilogue_is_the_activation(
+    method: str, emulating: Callable[[str], CpuKernels], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Which takes an MLP of whole panels; with few rows, with several passes of rows, and with more than a block of them."""
+    config = a_tiny_llama_config(intermediate_size=96, initializer_range=0.2, max_position_embeddings=1024)
+    path = save_random_model(tmp_path, config, dtype=torch.bfloat16)
+
+    def load(dtype: torch.dtype) -> ModelRunner:
+        runner = ModelRunner(RunnerConfig(path, "test", 1024, 8, 1024, 16, 1 << 22, dtype=dtype))
+        runner.load()
+        return runner
+
+    exact = load(torch.float32)
+    monkeypatch.setattr(model_runner, "load_kernels", lambda: emulating(method))
+    monkeypatch.setattr(modules, "cpu_computes_bfloat16", lambda: method != "fp32")
+    rounded = load(torch.bfloat16)
+    layers = [module for module in rounded._model.model.modules() if isinstance(module, FusedDecoderLayer)]
+    assert all(layer.kernel is not None for layer in layers)
+    for num_tokens in (3, 4, 13, 33, 600):
+        prompt = [(7 * i) % 90 for i in range(num_tokens)]
+        wanted, got = exact.prompt_logits(prompt), rounded.prompt_logits(prompt)
+        assert ((got - wanted).norm(dim=-1) < 5e-2 * wanted.norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize("method", ["dot", "tiles"])
+def test_a_float32_models_products_are_not_rounded_where_the_cpu_multiplies_bfloat16(
+    method: str, emulating: Callable[[str], CpuKernels], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Rounded from some number of rows on, a text would depend on what else is computed with it."""
+    path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
+    monkeypatch.setattr(model_runner, "load_kernels", lambda: emulating(method))
+    runner = ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=torch.float32))
+    runner.load()
+    assert all(layer.kernel is not None for layer in runner._model.model.modules() if isinstance(layer, FusedDecoderLayer))
+    prompt = [(7 * i) % 90 for i in range(40)]
+    assert torch.equal(runner.prompt_logits(prompt), runner.prompt_logits(prompt, num_chunks=len(prompt)))
+
+
+def test_a_kernel_that_computes_something_else_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
+    forward = LayerKernel.forward
+
+    def wrong_beyond_few_rows(self: LayerKernel, backend: CpuAttention, x: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
+        out = forward(self, backend, x, *tables)
+        out[8:, -1] += 1.0
+        return out
+
+    monkeypatch.setattr(LayerKernel, "forward", wrong_beyond_few_rows)
+    runner = ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=torch.bfloat16))
+    runner.load()
+    layers = [module for module in runner._model.model.modules() if isinstance(module, FusedDecoderLayer)]
+    assert [layer.kernel for layer in layers] == [None, None]
+    assert "layer 1 as one kernel is not what its parts are" in caplog.text

@@ -1,0 +1,100 @@
+"""Models that would be computed wrongly are refused by name, with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.builders.engine import a_tiny_llama_config, save_random_model
+from transformers import (
+    BloomConfig,
+    FalconConfig,
+    Llama4TextConfig,
+    MambaConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen3NextConfig,
+    T5Config,
+    ViTConfig,
+)
+from triptych_common.rpc.errors import UnsupportedModelError
+from triptych_engine.runner.model.loader import LoadedModel, check_parity, load_model
+from triptych_engine.runner.model.refusals import check_supported
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("config", "max_model_len", "reason"),
+    [
+        (T5Config(), 512, "encoder-decoder"),
+        (ViTConfig(), 512, "no causal language model"),
+        (Qwen3NextConfig(), 512, "linear_attention"),
+        (Llama4TextConfig(attention_chunk_size=8192), 10_000, "chunked attention is right only up to 8192 tokens"),
+        (
+            Phi3Config(
+                original_max_position_embeddings=4096,
+                rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
+                pad_token_id=0,
+            ),
+            8192,
+            "longrope rope depends on the longest position",
+        ),
+        (
+            a_tiny_llama_config(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
+            512,
+            "dynamic rope depends",
+        ),
+        (a_tiny_llama_config(quantization_config={"quant_method": "gptq"}), 128, "quantised"),
+    ],
+)
+def test_the_configuration_tells(config: PretrainedConfig, max_model_len: int, reason: str):
+    with pytest.raises(UnsupportedModelError, match=rf"cannot serve some/model \({config.model_type}\): .*{reason}"):
+        check_supported(config, "some/model", max_model_len)
+
+
+@pytest.mark.parametrize(
+    ("config", "max_model_len"),
+    [
+        (a_tiny_llama_config(), 256),
+        (a_tiny_llama_config(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), 256),
+        (Llama4TextConfig(attention_chunk_size=8192), 8192),
+    ],
+)
+def test_what_stays_within_its_limits_passes(config: PretrainedConfig, max_model_len: int):
+    check_supported(config, "some/model", max_model_len)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BloomConfig(vocab_size=60, hidden_size=32, n_layer=2, n_head=4),
+        FalconConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4),
+        MambaConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2, state_size=4),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_models_that_attend_in_their_own_way_are_refused_at_load(config: PretrainedConfig, tmp_path: Path):
+    save_random_model(tmp_path, config)
+    with pytest.raises(UnsupportedModelError, match=r"cannot serve tiny \(\w+\): "):
+        load_model(tmp_path, "tiny", dtype=None, device=CPU, max_model_len=64)
+
+
+def test_a_directory_of_an_unknown_kind_is_refused(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"model_type": "made-up"}')
+    with pytest.raises(UnsupportedModelError, match="cannot serve tiny"):
+        load_model(tmp_path, "tiny", dtype=None, device=CPU, max_model_len=64)
+
+
+def test_logits_that_differ_from_transformers_are_refused(tmp_path: Path):
+    loaded: LoadedModel = load_model(
+        save_random_model(tmp_path, a_tiny_llama_config()), "tiny", dtype=None, device=CPU, max_model_len=64
+    )
+    check_parity(loaded, loaded.probe_logits, "tiny")
+    with pytest.raises(UnsupportedModelError, match="its logits differ from transformers' own"):
+        check_parity(loaded, loaded.probe_logits.roll(1, 0), "tiny")
+    with pytest.raises(UnsupportedModelError, match=r"with a KV cache in bfloat16 .* with --kv-cache-dtype float32"):
+        check_parity(loaded, loaded.probe_logits.roll(1, 0), "tiny", cache_dtype=torch.bfloat16)
+    with pytest.raises(UnsupportedModelError, match="nan"):
+        check_parity(loaded, loaded.probe_logits * float("nan"), "tiny")

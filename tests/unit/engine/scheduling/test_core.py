@@ -1,0 +1,162 @@
+"""The step loop on its thread: commands, failures, sleep, the end."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+
+import pytest
+from support.builders.engine import a_request, a_scheduler
+from support.fakes.runner import FakeRunner, expected_output
+from triptych_common.rpc.errors import InternalError, ServiceUnavailableError
+from triptych_engine.core import EngineCore
+from triptych_engine.scheduling.output import SequenceOutput
+from triptych_engine.scheduling.request import FinishReason
+
+WAIT_S = 10
+
+
+class Running:
+    """A core with a fake runner, and what it published."""
+
+    def __init__(self, async_scheduling: bool = False) -> None:
+        self.runner = FakeRunner()
+        self.scheduler = a_scheduler()
+        self.outputs: queue.SimpleQueue[SequenceOutput] = queue.SimpleQueue()
+        self.deaths: list[BaseException] = []
+        self.core = EngineCore(self.scheduler, self.runner, self._publish, self.deaths.append, async_scheduling=async_scheduling)
+
+    def _publish(self, step: int, outputs, load) -> None:
+        for output in outputs:
+            self.outputs.put(output)
+
+    def until_end(self, request_id: str) -> list[SequenceOutput]:
+        got = []
+        while True:
+            output = self.outputs.get(timeout=WAIT_S)
+            if output.request_id == request_id:
+                got.append(output)
+                if output.finish_reason is not None:
+                    return got
+
+    def until_idle(self) -> None:
+        """Until no step is in flight; commands are run between steps."""
+        while self.core.call(lambda: self.core.num_in_flight).result(WAIT_S):
+            pass
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def running(request: pytest.FixtureRequest) -> Iterator[Running]:
+    made = Running(async_scheduling=request.param)
+    made.core.start()
+    yield made
+    made.core.stop()
+    assert made.core._loop is not None
+    assert made.core._loop.done()
+
+
+def test_a_request_is_generated(running: Running):
+    request = a_request()
+    running.core.add(request)
+    outputs = running.until_end("r")
+    assert [t for o in outputs for t in o.token_ids] == expected_output([1, 2, 3], request.sampling)
+    assert running.core.load.num_free_blocks == 64
+
+
+def test_abort_takes_effect_before_the_next_step(running: Running):
+    running.runner.gate = threading.Semaphore(0)
+    running.core.add(a_request(max_tokens=200))
+    for _ in range(3):
+        running.runner.gate.release()
+        running.outputs.get(timeout=WAIT_S)
+    aborted = running.core.abort(["r", "nobody"])
+    running.runner.gate.release(2)  # the step in hand, and the one that may be in flight behind it
+    assert aborted.result(WAIT_S) == ["r"]
+    rest = running.until_end("r")
+    assert len(rest) <= 2
+    assert rest[-1].finish_reason is FinishReason.ABORT
+    running.until_idle()
+    assert running.core.load.num_free_blocks == 64
+
+
+def test_a_failing_step_fails_its_requests_and_the_next_is_fine(running: Running):
+    running.runner.fail_next_step = RuntimeError("boom")
+    running.core.add(a_request("unlucky"))
+    last = running.until_end("unlucky")[-1]
+    assert isinstance(last.error, InternalError)
+    assert "boom" not in str(last.error)
+    running.runner.fail_next_launch = RuntimeError("boom")
+    running.core.add(a_request("unlucky too"))
+    assert isinstance(running.until_end("unlucky too")[-1].error, InternalError)
+    running.core.add(a_request("next"))
+    assert running.until_end("next")[-1].finish_reason is FinishReason.LENGTH
+    running.until_idle()
+    assert running.core.load.num_free_blocks == 64
+    assert running.deaths == []
+
+
+def test_a_lost_device_ends_the_loop(running: Running):
+    """Every step after it would fail, too."""
+    running.runner.fail_next_step = running.runner.lost_device = RuntimeError("an illegal memory access was encountered")
+    running.core.add(a_request("unlucky"))
+    assert isinstance(running.until_end("unlucky")[-1].error, InternalError)
+    assert running.core._loop is not None
+    running.core._loop.result(WAIT_S)
+    assert running.deaths == [running.runner.lost_device]
+
+
+def test_a_refused_request_gets_its_error_as_its_last_output(running: Running):
+    running.core.add(a_request(prompt=[1] * 1000))
+    (output,) = running.until_end("r")
+    assert output.finish_reason is FinishReason.ERROR
+
+
+def test_asleep_it_refuses_and_awake_it_serves(running: Running):
+    running.core.add(a_request("first"))
+    running.until_end("first")
+    running.core.sleep().result(WAIT_S)
+    assert not running.runner.cache_allocated
+    running.core.add(a_request("asleep"))
+    assert isinstance(running.until_end("asleep")[-1].error, ServiceUnavailableError)
+    running.core.wake_up().result(WAIT_S)
+    running.core.add(a_request("awake"))
+    assert running.until_end("awake")[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_the_prefix_cache_can_be_reset(running: Running):
+    running.core.add(a_request("r", list(range(9)), max_tokens=1))
+    running.until_end("r")
+    assert running.core.reset_prefix_cache().result(WAIT_S) == 2
+    assert running.core.reset_prefix_cache().result(WAIT_S) == 0
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_stop_aborts_what_is_left(async_scheduling: bool):
+    running = Running(async_scheduling)
+    running.runner.gate = threading.Semaphore(2)
+    running.core.start()
+    running.core.add(a_request(max_tokens=200))
+    running.outputs.get(timeout=WAIT_S)
+    stopper = threading.Thread(target=running.core.stop)
+    stopper.start()
+    running.runner.gate.release(5)
+    stopper.join(WAIT_S)
+    assert running.until_end("r")[-1].finish_reason is FinishReason.ABORT
+
+
+def test_a_loop_that_cannot_go_on_says_so():
+    running = Running()
+    running.scheduler.schedule = None  # type: ignore[method-assign, assignment] - a bug outside of any request
+    running.core.start()
+    running.core.add(a_request())
+    assert running.core._loop is not None
+    running.core._loop.result(WAIT_S)
+    assert len(running.deaths) == 1
+
+
+def test_a_command_that_fails_reports_to_its_caller(running: Running):
+    with pytest.raises(ZeroDivisionError):
+        running.core.call(lambda: 1 // 0).result(WAIT_S)
+    running.core.add(a_request())
+    assert running.until_end("r")

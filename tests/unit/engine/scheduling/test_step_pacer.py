@@ -1,0 +1,239 @@
+"""How a step's time is shared between requests that decode and prompts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.builders.engine import a_media_request, a_request, a_scheduler
+from support.fakes.runner import FakeRunner, fake_embeddings
+from triptych_engine.media.item import Bidirectional
+from triptych_engine.scheduling.pacer import BEGINNING_STEPS, StepCosts, StepPacer
+from triptych_engine.scheduling.scheduler import Scheduler
+
+#: A step of 20 ms, 1 ms more per decoding sequence, 2 ms per prompt token.
+COSTS = StepCosts(0.020, 0.001, 0.002)
+
+
+def step_s(num_decoding: int, num_prompt_tokens: int) -> float:
+    """What a step takes by these costs."""
+    return COSTS.decoding_s(num_decoding) + num_prompt_tokens * COSTS.prompt_token_s
+
+
+def test_a_prompt_beside_streams_makes_a_step_twice_as_long():
+    assert StepPacer(COSTS, max_step_s=1.0).prompt_tokens(num_decoding=4, num_prompts=1) == 12  # 24 ms each
+
+
+def test_more_prompts_than_streams_get_their_share():
+    assert StepPacer(COSTS, max_step_s=1.0).prompt_tokens(num_decoding=4, num_prompts=12) == 36  # three times 24 ms
+
+
+def test_as_many_prompts_as_streams_get_half_of_the_step():
+    assert StepPacer(COSTS, max_step_s=1.0).prompt_tokens(num_decoding=10, num_prompts=10) == 15
+
+
+def test_however_many_prompts_wait_no_step_exceeds_the_longest():
+    assert StepPacer(COSTS, max_step_s=0.1).prompt_tokens(num_decoding=4, num_prompts=100) == 38  # (100 - 24) / 2
+
+
+def test_streams_that_have_only_begun_bear_a_longer_step():
+    pacer = StepPacer(COSTS, max_step_s=0.1)
+    assert pacer.prompt_tokens(num_decoding=4, num_prompts=100, beginning=True) == 238  # (5 * 100 - 24) / 2
+    assert pacer.prompt_tokens(num_decoding=4, num_prompts=1, beginning=True) == 108  # nine times 24 ms
+
+
+def prompts_beside(num_steps: int) -> int:
+    """Prompt tokens of a step in which 20 prompts of 10 tokens come, after so many steps in which somebody decoded."""
+    scheduler = a_scheduler(256, max_num_seqs=64, max_num_batched_tokens=512, pacer=StepPacer(COSTS, max_step_s=0.05))
+    runner = FakeRunner()
+    scheduler.add(a_request("stream", [3, 4, 5], max_tokens=40))
+    for _ in range(1 + num_steps):
+        step(scheduler, runner)
+    for number in range(20):
+        scheduler.add(a_request(f"r{number}", [3 + number] * 10, max_tokens=4))
+    return scheduler.schedule().num_prompt_tokens
+
+
+def test_requests_that_come_together_begin_together():
+    assert prompts_beside(BEGINNING_STEPS - 1) == 114  # (5 * 50 - 21) / 2
+    assert prompts_beside(BEGINNING_STEPS) == 14  # (50 - 21) / 2
+
+
+def test_a_flow_of_short_requests_is_not_held_up_for_ever():
+    """None of them lives for long; steps are bounded all the same, as long as there is always one."""
+    scheduler = a_scheduler(256, max_num_seqs=64, max_num_batched_tokens=512, pacer=StepPacer(COSTS, max_step_s=0.05))
+    runner, longest = FakeRunner(), 0
+    for number in range(100):
+        if number % 2 == 0:
+            scheduler.add(a_request(f"short {number}", [number, 1, 2], max_tokens=5))
+        if number % 20 == 10:
+            scheduler.add(a_request(f"long {number}", [number] * 300, max_tokens=1))
+        computed = sum(step(scheduler, runner).values())
+        longest = max(longest, computed if number > BEGINNING_STEPS else 0)
+    assert longest < 30  # 50 ms, with the tokens of those who decode
+
+
+def test_where_decoding_alone_is_too_slow_prompts_still_go_on():
+    pacer = StepPacer(COSTS, max_step_s=0.001, min_prompt_tokens=1)
+    assert pacer.prompt_tokens(num_decoding=100, num_prompts=100) == 30  # half of 120 ms
+
+
+def test_it_learns_that_tokens_cost_more_than_they_did():
+    pacer = StepPacer(COSTS, max_step_s=0.1, min_prompt_tokens=1)
+    before = pacer.prompt_tokens(4, 100)
+    for _ in range(10):
+        pacer.observe(4, 0, 2 * step_s(4, 0))
+    for _ in range(30):
+        num_tokens = pacer.prompt_tokens(4, 100)
+        pacer.observe(4, num_tokens, 2 * step_s(4, num_tokens))
+    assert pacer.prompt_tokens(4, 100) == 13 < before  # (100 - 48) / 4
+
+
+def test_steps_beside_an_encoder_count_apart():
+    pacer = StepPacer(COSTS, max_step_s=0.1)
+    for _ in range(10):
+        pacer.observe(4, 10, 2 * step_s(4, 10), encoding=True)
+    assert pacer.prompt_tokens(4, 100) == 38
+    assert pacer.prompt_tokens(4, 100, encoding=True) == 13
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [0, 10])
+def test_two_steps_during_which_the_process_stood_still_change_nothing(num_prompt_tokens: int):
+    pacer = StepPacer(COSTS, max_step_s=0.1)
+    for seconds in (step_s(4, num_prompt_tokens), step_s(4, num_prompt_tokens), 3600.0, 3600.0):
+        pacer.observe(4, num_prompt_tokens, seconds)
+    assert pacer.prompt_tokens(4, 100) == 38
+
+
+def test_costs_of_decoding_that_were_measured_on_busy_cores_are_put_right():
+    pacer = StepPacer(StepCosts(1.0, 0.001, 0.002), max_step_s=0.1)
+    for _ in range(10):
+        pacer.observe(4, 0, step_s(4, 0))
+        pacer.observe(4, 20, step_s(4, 20))
+    assert pacer.prompt_tokens(4, 100) == 38
+
+
+@given(
+    st.builds(StepCosts, st.floats(1e-6, 1.0), st.floats(0.0, 1.0), st.floats(0.0, 1.0)),
+    st.floats(1e-3, 10.0),
+    st.lists(st.tuples(st.integers(0, 256), st.integers(0, 8192), st.floats(0.0, 100.0))),
+    st.integers(1, 256),
+    st.integers(1, 2000),
+)
+def test_prompts_always_go_on(
+    costs: StepCosts, max_step_s: float, steps: list[tuple[int, int, float]], num_decoding: int, num_prompts: int
+):
+    pacer = StepPacer(costs, max_step_s)
+    for step in steps:
+        pacer.observe(*step)
+    assert pacer.prompt_tokens(num_decoding, num_prompts) >= 8
+
+
+def a_paced_scheduler(**options: int) -> Scheduler:
+    return a_scheduler(pacer=StepPacer(COSTS, max_step_s=0.1, min_prompt_tokens=2), **options)
+
+
+def step(scheduler: Scheduler, runner: FakeRunner) -> dict[str, int]:
+    scheduled = scheduler.schedule()
+    scheduler.update(scheduled, runner.execute(scheduled))
+    scheduler.check_integrity()
+    return scheduled.num_scheduled_tokens
+
+
+def a_stream(scheduler: Scheduler, runner: FakeRunner, tokens_left: int = 50) -> None:
+    scheduler.add(a_request("stream", [1, 2, 3], max_tokens=1 + BEGINNING_STEPS + tokens_left))
+    for _ in range(1 + BEGINNING_STEPS):
+        step(scheduler, runner)
+
+
+def test_a_prompt_with_nobody_beside_it_gets_the_whole_step():
+    scheduler = a_paced_scheduler()
+    scheduler.add(a_request("r", list(range(40))))
+    assert step(scheduler, FakeRunner()) == {"r": 32}
+
+
+def test_a_prompt_beside_streams_gets_its_share_until_they_end():
+    scheduler, runner = a_paced_scheduler(), FakeRunner()
+    a_stream(scheduler, runner, tokens_left=2)
+    scheduler.add(a_request("prompt", list(range(40))))
+    assert step(scheduler, runner) == {"stream": 1, "prompt": 10}  # 21 ms each
+    assert step(scheduler, runner) == {"stream": 1, "prompt": 10}
+    assert step(scheduler, runner) == {"prompt": 20}
+
+
+@pytest.mark.parametrize("paced", [True, False])
+def test_a_prompt_that_goes_first_does_not_stop_the_streams_behind_it(paced: bool):
+    scheduler, runner = a_paced_scheduler() if paced else a_scheduler(), FakeRunner()
+    scheduler.add(a_request("stream", [1]))
+    step(scheduler, runner)
+    urgent = a_request("urgent", list(range(100)))
+    urgent.priority = -1
+    scheduler.add(urgent)
+    for _ in range(3):
+        assert step(scheduler, runner)["stream"] == 1
+
+
+def test_a_span_longer_than_the_share_is_computed_in_the_next_step():
+    scheduler, runner = a_paced_scheduler(), FakeRunner()
+    a_stream(scheduler, runner)
+    scheduler.add(a_media_request("picture", [(b"cat", (20,)), 2], Bidirectional.IMAGES))
+    ((order,), _) = scheduler.take_fetches()
+    scheduler.arrive(order.number, fake_embeddings(order.key, order.num_tokens))
+    assert step(scheduler, runner) == {"stream": 1}
+    assert step(scheduler, runner) == {"stream": 1, "picture": 20}
+
+
+def test_a_short_prompt_does_not_wait_for_all_the_long_ones_before_it():
+    scheduler, runner = a_scheduler(max_num_batched_tokens=10), FakeRunner()
+    for name in ("first", "second"):
+        scheduler.add(a_request(name, list(range(40))))
+    step(scheduler, runner)
+    scheduler.add(a_request("short", [1, 2, 3]))
+    steps = [step(scheduler, runner) for _ in range(3)]
+    assert any("short" in computed for computed in steps[:2])
+    assert all("first" in computed for computed in steps)
+
+
+def test_the_short_ones_do_not_stop_a_long_one():
+    scheduler, runner = a_scheduler(max_num_batched_tokens=4, max_num_seqs=4), FakeRunner()
+    scheduler.add(a_request("long", list(range(40)), max_tokens=1))
+    for number in range(60):
+        scheduler.add(a_request(f"short {number}", [number, 1, 2, 3], max_tokens=1))
+        step(scheduler, runner)
+    assert "long" not in scheduler.live_request_ids
+
+
+def test_nobody_takes_the_blocks_that_the_first_in_line_waits_for():
+    scheduler, runner = a_scheduler(num_blocks=16, max_num_batched_tokens=64), FakeRunner()  # 16 blocks of 4 tokens
+    scheduler.add(a_request("running", list(range(20)), max_tokens=12))
+    step(scheduler, runner)
+    scheduler.add(a_request("long", [9] * 48))
+    for number in range(30):
+        scheduler.add(a_request(f"short {number}", [number, 1, 2], max_tokens=4))
+    while "running" in scheduler.live_request_ids:
+        assert set(step(scheduler, runner)) == {"running"}
+    assert "long" in {**step(scheduler, runner), **step(scheduler, runner)}
+
+
+def test_priority_comes_before_length():
+    scheduler, runner = a_scheduler(max_num_batched_tokens=10), FakeRunner()
+    urgent = a_request("urgent", list(range(40)))
+    urgent.priority = -1
+    scheduler.add(urgent)
+    scheduler.add(a_request("short", [1]))
+    assert [list(step(scheduler, runner)) for _ in range(3)] == [["urgent"]] * 3
+
+
+@pytest.mark.parametrize("others", [[("dog", 18)], [("dog", 18), ("owl", 16)], []])
+def test_spans_that_wait_do_not_take_each_others_turn(others: list[tuple[str, int]]):
+    scheduler, runner = a_paced_scheduler(num_blocks=128), FakeRunner()
+    a_stream(scheduler, runner, tokens_left=100)
+    names = [("cat", 20), *others]
+    for name, length in names:
+        scheduler.add(a_media_request(name, [(name.encode(), (length,)), 2], Bidirectional.PROMPT, max_tokens=1))
+    scheduler.add(a_request("text", list(range(30)), max_tokens=1))
+    for order in scheduler.take_fetches()[0]:
+        scheduler.arrive(order.number, fake_embeddings(order.key, order.num_tokens))
+    for _ in range(4 * len(names) + 12):
+        assert step(scheduler, runner)["stream"] == 1
+    assert scheduler.live_request_ids == ["stream"]
