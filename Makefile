@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow lint format protos bench images clean
+.PHONY: help install serve test test-slow test-codegen lint format protos protos-freeze bench images clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -51,12 +51,16 @@ test: $(VENV)/.dev ## Run the tests (minutes)
 test-slow: $(VENV)/.dev ## Run the tests that take long: real downloads, soak
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
+test-codegen: $(VENV)/.dev ## Generate clients in TypeScript, C++, Go and Java, compile and run them; downloads the tools for it
+	$(BIN)/python -m pytest -m codegen tests/codegen $(ARGS)
+
 lint: $(VENV)/.dev ## Check style, types, who imports whom, contracts, generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
+	$(BIN)/buf breaking --against protos/baseline.binpb
 	$(BIN)/python tools/gen_protos.py
 	@test -z "$$(git status --porcelain -- services/triptych_common/pb)" \
 		|| { git diff --stat -- services/triptych_common/pb; echo "generated code differs from protos/: commit what 'make protos' wrote"; exit 1; }
@@ -67,6 +71,9 @@ format: $(VENV)/.dev ## Put the code into shape
 
 protos: $(VENV)/.dev ## Regenerate the Python of protos/
 	$(BIN)/python tools/gen_protos.py
+
+protos-freeze: $(VENV)/.dev ## Make the public contracts, as they are now, what `make lint` compares later ones with
+	$(BIN)/buf build --path protos/triptych/v1 --exclude-source-info -o protos/baseline.binpb
 
 bench: $(VENV)/.dev ## Measure and write docs/performance.md (20 minutes): make bench [ARGS='streams steps', or one part with options: see benchmarks/bench.py]
 	$(BIN)/python benchmarks/bench.py $(ARGS)
