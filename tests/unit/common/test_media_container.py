@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+from io import BytesIO
 from pathlib import Path
 
 import av
+import psutil
 import pytest
 from support.builders.media import a_container_sound_file, a_video_file
 from triptych_common.media.container import open_container
@@ -31,11 +33,24 @@ def test_a_list_of_files_is_not_followed(tmp_path: Path, monkeypatch: pytest.Mon
         open_container(b"ffconcat version 1.0\nfile secret.mp4\n", PIXELS)
 
 
-def test_no_socket_is_opened() -> None:
+def a_free_port() -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
-        with pytest.raises(av.FFmpegError):
-            open_container(a_session_description(taken.getsockname()[1]), PIXELS)
+        return int(taken.getsockname()[1]) & ~1  # RTP has even ports
+
+
+def listens_on(port: int) -> bool:
+    return any(connection.laddr.port == port for connection in psutil.Process().net_connections("udp"))
+
+
+def test_no_socket_is_opened() -> None:
+    port = a_free_port()
+    description = a_session_description(port)
+    with av.open(BytesIO(description), timeout=0.2):
+        assert listens_on(port), "FFmpeg would open one"
+    with pytest.raises(av.FFmpegError):
+        open_container(description, PIXELS)
+    assert not listens_on(port)
 
 
 def test_a_larger_frame_than_allowed_is_not_decoded() -> None:
