@@ -56,6 +56,7 @@ def test_a_request_is_found_by_its_id_in_every_log(stack: Stack) -> None:
     assert response.headers["x-request-id"] == "find-me-42"
     stack.serving.wait_for(r"gateway +│ .* INFO .*\[find-me-42\] POST /v1/chat/completions 200 ", timeout_s=SOON_S)
     stack.serving.wait_for(r"frontend +│ .* INFO .*\[find-me-42\] Chat: \d+ prompt and \d+ output tokens, stop, ", timeout_s=SOON_S)
+    stack.serving.wait_for(r"engine +│ .* DEBUG .*\[find-me-42[^]]*\] stop after \d+ tokens", timeout_s=SOON_S)
 
 
 def test_a_request_without_an_id_is_given_one(stack: Stack) -> None:
