@@ -1,7 +1,7 @@
 """Installs torch into this Python's environment: `python tools/install_torch.py [pip's options] 'torch>=2.11,<2.14'`.
 
 On Linux, pip's default index has the CUDA build, which is several gigabytes large. Where no NVIDIA GPU is visible, this program
-takes the CPU build from PyTorch's own index. If a variable or a configuration file tells pip where to look, pip looks there instead.
+takes the CPU build from PyTorch's own index. If a variable or a configuration file tells pip where to look, pip looks there.
 The program needs nothing but pip, because it runs before anything else is installed.
 """
 
