@@ -29,13 +29,13 @@ class FrontendSettings(MediaLimitSettings):
     num_tokenizer_threads: Annotated[int, Field(ge=1, le=64, description="Threads that render templates and tokenize.")] = min(
         4, os.cpu_count() or 1
     )
-    max_live_requests: Annotated[
-        int, Field(ge=1, description="Calls at the same time, ListModels apart; further ones are refused.")
-    ] = 2048
+    max_live_requests: Annotated[int, Field(ge=1, description="Calls at once, except ListModels; further ones are refused.")] = 2048
     max_prompt_chars: Annotated[
         int, Field(ge=1, description="Longest text of one request, in characters, before it is tokenized.")
     ] = 4_000_000
-    template_timeout_s: Annotated[float, Field(gt=0, le=600, description="Longest rendering of a chat template.")] = 10.0
+    template_timeout_s: Annotated[float, Field(gt=0, le=600, description="Longest rendering of a chat template, in seconds.")] = (
+        10.0
+    )
 
     encoder_addresses: Annotated[
         tuple[str, ...],
@@ -44,21 +44,21 @@ class FrontendSettings(MediaLimitSettings):
     ] = ()
     encode_timeout_s: Annotated[float, Field(gt=0, le=600, description="Longest wait for one encoder to encode an item.")] = 60.0
     num_media_threads: Annotated[int, Field(ge=1, le=64, description="Threads that inspect media.")] = min(2, os.cpu_count() or 1)
-    max_media_items: Annotated[int, Field(ge=0, description="Most pictures, sounds and videos of one request together.")] = 16
+    max_media_items: Annotated[int, Field(ge=0, description="Most images, audio and video files of one request together.")] = 16
     max_live_media_bytes: Annotated[
         int,
         BeforeValidator(parse_bytes),
-        Field(ge=1, description="Bytes of media files that live calls hold together, until their first tokens; more is refused."),
+        Field(ge=1, description="Bytes of media files that live calls hold together until their first tokens; more is refused."),
     ] = 512 << 20
     max_media_aliases: Annotated[int, Field(ge=1, description="Names (uuid) of media that are remembered.")] = 65_536
     media_timeout_s: Annotated[float, Field(gt=0, le=600, description="Longest fetch of a media address, in seconds.")] = 10.0
     max_media_redirects: Annotated[int, Field(ge=0, le=20, description="Redirects that a fetch follows.")] = 3
     allow_private_media_addresses: Annotated[
         bool,
-        Field(description="Fetch media from private and loopback addresses too: clients could then reach this network."),
+        Field(description="Also fetch media from private and loopback addresses. Clients can then reach this network."),
     ] = False
     allowed_media_root: Annotated[
-        Path | None, Field(description="Directory below which file: addresses may read; by default none may.")
+        Path | None, Field(description="Directory below which file: addresses may be read; by default none may.")
     ] = None
 
     @field_validator("encoder_addresses", mode="before")
