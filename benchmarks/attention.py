@@ -1,17 +1,15 @@
 """How long attention alone takes, over what its speed depends on: sequences, contexts, heads, their groups, block sizes, threads.
 
-    python benchmarks/attention.py                                   # the cases below, on all cores
-    python benchmarks/attention.py --threads 1 --cases decode-8x2048 prompt-512
+    python -m benchmarks.attention                                   # the cases below, on all cores
+    python -m benchmarks.attention --threads 1 --cases decode-8x2048 prompt-512
 
 Each case computes 30 layers one after the other, so that no layer's keys are still in the processor's caches when it comes again,
-on caches whose blocks lie in order. Prints the fastest and the median of the rounds; --output keeps them as JSON. To compare two
-commits, run each by turns (PYTHONPATH=DIRECTORY/services).
+on caches whose blocks lie in order. Prints the fastest and the median of the rounds; --output keeps them as JSON, which
+benchmarks.compare takes.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from dataclasses import asdict, dataclass
@@ -26,6 +24,8 @@ import torch  # noqa: E402
 from triptych_engine.runner.attention import AttentionMetadata, LayerShape  # noqa: E402
 from triptych_engine.runner.cpu_attention import CpuAttention  # noqa: E402
 from triptych_engine.runner.cpu_kernels import load_kernels  # noqa: E402
+
+from benchmarks.harness.sitting import new_parser, write_results  # noqa: E402
 
 NUM_LAYERS = 30
 
@@ -108,7 +108,7 @@ def measure(case: Case, dtype: torch.dtype, num_rounds: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of queries, values and cache")
     parser.add_argument("--threads", type=int, default=num_usable_cores())
@@ -123,7 +123,7 @@ def main() -> None:
             results[name] = {**asdict(CASES[name]), "ms": times_ms}
             print(f"{name:36s} {min(times_ms):8.2f} ms, median {statistics.median(times_ms):8.2f}", flush=True)
     if options.output:
-        options.output.write_text(json.dumps({"dtype": options.dtype, "threads": options.threads, "cases": results}, indent=1))
+        write_results(options.output, {"dtype": options.dtype, "threads": options.threads, "cases": results})
 
 
 if __name__ == "__main__":

@@ -3,59 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import string
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httptools
 import orjson
-from figures import Figures, Stream, summarize
+import uvloop
 
-_WORDS = (
-    "sea", "river", "mountain", "bird", "engine", "letter", "garden", "winter", "copper", "violin",
-    "harbour", "planet", "bread", "lantern", "mirror", "forest", "market", "signal", "thunder", "paper",
-    "castle", "orange", "window", "bridge", "island", "candle",
-)  # fmt: skip
-_TAG_LENGTH = 6
+from benchmarks.load.figures import Answer, Figures, summarize
+from benchmarks.load.requests import Request, Target
+
 _DONE = b"[DONE]"
-
-
-@dataclass(frozen=True)
-class Target:
-    """A server under load."""
-
-    name: str
-    url: str
-    model: str
-
-
-class Prompts:
-    """Prompts of which no two begin alike, over the whole sitting: no prefix cache can help anybody."""
-
-    def __init__(self, num_words: int, seed: int = 0) -> None:
-        self._num_words = num_words
-        self._random = random.Random(seed)
-        self._tags: set[str] = set()
-
-    def take(self, count: int) -> list[str]:
-        """Prompts that were not given out before."""
-        return [" ".join([self._new_tag(), *self._random.choices(_WORDS, k=self._num_words - 1)]) for _ in range(count)]
-
-    def _new_tag(self) -> str:
-        while (tag := "".join(self._random.choices(string.ascii_lowercase, k=_TAG_LENGTH))) in self._tags:
-            pass
-        self._tags.add(tag)
-        return tag
+T = TypeVar("T")
 
 
 class RequestFailedError(Exception):
     """A request that did not end as it should; the message is one line."""
 
 
-#: What a request that fails raises, beside TimeoutError.
+#: What a request that fails raises, TimeoutError among them.
 FAILURES = (OSError, httptools.HttpParserError, RequestFailedError, ValueError, KeyError)
 
 
@@ -64,22 +32,28 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:200]
 
 
-async def put_load(target: Target, prompts: Sequence[str], concurrency: int, max_tokens: int, timeout_s: float) -> Figures:
-    """Send each prompt once, so many at a time: as one answer ends, the next request goes out.
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run it on the client's event loop."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+async def put_load(target: Target, requests: Sequence[Request], concurrency: int, timeout_s: float) -> Figures:
+    """Send each request once, so many at a time: as one answer ends, the next request goes out.
 
     Args:
         timeout_s: for the whole; what is not answered by then has failed.
     """
-    streams: list[Stream] = []
+    answers: list[Answer] = []
     failures: list[str] = []
-    waiting = iter(prompts)
+    waiting = iter(requests)
     deadline = asyncio.get_running_loop().time() + timeout_s
 
     async def work() -> None:
-        for prompt in waiting:
+        for request in waiting:
             try:
                 async with asyncio.timeout_at(deadline):
-                    streams.append(await _stream(target, prompt, max_tokens))
+                    answers.append(await send(target, request))
             except TimeoutError:
                 failures.append(f"not answered within {timeout_s:.0f} s")
             except FAILURES as error:
@@ -87,48 +61,38 @@ async def put_load(target: Target, prompts: Sequence[str], concurrency: int, max
 
     start_s = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(concurrency)))
-    return summarize(streams, failures, time.perf_counter() - start_s)
+    return summarize(answers, failures, time.perf_counter() - start_s)
 
 
-async def _stream(target: Target, prompt: str, max_tokens: int) -> Stream:
-    body = {
-        "model": target.model,
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    sent_s = time.perf_counter()
-    answer = await post(target.url, "/v1/completions", orjson.dumps(body))
-    usage = answer.usage
-    if usage is None or usage["completion_tokens"] != max_tokens:
-        raise RequestFailedError(f"usage of {max_tokens} output tokens expected, got {usage}")
-    if not answer.pieces_s:
-        raise RequestFailedError("no text")
-    return Stream.of_times(sent_s, answer.pieces_s, usage["prompt_tokens"], usage["completion_tokens"])
+async def send(target: Target, request: Request) -> Answer:
+    """One request on a connection of its own, as from clients that do not know each other; returns its whole answer.
 
-
-async def post(url: str, path: str, body: bytes) -> Answer:
-    """One request on a connection of its own, as from clients that do not know each other; returns its whole answer."""
-    parts = urlsplit(url)
+    Raises one of FAILURES where the answer is not whole, or has another number of tokens than was asked for.
+    """
+    body = orjson.dumps({"model": target.model, **request.body})
+    parts = urlsplit(target.url)
     loop = asyncio.get_running_loop()
-    answer = Answer(loop.create_future())
-    transport, _ = await loop.create_connection(lambda: answer, parts.hostname, parts.port or 80)
+    sent_s = time.perf_counter()
+    reader = _Reader(loop.create_future())
+    transport, _ = await loop.create_connection(lambda: reader, parts.hostname or "", parts.port or 80)
     try:
         head = (
-            f"POST {parts.path}{path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+            f"POST {parts.path}{request.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         transport.write(head.encode() + body)
-        await answer.ended
+        await reader.ended
     finally:
         transport.abort()
-    return answer
+    usage, max_tokens = reader.usage, request.body["max_tokens"]
+    if usage.get("completion_tokens") != max_tokens:
+        raise RequestFailedError(f"usage of {max_tokens} output tokens expected, got {usage}")
+    if not reader.pieces_s:
+        raise RequestFailedError("no text")
+    return Answer(sent_s, reader.pieces_s, usage["prompt_tokens"], max_tokens, usage, reader.extension)
 
 
-class Answer(asyncio.Protocol):
+class _Reader(asyncio.Protocol):
     """Reads one streamed answer off its socket.
 
     Sockets, a parser in C and nothing between: the client shares the machine with what it measures, and a general HTTP client cost
@@ -140,11 +104,9 @@ class Answer(asyncio.Protocol):
 
     def __init__(self, ended: asyncio.Future[None]) -> None:
         self.ended = ended
-        #: When each piece of text came.
         self.pieces_s: list[float] = []
-        self.usage: dict | None = None
-        #: What Triptych adds: timings, and a report on each media item.
-        self.extension: dict | None = None
+        self.usage: dict[str, Any] = {}
+        self.extension: dict[str, Any] = {}
         self._parser = httptools.HttpResponseParser(self)
         self._rest = b""
         self._is_done = False

@@ -1,4 +1,4 @@
-"""Which machine, versions and commit a result comes from."""
+"""Which machine, versions and commit a result comes from, and how busy the machine was."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-_REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 _PACKAGES = ("torch", "transformers", "tokenizers", "grpcio", "fastapi", "uvicorn", "numpy")
 _GIT_TIMEOUT_S = 10.0
 
@@ -32,17 +32,10 @@ def describe_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in _PACKAGES}}
 
 
-def describe_commit() -> str:
-    """The commit that was measured; `+` says that tracked files differed from it. Empty outside of a clone."""
-    commit = _git("rev-parse", "--short=12", "HEAD")
-    return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
-
-
-def busy_percent(own: Iterable[psutil.Process], seconds: float = 2.0) -> dict[str, float]:
-    """How busy the cores are now, as `all` and as what these processes have of it; in percent of all cores."""
-    meter = BusyMeter(own)
-    time.sleep(seconds)
-    return meter.percent()
+def describe_commit(checkout: Path = REPOSITORY) -> str:
+    """The commit of a checkout; `+` says that tracked files differed from it. Empty outside of a clone."""
+    commit = _git(checkout, "rev-parse", "--short=12", "HEAD")
+    return commit + ("+" if _git(checkout, "status", "--porcelain", "--untracked-files=no") else "")
 
 
 class BusyMeter:
@@ -52,7 +45,7 @@ class BusyMeter:
         own: processes whose share is told apart; they must live until it is read.
     """
 
-    def __init__(self, own: Iterable[psutil.Process]) -> None:
+    def __init__(self, own: Iterable[psutil.Process] = ()) -> None:
         self._own = list(own)
         self._started_s, self._before = time.perf_counter(), self._spent_s()
 
@@ -61,7 +54,7 @@ class BusyMeter:
         available_s = (time.perf_counter() - self._started_s) * (psutil.cpu_count() or 1)
         busy, own = (100 * (after - before) / available_s for after, before in zip(self._spent_s(), self._before, strict=True))
         # Both are told in hundredths of a second.
-        return {"all": min(busy, 100.0), "own": own, "others": max(0.0, busy - own)}
+        return {"all": min(max(0.0, busy), 100.0), "own": own, "others": max(0.0, busy - own)}
 
     def _spent_s(self) -> tuple[float, float]:
         times = psutil.cpu_times()
@@ -90,9 +83,10 @@ def _cpu_model() -> str:
     return f"{model} ({', '.join(extensions)})" if extensions else model
 
 
-def _git(*args: str) -> str:
+def _git(checkout: Path, *args: str) -> str:
+    """What git prints; nothing where it fails."""
     try:
-        run = subprocess.run(["git", *args], cwd=_REPOSITORY, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)
+        done = subprocess.run(["git", *args], cwd=checkout, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return run.stdout.strip()
+    return done.stdout.strip()

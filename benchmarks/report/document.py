@@ -1,27 +1,28 @@
-"""Writes tables and charts of docs/performance.md from files of benchmarks/results/.
+"""Writes tables and charts of docs/performance.md from files of benchmarks/results/: what `make bench-report` runs.
 
-    python benchmarks/report.py benchmarks/results/2026-01-31-serving.json [...]
+    python -m benchmarks.report                                              # those that the document shows already, again
+    python -m benchmarks.report benchmarks/results/2026-01-31-serving.json   # these, in place of what it shows of their kind
+    python -m benchmarks.report --stdout FILE                                # print the tables, change no file
 
 Each kind of results has a region of the document, between two markers, and its charts in docs/figures/. What is outside of the
-regions is left as it is. `--stdout` prints the tables instead, and draws nothing.
+regions is left as it is.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import encoder_report
-import serving_report
-import steps_report
-import streams_report
-from charts import Chart
+from benchmarks.harness.machine import REPOSITORY
+from benchmarks.harness.sitting import RESULTS, new_parser
+from benchmarks.report import encoder, serving, steps
+from benchmarks.report.plots import Chart, draw
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "performance.md"
+DOCUMENT = REPOSITORY / "docs" / "performance.md"
 FIGURES = "figures"
 
 
@@ -40,10 +41,10 @@ class Kind:
 
 #: Kinds of results, in the order of the document.
 KINDS = {
-    "serving": Kind(serving_report.render, serving_report.charts),
-    "streams": Kind(streams_report.render, streams_report.charts),
-    "steps": Kind(steps_report.render, steps_report.charts),
-    "encoder": Kind(encoder_report.render),
+    "serving": Kind(serving.render, serving.charts),
+    "streams": Kind(serving.render, serving.charts),
+    "steps": Kind(steps.render, steps.charts),
+    "encoder": Kind(encoder.render),
 }
 
 
@@ -66,8 +67,7 @@ def render(results: dict, source: str) -> str:
     kind = kind_of(results)
     parts = [KINDS[kind].render(results, source)]
     for name, chart in KINDS[kind].charts(results).items():
-        about = f"{chart.about} " if chart.about else ""
-        parts.append(f"![{chart.title}]({FIGURES}/{kind}-{name}.svg)\n\n*{chart.title}.* {about}Made by `{results['command']}`.")
+        parts.append(f"![{chart.title}]({FIGURES}/{kind}-{name}.svg)")
     return "\n\n".join(parts)
 
 
@@ -79,32 +79,31 @@ def replace_between_markers(document: str, kind: str, text: str) -> str:
     return re.sub(f"{begin}.*{end}", lambda _: f"{begin}\n\n{text}\n\n{end}", document, flags=re.DOTALL)
 
 
+def shown_results(document: str) -> list[Path]:
+    """The results files that the regions of a document are made of."""
+    found = [re.search(rf"{markers(kind)[0]}\s+From \[`[^`]*/([^`/]+)`", document) for kind in KINDS]
+    return [RESULTS / match[1] for match in found if match]
+
+
 def write_document(path: Path, document: Path = DOCUMENT) -> None:
     """Put what a results file says into the document, and its charts beside it."""
     results = json.loads(path.read_text(encoding="utf-8"))
     kind, tables = kind_of(results), render(results, f"../benchmarks/results/{path.name}")
     text = replace_between_markers(document.read_text(encoding="utf-8"), kind, tables)
-    if charts := KINDS[kind].charts(results):
-        from plots import draw  # a second, and only for those who draw
-
-        (document.parent / FIGURES).mkdir(exist_ok=True)
-        for name, chart in charts.items():
-            (document.parent / FIGURES / f"{kind}-{name}.svg").write_text(draw(chart), encoding="utf-8")
+    (document.parent / FIGURES).mkdir(exist_ok=True)
+    for name, chart in KINDS[kind].charts(results).items():
+        (document.parent / FIGURES / f"{kind}-{name}.svg").write_text(draw(chart), encoding="utf-8")
     document.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="+", help="files of benchmarks/results/")
+    parser = new_parser(__doc__)
+    parser.add_argument("results", type=Path, nargs="*", help="files of benchmarks/results/")
     parser.add_argument("--stdout", action="store_true", help="print the tables, change no file")
     args = parser.parse_args()
-    for path in args.results:
+    for path in args.results or shown_results(DOCUMENT.read_text(encoding="utf-8")):
         if args.stdout:
-            print(render(json.loads(path.read_text(encoding="utf-8")), path.name))
+            sys.stdout.write(render(json.loads(path.read_text(encoding="utf-8")), path.name) + "\n")
         else:
             write_document(path)
-            print(f"wrote {DOCUMENT} from {path}")
-
-
-if __name__ == "__main__":
-    main()
+            print(f"wrote {DOCUMENT.relative_to(REPOSITORY)} from {path.name}")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Self, TypeVar
+from functools import partial
+from typing import Self
 
 from triptych_common.pb import engine_pb2
 from triptych_engine.convert import load_message, output_message
 from triptych_engine.core import Load
 from triptych_engine.outbox import Mailbox, Outbox
 from triptych_engine.output import SequenceOutput
-
-T = TypeVar("T")
 
 
 class Outside:
@@ -29,7 +27,6 @@ class Outside:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._outbox = Outbox(self._loop, lambda load: None)
         self._mailbox = Mailbox(self._outbox)
-        self._ns = self._num_messages = 0
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -49,38 +46,21 @@ class Outside:
 
     def expect(self, request_id: str) -> None:
         """Take a request's outputs."""
-        self._call(lambda: self._mailbox.expect(request_id))
+        self._call(partial(self._mailbox.expect, request_id))
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Take no more of them."""
+        for request_id in request_ids:
+            self._call(partial(self._outbox.unroute, request_id))
 
-        def forget() -> None:
-            for request_id in request_ids:
-                self._outbox.unroute(request_id)
+    def _call(self, function: Callable[[], object]) -> None:
+        async def call() -> None:
+            function()
 
-        self._call(forget)
-
-    def take_times(self) -> tuple[float, int]:
-        """Milliseconds that went into messages since the last call, and how many there were."""
-
-        def take() -> tuple[float, int]:
-            taken = self._ns / 1e6, self._num_messages
-            self._ns = self._num_messages = 0
-            return taken
-
-        return self._call(take)
-
-    def _call(self, function: Callable[[], T]) -> T:
-        async def call() -> T:
-            return function()
-
-        return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(call(), self._loop).result()
 
     async def _read(self) -> None:
         while (taken := await self._mailbox.take()) is not None:
-            started_ns = time.perf_counter_ns()
             step, outputs, load = taken
             message = engine_pb2.SessionResponse(step=step, outputs=map(output_message, outputs), load=load_message(load))
             message.SerializeToString()
-            self._ns += time.perf_counter_ns() - started_ns
-            self._num_messages += 1
