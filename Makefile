@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow lint format protos bench images clean
+.PHONY: help install serve test test-slow lint format protos bench bench-report images clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -68,8 +68,11 @@ format: $(VENV)/.dev ## Put the code into shape
 protos: $(VENV)/.dev ## Regenerate the Python of protos/
 	$(BIN)/python tools/gen_protos.py
 
-bench: $(VENV)/.dev ## Measure and write docs/performance.md (20 minutes): make bench [ARGS='streams steps', or one part with options: see benchmarks/bench.py]
-	$(BIN)/python benchmarks/bench.py $(ARGS)
+bench: $(VENV)/.dev ## Measure and write benchmarks/results (20 minutes): make bench [ARGS='streams steps', or one part with options: see benchmarks/README.md]
+	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-report: $(VENV)/.dev ## Write tables and charts of docs/performance.md: make bench-report [ARGS='benchmarks/results/FILE.json ...']
+	$(BIN)/python -m benchmarks.report $(ARGS)
 
 images: ## Build the container images: make images [CONTAINER=podman] [BUILD_ARGS=...]
 	for target in gateway frontend encoder engine fetch; do \

@@ -231,7 +231,8 @@ def describe_figures(results: dict[str, Any]) -> str:
             f" {one['share_of_bandwidth']:.0%} of the bandwidth (aim {TARGET_SHARE:.0%}: {verdict})"
         )
     lines += [f"transformers, decode of {one['batch_size']}: {one['tokens_per_s']:.0f} tokens/s" for one in peer["decode"]]
-    lines += [f"transformers: {peer['error']}"] * ("error" in peer)
+    if "error" in peer:
+        lines.append(f"transformers: {peer['error']}")
     return "\n".join(
         [*lines, f"prefill: {prefill['tokens_per_s']:.0f} tokens/s, {prefill['share_of_matrix_rate']:.0%} of the matrix rate"]
     )

@@ -26,7 +26,7 @@ _BUSY_SECONDS = 2.0
 
 def without_directories(command: str) -> str:
     """A command line without the directories of absolute paths: where files lie is this machine's own affair."""
-    return re.sub(r"(?<![\w./:])/(?:[^\s/:'\"]+/)+", "", command)
+    return re.sub(r"(?<![\w./])/(?!/)(?:[^\s/:'\"]+/)+(?=[^\s/:'\"])", "", command)
 
 
 def describe(kind: str, services: Iterable[psutil.Process] = ()) -> dict:

@@ -97,27 +97,22 @@ def in_window(streams: Sequence[Sequence[Answer]], start_s: float, end_s: float)
     """Cut a window out of streams that began before it and ended after it; each a sequence of answers.
 
     An answer's tokens count by the share of its pieces that came within the window: a piece may hold several tokens. Gaps are those
-    of which some part lies in the window; a silence is the same with the waits for next answers among them.
+    of which some part lies in the window.
     """
-    gaps, silences, num_tokens = [], [], 0.0
+    gaps, num_tokens = [], 0.0
     for stream in streams:
         for answer in stream:
-            gaps += _overlapping(answer.pieces_s, start_s, end_s)
+            pairs = itertools.pairwise(answer.pieces_s)
+            gaps += [after - before for before, after in pairs if after >= start_s and before <= end_s]
             num_inside = sum(start_s <= piece_s <= end_s for piece_s in answer.pieces_s)
             num_tokens += answer.num_output_tokens * num_inside / len(answer.pieces_s)
-        silences += _overlapping([piece_s for answer in stream for piece_s in answer.pieces_s], start_s, end_s)
     return {
         "seconds": end_s - start_s,
         "output_tokens_per_s": num_tokens / (end_s - start_s),
         "gap_p50_ms": percentile_ms(gaps, 0.5),
         "gap_p99_ms": percentile_ms(gaps, 0.99),
         "gap_max_ms": percentile_ms(gaps, 1.0),
-        "silence_max_ms": percentile_ms(silences, 1.0),
     }
-
-
-def _overlapping(pieces_s: Sequence[float], start_s: float, end_s: float) -> list[float]:
-    return [after - before for before, after in itertools.pairwise(pieces_s) if after >= start_s and before <= end_s]
 
 
 def percentile(values: Sequence[float], fraction: float) -> float | None:

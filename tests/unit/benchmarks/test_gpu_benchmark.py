@@ -5,39 +5,47 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import gpu
 import pytest
 import torch
-from gpu_arithmetic import Ceilings, Decode, ModelSize, measure_decode
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
-SIZE = ModelSize(2, 8, 16, num_q_heads=4, num_kv_heads=2, head_dim=2, vocab_size=10, bytes_per_value=2)
+from benchmarks import gpu
+from benchmarks.gpu import Decode, ModelSize, measure_decode
+
+CONFIG = LlamaConfig(
+    num_hidden_layers=2,
+    hidden_size=8,
+    intermediate_size=16,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=2,
+    vocab_size=10,
+)
+SIZE = ModelSize(CONFIG, bytes_per_value=2)
 
 
-def test_a_decode_step_reads_all_matrices_once_and_each_sequence_s_cache():
+def test_a_decode_step_reads_all_matrices_once_and_each_sequence_s_cache() -> None:
     # Per layer q and o of 8 x 8, k and v of 8 x 4, three of 8 x 16; a head of 10 x 8.
     assert SIZE.layer_weights == 2 * (2 * 64 + 2 * 32 + 3 * 128)
-    assert SIZE.kv_bytes_per_token == 2 * 2 * 4 * 2
     assert SIZE.decode_bytes(0, 100) == (1152 + 80) * 2
-    assert SIZE.decode_bytes(3, 100) - SIZE.decode_bytes(0, 100) == 300 * 32
+    # A token's keys and values: 2 layers of 2 heads of 2 numbers, each twice, in 2 bytes.
+    assert SIZE.decode_bytes(3, 100) - SIZE.decode_bytes(0, 100) == 300 * 2 * 2 * 2 * 2 * 2
 
 
-def test_a_prompt_is_a_product_per_matrix_and_token_and_half_a_square_of_scores():
+def test_a_prompt_is_a_product_per_matrix_and_token_and_half_a_square_of_scores() -> None:
     assert SIZE.prefill_flops(1) == 2 * 1152 + 2 * 80 + 4 * 2 * 8
     assert SIZE.prefill_flops(5) == 2 * 1152 * 5 + 2 * 80 + 4 * 2 * 8 * 15
 
 
-def test_the_sizes_are_those_of_the_model_that_is_made(tmp_path: Path):
-    config = gpu.make_model(tmp_path, tiny=True, dtype=torch.float32)
-    size = gpu.size_of(config, torch.float32)
+def test_the_sizes_are_those_of_the_model_that_is_made(tmp_path: Path) -> None:
+    size = gpu.make_model(tmp_path, tiny=True, dtype=torch.float32)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)  # the head is the embedding
     assert size.layer_weights + size.head_weights == matrices
 
 
-def test_the_share_is_what_had_to_be_read_by_what_could_be():
-    ceilings = Ceilings(bytes_per_s=SIZE.decode_bytes(4, 50) * 20, flops_per_s=1.0)
-    assert Decode(4, tokens_per_s=40.0, mean_context=50.0).bandwidth_share(SIZE, ceilings) == pytest.approx(0.5)
+def test_what_had_to_be_read_per_second_is_a_step_s_bytes_by_its_time() -> None:
+    assert Decode(4, tokens_per_s=40.0, mean_context=50.0).bytes_per_s(SIZE) == pytest.approx(SIZE.decode_bytes(4, 50) * 10)
 
 
 def test_decode_is_measured_while_all_decode():
