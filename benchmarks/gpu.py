@@ -1,4 +1,4 @@
-"""Decode and prefill on a GPU, beside what the device can do and beside transformers' own continuous batching.
+"""Decode and prefill on a GPU, beside what the device can do.
 
     python -m benchmarks.gpu                      # needs a CUDA device
     python -m benchmarks.gpu --device cpu --tiny  # the same code on a tiny model, to see that it runs: its figures mean nothing
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 from triptych_engine.settings import EngineSettings
 
 from benchmarks.engine.local import LocalEngine
@@ -38,35 +38,24 @@ _TINY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "max_posi
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What a step of a Llama-like model has to read and to compute at least."""
+    """What a step has to read and to compute at least.
 
-    config: LlamaConfig
+    Attributes:
+        num_weights: values in all matrices, the output head's among them.
+        kv_values_per_token: values that the cache keeps of a token.
+    """
+
+    num_weights: int
+    kv_values_per_token: int
     bytes_per_value: int
-
-    @property
-    def layer_weights(self) -> int:
-        """Values in the matrices of all layers."""
-        config = self.config
-        attention = config.hidden_size * config.head_dim * 2 * (config.num_attention_heads + config.num_key_value_heads)
-        return int(config.num_hidden_layers * (attention + 3 * config.hidden_size * config.intermediate_size))
-
-    @property
-    def head_weights(self) -> int:
-        """Values in the output head."""
-        return int(self.config.vocab_size * self.config.hidden_size)
 
     def decode_bytes(self, batch_size: int, context: float) -> float:
         """What a decode step reads: all matrices once, and the keys and values of each sequence. Activations are left out."""
-        config = self.config
-        values_per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-        return (self.layer_weights + self.head_weights + batch_size * context * values_per_token) * self.bytes_per_value
+        return (self.num_weights + batch_size * context * self.kv_values_per_token) * self.bytes_per_value
 
-    def prefill_flops(self, prompt_len: int) -> float:
-        """What a prompt takes, a multiplication and an addition being two; the head computes its last token alone."""
-        config = self.config
-        width = config.num_hidden_layers * config.num_attention_heads * config.head_dim
-        scores = 2 * 2 * width * prompt_len * (prompt_len + 1) / 2
-        return 2 * self.layer_weights * prompt_len + scores + 2 * self.head_weights
+    def prefill_flops(self, num_tokens: int) -> float:
+        """What the products of so many tokens take, a multiplication and an addition being two. Attention is left out."""
+        return 2.0 * self.num_weights * num_tokens
 
 
 @dataclass(frozen=True)
@@ -107,8 +96,10 @@ def make_model(folder: Path, *, tiny: bool, dtype: torch.dtype) -> ModelSize:
     """A checkpoint with random weights."""
     config = LlamaConfig(**(_TINY if tiny else _FULL), tie_word_embeddings=True, eos_token_id=None, bos_token_id=None)
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
-    return ModelSize(config, dtype.itemsize)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.save_pretrained(folder)
+    matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)  # the head is the embedding
+    return ModelSize(matrices, 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim, dtype.itemsize)
 
 
 def fastest_s(device: torch.device, function: Callable[[], object], repeats: int = 10) -> float:
@@ -136,10 +127,6 @@ def make_prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:
     return [[(7919 * (i + 1) * (j + 1)) % vocab_size for j in range(length)] for i in range(count)]
 
 
-def median_run(runs: list[Decode]) -> Decode:
-    return sorted(runs, key=lambda run: run.tokens_per_s)[len(runs) // 2]
-
-
 def measure_engine(path: Path, size: ModelSize, ceilings: dict[str, float], args: argparse.Namespace) -> dict[str, Any]:
     """This engine; its figures beside the ceilings."""
     settings = EngineSettings(
@@ -157,7 +144,7 @@ def measure_engine(path: Path, size: ModelSize, ceilings: dict[str, float], args
     engine, decodes, elapsed = LocalEngine(settings), [], []
 
     def generate(count: int, num_tokens: int) -> list[list[float]]:
-        prompts = make_prompts(count, args.prompt_len, size.config.vocab_size)
+        prompts = make_prompts(count, args.prompt_len, engine.vocab_size)
         answers, failures = engine.run(prompts, count, num_tokens, _TIMEOUT_S)
         if failures:
             raise RuntimeError(failures[0])
@@ -166,7 +153,7 @@ def measure_engine(path: Path, size: ModelSize, ceilings: dict[str, float], args
     try:
         for batch_size in args.batch_sizes:
             runs = [measure_decode(generate(batch_size, args.num_tokens), args.prompt_len) for _ in range(args.repeats)]
-            decode = median_run(runs)
+            decode = sorted(runs, key=lambda run: run.tokens_per_s)[len(runs) // 2]
             share = decode.bytes_per_s(size) / ceilings["bytes_per_s"]
             decodes.append(asdict(decode) | {"step_ms": decode.step_s * 1e3, "share_of_bandwidth": share})
         for _ in range(args.repeats + 1):
@@ -174,36 +161,9 @@ def measure_engine(path: Path, size: ModelSize, ceilings: dict[str, float], args
             elapsed.append(max(max(times) for times in generate(args.num_prefills, 1)) - started)
     finally:
         engine.stop()
-    prompts_per_s = args.num_prefills / statistics.median(elapsed[1:])
-    prefill = {
-        "num_prompts": args.num_prefills,
-        "prompt_len": args.prompt_len,
-        "tokens_per_s": prompts_per_s * args.prompt_len,
-        "share_of_matrix_rate": prompts_per_s * size.prefill_flops(args.prompt_len) / ceilings["flops_per_s"],
-    }
-    return {"decode": decodes, "prefill": prefill}
-
-
-def measure_peer(path: Path, device: torch.device, dtype: torch.dtype, size: ModelSize, args: argparse.Namespace) -> dict[str, Any]:
-    """transformers' continuous batching on the same prompts; with an `error` where this version, or this device, has none."""
-    decodes: list[dict] = []
-    # A peer's own trouble, of whatever kind, is part of the result.
-    try:
-        from transformers import ContinuousBatchingConfig
-
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device).eval()
-        config = GenerationConfig(do_sample=False, max_new_tokens=args.num_tokens, eos_token_id=-1, pad_token_id=0)
-        # By default it takes most of the memory, which on a GPU is as it should be.
-        own = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64) if args.tiny else ContinuousBatchingConfig()
-        options = {"generation_config": config, "continuous_batching_config": own, "record_timestamps": True}
-        for batch_size in args.batch_sizes:
-            prompts = make_prompts(batch_size, args.prompt_len, size.config.vocab_size)
-            rounds = [model.generate_batch(prompts, **options) for _ in range(args.repeats + 1)]  # the first compiles and records
-            times = [[output.timestamps for output in outputs.values()] for outputs in rounds[1:]]
-            decodes.append(asdict(median_run([measure_decode(each, args.prompt_len) for each in times])))
-    except Exception as error:
-        return {"decode": decodes, "error": f"{type(error).__name__}: {error}"}
-    return {"decode": decodes}
+    num_tokens, seconds = args.num_prefills * args.prompt_len, statistics.median(elapsed[1:])
+    share = size.prefill_flops(num_tokens) / seconds / ceilings["flops_per_s"]
+    return {"decode": decodes, "prefill": {"tokens_per_s": num_tokens / seconds, "share_of_matrix_rate": share}}
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -216,12 +176,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         size = make_model(path, tiny=args.tiny, dtype=dtype)
         results["ceilings"] = measure_ceilings(device, tiny=args.tiny)
         results["engine"] = measure_engine(path, size, results["ceilings"], args)
-        results["transformers"] = measure_peer(path, device, dtype, size, args)
     return results
 
 
 def describe_figures(results: dict[str, Any]) -> str:
-    ceilings, prefill, peer = results["ceilings"], results["engine"]["prefill"], results["transformers"]
+    ceilings, prefill = results["ceilings"], results["engine"]["prefill"]
     rates = f"copies {ceilings['bytes_per_s'] / 1e9:.1f} GB/s, multiplies {ceilings['flops_per_s'] / 1e12:.2f} TFLOP/s"
     lines = [f"{results['machine']['device']}: {rates}"]
     for one in results["engine"]["decode"]:
@@ -230,12 +189,8 @@ def describe_figures(results: dict[str, Any]) -> str:
             f"decode of {one['batch_size']}: {one['tokens_per_s']:.0f} tokens/s, {one['step_ms']:.2f} ms a step,"
             f" {one['share_of_bandwidth']:.0%} of the bandwidth (aim {TARGET_SHARE:.0%}: {verdict})"
         )
-    lines += [f"transformers, decode of {one['batch_size']}: {one['tokens_per_s']:.0f} tokens/s" for one in peer["decode"]]
-    if "error" in peer:
-        lines.append(f"transformers: {peer['error']}")
-    return "\n".join(
-        [*lines, f"prefill: {prefill['tokens_per_s']:.0f} tokens/s, {prefill['share_of_matrix_rate']:.0%} of the matrix rate"]
-    )
+    lines.append(f"prefill: {prefill['tokens_per_s']:.0f} tokens/s, {prefill['share_of_matrix_rate']:.0%} of the matrix rate")
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
