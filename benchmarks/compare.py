@@ -25,10 +25,9 @@ def times_ms(results: dict) -> dict[str, float]:
     for run in results["runs"]:
         name = f"decode {run['num_seqs']} x {run['context']}" if run["phase"] == "decode" else f"prefill {run['num_tokens']}"
         found[name] = run["step_ms"]
-    for name in dict.fromkeys(f"whole prompt {one['prompt_tokens']}" for one in results["prompts"]):
-        found[name] = 1e3 * statistics.median(
-            one["seconds"] for one in results["prompts"] if name == f"whole prompt {one['prompt_tokens']}"
-        )
+    for length in dict.fromkeys(one["prompt_tokens"] for one in results["prompts"]):
+        seconds = [one["seconds"] for one in results["prompts"] if one["prompt_tokens"] == length]
+        found[f"whole prompt {length}"] = 1e3 * statistics.median(seconds)
     return found
 
 

@@ -22,8 +22,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import grpc
 from triptych_common.pb import control_pb2, control_pb2_grpc
@@ -34,7 +33,7 @@ from benchmarks.harness.sitting import check_positive, describe, hold, new_parse
 from benchmarks.harness.stack import HOST
 from benchmarks.harness.targets import Server, add_target_arguments, check_target_arguments, describe_load, running_servers
 from benchmarks.load.client import FAILURES, run_async
-from benchmarks.load.pictures import CASES, Subject, ask_in_all_ways, put_flood
+from benchmarks.load.pictures import CASES, NEW, Subject, ask_in_all_ways, put_flood
 from benchmarks.load.requests import new_picture
 
 _CONTROL_PORT = "--engine.control-port"
@@ -72,7 +71,14 @@ def measure(subjects: dict[str, Subject], args: argparse.Namespace) -> list[dict
             samples = [sample for picture in pictures for sample in run_async(ask_in_all_ways(subject, picture, args.timeout_s))]
             options = {"alone_s": args.alone_s, "stream_tokens": args.stream_tokens, "timeout_s": args.timeout_s}
             flood = run_async(put_flood(subject.target, flood_pictures, **options))
-            print_run(name, repeat, samples, flood)
+            new_ms = statistics.median(sample["ttft_ms"] for sample in samples if sample["case"] == NEW)
+            rate = flood["beside"]["output_tokens_per_s"]
+            print(
+                f"round {repeat}, {name}: TTFT of a new picture {new_ms:.0f} ms, text beside the flood {rate:.0f} tokens/s",
+                flush=True,
+            )
+            for reason, count in flood["failures"].items():
+                print(f"  {count} pictures failed: {reason}", flush=True)
             runs.append({"target": name, "repeat": repeat, "samples": samples, "flood": flood})
     return runs
 
@@ -82,20 +88,6 @@ def warm_up(subject: Subject, args: argparse.Namespace) -> None:
     run_async(ask_in_all_ways(subject, new_picture(args.size), args.timeout_s))
     pictures = [new_picture(args.size) for _ in range(_WARM_UP_PICTURES)]
     run_async(put_flood(subject.target, pictures, alone_s=_WARM_UP_S, stream_tokens=_WARM_UP_TOKENS, timeout_s=args.timeout_s))
-
-
-def print_run(name: str, repeat: int, samples: Sequence[dict], flood: dict) -> None:
-    """What one turn brought, medians of its pictures."""
-    print(f"round {repeat}, {name}")
-    for case in dict.fromkeys(sample["case"] for sample in samples):
-        ttft_ms = statistics.median(sample["ttft_ms"] for sample in samples if sample["case"] == case)
-        print(f"  {case:<27} TTFT {ttft_ms:6.0f} ms")
-    for label, window in (("alone", flood["alone"]), (f"beside {flood['num_pictures']} pictures", flood["beside"])):
-        gaps = ", ".join(f"{key} {window[f'gap_{key}_ms'] or 0:.0f}" for key in ("p50", "p99", "max"))
-        print(f"  text {label:<22} {window['output_tokens_per_s']:5.0f} tok/s, gap {gaps} ms, {window['seconds']:.1f} s")
-    for reason, count in flood["failures"].items():
-        print(f"  {count} pictures failed: {reason}")
-    sys.stdout.flush()
 
 
 def run(args: argparse.Namespace) -> dict:

@@ -46,7 +46,6 @@ from benchmarks.harness.targets import (
 from benchmarks.load.client import put_load, run_async
 from benchmarks.load.figures import Figures
 from benchmarks.load.requests import Prompts, Request, Target, chat, completion, new_picture
-from benchmarks.report.serving import ratios
 
 #: A warm-up lets each target meet its largest batch once.
 WARM_UP_TOKENS = 8
@@ -116,17 +115,6 @@ def print_run(name: str, concurrency: int, repeat: int, figures: Figures) -> Non
         print(f"        {count} failed: {reason}", flush=True)
 
 
-def print_ratios(runs: Sequence[dict], others: Sequence[str]) -> None:
-    """Triptych over each other target, one ratio per round."""
-    for other in others:
-        for concurrency in dict.fromkeys(run["concurrency"] for run in runs):
-            line = []
-            for label, figure in (("tok/s", "output_tokens_per_s"), ("TTFT p50", "ttft_p50_ms"), ("TTFT p99", "ttft_p99_ms")):
-                values = " ".join(f"{value:.2f}" for value in ratios(runs, other, figure, concurrency))
-                line.append(f"{label} {values or '-'}")
-            print(f"Triptych / {other}, {concurrency} streams: {'; '.join(line)}")
-
-
 def run(kind: str, args: argparse.Namespace) -> dict:
     """Start what is needed, measure, stop it; returns the results."""
     raise_open_files_limit()
@@ -143,7 +131,6 @@ def run(kind: str, args: argparse.Namespace) -> dict:
         described = describe(kind, [process for stack in stacks.values() for process in stack.services.values()])
         idle = {name: {"idle": stack.resident(), "cold_start": stack.cold_start} for name, stack in stacks.items()}
         runs = measure(targets, stacks, args)
-        print_ratios(runs, [name for name in targets if name != TRIPTYCH])
     about = [server.about | idle.get(name, {}) for name, server in servers.items()]
     keys = ("concurrency", "max_tokens", "prompt_words", "requests_per_stream", "min_requests", "repeats", "seed", "pictures")
     return {**described, "load": describe_load(args, *keys, "picture_size"), "servers": about, "runs": runs}

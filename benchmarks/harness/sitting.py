@@ -54,13 +54,15 @@ def describe(kind: str, services: Iterable[psutil.Process] = ()) -> dict:
 
 
 def hold(run: Callable[[], dict], num_failed: Callable[[dict], int], name: str) -> None:
-    """Run a benchmark and keep its results. Exits with 1 when something failed in it, or it could not be run.
+    """Run a benchmark, keep its results and print their tables. Exits with 1 when something failed in it, or it could not be run.
 
     Args:
         run: returns the results; raises BenchmarkError when it cannot.
         num_failed: how many requests failed, by the results.
         name: of the results' file, benchmarks/results/<date>-<name>.json.
     """
+    from benchmarks.report.document import render  # it draws, too: a second that no child process needs
+
     # So that each way of being told to stop unwinds the blocks that end the processes: asyncio turns SIGINT into a cancellation,
     # also where a shell had set it to be ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -70,6 +72,7 @@ def hold(run: Callable[[], dict], num_failed: Callable[[dict], int], name: str) 
     except BenchmarkError as error:
         sys.exit(str(error))
     path = RESULTS / f"{results['date']}-{name}.json"
+    print(f"\n{render(results, path.name)}\n")
     write_results(path, results)
     if count := num_failed(results):
         sys.exit(f"{count} requests failed")

@@ -106,25 +106,27 @@ def charts(results: dict) -> dict[str, Chart]:
     runs = results["runs"]
     ticks = tuple((float(concurrency), f"{concurrency:,}") for concurrency in _concurrencies(runs))
 
-    def lines(figure: Callable[[dict], float | None], label: str = "", kin: str | None = None) -> list[Line]:
+    def lines(figure: Callable[[dict], float | None], label: str, kin: str = "") -> list[Line]:
         made = []
         for target in _targets(runs):
             points = [(float(c), known_median(figure(run) for run in _of(runs, target, c))) for c in _concurrencies(runs)]
             known = [(streams, value) for streams, value in points if value is not None]
             if known:
-                made.append(Line(f"{target} {label}".strip(), known, f"{target} {kin}" if kin else None))
+                made.append(Line(label.format(target), known, kin.format(target) or None))
         return made
 
     if results.get("kind") == "streams":
         cpu = [
             line
             for name in _SERVICES
-            for line in lines(lambda run, name=name: run["cpu_us_per_token"].get(name), name)  # type: ignore[misc]
+            for line in lines(lambda run, name=name: run["cpu_us_per_token"].get(name), f"{name}, {{}}")  # type: ignore[misc]
         ]
         title = "Processor time of gateway and frontend per output token"
         return {"cpu": Chart(title, "concurrent streams", "microseconds of CPU", cpu, ticks, log_y=True)}
-    throughput = lines(lambda run: run["figures"]["output_tokens_per_s"])
-    ttft = lines(lambda run: run["figures"]["ttft_p50_ms"], "p50") + lines(lambda run: run["figures"]["ttft_p99_ms"], "p99", "p50")
+    throughput = lines(lambda run: run["figures"]["output_tokens_per_s"], "{}")
+    ttft = lines(lambda run: run["figures"]["ttft_p50_ms"], "{} p50") + lines(
+        lambda run: run["figures"]["ttft_p99_ms"], "{} p99", "{} p50"
+    )
     title = "Output tokens per second against concurrent streams"
     return {
         "throughput": Chart(title, "concurrent streams", "output tokens/s", throughput, ticks),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import sys
 import time
@@ -103,13 +104,16 @@ async def test_a_peer_is_kept_with_its_version_and_its_command() -> None:
         await runner.cleanup()
 
 
-def test_results_are_kept_also_of_a_sitting_in_which_requests_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_kept_also_of_a_sitting_in_which_requests_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = json.loads((RESULTS / "2026-11-22-steps.json").read_text())
     monkeypatch.setattr("benchmarks.harness.sitting.RESULTS", tmp_path / "results")
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own handlers stay
     with pytest.raises(SystemExit, match="3 requests failed"):
-        hold(lambda: {"date": "2026-01-31", "runs": []}, lambda results: 3, "serving")
-    assert (tmp_path / "results" / "2026-01-31-serving.json").exists()
-    assert RESULTS.name == "results"
+        hold(lambda: results, lambda results: 3, "again")
+    assert json.loads((tmp_path / "results" / "2026-11-22-again.json").read_text()) == results
+    assert "| **step** |" in capsys.readouterr().out
 
 
 def test_all_parts_are_run_unless_some_are_named() -> None:

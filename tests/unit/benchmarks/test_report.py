@@ -81,7 +81,7 @@ def test_processor_time_per_token_has_a_table_and_of_streams_a_chart() -> None:
     assert "| Triptych | 8 | 4000 | 42 | - |" in render(results_of(*runs), "results.json")
     assert "Processor time" not in render(results_of(run_of(TRIPTYCH, 0, 10.0)), "results.json")
     made = charts(results_of(*runs) | {"kind": "streams"})
-    assert [(line.label, line.points) for line in made["cpu"].lines] == [("Triptych gateway", [(8, 41.6)])]
+    assert [(line.label, line.points) for line in made["cpu"].lines] == [("gateway, Triptych", [(8, 41.6)])]
 
 
 def test_a_run_without_gaps_and_without_others_is_rendered() -> None:
