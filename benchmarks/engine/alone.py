@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from benchmarks.harness.child import Child
-from benchmarks.harness.machine import REPOSITORY
 from benchmarks.harness.stack import checkout_env
 from benchmarks.load.figures import Figures, summarize
 from benchmarks.load.requests import Request
@@ -45,9 +43,7 @@ class EngineAlone:
 @contextmanager
 def running_engine_alone(engine_args: Sequence[str]) -> Iterator[EngineAlone]:
     """The process, with its model loaded, for the time of the block."""
-    env = checkout_env()
-    env["PYTHONPATH"] += os.pathsep + str(REPOSITORY)
-    with Child([sys.executable, "-m", __name__, *engine_args], env) as child:
+    with Child([sys.executable, "-m", __name__, *engine_args], checkout_env()) as child:
         child.wait_for("^loaded$", LOAD_TIMEOUT_S)
         yield EngineAlone(child)
 

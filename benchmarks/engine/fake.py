@@ -8,7 +8,6 @@ It brings one token to each of its sequences at a time, all in one message, as t
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -23,7 +22,6 @@ from triptych_common.model_store import model_info, resolve_model
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 
 from benchmarks.harness.child import BenchmarkError, Child
-from benchmarks.harness.machine import REPOSITORY
 from benchmarks.harness.stack import HOST, Stack, ask, checkout_env
 from benchmarks.load.requests import Target
 
@@ -86,8 +84,6 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 def running_without_model(model: str) -> Iterator[Stack]:
     """A fake engine, a frontend with the model's tokenizer, and a gateway, for the time of the block."""
     engine, frontend, gateway = (free_port(HOST) for _ in range(3))
-    env = checkout_env()
-    env["PYTHONPATH"] += os.pathsep + str(REPOSITORY)
     quiet = ("--log-level", "WARNING")
     front = ("--port", str(frontend), "--control-port", "0", "--engine-address", f"{HOST}:{engine}", "--model", model, *quiet)
     programs = {
@@ -96,7 +92,9 @@ def running_without_model(model: str) -> Iterator[Stack]:
         "gateway": ("triptych_gateway", "--port", str(gateway), "--frontend-address", f"{HOST}:{frontend}", *quiet),
     }
     with ExitStack() as exits:
-        children = {name: exits.enter_context(Child([sys.executable, "-m", *argv], env)) for name, argv in programs.items()}
+        children = {
+            name: exits.enter_context(Child([sys.executable, "-m", *argv], checkout_env())) for name, argv in programs.items()
+        }
         target = Target(FAKE_ENGINE, f"http://{HOST}:{gateway}", model)
         _wait_until_ready(target)
         yield Stack(target, "", {name: psutil.Process(child.pid) for name, child in children.items()})

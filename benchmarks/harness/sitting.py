@@ -72,8 +72,8 @@ def hold(run: Callable[[], dict], num_failed: Callable[[dict], int], name: str) 
     except BenchmarkError as error:
         sys.exit(str(error))
     path = RESULTS / f"{results['date']}-{name}.json"
-    print(f"\n{render(results, path.name)}\n")
     write_results(path, results)
+    print(f"\n{render(results, path.name)}\n")
     if count := num_failed(results):
         sys.exit(f"{count} requests failed")
 

@@ -81,10 +81,10 @@ class Stack:
 
 
 def checkout_env(checkout: Path = REPOSITORY) -> dict[str, str]:
-    """This process's environment, with Triptych's packages taken from a checkout."""
-    packages = os.pathsep.join(str(checkout.resolve() / folder) for folder in ("services", "cli", "gateway"))
+    """This process's environment, with Triptych's packages taken from a checkout, and the benchmarks from this one."""
+    folders = [*(checkout.resolve() / name for name in ("services", "cli", "gateway")), REPOSITORY]
     # A wide terminal: the line that is waited for must not be wrapped.
-    return {**os.environ, "PYTHONPATH": packages, "COLUMNS": "200"}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "COLUMNS": "200"}
 
 
 @contextmanager
