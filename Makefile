@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow test-codegen coverage lint format protos protos-freeze docs bench images clean
+.PHONY: help install serve test test-slow test-codegen coverage lint format protos protos-freeze docs bench bench-report images clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -89,8 +89,11 @@ docs: $(VENV)/.dev ## Regenerate docs/configuration.md from the settings, and ch
 	$(BIN)/python -m tools.docs.configuration
 	$(BIN)/python -m tools.docs.links
 
-bench: $(VENV)/.dev ## Measure and write docs/performance.md (20 minutes): make bench [ARGS='streams steps', or one part with options: see benchmarks/bench.py]
-	$(BIN)/python benchmarks/bench.py $(ARGS)
+bench: $(VENV)/.dev ## Measure and write benchmarks/results (20 minutes): make bench [ARGS='streams steps', or one part with options: see benchmarks/README.md]
+	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-report: $(VENV)/.dev ## Write tables and charts of docs/performance.md: make bench-report [ARGS='benchmarks/results/FILE.json ...']
+	$(BIN)/python -m benchmarks.report $(ARGS)
 
 images: ## Build the container images: make images [CONTAINER=podman] [BUILD_ARGS=...]
 	for target in gateway frontend encoder engine fetch; do \
