@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
-from triptych_cli.stack.plan import tether
+from triptych_cli.stack import tether
 
 #: Time to end after SIGTERM, in seconds; then comes SIGKILL. The supervisor gives its services 15.
 STOP_GRACE_S = 30.0
