@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_gateway.dialects.chat import ChatFormat
-from triptych_gateway.dialects.common import AnswerFormat
+from triptych_gateway.dialects.openai import AnswerFormat
 from triptych_gateway.dialects.completions import CompletionFormat
 
 FORMATS = [ChatFormat, CompletionFormat]
