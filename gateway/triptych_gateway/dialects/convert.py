@@ -142,7 +142,7 @@ def chat_messages(
     turns = []
     for number, message in enumerate(messages):
         parts = []
-        content = message.content or ""
+        content = message.content
         if isinstance(content, str):
             parts.append(generation_pb2.ContentPart(text=content))
         else:

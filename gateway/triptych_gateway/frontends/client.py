@@ -59,6 +59,7 @@ class FrontendClient:
     async def _ask(self, call: Callable[[FrontendConnection], Awaitable[Response]]) -> Response:
         tried: set[FrontendConnection] = set()
         error: ServiceUnavailableError | None = None
+        await self._pool.until_tried()
         while (frontend := self._router.choose((), tried)) is not None:
             tried.add(frontend)
             try:
@@ -68,7 +69,7 @@ class FrontendClient:
                 if not isinstance(ours, ServiceUnavailableError):
                     raise ours from None
                 error = ours
-        raise error or self._pool.none_left()
+        raise error or self._router.away()
 
 
 def _metadata(request_id: str) -> tuple[tuple[str, str], ...]:

@@ -22,6 +22,7 @@ MAX_INLINE_FILE_BYTES = 256 << 10
 #: A request with named media goes to the frontend that the name belongs to, which may know it, unless that frontend has more than
 #: this many calls, and twice as many as the least loaded.
 _MAX_STICKY_LOAD = 8
+_AWAY = "the model's frontend is away; try again"
 
 
 class FrontendRouter:
@@ -71,6 +72,11 @@ class FrontendRouter:
         own = next((one for one in self._pool.ranked(key) if one not in tried), least)
         return least if own.in_doubt.is_set() or own.load > _MAX_STICKY_LOAD + 2 * least.load else own
 
+    def away(self) -> ServiceUnavailableError:
+        """The error for a request that finds no frontend. Clients are not told the addresses, the log is."""
+        log.warning("%s", self._pool.none_left())
+        return ServiceUnavailableError(_AWAY, retry_after_s=1.0)
+
     async def close(self) -> None:
         """Give up what is being placed."""
         for task in self._placing:
@@ -85,10 +91,11 @@ class FrontendRouter:
         error: TriptychError | None,
     ) -> None:
         """Hand the calls to a frontend, or fail them with the error of the last one that was tried."""
+        await self._pool.until_tried()
         while not mailbox.is_closed:
             frontend = self.choose(mailbox.calls, tried)
             if frontend is None:
-                mailbox.fail(error or self._pool.none_left())
+                mailbox.fail(error or self.away())
                 return
             if error is not None:
                 log.info("a request goes to the frontend at %s: %s", frontend.address, error)
@@ -99,7 +106,7 @@ class FrontendRouter:
                 if not mailbox.is_closed and frontend.takes_calls:
                     frontend.start(mailbox, context)
                     return
-                error = ServiceUnavailableError("the model's frontend is away; try again")
+                error = ServiceUnavailableError(_AWAY)
             except grpc.aio.AioRpcError as failure:
                 error = translated(failure, frontend.address)
                 if not isinstance(error, ServiceUnavailableError):
@@ -135,7 +142,7 @@ def translated(error: grpc.aio.AioRpcError, address: str) -> TriptychError:
         return from_rpc_error(error)
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         log.warning("frontend at %s is away: %s", address, error.details())
-        return ServiceUnavailableError("the model's frontend is away; try again")
+        return ServiceUnavailableError(_AWAY)
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return InvalidRequestError(f"the request or its answer is larger than {MAX_MESSAGE_BYTES} bytes", limit=MAX_MESSAGE_BYTES)
     return from_rpc_error(error)

@@ -10,6 +10,7 @@ import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from triptych_common.rpc.errors import QueueFullError
 
 from triptych_gateway.body_budget import BodyHold
 from triptych_gateway.state import gateway_of
@@ -35,7 +36,10 @@ class JsonRequest(Request):
             num_bytes = int(length[:20]) if length.isascii() and length.isdecimal() else limit
             if length and num_bytes > limit:
                 raise _too_large(limit)
-            self.state.body_hold = await gateway.bodies.take(num_bytes * _MEMORY_FACTOR)
+            try:
+                self.state.body_hold = await gateway.bodies.take(num_bytes * _MEMORY_FACTOR)
+            except QueueFullError as error:  # FastAPI lets no other error through than its own
+                raise HTTPException(429, error.message, {"retry-after": "1"}) from error
             body = bytearray()
             async for chunk in self.stream():
                 body += chunk

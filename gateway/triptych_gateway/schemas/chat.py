@@ -114,7 +114,7 @@ class Message(Schema):
     """One turn of the conversation."""
 
     role: Role
-    content: Annotated[Content | None, Field(description="Only the assistant's may be null.")] = None
+    content: Annotated[Content, Field(description="The assistant's may be null.")]
     name: Annotated[str | None, Field(description="Name of the participant, for chat templates that use it.")] = None
     refusal: Annotated[Any, NoOp()] = None
     audio: Annotated[Any, NoOp()] = None
@@ -122,11 +122,13 @@ class Message(Schema):
     tool_calls: Annotated[Any, NoOp([])] = None
     tool_call_id: Annotated[Any, NoOp()] = None
 
-    @model_validator(mode="after")
-    def _has_content(self) -> Self:
-        if self.content is None and self.role != "assistant":
-            raise at("content", f"is required of the role {self.role}")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _assistant_may_say_nothing(cls, value: Any) -> Any:
+        """SDKs leave out the content of turns that called a tool, or send null."""
+        if isinstance(value, dict) and value.get("role") == "assistant" and value.get("content") is None:
+            return {**value, "content": ""}
+        return value
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

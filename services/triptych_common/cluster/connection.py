@@ -50,6 +50,8 @@ class Connection(ABC):
         self.is_going_away = False
         #: Set when it did not answer a call. It comes after all others until it says again who it is.
         self.in_doubt = asyncio.Event()
+        #: Set once the first attempt to reach it has come to an end, good or bad.
+        self.was_tried = asyncio.Event()
         #: Called after each change of what the pool chooses by.
         self.on_change: Callable[[], None] = lambda: None
         #: Whether the last attempt was answered by the service itself, which may be ready any moment.
@@ -109,6 +111,7 @@ class Connection(ABC):
         self.is_going_away = instance.state == common_pb2.SERVER_STATE_DRAINING
         self.why_away = "it is draining" if self.is_going_away else ""
         self.in_doubt.clear()
+        self.was_tried.set()
         if is_new:
             log.info("%s at %s serves %s, context %d", self.kind, self.address, model.name, model.max_model_len)
         self.on_change()
@@ -159,6 +162,7 @@ class Connection(ABC):
 
     async def _lost(self, why: str, level: int) -> bool:
         was_connected, had = self.is_connected, self.why_away
+        self.was_tried.set()
         self.instance, self.is_going_away, self.why_away = None, False, why
         if was_connected:
             log.log(max(level, logging.WARNING), "%s at %s went away: %s", self.kind, self.address, why)

@@ -97,6 +97,13 @@ class Pool(Generic[C]):
         except TimeoutError:
             raise self.none_left() from None
 
+    async def until_tried(self, timeout_s: float = GRACE_S) -> None:
+        """Wait until one is ready or all were tried, as after the start of this process, but no longer than that."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self._ready and not (self._connections and all(c.was_tried.is_set() for c in self.connections)):
+                    await self._next_change.wait()
+
     async def wait_for_instance(self, instance_id: str, timeout_s: float) -> C | None:
         """The connected service of this instance id, which may be about to connect; None when it did not in time."""
         deadline_s = time.monotonic() + timeout_s
