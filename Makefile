@@ -70,8 +70,8 @@ lint: $(VENV)/.dev ## Check style, types, who imports whom, contracts, generated
 	$(BIN)/buf lint
 	$(BIN)/buf breaking --against protos/baseline.binpb
 	$(BIN)/python tools/gen_protos.py
-	@test -z "$$(git status --porcelain -- services/triptych_common/pb)" \
-		|| { git diff --stat -- services/triptych_common/pb; echo "generated code differs from protos/: commit what 'make protos' wrote"; exit 1; }
+	@test -z "$$(git status --porcelain -- services/*/pb)" \
+		|| { git diff --stat -- services/*/pb; echo "generated code differs from protos/: commit what 'make protos' wrote"; exit 1; }
 	$(BIN)/python -m tools.docs.configuration --check
 	$(BIN)/python -m tools.docs.links
 

@@ -307,4 +307,4 @@ class EncodingPipeline:
             # Sizes that the processor makes and the weights do not take, a deviation of 0, and the like.
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             message = f"with these options the model cannot encode it: {reason}"
-            raise InvalidRequestError(message, field="processor_options_json") from error
+            raise InvalidRequestError(message, field="processor_options") from error

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
-from triptych_common.settings import DEFAULT_MODEL, GrpcServiceSettings, Port, parse_bytes
+from triptych_common.settings import DEFAULT_MODEL, TARGETS_HELP, GrpcServiceSettings, Port, Targets, parse_bytes
 
 
 class EngineSettings(GrpcServiceSettings):
@@ -75,6 +75,9 @@ class EngineSettings(GrpcServiceSettings):
     embedding_cache_memory: Annotated[
         int, BeforeValidator(parse_bytes), Field(gt=0, description="Memory for embeddings of media that are held or being fetched.")
     ] = 256 << 20
+    encoder_addresses: Annotated[
+        Targets, Field(description=f"host:port of the encoders, {TARGETS_HELP}. Needed by multimodal models.")
+    ] = ()
     embedding_timeout_s: Annotated[
         float, Field(gt=0, le=3600, description="Longest wait for a media item's embeddings, its encoding included, in seconds.")
     ] = 60.0

@@ -16,7 +16,8 @@ from triptych_common.rpc.errors import EmbeddingUnavailableError, InternalError,
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import EncodedItem, MediaEncoding
-from triptych_frontend.engines.client import EngineCall, EngineClient, Listener
+from triptych_frontend.engines.router import EngineCall, EngineRouter, Listener
+from triptych_frontend.generation.sampling import seed_of_choice
 from triptych_frontend.prompt.preprocess import Prompt
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class _MediaSequence:
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         self._owner.on_sequence_output(self, output)
 
-    def on_error(self, error: TriptychError) -> None:
+    def on_error(self, index: int, error: TriptychError) -> None:
         self._owner.on_sequence_error(self, error)
 
 
@@ -49,17 +50,17 @@ class MediaCall:
     """The sequences of one call with media. Made by `start`; whoever made it closes it.
 
     Args:
-        requests: to the engine, one per choice, without media.
+        request: to the engine, without media.
         listener: hears of the sequences, as in `EngineClient.start`.
     """
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: EngineRouter,
         encoders: EncoderClient,
         encoding: MediaEncoding,
         prompt: Prompt,
-        requests: Sequence[engine_pb2.EngineRequest],
+        request: engine_pb2.EngineRequest,
         listener: Listener,
     ) -> None:
         self._engine = engine
@@ -69,7 +70,7 @@ class MediaCall:
         #: Where each item stands in the client's request.
         self._fields = [item.field for item in prompt.media]
         self._listener = listener
-        self._sequences = [_MediaSequence(self, index, request) for index, request in enumerate(requests)]
+        self._sequences = [_MediaSequence(self, index, _of_one(request, index)) for index in range(request.n or 1)]
         self._num_unstarted = len(self._sequences)
         #: Sequences that ended without their embeddings, and are to be handed over again -> why
         self._lost: dict[_MediaSequence, TriptychError] = {}
@@ -80,10 +81,10 @@ class MediaCall:
     @classmethod
     async def start(
         cls,
-        engine: EngineClient,
+        engine: EngineRouter,
         encoders: EncoderClient,
         prompt: Prompt,
-        requests: Sequence[engine_pb2.EngineRequest],
+        request: engine_pb2.EngineRequest,
         listener: Listener,
         keeps_request: bool = False,
     ) -> MediaCall:
@@ -99,7 +100,7 @@ class MediaCall:
         encoding = encoders.begin(prompt.media) if keeps_request else encoders.begin(prompt.media, prompt.release)
         try:
             await encoding.announced()
-            call = cls(engine, encoders, encoding, prompt, requests, listener)
+            call = cls(engine, encoders, encoding, prompt, request, listener)
             call._submit(call._sequences)
         except BaseException:
             encoding.end()
@@ -195,11 +196,11 @@ class MediaCall:
             request = engine_pb2.EngineRequest(media=refs, placeholders=self._prompt.placeholders)
             request.MergeFrom(sequence.request)
             # One call for each, as each may be lost, and handed over again, alone. They travel in one message all the same.
-            sequence.call = self._engine.start([request], sequence)
+            sequence.call = self._engine.start(request, sequence)
 
     def _fail(self, error: TriptychError) -> None:
         self.close()
-        self._listener.on_error(self._in_terms_of_the_request(error))
+        self._listener.on_error(0, self._in_terms_of_the_request(error))
 
     def _in_terms_of_the_request(self, error: TriptychError) -> TriptychError:
         """The error with the engine's name of an item replaced by the client's, and of a class that tells the client what to do."""
@@ -212,6 +213,16 @@ class MediaCall:
         if isinstance(error, EmbeddingUnavailableError):
             kind, retry_after_s = ServiceUnavailableError, _RETRY_AFTER_S
         return kind(message, field=field, limit=error.limit, value=error.value, retry_after_s=retry_after_s)
+
+
+def _of_one(request: engine_pb2.EngineRequest, index: int) -> engine_pb2.EngineRequest:
+    """The request for one of its sequences alone, which the engine would have numbered so."""
+    one = engine_pb2.EngineRequest()
+    one.CopyFrom(request)
+    one.request_id, one.n = f"{request.request_id}-{index}", 1
+    if one.sampling.HasField("seed"):
+        one.sampling.seed = seed_of_choice(request.sampling.seed, index)
+    return one
 
 
 def _can_be_put_right(error: TriptychError) -> bool:

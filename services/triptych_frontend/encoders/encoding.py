@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class EncodedItem:
     """What became of one item, and what it cost."""
 
-    encoder_address: str
+    #: The instance id of the encoder that has it.
+    encoder_id: str
     result: encoder_pb2.EncodeResult
     #: Wall time of the calls to the encoder, less what the encoder itself reports; in seconds.
     transfer_s: float
@@ -35,10 +36,10 @@ class MediaEncoding:
         self._items = items
         # Equal items of one call are encoded once.
         self._by_key = {item.key: item for item in items}
-        self._addresses = {key: client.ranked(key)[0].address for key in self._by_key}
+        self._encoder_ids = {key: client.encoder_id_of(key) for key in self._by_key}
         #: key -> what became of it
         self._encoded: dict[bytes, EncodedItem] = {}
-        #: (address, lease id) of leases that were not ended
+        #: (encoder's instance id, lease id) of leases that were not ended
         self._leases: list[tuple[str, str]] = []
         self._unasked = set(self._by_key)
         self._asked = asyncio.Event()
@@ -119,8 +120,8 @@ class MediaEncoding:
         async def encode(item: PreparedMedia) -> None:
             encoded = await self._client.encode(item, lambda: self._note_asked(item.key))
             self._encoded[item.key] = encoded
-            self._leases.append((encoded.encoder_address, encoded.result.lease_id))
-            self._addresses[item.key] = encoded.encoder_address
+            self._leases.append((encoded.encoder_id, encoded.result.lease_id))
+            self._encoder_ids[item.key] = encoded.encoder_id
 
         tasks = [asyncio.create_task(encode(item)) for item in self._by_key.values()]
         try:
@@ -142,15 +143,15 @@ class MediaEncoding:
 
     def _ref(self, item: PreparedMedia) -> common_pb2.MediaRef:
         encoded = self._encoded.get(item.key)
-        return media_ref(item, self._addresses[item.key], encoded.result.lease_id if encoded is not None else "")
+        return media_ref(item, self._encoder_ids[item.key], encoded.result.lease_id if encoded is not None else "")
 
 
-def media_ref(item: PreparedMedia, address: str = "", lease_id: str = "") -> common_pb2.MediaRef:
+def media_ref(item: PreparedMedia, encoder_id: str = "", lease_id: str = "") -> common_pb2.MediaRef:
     """The item as the engine knows it."""
     return common_pb2.MediaRef(
         modality=item.modality,
         key=item.key,
-        encoder_address=address,
+        encoder_instance_id=encoder_id,
         lease_id=lease_id,
         layout=[common_pb2.NamedTensor(name=name, tensor=from_numpy(array)) for name, array in item.expansion.layout],
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+
 from triptych_common.rpc.errors import InvalidRequestError, QueueFullError
 
 _RETRY_AFTER_S = 1.0
@@ -17,10 +20,38 @@ class MediaBudget:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.used_bytes = 0
+        #: Who waits for room, in order: bytes, and what is done when they are free.
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def hold(self) -> MediaHold:
         """The share of one call, of nothing so far."""
         return MediaHold(self)
+
+    async def until_free(self, num_bytes: int, timeout_s: float) -> bool:
+        """Wait until so many bytes are free, after those who wait already; True when the caller may take them, at once."""
+        if not self._waiting and self.used_bytes + num_bytes <= self.max_bytes:
+            return True
+        turn = asyncio.get_running_loop().create_future()
+        entry = num_bytes, turn
+        self._waiting.append(entry)
+        try:
+            await asyncio.wait_for(turn, timeout_s)
+        except TimeoutError:
+            return False
+        finally:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+                self.wake()
+        return self.used_bytes + num_bytes <= self.max_bytes
+
+    def wake(self) -> None:
+        """Let those go on for whom there is room now."""
+        free = self.max_bytes - self.used_bytes
+        while self._waiting and self._waiting[0][0] <= free:
+            num_bytes, turn = self._waiting.popleft()
+            free -= num_bytes
+            if not turn.done():
+                turn.set_result(None)
 
 
 class MediaHold:
@@ -50,7 +81,14 @@ class MediaHold:
         self._num_bytes = wanted
         self._budget.used_bytes += num_bytes
 
+    async def take_when_free(self, num_bytes: int, field: str, timeout_s: float) -> None:
+        """The same, after waiting for room. Raises as `take` does, QueueFullError after the time."""
+        if num_bytes <= self._budget.max_bytes:
+            await self._budget.until_free(num_bytes, timeout_s)
+        self.take(num_bytes, field)
+
     def release(self) -> None:
         """Give everything back. May be called twice."""
         self._budget.used_bytes -= self._num_bytes
         self._num_bytes = 0
+        self._budget.wake()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,8 +91,8 @@ class PreparedMedia:
     key: bytes
     #: The raw file; kept until the first token, so that a lost embedding can be made again. None when only the encoder has it.
     content: bytes | None
-    #: Canonical JSON, part of the key.
-    options_json: str
+    #: Of the model's processor, part of the key.
+    options: Mapping[str, Any]
     expansion: Expansion
     #: Where it stands in the request.
     field: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +11,7 @@ from triptych_common.media.key import canonical_options, content_hash, media_key
 from triptych_common.media.processor_options import check_option_numbers
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.errors import InvalidRequestError
+from triptych_common.rpc.structs import from_struct
 
 from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.media.aliases import KnownMedia, UuidAliases
@@ -20,10 +20,11 @@ from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.header import read_header
 from triptych_frontend.media.item import MODALITY_NAMES, MediaInput, PreparedMedia
 from triptych_frontend.media.placeholders import PlaceholderExpander
+from triptych_frontend.media.uploads import Uploads
 from triptych_frontend.settings import FrontendSettings
 
-#: Largest JSON of one item's processor options, in characters.
-_MAX_OPTIONS_CHARS = 16_384
+#: Largest processor options of one item.
+_MAX_OPTIONS_BYTES = 16_384
 _MAX_UUID_CHARS = 256
 
 
@@ -52,10 +53,12 @@ class MediaPreparer:
         self._limits = settings.media_limits
         self.aliases = UuidAliases(settings.max_media_aliases)
         self.budget = MediaBudget(settings.max_live_media_bytes)
+        self.uploads = Uploads(self.budget, settings.max_media_bytes)
         self._pool = ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media")
 
     def close(self) -> None:
-        """Give the threads back."""
+        """Give the threads back, and forget files that nobody named."""
+        self.uploads.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def prepare(
@@ -102,14 +105,14 @@ class MediaPreparer:
                 message = f"{field}.uuid may have at most {_MAX_UUID_CHARS} characters; given: {len(item.uuid)}"
                 raise InvalidRequestError(message, field=f"{field}.uuid", limit=_MAX_UUID_CHARS, value=len(item.uuid))
             all_options = _options(item, field)
-            options, names = self._expander.options_for(item.modality, all_options, f"{field}.processor_options_json")
-            check_option_numbers(options, self._settings.max_image_pixels, f"{field}.processor_options_json")
+            options, names = self._expander.options_for(item.modality, all_options, f"{field}.processor_options")
+            check_option_numbers(options, self._settings.max_image_pixels, f"{field}.processor_options")
             given.update(dict.fromkeys(all_options, field))
             used |= names
             inputs.append(MediaInput(item, field, options))
         unused = next((name for name in given if name not in used), None)
         if unused is not None:
-            field = f"{given[unused]}.processor_options_json"
+            field = f"{given[unused]}.processor_options"
             message = f"{field}: no item of this request is of a modality that {unused!r} is for"
             raise InvalidRequestError(message, field=field, value=unused)
         return inputs
@@ -144,7 +147,7 @@ class MediaPreparer:
         expansion = await self._run(lambda: expander.expand(known.header, media.options, media.field))
         options_json = canonical_options(media.options)
         key = media_key_of_hash(self._encoders.key_scope(), known.modality, known.content_hash, options_json, tenant_salt)
-        return PreparedMedia(known.modality, key, content, options_json, expansion, media.field, tenant_salt)
+        return PreparedMedia(known.modality, key, content, media.options, expansion, media.field, tenant_salt)
 
     async def _content(self, media: MediaInput, hold: MediaHold) -> bytes | None:
         """The raw file; None when the client gave a name alone."""
@@ -154,6 +157,10 @@ class MediaPreparer:
             if len(content) > limit:
                 message = f"{media.field} may have at most {limit} bytes; given: {len(content)}"
                 raise InvalidRequestError(message, field=media.field, limit=limit, value=len(content))
+            hold.take(len(content), media.field)
+            return content
+        if kind == "upload_id":
+            content = self.uploads.take(item.upload_id, "", media.field)
             hold.take(len(content), media.field)
             return content
         if kind == "url":
@@ -182,16 +189,12 @@ class MediaPreparer:
 
 
 def _options(item: common_pb2.MediaItem, field: str) -> dict[str, Any]:
-    field = f"{field}.processor_options_json"
-    if len(item.processor_options_json) > _MAX_OPTIONS_CHARS:
-        raise InvalidRequestError(
-            f"{field} may have at most {_MAX_OPTIONS_CHARS} characters", field=field, limit=_MAX_OPTIONS_CHARS
-        )
+    field = f"{field}.processor_options"
+    num_bytes = item.processor_options.ByteSize()
+    if num_bytes > _MAX_OPTIONS_BYTES:
+        message = f"{field} may have at most {_MAX_OPTIONS_BYTES} bytes; given: {num_bytes}"
+        raise InvalidRequestError(message, field=field, limit=_MAX_OPTIONS_BYTES, value=num_bytes)
     try:
-        options = json.loads(item.processor_options_json or "{}")
-        canonical_options(options).encode()
-    except (ValueError, RecursionError, AttributeError) as error:
-        raise InvalidRequestError(f"{field} is not valid JSON: {error}", field=field) from error
-    if not isinstance(options, dict):
-        raise InvalidRequestError(f"{field} must be a JSON object", field=field, limit="object", value=type(options).__name__)
-    return options
+        return from_struct(item.processor_options)
+    except ValueError as error:
+        raise InvalidRequestError(f"{field} {error}", field=field) from error

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
 import orjson
 import pytest
 from support.fakes.gateway import CHAT, COMPLETION, gateway_client
+from support.fakes.waiting import until
+from triptych_gateway.body_budget import BodyBudget
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,14 @@ async def test_too_large_body(announced: bool) -> None:
     assert "1024" in response.json()["error"]["message"]
 
 
-async def test_bodies_of_live_requests_are_bounded_together() -> None:
+def bodies_of(client: httpx.AsyncClient) -> BodyBudget:
+    """What the gateway behind a client knows of the bodies of live requests."""
+    budget: BodyBudget = client._transport.app.state.gateway.bodies  # type: ignore[attr-defined]
+    return budget
+
+
+@pytest.mark.parametrize(("wait_s", "status"), [(0, 429), (20, 200)])
+async def test_bodies_of_live_requests_are_bounded_together(wait_s: float, status: int) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow() -> Any:
@@ -76,17 +86,24 @@ async def test_bodies_of_live_requests_are_bounded_together() -> None:
         await go_on.wait()
         yield orjson.dumps(CHAT)
 
-    async with gateway_client(max_live_body_bytes=2000) as client:
+    async with gateway_client(max_live_body_bytes=20_000, body_wait_s=wait_s, max_body_bytes=10_000) as client:
         headers = {"content-type": "application/json"}
         first = asyncio.create_task(client.post("/v1/chat/completions", content=slow(), headers=headers))
         await begun.wait()
-        await asyncio.sleep(0.05)
-        refused = await client.post("/v1/chat/completions", content=b" " * 600 + orjson.dumps(CHAT), headers=headers)
+        second = asyncio.create_task(client.post("/v1/chat/completions", content=b" " * 600 + orjson.dumps(CHAT), headers=headers))
+        if wait_s:
+            await until(lambda: bodies_of(client).num_waiting == 1)
+        else:
+            await second
         go_on.set()
         assert (await first).status_code == 200
+        answered = await second
         after = await client.post("/v1/chat/completions", content=b" " * 600 + orjson.dumps(CHAT), headers=headers)
-    assert (refused.status_code, refused.json()["error"]["code"], refused.headers["retry-after"]) == (429, "queue_full", "1")
-    assert "max_live_body_bytes" in refused.json()["error"]["message"]
+        assert bodies_of(client).used_bytes == 0
+    assert answered.status_code == status
+    if status == 429:
+        assert (answered.json()["error"]["code"], answered.headers["retry-after"]) == ("queue_full", "1")
+        assert "max_live_body_bytes" in answered.json()["error"]["message"]
     assert after.status_code == 200, "what was held is released"
 
 

@@ -62,7 +62,7 @@ async def rest_bench(family: str, encoder_settings: dict[str, Any] | None = None
         async with frontend_bench(
             script, model=path, engine_class=FakeMediaEngine, encoder_addresses=addresses, **settings
         ) as bench:
-            app = create_app(GatewaySettings(frontend_address=f"127.0.0.1:{bench.frontend.server.port}"))
+            app = create_app(GatewaySettings(frontend_addresses=(f"127.0.0.1:{bench.frontend.server.port}",)))
             async with app.router.lifespan_context(app), client_of(app) as client:
                 yield RestBench(client, served_name(str(path)), bench, encoder)
 

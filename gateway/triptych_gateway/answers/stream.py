@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from triptych_gateway.answers.lifecycle import until_disconnect
 from triptych_gateway.errors import ClientDisconnectedError, to_api_error
-from triptych_gateway.lifecycle import until_disconnect
 
 log = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
@@ -29,12 +29,16 @@ class EventStreamResponse(Response):
     Args:
         events: complete events, one or several per item. It is closed however the response ends.
         stopping: done when the gateway has to stop.
+        release: called in the end, also when the events never began.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], stopping: asyncio.Future[None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], stopping: asyncio.Future[None], release: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__()
         self._events = events
         self._stopping = stopping
+        self._release = release
         self._is_started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,6 +54,8 @@ class EventStreamResponse(Response):
             scope["state"]["record"].stream_error = api_error.code or api_error.type
             last = b"data: " + api_error.body + b"\n\n" + DONE
             await send({"type": "http.response.body", "body": last, "more_body": False})
+        finally:
+            self._release()
 
     async def _send_events(self, send: Send, send_body: Send) -> None:
         async with contextlib.aclosing(self._events) as events:

@@ -1,24 +1,24 @@
-"""What the answers of chat and completions have in common."""
+"""What OpenAI's chat and completions have in common: the envelope of answers and chunks."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import orjson
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.errors import InternalError
+from triptych_common.rpc.errors import InternalError, ServiceUnavailableError
 
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.cost_json import triptych_json, usage_json
+from triptych_gateway.dialects.dialect import Choice
 
 _FINISH_REASONS = {
     common_pb2.FINISH_REASON_UNSPECIFIED: None,
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
-    common_pb2.FINISH_REASON_ABORT: "abort",
 }
 #: Stands where the text goes in a template.
 _TEXT = "\0"
@@ -27,10 +27,17 @@ _LOWEST_LOGPROB = -9999.0
 
 
 def finish_reason(delta: generation_pb2.ChoiceDelta) -> str | None:
-    """OpenAI's name; None while the choice goes on. Raises InternalError when the choice failed."""
+    """OpenAI's name; None while the choice goes on.
+
+    Raises:
+        ServiceUnavailableError: somebody else than the client aborted it, e.g. an operator put the engine to sleep.
+        InternalError: it failed.
+    """
     try:
         return _FINISH_REASONS[delta.finish_reason]
     except KeyError:
+        if delta.finish_reason == common_pb2.FINISH_REASON_ABORT:
+            raise ServiceUnavailableError("the generation was aborted in the engine; try again") from None
         raise InternalError("the generation failed; the frontend's log has the details") from None
 
 
@@ -45,33 +52,7 @@ def finite_logprob(logprob: float) -> float:
     return max(logprob, _LOWEST_LOGPROB)
 
 
-@dataclass
-class Choice:
-    """A choice as its deltas come in."""
-
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[generation_pb2.TokenLogprob] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-    def add(self, delta: generation_pb2.ChoiceDelta) -> None:
-        """Append what is new."""
-        self.texts.append(delta.text)
-        self.token_ids.extend(delta.token_ids)
-        self.logprobs.extend(delta.logprobs)
-        reason = finish_reason(delta)
-        if reason is not None:
-            self.finish_reason = reason
-            self.stop_reason = stop_reason(delta)
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return "".join(self.texts)
-
-
-class AnswerFormat(ABC):
+class OpenAiEncoder(ABC):
     """Writes one request's answer, streamed or whole.
 
     Args:
@@ -104,6 +85,7 @@ class AnswerFormat(ABC):
             "model": model,
             "system_fingerprint": fingerprint,
         }
+        self._include_usage = include_usage
         self._with_logprobs = with_logprobs
         self._with_token_ids = with_token_ids
         # A chunk is head + JSON of the choice + tail; one with new text alone is prefix + text + suffix, by choice.
@@ -144,12 +126,14 @@ class AnswerFormat(ABC):
         self._templates[index] = self._head + before, after + self._tail
         return self._templates[index]
 
-    def usage(self, cost: Cost) -> bytes:
-        """The last event but [DONE], when usage was asked for."""
+    def closing(self, cost: Cost) -> bytes:
+        """The chunk with the usage, when it was asked for."""
+        if not self._include_usage:
+            return b""
         usage, extension = orjson.dumps(usage_json(cost.usage)), orjson.dumps(triptych_json(cost))
         return self._head + b'],"usage":%b,"triptych":%b}\n\n' % (usage, extension)
 
-    def whole(self, choices: list[Choice], cost: Cost) -> bytes:
+    def whole(self, choices: Sequence[Choice], cost: Cost) -> bytes:
         """The answer in one piece."""
         answer: dict[str, Any] = self._envelope | {
             "choices": [],
@@ -159,8 +143,9 @@ class AnswerFormat(ABC):
         for index, choice in enumerate(choices):
             written = self._whole_choice(index, choice.text)
             written["logprobs"] = self._logprobs(choice.logprobs) if self._with_logprobs else None
-            written["finish_reason"] = choice.finish_reason
-            written["stop_reason"] = choice.stop_reason
+            last = choice.last or generation_pb2.ChoiceDelta()
+            written["finish_reason"] = finish_reason(last)
+            written["stop_reason"] = stop_reason(last)
             if self._with_token_ids:
                 written["token_ids"] = choice.token_ids
             answer["choices"].append(written)
