@@ -110,7 +110,7 @@ async def an_engine(runner: FakeRunner) -> AsyncIterator[engine_pb2_grpc.EngineS
     """The real step loop and servicer; each step waits for the runner's gate."""
     runner.gate = threading.Semaphore(0)
     outbox = Outbox(asyncio.get_running_loop(), lambda load: servicer.on_load(load))
-    servicer = EngineServicer(outbox)
+    servicer = EngineServicer(outbox, common_pb2.Instance)
     scheduler = a_scheduler(1024, max_num_seqs=MANY, max_num_batched_tokens=1024)
     core = EngineCore(scheduler, runner, outbox.publish)
     core.start()
