@@ -11,13 +11,10 @@ from dataclasses import dataclass, replace
 import grpc
 import pytest
 from support.builders.engine import GREEDY, a_media_message, a_scheduler, traits
-from support.fakes.encoder import FakeEncoder
+from support.fakes.encoder import FakeEncoder, encoder_pool
 from support.fakes.grpc_server import serving
 from support.fakes.runner import VOCAB_SIZE, FakeRunner, embedding, expected_output, seen
 from support.fakes.waiting import until
-from triptych_common.cluster.encoder import EncoderConnection
-from triptych_common.cluster.pool import Pool
-from triptych_common.cluster.resolver import StaticResolver
 from triptych_common.pb import common_pb2, encoder_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 from triptych_common.rpc.errors import Code, EmbeddingUnavailableError, InvalidRequestError, TriptychError
@@ -72,7 +69,7 @@ async def an_engine(timeout_s: float = 10.0) -> AsyncIterator[Served]:
     scheduler = a_scheduler()
     async with AsyncExitStack() as stack:
         encoder_address = await stack.enter_async_context(serving(encoder.register))
-        encoders = await stack.enter_async_context(encoder_pool(encoder_address))
+        encoders = await stack.enter_async_context(encoder_pool(encoder_address, MODEL))
         fetcher = EmbeddingFetcher(encoders, traits(), timeout_s, lambda number, result: core.deliver(number, result))
         core = EngineCore(scheduler, FakeRunner(), outbox.publish, fetcher=fetcher)
         core.start()
@@ -87,19 +84,6 @@ async def an_engine(timeout_s: float = 10.0) -> AsyncIterator[Served]:
             assert not scheduler.live_request_ids
             assert not scheduler._media.cache.holders()
             await fetcher.close()
-
-
-@asynccontextmanager
-async def encoder_pool(address: str) -> AsyncIterator[Pool[EncoderConnection]]:
-    """The encoders that the engine knows."""
-    pool = Pool("encoder", StaticResolver([address]), lambda one: EncoderConnection(one, MODEL))
-    task = asyncio.create_task(pool.run())
-    try:
-        await pool.until_ready()
-        yield pool
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def chunks(name: bytes, num_tokens: int = 6, shape: tuple[int, ...] = (6, 1)) -> list[encoder_pb2.FetchResponse]:

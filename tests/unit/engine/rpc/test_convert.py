@@ -141,7 +141,7 @@ def test_an_output_travels_whole():
         usage=(3, 1, 0),
         timings=Timings(0.1, 0.2, 0.3, 1),
     )
-    sent = output_message(output)
+    sent = output_message(output, "r")
     assert sent.finish_reason == common_pb2.FINISH_REASON_STOP
     assert (sent.usage.prompt_tokens, sent.usage.completion_tokens, sent.stop_token_id) == (3, 1, 5)
     assert list(sent.logprobs[0].top_token_ids) == [5, 6]
@@ -154,7 +154,7 @@ def test_an_output_travels_whole():
     [(QueueFullError("full", limit=1, value=1, retry_after_s=1.0), "QUEUE_FULL"), (RuntimeError("secret path"), "INTERNAL")],
 )
 def test_errors_travel_with_their_reason_and_strangers_without_their_text(error: Exception, reason: str):
-    sent = output_message(SequenceOutput("r", finish_reason=FinishReason.ERROR, error=error)).error
+    sent = output_message(SequenceOutput("r", finish_reason=FinishReason.ERROR, error=error), "r").error
     assert sent.reason == reason
     assert ("secret" in sent.message) is False
     assert isinstance(error, TriptychError) == sent.HasField("retry_after_s")
