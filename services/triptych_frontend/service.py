@@ -13,6 +13,7 @@ from prometheus_client import Metric
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
 from triptych_common.host.garbage import objects_that_stay
+from triptych_common.host.memory import return_large_blocks
 from triptych_common.model.store import model_info, resolve_model, served_name
 from triptych_common.pb import (
     common_pb2,
@@ -201,6 +202,7 @@ def _load_text_and_media(path: Path, max_pixels: int = 50_000_000) -> tuple[Toke
 def run(settings: FrontendSettings) -> None:
     """Run the frontend until SIGINT or SIGTERM."""
     forbid_torch()
+    return_large_blocks()
 
     async def main(stop: asyncio.Event) -> None:
         with objects_that_stay():
