@@ -27,6 +27,7 @@ from triptych_encoder.cache.embedding_cache import EmbeddingCache
 from triptych_encoder.cache.evictions import EvictionFeed
 from triptych_encoder.cache.item import EncodedItem
 from triptych_encoder.cache.store import SharedStore
+from triptych_encoder.encoding_queue import QueueLimits
 from triptych_encoder.media.preprocess import Prepared, Preprocessor
 from triptych_encoder.metrics import families
 from triptych_encoder.pipeline import EncodingPipeline
@@ -95,7 +96,7 @@ class EncoderService:
 
     @property
     def num_live_requests(self) -> int:
-        return self._pipeline.num_in_flight if self._pipeline is not None else 0
+        return len(self._pipeline.queue) if self._pipeline is not None else 0
 
     def model_info(self) -> common_pb2.ModelInfo | None:
         return self._model
@@ -108,8 +109,8 @@ class EncoderService:
         await self._server.health.set_ready(False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await pipeline.wait_idle()
-        return pipeline.num_in_flight == 0
+                await pipeline.queue.wait_idle()
+        return not len(pipeline.queue)
 
     async def reset_cache(self) -> int:
         return self._loaded().cache.evict()
@@ -214,9 +215,7 @@ class EncoderService:
             self._device_loop,
             self._pool,
             store,
-            max_queue=settings.max_queue,
-            max_queue_bytes=settings.max_queue_bytes,
-            max_prepared=settings.max_prepared,
+            QueueLimits(settings.max_queue, settings.max_queue_bytes, settings.max_prepared),
         )
         self._model = model
         description = encoder_pb2.DescribeResponse(model=model, key_scope=loaded.key_scope, modalities=loaded.modalities)

@@ -15,8 +15,9 @@ from triptych_common.rpc.status import to_request_error
 
 from triptych_encoder.cache.evictions import EvictionFeed
 from triptych_encoder.cache.wire import chunks
+from triptych_encoder.encoding_queue import ItemRequest
 from triptych_encoder.media.options import parse_options
-from triptych_encoder.pipeline import EncodingPipeline, Obtained, Wanted
+from triptych_encoder.pipeline import EncodingPipeline, LeasedItem
 
 log = logging.getLogger(__name__)
 _KEY_BYTES = 32
@@ -42,8 +43,10 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         self._pipeline, self._description, self._refusal = pipeline, description, None
 
     def refuse(self, reason: str) -> None:
-        """Encode nothing more; what is held can still be fetched."""
+        """Refuse to encode. What the cache holds can still be fetched."""
         self._refusal = reason
+        if self._pipeline is not None:
+            self._pipeline.expect_no_bytes()
 
     def accept(self) -> None:
         """Encode again after `refuse`."""
@@ -80,25 +83,25 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     async def _encode_item(self, item: encoder_pb2.EncodeItem, lease_s: float) -> encoder_pb2.EncodeResult:
         start_s = time.perf_counter()
         try:
-            obtained = await self._attached.obtain(await self._wanted(item), lease_s)
+            leased = await self._attached.get_or_encode(await self._checked(item), lease_s)
         except TriptychError as error:
             return encoder_pb2.EncodeResult(key=item.key, error=to_request_error(error))
         except Exception as error:
             log.error("unexpected error on item %s", item.key.hex()[:12], exc_info=error)
             return encoder_pb2.EncodeResult(key=item.key, error=to_request_error(error))
-        _log_item(item, obtained, time.perf_counter() - start_s)
-        timings = obtained.timings
+        _log_item(item, leased, time.perf_counter() - start_s)
+        times = leased.times
         return encoder_pb2.EncodeResult(
             key=item.key,
-            lease_id=obtained.lease_id,
-            num_tokens=obtained.item.num_tokens,
-            tier=obtained.tier,
+            lease_id=leased.lease_id,
+            num_tokens=leased.item.num_tokens,
+            tier=leased.tier,
             timings=encoder_pb2.EncodeTimings(
-                queue_s=timings.queue_s, decode_s=timings.decode_s, preprocess_s=timings.preprocess_s, encode_s=timings.encode_s
+                queue_s=times.queue_s, decode_s=times.decode_s, preprocess_s=times.preprocess_s, encode_s=times.encode_s
             ),
         )
 
-    async def _wanted(self, item: encoder_pb2.EncodeItem) -> Wanted:
+    async def _checked(self, item: encoder_pb2.EncodeItem) -> ItemRequest:
         _check_key(item.key)
         self._attached.counters.num_uploaded_bytes += len(item.data)
         if item.modality not in self._description.modalities:
@@ -117,7 +120,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                     limit=expected.hex(),
                     value=item.key.hex(),
                 )
-        return Wanted(item.key, item.modality, data, options)
+        return ItemRequest(item.key, item.modality, data, options)
 
     async def Fetch(
         self, request: encoder_pb2.FetchRequest, context: grpc.aio.ServicerContext
@@ -173,14 +176,14 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             capacity_bytes=cache.capacity_bytes,
             leased_bytes=cache.leased_bytes,
             num_leases=cache.num_leases,
-            queue_length=pipeline.num_in_flight,
+            queue_length=len(pipeline.queue),
             num_local_hits=counters.num_local_hits,
             num_shared_hits=counters.num_shared_hits,
             num_joined=counters.num_joined,
             num_misses=counters.num_misses,
             num_evictions=cache.num_evictions,
             num_store_failures=pipeline.store.num_failures if pipeline.store is not None else 0,
-            num_failed=counters.num_failed,
+            num_failed=pipeline.queue.num_failed,
         )
 
     async def WatchEvictions(
@@ -207,17 +210,17 @@ def _within(field: str, value: float, least: float, most: float) -> float:
     return value
 
 
-def _log_item(item: encoder_pb2.EncodeItem, obtained: Obtained, seconds: float) -> None:
+def _log_item(item: encoder_pb2.EncodeItem, leased: LeasedItem, seconds: float) -> None:
     log.info(
         "item %s %s: %d tokens, %s, %.1f ms (queue %.1f, decode %.1f, preprocess %.1f, encode %.1f)",
         item.key.hex()[:12],
         common_pb2.Modality.Name(item.modality).removeprefix("MODALITY_").lower(),
-        obtained.item.num_tokens,
-        encoder_pb2.CacheTier.Name(obtained.tier).removeprefix("CACHE_TIER_").lower(),
-        *(1e3 * s for s in (seconds, *_stages(obtained))),
+        leased.item.num_tokens,
+        encoder_pb2.CacheTier.Name(leased.tier).removeprefix("CACHE_TIER_").lower(),
+        *(1e3 * s for s in (seconds, *_stages(leased))),
     )
 
 
-def _stages(obtained: Obtained) -> Sequence[float]:
-    timings = obtained.timings
-    return timings.queue_s, timings.decode_s, timings.preprocess_s, timings.encode_s
+def _stages(leased: LeasedItem) -> Sequence[float]:
+    times = leased.times
+    return times.queue_s, times.decode_s, times.preprocess_s, times.encode_s
