@@ -37,12 +37,13 @@ from triptych_frontend.media.preparer import MediaPreparer
 from triptych_frontend.media.processor import default_chat_template, load_media_processor
 from triptych_frontend.metrics import families
 from triptych_frontend.no_torch import forbid_torch
+from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.prompt.chat_template import ChatTemplate
 from triptych_frontend.prompt.preprocess import Preprocessor
-from triptych_frontend.prompt.tokenizer import Tokenizer
 from triptych_frontend.rpc.servicers import DetokenizeServicer, GenerationServicer, PreprocessServicer
 from triptych_frontend.served_model import ServedModel
 from triptych_frontend.settings import FrontendSettings
+from triptych_frontend.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 SERVICES = (
@@ -85,7 +86,7 @@ class Frontend:
         self._preprocessor = Preprocessor(self._tokenizer, template, settings, vocab_size, self._media)
         self._client = EngineClient(settings.engine_address, self._model.info, self._engine_changed)
         self._generator = Generator(
-            self._admission, self._model, self._preprocessor, self._client, self._encoder_client, self._tokenizer
+            self._admission, self._model, self._preprocessor, self._client, self._encoder_client, OutputChains(self._tokenizer)
         )
         self._generation = GenerationServicer(self._model, self._generator)
         self.server = ServiceServer("frontend", settings, SERVICES, self.register, self, self._metrics)

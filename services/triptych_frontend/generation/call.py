@@ -115,12 +115,12 @@ class Generation:
 
     def _feed(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         choice = self._choices[index]
-        had_matched = choice.has_matched_stop
+        had_stopped = choice.has_stopped
         choice.feed(output)
         self._fed[index] = None
         if choice.is_finished:
             self._num_running -= 1
-        elif choice.has_matched_stop and not had_matched and self._call is not None:
+        elif choice.has_stopped and not had_stopped and self._call is not None:
             # Its finish waits for the engine's word, a step at most, which brings cached tokens and timings.
             self._call.abort(index)
         self._announce()

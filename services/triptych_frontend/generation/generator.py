@@ -17,8 +17,8 @@ from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.call import Generation
 from triptych_frontend.generation.choice import Choice
 from triptych_frontend.generation.sampling import GenerationParams, check_options, max_output_tokens
+from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.prompt.preprocess import Preprocessor, Prompt
-from triptych_frontend.prompt.tokenizer import Tokenizer
 from triptych_frontend.served_model import ServedModel
 
 Request: TypeAlias = generation_pb2.ChatRequest | generation_pb2.CompleteRequest
@@ -34,14 +34,14 @@ class Generator:
         preprocessor: Preprocessor,
         client: EngineClient,
         encoders: EncoderClient,
-        tokenizer: Tokenizer,
+        chains: OutputChains,
     ) -> None:
         self._admission = admission
         self._model = model
         self._preprocessor = preprocessor
         self._client = client
         self._encoders = encoders
-        self._tokenizer = tokenizer
+        self._chains = chains
         self._eos_token_ids = frozenset(model.info.eos_token_ids)
 
     async def start(self, request: Request, on_news: Callable[[], None], keeps_request: bool = False) -> Generation:
@@ -69,7 +69,7 @@ class Generator:
                 prompt = await self._preprocessor.complete(request, with_offsets=params.wants_prompt_logprobs)
             place.callback(prompt.release)
             choices = [
-                Choice(index, prompt, params, self._tokenizer, self._eos_token_ids, echo) for index in range(params.num_choices)
+                Choice(index, prompt, params, self._chains, self._eos_token_ids, echo) for index in range(params.num_choices)
             ]
             requests = self._engine_requests(prompt, params, prompt_field)
             generation = Generation(method, request_id_var.get(), prompt, choices, on_news, place.pop_all().close)

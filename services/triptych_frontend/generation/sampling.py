@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError
 
-from triptych_frontend.output.stop_strings import StopAutomaton
+from triptych_frontend.output.chain import OutputOptions
 
 MAX_STOP_STRINGS = 16
 #: Longest stop string, in characters: it is held in memory for each choice.
@@ -45,19 +44,12 @@ class GenerationParams:
 
     #: As the client sent it; `for_choice` completes it.
     sampling: common_pb2.SamplingParams
-    stop: tuple[str, ...]
-    include_stop: bool
-    skip_special_tokens: bool
+    output: OutputOptions
     num_choices: int
     is_final_only: bool
     return_token_ids: bool
     priority: int
     cache_salt: str
-
-    @cached_property
-    def stop_automaton(self) -> StopAutomaton:
-        """Finds the stop strings; built once for all choices."""
-        return StopAutomaton(self.stop)
 
     @property
     def wants_logprobs(self) -> bool:
@@ -101,9 +93,12 @@ def check_options(options: generation_pb2.GenerationOptions, vocab_size: int, ec
     _check_range("options.n", num_choices, 1, MAX_CHOICES)
     return GenerationParams(
         sampling=sampling,
-        stop=_stop_strings(options.stop),
-        include_stop=options.include_stop_in_output,
-        skip_special_tokens=options.skip_special_tokens if options.HasField("skip_special_tokens") else True,
+        output=OutputOptions(
+            stop=_stop_strings(options.stop),
+            include_stop=options.include_stop_in_output,
+            skip_special_tokens=options.skip_special_tokens if options.HasField("skip_special_tokens") else True,
+            min_tokens=sampling.min_tokens,
+        ),
         num_choices=num_choices,
         is_final_only=options.output_mode == generation_pb2.OUTPUT_MODE_FINAL,
         return_token_ids=options.return_token_ids,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from triptych_common.pb import engine_pb2, generation_pb2
 
-from triptych_frontend.output.token_text import TokenTexts
+from triptych_frontend.tokens.token_text import TokenTexts
 
 
 def token_logprob(logprobs: engine_pb2.TokenLogprobs, texts: TokenTexts, text_offset: int) -> generation_pb2.TokenLogprob:

@@ -15,8 +15,8 @@ from triptych_common.rpc.errors import InvalidRequestError, StartupError
 
 from triptych_frontend.media.item import MODALITY_NAMES, Expansion, MediaPart
 from triptych_frontend.media.placeholders import placeholder_ranges
-from triptych_frontend.prompt.tokenizer import Tokenizer
-from triptych_frontend.prompt.user_text import Piece, UserTextGuard, control_token_pattern
+from triptych_frontend.tokens.tokenizer import Tokenizer
+from triptych_frontend.tokens.user_text import Piece, UserTextGuard, control_token_pattern
 
 _PROBE = "triptych probe"
 #: Template variables that a client may set although they are parameters of transformers' apply_chat_template.

@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.errors import InvalidRequestError
 
-from triptych_frontend.generation.interruptible import Interrupted, InterruptibleJob
 from triptych_frontend.media.item import MediaPart, PreparedMedia
 from triptych_frontend.media.preparer import MediaPreparer
-from triptych_frontend.output.detokenizer import IncrementalDetokenizer
 from triptych_frontend.prompt.chat_template import ChatTemplate, ChatTurn, RenderedChat
-from triptych_frontend.prompt.tokenizer import Tokenizer
+from triptych_frontend.prompt.interruptible import Interrupted, InterruptibleJob
 from triptych_frontend.settings import FrontendSettings
+from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
+from triptych_frontend.tokens.tokenizer import Tokenizer
 
 #: Ids that are decoded on the event loop (0.6 us each), as a hop to the pool would cost more.
 _MAX_INLINE_TOKENS = 32

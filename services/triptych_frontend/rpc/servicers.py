@@ -23,11 +23,11 @@ from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import media_ref
 from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.generator import Generator, Request
-from triptych_frontend.output.detokenizer import IncrementalDetokenizer
 from triptych_frontend.prompt.preprocess import Preprocessor
-from triptych_frontend.prompt.tokenizer import Tokenizer
 from triptych_frontend.rpc.session import GenerationSession
 from triptych_frontend.served_model import ServedModel
+from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
+from triptych_frontend.tokens.tokenizer import Tokenizer
 
 Response = TypeVar("Response", generation_pb2.ChatResponse, generation_pb2.CompleteResponse)
 _MEDIA_TRAILER = "triptych-media-bin"

@@ -21,7 +21,7 @@ from tokenizers import AddedToken, normalizers
 from triptych_common.model.store import resolve_model
 from triptych_common.rpc.errors import InvalidRequestError, StartupError
 from triptych_frontend.prompt.chat_template import ChatTemplate, ChatTurn, RenderedChat
-from triptych_frontend.prompt.tokenizer import Tokenizer
+from triptych_frontend.tokens.tokenizer import Tokenizer
 
 ROLES = st.sampled_from(["system", "user", "assistant"])
 HARMLESS = st.text("Tabc <|>\n_é漢😀0123", max_size=20)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError
 from triptych_frontend.generation.sampling import GenerationParams, check_options, max_output_tokens
+from triptych_frontend.output.chain import OutputOptions
 
 VOCAB_SIZE = 100
 
@@ -74,7 +75,7 @@ def test_token_ids_that_repeat_are_sent_once() -> None:
 
 def test_defaults_are_the_contracts() -> None:
     params = check()
-    assert (params.num_choices, params.skip_special_tokens, params.include_stop, params.is_final_only) == (1, True, False, False)
+    assert (params.num_choices, params.is_final_only, params.output) == (1, False, OutputOptions())
     assert not params.wants_logprobs
     assert not params.wants_prompt_logprobs
     assert params.for_choice(0, 7) == common_pb2.SamplingParams(max_tokens=7)

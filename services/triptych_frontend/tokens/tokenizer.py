@@ -10,8 +10,8 @@ from typing import Any
 
 from triptych_common.rpc.errors import StartupError
 
-from triptych_frontend.output.token_text import TokenTexts
-from triptych_frontend.prompt.user_text import Piece, UserTextGuard, control_token_pattern
+from triptych_frontend.tokens.token_text import TokenTexts
+from triptych_frontend.tokens.user_text import Piece, UserTextGuard, control_token_pattern
 
 
 class Tokenizer:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tokenizers.decoders import DecodeStream
 
 if TYPE_CHECKING:
-    from triptych_frontend.prompt.tokenizer import Tokenizer
+    from triptych_frontend.tokens.tokenizer import Tokenizer
 
 #: Prompt tokens that decide how the first output token begins (with a space or without).
 _NUM_CONTEXT_TOKENS = 6
