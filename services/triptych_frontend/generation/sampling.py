@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError
@@ -51,7 +52,7 @@ class GenerationParams:
     priority: int
     cache_salt: str
 
-    @property
+    @cached_property
     def wants_logprobs(self) -> bool:
         return self.sampling.HasField("logprobs")
 
