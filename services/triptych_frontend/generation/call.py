@@ -154,8 +154,9 @@ def _usage(prompt: Prompt, choices: Sequence[Choice]) -> common_pb2.Usage:
     usage = common_pb2.Usage(
         prompt_tokens=len(prompt.token_ids),
         completion_tokens=sum(choice.num_tokens for choice in choices),
-        # The prompt counts once, so do its cached tokens: further choices find what the first one computed.
-        cached_tokens=first.usage.cached_tokens if first is not None else 0,
+        # The prompt counts once, and so do its cached tokens: further choices find what the first one computed. A sequence that was
+        # sent to the engine again may have found output tokens in the cache, too.
+        cached_tokens=min(first.usage.cached_tokens, len(prompt.token_ids)) if first is not None else 0,
         cached_media_tokens=first.usage.cached_media_tokens if first is not None else 0,
     )
     if prompt.media:

@@ -81,6 +81,24 @@ class MediaInput:
     options: dict[str, Any]
 
 
+class MediaFile:
+    """A raw file that can be dropped while its item is still known.
+
+    Args:
+        content: None when the client named an item that only an encoder has.
+    """
+
+    def __init__(self, content: bytes | None) -> None:
+        self.content = content
+        #: The file was here, and is not any more.
+        self.is_dropped = False
+
+    def drop(self) -> None:
+        """Forget the bytes."""
+        self.is_dropped = self.is_dropped or self.content is not None
+        self.content = None
+
+
 @dataclass(frozen=True)
 class PreparedMedia:
     """A media item that is ready to be encoded."""
@@ -88,8 +106,7 @@ class PreparedMedia:
     modality: common_pb2.Modality
     #: See triptych_common.media.key.
     key: bytes
-    #: The raw file; kept until the first token, so that a lost embedding can be made again. None when only the encoder has it.
-    content: bytes | None
+    file: MediaFile
     #: Canonical JSON, part of the key.
     options_json: str
     expansion: Expansion

@@ -18,7 +18,7 @@ from triptych_frontend.media.aliases import KnownMedia, UuidAliases
 from triptych_frontend.media.budget import MediaBudget, MediaHold
 from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.header import read_header
-from triptych_frontend.media.item import MODALITY_NAMES, MediaInput, PreparedMedia
+from triptych_frontend.media.item import MODALITY_NAMES, MediaFile, MediaInput, PreparedMedia
 from triptych_frontend.media.placeholders import PlaceholderExpander
 from triptych_frontend.settings import FrontendSettings
 
@@ -144,7 +144,7 @@ class MediaPreparer:
         expansion = await self._run(lambda: expander.expand(known.header, media.options, media.field))
         options_json = canonical_options(media.options)
         key = media_key_of_hash(self._encoders.key_scope(), known.modality, known.content_hash, options_json, tenant_salt)
-        return PreparedMedia(known.modality, key, content, options_json, expansion, media.field, tenant_salt)
+        return PreparedMedia(known.modality, key, MediaFile(content), options_json, expansion, media.field, tenant_salt)
 
     async def _content(self, media: MediaInput, hold: MediaHold) -> bytes | None:
         """The raw file; None when the client gave a name alone."""

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.errors import InvalidRequestError
 
+from triptych_frontend.media.budget import MediaHold
 from triptych_frontend.media.item import MediaPart, PreparedMedia
 from triptych_frontend.media.preparer import MediaPreparer
 from triptych_frontend.prompt.chat_template import ChatTemplate, ChatTurn, RenderedChat
@@ -47,8 +48,13 @@ class Prompt:
     media: list[PreparedMedia] = field(default_factory=list)
     #: Where their embeddings stand, by offset.
     placeholders: list[common_pb2.PlaceholderRange] = field(default_factory=list)
-    #: To be called once the files of the media are not held any more; may be called twice.
-    release: Callable[[], None] = lambda: None
+    #: Room for the files of the media; None without media.
+    hold: MediaHold | None = None
+
+    def release(self) -> None:
+        """Give the room for files back. May be called twice."""
+        if self.hold is not None:
+            self.hold.release()
 
 
 class Preprocessor:
@@ -99,7 +105,7 @@ class Preprocessor:
                 raise InvalidRequestError("the chat template rendered an empty prompt", field="messages")
             on_error.pop_all()
         elapsed_s = time.perf_counter() - start_s
-        return Prompt(chat.text, chat.token_ids, elapsed_s, media=media, placeholders=chat.placeholders, release=hold.release)
+        return Prompt(chat.text, chat.token_ids, elapsed_s, media=media, placeholders=chat.placeholders, hold=hold)
 
     async def complete(self, request: generation_pb2.CompleteRequest, with_offsets: bool = False) -> Prompt:
         """The prompt of a completion. Raises InvalidRequestError.

@@ -67,7 +67,7 @@ async def test_what_is_expected_is_what_comes(family: str, tmp_path: Path) -> No
                     item = common_pb2.MediaItem(modality=modality, data=content)
                     prepared = await preparer.prepare([("item", item)], "a tenant", preparer.budget.hold())
                     encoding = await client.ensure(prepared)
-                    (result,) = encoding.results
+                    result = encoding.result_of(prepared[0].key)
                     assert result.result.key == prepared[0].key
                     await encoding.close()
             assert client.counts["failed"] == client.counts["same_encoder"] == 0
