@@ -39,6 +39,7 @@ def media_item(
         item.modality = common_pb2.MODALITY_AUDIO
         if part.input_audio is not None:
             item.data = _from_base64(part.input_audio.data, f"{field}.input_audio.data")
+            item.format = part.input_audio.format
     elif isinstance(part, ImagePart):
         item.modality = common_pb2.MODALITY_IMAGE
         _set_url(item, part.image_url, f"{field}.image_url.url")

@@ -85,7 +85,7 @@ class InputAudio(Schema):
     #: Decoded beside the event loop, see convert.
     data: Annotated[str, Field(min_length=1, description="The file in base64.")]
     format: Annotated[
-        Literal["wav", "mp3", "flac", "ogg"], Field(description="For OpenAI's clients; the file itself is what counts.")
+        Literal["wav", "mp3", "flac", "ogg"], Field(description="What the file is. A file of another format is refused.")
     ]
 
 

@@ -179,18 +179,20 @@ class RequestError(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ..., field: _Optional[str] = ..., limit: _Optional[str] = ..., value: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class MediaItem(_message.Message):
-    __slots__ = ("modality", "data", "url", "uuid", "processor_options_json")
+    __slots__ = ("modality", "data", "url", "uuid", "processor_options_json", "format")
     MODALITY_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     URL_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     PROCESSOR_OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
     modality: Modality
     data: bytes
     url: str
     uuid: str
     processor_options_json: str
-    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., data: _Optional[bytes] = ..., url: _Optional[str] = ..., uuid: _Optional[str] = ..., processor_options_json: _Optional[str] = ...) -> None: ...
+    format: str
+    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., data: _Optional[bytes] = ..., url: _Optional[str] = ..., uuid: _Optional[str] = ..., processor_options_json: _Optional[str] = ..., format: _Optional[str] = ...) -> None: ...
 
 class MediaRef(_message.Message):
     __slots__ = ("modality", "key", "encoder_address", "lease_id", "layout")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from triptych_common.pb import engine_pb2, generation_pb2
+from triptych_common.rpc.principal import ANONYMOUS, Principal
 from triptych_common.telemetry.logs import request_id_var
 
 from triptych_frontend.encoders.call import MediaCall
@@ -44,12 +45,15 @@ class Generator:
         self._chains = chains
         self._eos_token_ids = frozenset(model.info.eos_token_ids)
 
-    async def start(self, request: Request, on_news: Callable[[], None], keeps_request: bool = False) -> Generation:
+    async def start(
+        self, request: Request, on_news: Callable[[], None], keeps_request: bool = False, principal: Principal = ANONYMOUS
+    ) -> Generation:
         """Hand a request to the engine. The generation holds a place until it ended or was closed, which is the caller's duty.
 
         Args:
             on_news: see Generation.
             keeps_request: whether the caller keeps the request, and with it the files in it, until the generation ends.
+            principal: who asks. Principals share no cache.
 
         Raises:
             InvalidRequestError: the request is at fault; ContextLengthError when prompt and output do not fit the model's context.
@@ -62,7 +66,7 @@ class Generator:
             if isinstance(request, generation_pb2.ChatRequest):
                 method, prompt_field, echo = "Chat", "messages", False
                 params = check_options(request.options, self._model.info.vocab_size)
-                prompt = await self._preprocessor.chat(request)
+                prompt = await self._preprocessor.chat(request, principal)
             else:
                 method, prompt_field, echo = "Complete", "prompt", request.echo
                 params = check_options(request.options, self._model.info.vocab_size, echo)
@@ -71,7 +75,7 @@ class Generator:
             choices = [
                 Choice(index, prompt, params, self._chains, self._eos_token_ids, echo) for index in range(params.num_choices)
             ]
-            requests = self._engine_requests(prompt, params, prompt_field)
+            requests = self._engine_requests(prompt, params, prompt_field, principal)
             generation = Generation(method, request_id_var.get(), prompt, choices, on_news, place.pop_all().close)
             try:
                 if prompt.media:
@@ -84,7 +88,9 @@ class Generator:
                 raise
             return generation
 
-    def _engine_requests(self, prompt: Prompt, params: GenerationParams, prompt_field: str) -> list[engine_pb2.EngineRequest]:
+    def _engine_requests(
+        self, prompt: Prompt, params: GenerationParams, prompt_field: str, principal: Principal
+    ) -> list[engine_pb2.EngineRequest]:
         num_prompt_tokens = len(prompt.token_ids)
         max_tokens: int | None = max_output_tokens(params.sampling, num_prompt_tokens, self._model.info.max_model_len, prompt_field)
         if not params.sampling.HasField("max_tokens") and not self._model.shortens_context:
@@ -97,7 +103,7 @@ class Generator:
                 prompt_token_ids=prompt.token_ids,
                 sampling=params.for_choice(index, max_tokens),
                 priority=params.priority,
-                cache_salt=params.cache_salt,
+                cache_salt=principal.scoped_salt(params.cache_salt),
             )
             for index in range(params.num_choices)
         ]

@@ -65,7 +65,7 @@ class MediaPreparer:
 
         Args:
             items: each with where it stands in the request.
-            tenant_salt: tenants of different salts share neither embeddings nor names.
+            tenant_salt: of the caller, see `Principal.scoped_salt`. Callers of different salts share neither embeddings nor names.
             hold: takes the bytes of the files; its owner releases it, also after an error.
 
         Raises:
@@ -174,7 +174,7 @@ class MediaPreparer:
         return known
 
     def _inspect(self, content: bytes, media: MediaInput) -> KnownMedia:
-        header = read_header(content, media.item.modality, self._limits, media.field)
+        header = read_header(content, media.item.modality, self._limits, media.field, media.item.format)
         return KnownMedia(media.item.modality, content_hash(content), header)
 
     async def _run(self, work: Callable[[], Any]) -> Any:

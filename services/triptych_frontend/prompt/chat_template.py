@@ -19,8 +19,9 @@ from triptych_frontend.tokens.tokenizer import Tokenizer
 from triptych_frontend.tokens.user_text import Piece, UserTextGuard, control_token_pattern
 
 _PROBE = "triptych probe"
-#: Template variables that a client may set although they are parameters of transformers' apply_chat_template.
-_CLIENT_VARIABLES = {"tools", "documents"}
+#: Template variables that a client may set although they are parameters of transformers' apply_chat_template. Tools are not among
+#: them: a request names them in a field of its own, or not at all.
+_CLIENT_VARIABLES = {"documents"}
 
 
 @dataclass(frozen=True)

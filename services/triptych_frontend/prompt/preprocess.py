@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.errors import InvalidRequestError
+from triptych_common.rpc.principal import ANONYMOUS, Principal
 
 from triptych_frontend.media.budget import MediaHold
 from triptych_frontend.media.item import MediaPart, PreparedMedia
@@ -79,8 +80,11 @@ class Preprocessor:
         """Give the threads back."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def chat(self, request: generation_pb2.ChatRequest) -> Prompt:
-        """The prompt of a conversation; to be released.
+    async def chat(self, request: generation_pb2.ChatRequest, principal: Principal = ANONYMOUS) -> Prompt:
+        """The prompt of a conversation. The caller releases it.
+
+        Args:
+            principal: who asks. Principals share neither media names nor embeddings.
 
         Raises:
             InvalidRequestError: the request is at fault.
@@ -96,7 +100,7 @@ class Preprocessor:
         hold = self._media.budget.hold()
         with contextlib.ExitStack() as on_error:
             on_error.callback(hold.release)
-            media = await self._media.prepare(items, request.options.cache_salt, hold) if items else []
+            media = await self._media.prepare(items, principal.scoped_salt(request.options.cache_salt), hold) if items else []
             expansions = [(item.modality, item.expansion) for item in media]
             chat = await self._render(
                 lambda: self._template.render(turns, variables, add_generation_prompt, continue_final_message, expansions)

@@ -280,6 +280,7 @@ _IMAGE = generation_pb2.ContentPart(media=common_pb2.MediaItem(modality=common_p
         ({"template_kwargs_json": '{"style": "\\ud800"}'}, "template_kwargs_json", "JSON"),
         ({"template_kwargs_json": "[" * 100_000}, "template_kwargs_json", "JSON"),
         ({"template_kwargs_json": '{"chat_template": "x"}'}, "template_kwargs_json", "chat_template"),
+        ({"template_kwargs_json": '{"tools": [{"type": "function"}]}'}, "template_kwargs_json", "must not set 'tools'"),
         ({"continue_final_message": True}, "continue_final_message", "assistant"),
         ({"options": Options(sampling=Sampling(temperature=-1))}, "options.sampling.temperature", "-1"),
         ({"options": Options(sampling=Sampling(prompt_logprobs=1))}, "options.sampling.prompt_logprobs", "echo"),

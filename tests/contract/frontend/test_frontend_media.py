@@ -18,6 +18,7 @@ from triptych_common.media.key import canonical_options, media_key
 from triptych_common.model.store import model_info
 from triptych_common.pb import common_pb2, generation_pb2, preprocess_pb2
 from triptych_common.rpc.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
+from triptych_common.rpc.principal import Principal
 from triptych_common.rpc.status import from_rpc_error
 from triptych_common.rpc.tensors import to_numpy
 
@@ -98,7 +99,24 @@ async def test_salts_keep_keys_apart() -> None:
     async with media_bench() as (bench, _):
         options = generation_pb2.GenerationOptions(cache_salt="a tenant")
         response = await preprocess(bench, chat(Item(modality=IMAGE, data=content), "?", options=options))
-    assert response.media[0].key == media_key(SCOPE, IMAGE, content, "", "a tenant")
+    assert response.media[0].key == media_key(SCOPE, IMAGE, content, "", Principal().scoped_salt("a tenant"))
+
+
+async def test_principals_share_neither_names_nor_keys_whatever_their_salts() -> None:
+    named, name = Item(modality=IMAGE, data=media.image(), uuid="cat"), Item(modality=IMAGE, uuid="cat")
+    options = generation_pb2.GenerationOptions(cache_salt="salt")
+    async with media_bench() as (bench, _):
+        chat_as = bench.frontend._preprocessor.chat
+        first = await chat_as(chat(named, "?", options=options), Principal("first"))
+        with pytest.raises(InvalidRequestError, match="is not known here"):
+            await chat_as(chat(name, "?", options=options), Principal("second"))
+        with pytest.raises(InvalidRequestError, match="is not known here"):
+            await chat_as(chat(name, "?", options=options))
+        second = await chat_as(chat(named, "?", options=options), Principal("second"))
+        again = await chat_as(chat(name, "?", options=options), Principal("first"))
+        for prompt in (first, second, again):
+            prompt.release()
+    assert first.media[0].key == again.media[0].key != second.media[0].key
 
 
 async def test_names_stand_for_content_that_was_seen() -> None:
@@ -149,6 +167,7 @@ async def test_names_stand_for_content_that_was_seen() -> None:
         ),
         ("qwen2_5_vl", Item(modality=IMAGE, data=media.image(10_000, 3)), "", "aspect ratio"),
         ("qwen2_audio", Item(modality=AUDIO, data=media.sound(10)), "", "messages"),
+        ("qwen2_audio", Item(modality=AUDIO, data=media.sound(), format="mp3"), ".format", "declared as mp3, and the file is wav"),
     ],
 )
 async def test_bad_items_are_refused_by_name(family: str, item: Item, field: str, reason: str) -> None:

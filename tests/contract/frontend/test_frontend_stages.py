@@ -142,3 +142,12 @@ async def test_a_template_that_does_not_end_is_ended(tmp_path) -> None:
     assert isinstance(error, InvalidRequestError)
     assert error.limit == "0.5"
     assert after.prompt == "Hi", "the one thread is free again"
+
+
+async def test_an_assistant_turn_may_have_no_content() -> None:
+    """As OpenAI's clients send a turn that only called tools: content null."""
+    async with frontend_bench() as bench:
+        silent = generation_pb2.ChatMessage(role="assistant")
+        messages = [*chat_request("Hi").messages, silent, *chat_request("Hello?").messages]
+        response = await bench.preprocess.Preprocess(preprocess_pb2.PreprocessRequest(chat=chat_request(messages=messages)))
+    assert "<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\nHello?" in response.prompt

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 
 import av
@@ -13,8 +19,32 @@ from triptych_common.media.container import open_container
 PIXELS = 1_000_000
 
 
-def a_session_description(port: int) -> bytes:
-    return f"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video {port} RTP/AVP 32\n".encode()
+@contextmanager
+def counted_connections() -> Iterator[tuple[int, list[int]]]:
+    """A port, and one entry per connection that was made to it."""
+    connections: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    connections.append(1)
+                    connection.close()
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield server.getsockname()[1], connections
+        # A connection that was made is in the queue before this one.
+        with socket.create_connection(server.getsockname()):
+            pass
+        for _ in range(200):
+            if connections:
+                break
+            time.sleep(0.01)
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(5)
+    connections.pop()
 
 
 def test_what_holds_its_own_data_is_opened() -> None:
@@ -31,11 +61,23 @@ def test_a_list_of_files_is_not_followed(tmp_path: Path, monkeypatch: pytest.Mon
         open_container(b"ffconcat version 1.0\nfile secret.mp4\n", PIXELS)
 
 
-def test_no_socket_is_opened() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
-        taken.bind(("127.0.0.1", 0))
-        with pytest.raises(av.FFmpegError):
-            open_container(a_session_description(taken.getsockname()[1]), PIXELS)
+def test_no_address_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    def a_list(port: int) -> bytes:
+        return f"ffconcat version 1.0\nfile http://127.0.0.1:{port}/a.ts\n".encode()
+
+    with counted_connections() as (port, unguarded), pytest.raises(av.FFmpegError):
+        av.open(BytesIO(a_list(port)), container_options={"safe": "0"})
+    assert unguarded, "FFmpeg by itself follows the list"
+    # As if the list's own check of names were off: what refuses it must be ours.
+    original = av.open
+    monkeypatch.setattr(
+        av,
+        "open",
+        lambda *args, container_options, **more: original(*args, container_options=container_options | {"safe": "0"}, **more),
+    )
+    with counted_connections() as (port, guarded), pytest.raises((av.FFmpegError, PermissionError)):
+        open_container(a_list(port), PIXELS)
+    assert not guarded
 
 
 def test_a_larger_frame_than_allowed_is_not_decoded() -> None:
