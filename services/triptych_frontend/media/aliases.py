@@ -26,8 +26,8 @@ class KnownMedia:
 class UuidAliases:
     """The names that were used last. For the event loop alone.
 
-    A name belongs to a salt (`Principal.scoped_salt`), so no principal can see or use another's names. Each frontend has its own names:
-    a client that reaches another frontend sends the content again.
+    A name belongs to a salt (`Principal.scoped_salt`), so no principal can see or use another's names. Each frontend has its own
+    names: a client that reaches another frontend sends the content again.
 
     Args:
         max_aliases: of all salts together.

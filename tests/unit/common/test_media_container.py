@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import av
 import pytest
@@ -70,11 +71,11 @@ def test_no_address_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unguarded, "FFmpeg by itself follows the list"
     # As if the list's own check of names were off: what refuses it must be ours.
     original = av.open
-    monkeypatch.setattr(
-        av,
-        "open",
-        lambda *args, container_options, **more: original(*args, container_options=container_options | {"safe": "0"}, **more),
-    )
+
+    def trusting(*args: Any, container_options: dict[str, str], **more: Any) -> Any:
+        return original(*args, container_options=container_options | {"safe": "0"}, **more)
+
+    monkeypatch.setattr(av, "open", trusting)
     with counted_connections() as (port, guarded), pytest.raises((av.FFmpegError, PermissionError)):
         open_container(a_list(port), PIXELS)
     assert not guarded
