@@ -32,9 +32,9 @@ from triptych_frontend.engines.client import EngineClient
 from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.generator import Generator
 from triptych_frontend.media.fetch import MediaFetcher
-from triptych_frontend.media.placeholders import PlaceholderExpander
 from triptych_frontend.media.preparer import MediaPreparer
-from triptych_frontend.media.processor import default_chat_template, load_media_processor
+from triptych_frontend.media.processors.loading import default_chat_template, load_media_processor
+from triptych_frontend.media.processors.placeholders import PlaceholderExpander
 from triptych_frontend.metrics import families
 from triptych_frontend.no_torch import forbid_torch
 from triptych_frontend.output.chain import OutputChains

@@ -15,7 +15,8 @@ from triptych_common.rpc.channels import open_channel
 from triptych_common.rpc.control import State
 from triptych_engine.service import EngineService
 from triptych_engine.settings import EngineSettings
-from triptych_frontend.encoders.client import EncoderClient, MediaEncoding
+from triptych_frontend.encoders.client import EncoderClient
+from triptych_frontend.encoders.encoding import MediaEncoding
 from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.preparer import MediaPreparer
@@ -65,7 +66,7 @@ class MediaStack:
 
     def begin(self, prompt: Prompt) -> MediaEncoding:
         """Have the prompt's media encoded."""
-        return self.client.begin(list(prompt.media))
+        return MediaEncoding(self.client, prompt.media)
 
     async def generate(
         self, prompt: Prompt, refs: Sequence[common_pb2.MediaRef], request_id: str = "r", max_tokens: int = 8, **more: Any

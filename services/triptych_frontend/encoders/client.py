@@ -31,10 +31,8 @@ from triptych_common.rpc.errors import (
 )
 from triptych_common.rpc.status import from_request_error, from_rpc_error, has_details
 
-from triptych_frontend.encoders.encoding import MediaEncoding
 from triptych_frontend.encoders.item import Encoded, Lease
 from triptych_frontend.encoders.pool import Encoder, EncoderPool
-from triptych_frontend.media.budget import MediaHold
 from triptych_frontend.media.item import PreparedMedia
 
 log = logging.getLogger(__name__)
@@ -67,24 +65,6 @@ class EncoderClient:
         #: other_encoder (steps 2 and 3). Written by MediaEncoding and MediaCall: again (embeddings that the engine could not fetch
         #: were made again), resubmitted (requests were sent to the engine again), failed (items that could not be had).
         self.counts: Counter[str] = Counter()
-
-    def begin(self, media: Sequence[PreparedMedia], hold: MediaHold | None = None) -> MediaEncoding:
-        """Start to encode the items of a call. Arguments as in `MediaEncoding`.
-
-        Raises:
-            ServiceUnavailableError: no encoder is there.
-        """
-        return MediaEncoding(self, media, hold)
-
-    async def ensure(self, media: Sequence[PreparedMedia]) -> MediaEncoding:
-        """`begin` and `wait`. When it raises, it leaves nothing behind."""
-        encoding = self.begin(media)
-        try:
-            await encoding.wait()
-        except BaseException:
-            await encoding.close()
-            raise
-        return encoding
 
     def ranked(self, key: bytes) -> list[Encoder]:
         """Encoders for a key, best first. Raises ServiceUnavailableError when there is none."""

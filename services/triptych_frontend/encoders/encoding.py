@@ -1,12 +1,14 @@
 """The media of one call on their way through the encoders.
 
-encoding = client.begin(prompt.media, prompt.hold)   # returns at once
-await encoding.announced()      # a round trip: from now on, fetches of the keys wait for what is still being encoded
-... media=encoding.refs ...     # to the engine
-await encoding.wait()           # beside the generation: raises the error of an item that cannot be had
-encoding.lose()                 # when the engine could not fetch; `wait` makes the items again, then `refs` are new
-encoding.settle()               # when all sequences have their first token
-encoding.end()                  # in the end, whatever happened
+    encoding = MediaEncoding(client, prompt.media, prompt.hold)   # returns at once
+    await encoding.announced()    # a round trip: from now on, fetches of the keys wait for what is still being encoded
+    ... media=encoding.refs ...   # to the engine
+    await encoding.wait()         # beside the generation: raises the error of an item that cannot be had
+    encoding.lose()               # when the engine could not fetch; `wait` makes the items again, then `refs` are new
+    encoding.settle()             # when all sequences have their first token
+    encoding.end()                # in the end, whatever happened
+
+`generation.media_call` does so for each call with media.
 """
 
 from __future__ import annotations
@@ -14,18 +16,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.errors import InternalError, InvalidRequestError, TriptychError
 from triptych_common.rpc.tensors import from_numpy
 
+from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.item import CallItem, Encoded, ItemState, Lease
 from triptych_frontend.media.budget import MediaHold
 from triptych_frontend.media.item import PreparedMedia
-
-if TYPE_CHECKING:
-    from triptych_frontend.encoders.client import EncoderClient
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +36,9 @@ class MediaEncoding:
         media: the items, in the order of the prompt. Equal ones are encoded once.
         hold: the room of their files. From `settle` on it is spare: the files are kept only while nobody else needs the room. None
             keeps them until the end.
+
+    Raises:
+        ServiceUnavailableError: no encoder is there.
     """
 
     def __init__(self, client: EncoderClient, media: Sequence[PreparedMedia], hold: MediaHold | None = None) -> None:
@@ -149,6 +151,17 @@ class MediaEncoding:
     def _drop_files(self) -> None:
         for item in self._items.values():
             item.media.file.drop()
+
+
+async def ensure(client: EncoderClient, media: Sequence[PreparedMedia]) -> MediaEncoding:
+    """Encode the items of a call, and wait for them. When it raises, it leaves nothing behind."""
+    encoding = MediaEncoding(client, media)
+    try:
+        await encoding.wait()
+    except BaseException:
+        await encoding.close()
+        raise
+    return encoding
 
 
 def media_ref(item: PreparedMedia, address: str = "", lease_id: str = "") -> common_pb2.MediaRef:

@@ -11,8 +11,8 @@ from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.errors import InternalError, TriptychError
 from triptych_common.rpc.status import to_request_error
 
-from triptych_frontend.encoders.call import MediaCall
 from triptych_frontend.generation.choice import Choice
+from triptych_frontend.generation.media_call import MediaCall
 from triptych_frontend.media.item import AUDIO, IMAGE, VIDEO
 from triptych_frontend.prompt.preprocess import Prompt
 

@@ -11,12 +11,12 @@ from triptych_common.pb import engine_pb2, generation_pb2
 from triptych_common.rpc.principal import ANONYMOUS, Principal
 from triptych_common.telemetry.logs import request_id_var
 
-from triptych_frontend.encoders.call import MediaCall
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.engines.client import EngineClient
 from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.call import Generation
 from triptych_frontend.generation.choice import Choice
+from triptych_frontend.generation.media_call import MediaCall
 from triptych_frontend.generation.sampling import GenerationParams, check_options, max_output_tokens
 from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.prompt.preprocess import Preprocessor, Prompt

@@ -6,25 +6,36 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 from triptych_common.media.key import canonical_options, content_hash, media_key_of_hash
 from triptych_common.media.processor_options import check_option_numbers
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.errors import InvalidRequestError
 
-from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.media.aliases import KnownMedia, UuidAliases
 from triptych_frontend.media.budget import MediaBudget, MediaHold
 from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.header import read_header
 from triptych_frontend.media.item import MODALITY_NAMES, MediaFile, MediaInput, PreparedMedia
-from triptych_frontend.media.placeholders import PlaceholderExpander
+from triptych_frontend.media.processors.placeholders import PlaceholderExpander
 from triptych_frontend.settings import FrontendSettings
 
 #: Largest JSON of one item's processor options, in characters.
 _MAX_OPTIONS_CHARS = 16_384
 _MAX_UUID_CHARS = 256
+
+
+class KnowsEncoders(Protocol):
+    """What the preparer needs of the encoders."""
+
+    async def until_some(self) -> None:
+        """Wait a little for an encoder. Raises ServiceUnavailableError when none came."""
+        ...
+
+    def key_scope(self) -> bytes:
+        """What keys depend on beside the item. Raises ServiceUnavailableError while no encoder is there."""
+        ...
 
 
 class MediaPreparer:
@@ -33,7 +44,7 @@ class MediaPreparer:
     Args:
         expander: None for a model that takes text only, or whose processor does not run here.
         why_text_only: why there is no expander.
-        encoders: say what keys depend on beside the item.
+        encoders: tell what keys depend on beside the item.
     """
 
     def __init__(
@@ -41,7 +52,7 @@ class MediaPreparer:
         expander: PlaceholderExpander | None,
         fetcher: MediaFetcher,
         settings: FrontendSettings,
-        encoders: EncoderPool,
+        encoders: KnowsEncoders,
         why_text_only: str = "this model takes text only",
     ) -> None:
         self._expander = expander

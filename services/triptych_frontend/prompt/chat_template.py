@@ -14,7 +14,7 @@ from triptych_common.pb import common_pb2
 from triptych_common.rpc.errors import InvalidRequestError, StartupError
 
 from triptych_frontend.media.item import MODALITY_NAMES, Expansion, MediaPart
-from triptych_frontend.media.placeholders import placeholder_ranges
+from triptych_frontend.media.processors.placeholders import placeholder_ranges
 from triptych_frontend.tokens.tokenizer import Tokenizer
 from triptych_frontend.tokens.user_text import Piece, UserTextGuard, control_token_pattern
 

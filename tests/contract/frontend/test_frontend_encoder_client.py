@@ -15,12 +15,13 @@ from triptych_common.rpc.errors import (
     TriptychError,
 )
 from triptych_frontend.encoders import client as encoder_client
+from triptych_frontend.encoders.encoding import MediaEncoding, ensure
 
 
 async def test_bytes_travel_once() -> None:
     async with encoders() as bench:
         for _ in range(2):
-            encoding = await bench.client.ensure([item()])
+            encoding = await ensure(bench.client, [item()])
             (ref,) = encoding.refs
             assert ref.lease_id
             assert ref.encoder_address in bench.addresses
@@ -34,7 +35,7 @@ async def test_bytes_travel_once() -> None:
 
 async def test_equal_items_of_a_call_are_encoded_once() -> None:
     async with encoders() as bench:
-        encoding = await bench.client.ensure([item(), item(b"other"), item()])
+        encoding = await ensure(bench.client, [item(), item(b"other"), item()])
         refs = encoding.refs
         assert refs[0] == refs[2] != refs[1]
         assert all(found.result.num_tokens == 4 for ref in refs if (found := encoding.result_of(ref.key)) is not None)
@@ -46,7 +47,7 @@ async def test_references_are_there_before_the_embeddings() -> None:
     async with encoders() as bench:
         home, _ = bench.home(item())
         home.gate = asyncio.Event()
-        encoding = bench.client.begin([item()])
+        encoding = MediaEncoding(bench.client, [item()])
         await encoding.announced()
         assert home.counts["key"] == 1
         (ref,) = encoding.refs
@@ -70,7 +71,7 @@ async def test_the_ladder(call_errors: list[TriptychError], item_errors: list[Tr
     async with encoders() as bench:
         home, _ = bench.home(item())
         home.call_errors, home.item_errors = list(call_errors), list(item_errors)
-        encoding = await bench.client.ensure([item()])
+        encoding = await ensure(bench.client, [item()])
         await encoding.close()
     counts = bench.client.counts
     assert {name: counts[name] for name in ("same_encoder", "other_encoder", "failed") if counts[name]} == rungs
@@ -81,7 +82,7 @@ async def test_after_the_last_rung_the_error_names_the_item() -> None:
         for fake in bench.fakes:
             fake.call_errors = [ServiceUnavailableError("away", retry_after_s=3)] * 9
         with pytest.raises(ServiceUnavailableError, match=r"messages\[0\].content\[0\].media: away") as caught:
-            await bench.client.ensure([item()])
+            await ensure(bench.client, [item()])
     assert (caught.value.field, caught.value.retry_after_s) == ("messages[0].content[0].media", 3)
     assert bench.client.counts["failed"] == 1
 
@@ -91,7 +92,7 @@ async def test_a_bad_item_is_tried_once() -> None:
         home, other = bench.home(item())
         home.item_errors = [InvalidRequestError("the image is truncated", field="data")]
         with pytest.raises(InvalidRequestError, match="truncated") as caught:
-            await bench.client.ensure([item(), item(b"good")])
+            await ensure(bench.client, [item(), item(b"good")])
     assert caught.value.field == "messages[0].content[0].media"
     assert home.counts["bytes"] + other.counts["bytes"] <= 2
 
@@ -100,7 +101,7 @@ async def test_a_header_that_lied_is_told() -> None:
     async with encoders(num_tokens=3) as bench:
         home, _ = bench.home(item())
         with pytest.raises(InvalidRequestError, match="it has 3 embeddings, not 4"):
-            await bench.client.ensure([item()])
+            await ensure(bench.client, [item()])
     assert len(home.released) == 1
 
 
@@ -108,7 +109,7 @@ async def test_an_encoder_that_hangs_is_left_behind() -> None:
     async with encoders(encode_timeout_s=0.3) as bench:
         home, other = bench.home(item())
         home.gate = asyncio.Event()
-        encoding = await bench.client.ensure([item()])
+        encoding = await ensure(bench.client, [item()])
         await encoding.close()
     assert other.counts["bytes"] == 1
     assert bench.client.counts["other_encoder"] == 1
@@ -117,7 +118,7 @@ async def test_an_encoder_that_hangs_is_left_behind() -> None:
 async def test_lost_embeddings_are_made_again_from_bytes_that_were_kept() -> None:
     async with encoders() as bench:
         items = [item()]
-        encoding = await bench.client.ensure(items)
+        encoding = await ensure(bench.client, items)
         home, _ = bench.home(items[0])
         home.held.clear()
         encoding.lose()
@@ -136,7 +137,7 @@ async def test_lost_embeddings_are_made_again_from_bytes_that_were_kept() -> Non
 async def test_a_name_alone_is_asked_for_the_item() -> None:
     async with encoders() as bench:
         with pytest.raises(InvalidRequestError, match="send the item itself") as caught:
-            await bench.client.ensure([item(None)])
+            await ensure(bench.client, [item(None)])
     assert caught.value.field == "messages[0].content[0].media.uuid"
 
 
@@ -144,7 +145,7 @@ async def test_a_settled_item_needs_no_encoder() -> None:
     async with encoders() as bench:
         home, _ = bench.home(item())
         home.gate = asyncio.Event()
-        encoding = bench.client.begin([item()])
+        encoding = MediaEncoding(bench.client, [item()])
         await encoding.announced()
         encoding.settle()
         await encoding.wait()
@@ -159,7 +160,7 @@ async def test_closing_stops_what_runs() -> None:
     async with encoders() as bench:
         home, _ = bench.home(item())
         home.gate = asyncio.Event()
-        encoding = bench.client.begin([item()])
+        encoding = MediaEncoding(bench.client, [item()])
         await encoding.announced()
         await encoding.close()
         home.gate.set()
@@ -170,7 +171,7 @@ async def test_the_engine_need_not_wait_for_an_encoder_that_hangs(monkeypatch: p
     monkeypatch.setattr(encoder_client, "_ASK_S", 0.05)
     async with encoders(1, encode_timeout_s=30) as bench:
         bench.fakes[0].answers = asyncio.Event()
-        encoding = bench.client.begin([item()])
+        encoding = MediaEncoding(bench.client, [item()])
         await asyncio.wait_for(encoding.announced(), 1)
         assert encoding.refs[0].encoder_address == bench.addresses[0]
         await encoding.close()

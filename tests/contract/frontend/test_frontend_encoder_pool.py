@@ -13,6 +13,7 @@ from support.fakes.grpc_server import serving
 from support.fakes.waiting import until
 from triptych_common.rpc.errors import ServiceUnavailableError
 from triptych_frontend.encoders import pool as encoder_pool
+from triptych_frontend.encoders.encoding import ensure
 from triptych_frontend.encoders.pool import EncoderPool
 
 
@@ -77,10 +78,10 @@ async def test_an_encoder_that_hangs_is_left_for_another_one(monkeypatch: pytest
     async with encoders(encode_timeout_s=0.3) as bench:
         home, other = bench.home(item())
         home.answers = asyncio.Event()
-        encoding = await bench.client.ensure([item()])
+        encoding = await ensure(bench.client, [item()])
         await encoding.close()
         await until(lambda: len(bench.pool.connected) == 1)
-        again = await bench.client.ensure([item()])
+        again = await ensure(bench.client, [item()])
         await again.close()
         home.answers.set()
         await until_connected(bench.pool, 2)
@@ -95,10 +96,10 @@ async def test_an_encoder_that_hangs_alone_is_an_error_in_bounded_time(monkeypat
     async with encoders(1, encode_timeout_s=0.3) as bench:
         bench.fakes[0].answers = asyncio.Event()
         with pytest.raises(ServiceUnavailableError, match=r"messages\[0\]\.content\[0\]\.media: .* did not answer within 0\.3 s"):
-            await bench.client.ensure([item()])
+            await ensure(bench.client, [item()])
         await until(lambda: not bench.pool.connected)
         with pytest.raises(ServiceUnavailableError, match="did not answer in time"):
             await bench.pool.until_some()
         bench.fakes[0].answers.set()
         await until_connected(bench.pool, 1)
-        await (await bench.client.ensure([item()])).close()
+        await (await ensure(bench.client, [item()])).close()

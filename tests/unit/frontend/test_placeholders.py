@@ -18,9 +18,9 @@ from triptych_common.media.geometry import FrameSampling, resampled_length
 from triptych_common.model.store import read_json
 from triptych_common.rpc.errors import InvalidRequestError
 from triptych_frontend.media.item import AUDIO, IMAGE, MODALITY_NAMES, VIDEO, AudioHeader, ImageHeader, MediaPart, VideoHeader
-from triptych_frontend.media.placeholders import PlaceholderExpander, placeholder_ranges
-from triptych_frontend.media.processor import _class_of_transformers
-from triptych_frontend.media.torchless_processors import VideoGeometry
+from triptych_frontend.media.processors.loading import _class_of_transformers
+from triptych_frontend.media.processors.placeholders import PlaceholderExpander, placeholder_ranges
+from triptych_frontend.media.processors.torchless import VideoGeometry
 from triptych_frontend.prompt.chat_template import ChatTemplate, ChatTurn
 from triptych_frontend.service import _load_text_and_media
 

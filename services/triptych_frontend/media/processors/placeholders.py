@@ -25,9 +25,9 @@ from triptych_frontend.media.item import (
     MediaHeader,
     VideoHeader,
 )
-from triptych_frontend.media.processor import VIDEO_PROCESSORS, merged_options
-from triptych_frontend.media.sized_media import zeros
-from triptych_frontend.media.torchless_processors import MAX_ITEMS
+from triptych_frontend.media.processors.loading import VIDEO_PROCESSORS, merged_options
+from triptych_frontend.media.processors.sizes_only import zeros
+from triptych_frontend.media.processors.torchless import MAX_ITEMS
 
 _KINDS = {IMAGE: "images_kwargs", AUDIO: "audio_kwargs", VIDEO: "videos_kwargs"}
 _PARTS = {IMAGE: "image_processor", AUDIO: "feature_extractor", VIDEO: "video_processor"}

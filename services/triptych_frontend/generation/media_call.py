@@ -144,7 +144,7 @@ class MediaCall:
             ServiceUnavailableError: engine or encoders are away.
             InvalidRequestError: a request is too large for one message.
         """
-        encoding = encoders.begin(prompt.media, None if keeps_request else prompt.hold)
+        encoding = MediaEncoding(encoders, prompt.media, None if keeps_request else prompt.hold)
         try:
             await encoding.announced()
             call = cls(engine, encoders, encoding, prompt, requests, listener)

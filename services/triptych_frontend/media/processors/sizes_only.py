@@ -19,7 +19,7 @@ def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def ghost_image_processor(processor: Any, max_pixels: int) -> Any:
+def sized_image_processor(processor: Any, max_pixels: int) -> Any:
     """The same image processor (of transformers' PIL backend), working on sizes alone.
 
     Args:
@@ -33,8 +33,8 @@ def ghost_image_processor(processor: Any, max_pixels: int) -> Any:
     family = type(processor)
     if not issubclass(family, PilBackend):
         raise ValueError(f"{family.__name__} does not run without torch")
-    # Python's method resolution puts the ghost between the family's own methods and the primitives that those call.
-    bases = (family, _ghost_backend(PilBackend, max_pixels))
+    # Python's method resolution puts the backend below between the family's own methods and the primitives that those call.
+    bases = (family, _sized_backend(PilBackend, max_pixels))
     methods = {}
     if hasattr(family, "pad_to_square"):
 
@@ -60,11 +60,11 @@ class _GridOnly:
         return {"image_grid_thw": np.array(grids, np.int64)}
 
 
-def _ghost_backend(backend: type, max_pixels: int) -> type:
+def _sized_backend(backend: type, max_pixels: int) -> type:
     from transformers.image_transforms import get_resize_output_image_size, get_size_with_aspect_ratio
     from transformers.image_utils import ChannelDimension, get_image_size_for_max_height_width
 
-    class GhostBackend(backend):
+    class SizedBackend(backend):
         """Primitives of the PIL backend, on shapes; images are (channels, height, width)."""
 
         def process_image(self, image: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
@@ -94,10 +94,10 @@ def _ghost_backend(backend: type, max_pixels: int) -> type:
         def normalize(self, image: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
             return zeros(*image.shape)
 
-    return GhostBackend
+    return SizedBackend
 
 
-def ghost_feature_extractor(extractor: Any) -> Any:
+def sized_feature_extractor(extractor: Any) -> Any:
     """The same feature extractor, without spectrograms: lengths and masks stay exact."""
     family = type(extractor)
 

@@ -11,8 +11,8 @@ from typing import Any
 from triptych_common.model.store import read_json
 from triptych_common.rpc.errors import StartupError
 
-from triptych_frontend.media.sized_media import ghost_feature_extractor, ghost_image_processor
-from triptych_frontend.media.torchless_processors import ADAPTERS, CHAT_TEMPLATES, VideoGeometry, pixtral_processor
+from triptych_frontend.media.processors.sizes_only import sized_feature_extractor, sized_image_processor
+from triptych_frontend.media.processors.torchless import ADAPTERS, CHAT_TEMPLATES, VideoGeometry, pixtral_processor
 
 log = logging.getLogger(__name__)
 #: Where checkpoints keep the configuration of their processors, new ways first.
@@ -83,10 +83,10 @@ def _load(path: Path, class_name: str, hf_tokenizer: Any, max_pixels: int) -> An
             parts.append(hf_tokenizer)
         elif attribute == "image_processor":
             loaded = AutoImageProcessor.from_pretrained(str(path), backend="pil", local_files_only=True)
-            parts.append(ghost_image_processor(loaded, max_pixels))
+            parts.append(sized_image_processor(loaded, max_pixels))
         elif attribute == "feature_extractor":
             loaded = AutoFeatureExtractor.from_pretrained(str(path), local_files_only=True)
-            parts.append(ghost_feature_extractor(loaded))
+            parts.append(sized_feature_extractor(loaded))
         elif attribute == "video_processor":
             parts.append(VideoGeometry(_video_config(path)))
         else:
