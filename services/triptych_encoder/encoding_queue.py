@@ -16,19 +16,19 @@ from typing import Any, Protocol
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.errors import InvalidRequestError, QueueFullError
 
-from triptych_encoder.cache.item import EncodedItem, PreparedItem
+from triptych_encoder.cache.item import EncodedItem, PreprocessedItem
 from triptych_encoder.cache.shared_task import SharedTask
-from triptych_encoder.media.preprocess import Prepared
+from triptych_encoder.media.preprocess import PreprocessResult
 from triptych_encoder.tower.device_loop import DeviceLoop, Encoding
 
 log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0
 
 
-class Prepares(Protocol):
+class ItemPreprocessor(Protocol):
     """What the queue needs of the preprocessor."""
 
-    def prepare(self, modality: common_pb2.Modality, data: bytes, options: dict[str, Any]) -> Prepared: ...
+    def prepare(self, modality: common_pb2.Modality, data: bytes, options: dict[str, Any]) -> PreprocessResult: ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class EncodingQueue:
 
     def __init__(
         self,
-        preprocessor: Prepares,
+        preprocessor: ItemPreprocessor,
         device_loop: DeviceLoop,
         pool: Executor,
         limits: QueueLimits,
@@ -143,7 +143,7 @@ class EncodingQueue:
         try:
             async with self._prepared:
                 loop = asyncio.get_running_loop()
-                prepared: Prepared = await loop.run_in_executor(
+                prepared: PreprocessResult = await loop.run_in_executor(
                     self._pool, self._preprocessor.prepare, request.modality, request.data, request.options
                 )
                 encoding = await self._run_tower(prepared.item, request)
@@ -159,7 +159,7 @@ class EncodingQueue:
         times = StageTimes(queue_s, prepared.decode_s, prepared.preprocess_s, encoding.encode_s)
         return EncodeOutcome(encoding.item, times)
 
-    async def _run_tower(self, item: PreparedItem, request: ItemRequest) -> Encoding:
+    async def _run_tower(self, item: PreprocessedItem, request: ItemRequest) -> Encoding:
         try:
             return await asyncio.wrap_future(self._device_loop.submit(item))
         except Exception as error:

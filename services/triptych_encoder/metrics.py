@@ -1,4 +1,4 @@
-"""What Prometheus can scrape from the encoder."""
+"""The encoder's metrics for Prometheus."""
 
 from __future__ import annotations
 

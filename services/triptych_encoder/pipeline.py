@@ -15,7 +15,7 @@ from triptych_common.rpc.errors import EmbeddingUnavailableError, InvalidRequest
 from triptych_encoder.cache.announcements import Announcements
 from triptych_encoder.cache.embedding_cache import EmbeddingCache
 from triptych_encoder.cache.item import EncodedItem
-from triptych_encoder.encoding_queue import EncodeOutcome, EncodingQueue, ItemRequest, Prepares, QueueLimits, StageTimes
+from triptych_encoder.encoding_queue import EncodeOutcome, EncodingQueue, ItemPreprocessor, ItemRequest, QueueLimits, StageTimes
 from triptych_encoder.tower.device_loop import DeviceLoop
 
 Tier = encoder_pb2.CacheTier
@@ -66,7 +66,7 @@ class EncodingPipeline:
     def __init__(
         self,
         cache: EmbeddingCache[EncodedItem],
-        preprocessor: Prepares,
+        preprocessor: ItemPreprocessor,
         device_loop: DeviceLoop,
         pool: Executor,
         store: Store | None,

@@ -30,14 +30,16 @@ class EncoderSettings(MediaLimitSettings):
         int | None,
         Field(
             ge=1,
-            description="Compute threads; by default 1 on up to 4 cores, else half of the cores, and more for a batch that finds "
-            "more of them idle.",
+            description="Compute threads. By default 1 on up to 4 cores, else half of the cores. A batch uses all idle cores, if "
+            "those are more.",
         ),
     ] = None
     niceness: Annotated[
         int | None,
         Field(
-            ge=0, le=19, description="How far decoding and encoding yield to an engine on the same cores; by default 10 on a CPU."
+            ge=0,
+            le=19,
+            description="Niceness of decoding and encoding. An engine on the same cores goes first. By default 10 on a CPU.",
         ),
     ] = None
     num_preprocess_threads: Annotated[int, Field(ge=1, le=64, description="Threads that decode and preprocess.")] = 2
@@ -45,9 +47,9 @@ class EncoderSettings(MediaLimitSettings):
         int | None,
         Field(ge=1, description="Embeddings of a batch; by default 256 on a CPU, where batches gain nothing, 16384 on a GPU."),
     ] = None
-    max_queue: Annotated[int, Field(ge=1, description="Items on their way at once; further ones are refused.")] = 256
-    max_queue_bytes: Annotated[Bytes, Field(description="Bytes of their files together; further ones are refused.")] = 512 << 20
-    max_prepared: Annotated[int, Field(ge=1, description="Items in memory as pixels or samples at once.")] = 16
+    max_queue: Annotated[int, Field(ge=1, description="Most items that are being encoded or wait for it; more are refused.")] = 256
+    max_queue_bytes: Annotated[Bytes, Field(description="Most bytes of their files together; more are refused.")] = 512 << 20
+    max_prepared: Annotated[int, Field(ge=1, description="Most items in memory as pixels or samples.")] = 16
     max_items_per_request: Annotated[int, Field(ge=1, description="Items of one Encode.")] = 256
     max_decode_s: Annotated[float, Field(gt=0, description="Longest decoding of a sound or a video, in seconds.")] = 60.0
     cache_memory: Annotated[Bytes, Field(description="Embeddings kept, in bytes, e.g. 512M or 2G.")] = 1 << 30

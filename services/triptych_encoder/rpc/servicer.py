@@ -24,22 +24,22 @@ _KEY_BYTES = 32
 _LEASE_S, _MAX_LEASE_S = 30.0, 600.0
 _FETCH_TIMEOUT_S, _MAX_FETCH_TIMEOUT_S = 30.0, 3600.0
 _CHUNK_BYTES, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 1 << 20, 64 << 10, 3 << 20
-#: Larger files are hashed in a thread, so that the event loop answers others meanwhile.
+#: Larger files are hashed in a thread, so that the event loop can answer others meanwhile.
 _HASH_INLINE_BYTES = 64 << 10
 
 
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
-    """Serves one pipeline, from the moment that it is attached; before that, calls are refused as unavailable."""
+    """Serves one pipeline. Until it is attached, calls are refused as unavailable."""
 
     def __init__(self, evictions: EvictionFeed, max_items_per_request: int) -> None:
         self._evictions = evictions
         self._max_items = max_items_per_request
         self._pipeline: EncodingPipeline | None = None
         self._description = encoder_pb2.DescribeResponse()
-        self._refusal: str | None = "the encoder is loading its model"  # why nothing is encoded; None while it is
+        self._refusal: str | None = "the encoder is loading its model"  # why items are refused; None while they are accepted
 
     def attach(self, pipeline: EncodingPipeline, description: encoder_pb2.DescribeResponse) -> None:
-        """Take requests from now on."""
+        """Accept requests from now on."""
         self._pipeline, self._description, self._refusal = pipeline, description, None
 
     def refuse(self, reason: str) -> None:
@@ -75,7 +75,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 limit=self._max_items,
                 value=len(request.items),
             )
-        # Under one group: when the call is cancelled, each item is, and what nobody else waits for is not computed.
+        # When the call is cancelled, the group cancels each item. Items that no other call waits for are not computed.
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._encode_item(item, lease_s)) for item in request.items]
         return encoder_pb2.EncodeResponse(results=[task.result() for task in tasks])
@@ -108,7 +108,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             name = common_pb2.Modality.Name(item.modality).removeprefix("MODALITY_").lower()
             raise InvalidRequestError(f"{self._description.model.name} takes no {name}", field="modality", value=name)
         options = parse_options(item.processor_options_json)
-        data = item.data  # once: each time is a copy
+        data = item.data  # each access is a copy
         if data:
             arguments = (self._description.key_scope, item.modality, data, canonical_options(options), item.tenant_salt)
             is_large = len(data) > _HASH_INLINE_BYTES
@@ -143,7 +143,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 _check_key(key)
                 item = await pipeline.wait_for(key, max(0.0, deadline_s - time.monotonic()))
             except Exception as error:
-                # One item's; what is not ours to show is reported as internal, and was logged where it happened.
+                # The error of this item alone. Unexpected errors are reported as internal; they were logged where they happened.
                 yield encoder_pb2.FetchResponse(key=key, last_chunk_of_item=True, error=to_request_error(error))
                 continue
             for chunk in chunks(key, item, chunk_bytes):
@@ -191,7 +191,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     ) -> AsyncIterator[encoder_pb2.WatchEvictionsResponse]:
         _ = self._attached
         with self._evictions.watch() as watcher:
-            # An empty one first: the watcher hears of everything from here on.
+            # An empty one first: from here on the watcher hears of every eviction.
             yield encoder_pb2.WatchEvictionsResponse()
             while True:
                 yield encoder_pb2.WatchEvictionsResponse(keys=await watcher.take())

@@ -16,9 +16,9 @@ from triptych_common.rpc.channels import open_channel
 from triptych_common.rpc.errors import InvalidRequestError
 from triptych_encoder.cache.embedding_cache import EmbeddingCache
 from triptych_encoder.cache.evictions import EvictionFeed
-from triptych_encoder.cache.item import EncodedItem, PreparedItem
+from triptych_encoder.cache.item import EncodedItem, PreprocessedItem
 from triptych_encoder.encoding_queue import QueueLimits
-from triptych_encoder.media.preprocess import Prepared
+from triptych_encoder.media.preprocess import PreprocessResult
 from triptych_encoder.pipeline import EncodingPipeline, Store
 from triptych_encoder.rpc.servicer import EncoderServicer
 from triptych_encoder.tower.device_loop import DeviceLoop
@@ -36,11 +36,11 @@ BYTES_PER_TOKEN = HIDDEN * 4
 class FakePreprocessor:
     """An item of n bytes takes n tokens."""
 
-    def prepare(self, modality: common_pb2.Modality, data: bytes, options: Mapping[str, Any]) -> Prepared:
+    def prepare(self, modality: common_pb2.Modality, data: bytes, options: Mapping[str, Any]) -> PreprocessResult:
         if data.startswith(b"bad"):
             raise InvalidRequestError("the image is bad", field="data")
         values = torch.tensor(list(data), dtype=torch.float32)[:, None].expand(-1, HIDDEN).contiguous()
-        return Prepared(PreparedItem(modality, {"pixel_values": values}, len(data), {}), 0.01, 0.02)
+        return PreprocessResult(PreprocessedItem(modality, {"pixel_values": values}, len(data), {}), 0.01, 0.02)
 
 
 @dataclass
@@ -51,10 +51,10 @@ class FakeTower:
     batches: list[int] = field(default_factory=list)
     num_waiting: int = 0
 
-    def signature(self, item: PreparedItem) -> tuple[object, ...]:
+    def signature(self, item: PreprocessedItem) -> tuple[object, ...]:
         return (item.modality,)
 
-    def encode(self, items: Sequence[PreparedItem]) -> list[dict[str, torch.Tensor]]:
+    def encode(self, items: Sequence[PreprocessedItem]) -> list[dict[str, torch.Tensor]]:
         if self.gate is not None:
             self.num_waiting += 1
             self.gate.acquire()
