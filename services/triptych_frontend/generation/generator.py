@@ -1,4 +1,4 @@
-"""Starting a call: admission, checks, the prompt, and one sequence in the engine per choice."""
+"""Starts calls: admission control, checks, the prompt, and one sequence in the engine per choice."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class Generator:
     async def start(
         self, request: Request, on_news: Callable[[], None], keeps_request: bool = False, principal: Principal = ANONYMOUS
     ) -> Generation:
-        """Hand a request to the engine. The generation holds a place until it ended or was closed, which is the caller's duty.
+        """Send a request to the engine. It counts as a live call until the generation ended or was closed. The caller closes it.
 
         Args:
             on_news: see Generation.
-            keeps_request: whether the caller keeps the request, and with it the files in it, until the generation ends.
+            keeps_request: the caller keeps the request, with the files in it, until the generation ends.
             principal: who asks. Principals share no cache.
 
         Raises:
             InvalidRequestError: the request is at fault; ContextLengthError when prompt and output do not fit the model's context.
-            QueueFullError: there is no place left.
+            QueueFullError: too many calls are live, or their media files take too many bytes.
             ServiceUnavailableError: the engine is away, no encoder is there for media, or this frontend drains.
         """
         with contextlib.ExitStack() as place:
@@ -94,7 +94,7 @@ class Generator:
         num_prompt_tokens = len(prompt.token_ids)
         max_tokens: int | None = max_output_tokens(params.sampling, num_prompt_tokens, self._model.info.max_model_len, prompt_field)
         if not params.sampling.HasField("max_tokens") and not self._model.shortens_context:
-            max_tokens = None  # the engine bounds it, and knows its KV cache
+            max_tokens = None  # the engine sets it, and knows its KV cache
         # A client may use one request id for several calls; the engine's must be unique.
         call_id = f"{request_id_var.get()}-{secrets.token_hex(8)}"
         return [

@@ -1,7 +1,7 @@
 """Checks and completes what a client asks of a generation, before the engine hears of it.
 
-Defaults are the contract's. The temperature, top_p and top_k that some models carry in generation_config.json are not applied:
-the same request means the same thing for every model.
+The defaults are the contract's. The temperature, top_p and top_k in some models' generation_config.json are not applied, so that
+the same request means the same for every model.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError
 from triptych_frontend.output.chain import OutputOptions
 
 MAX_STOP_STRINGS = 16
-#: Longest stop string, in characters: it is held in memory for each choice.
+#: Longest stop string, in characters. Each choice may hold back as much text.
 MAX_STOP_CHARS = 1024
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 _FIELD = "options.sampling"
 
-#: 0.01 as the message's float32 has it, which is a little less.
+#: 0.01 as a float32 of the message, which is slightly smaller.
 _LEAST_REPETITION_PENALTY = common_pb2.SamplingParams(repetition_penalty=0.01).repetition_penalty
-#: field -> least, most, and whether the least itself is out of range.
+#: field -> least value, greatest value, and whether the least value itself is out of range
 _RANGES: dict[str, tuple[float, float, bool]] = {
     "temperature": (0, 100, False),
     "top_p": (0, 1, True),
@@ -61,13 +61,13 @@ class GenerationParams:
         return self.sampling.HasField("prompt_logprobs")
 
     def for_choice(self, index: int, max_tokens: int | None) -> common_pb2.SamplingParams:
-        """What the engine gets for one choice: its own seed, and the bound on its tokens where the frontend sets one."""
+        """What the engine gets for one choice: its own seed, and max_tokens where the frontend sets it."""
         sampling = common_pb2.SamplingParams()
         sampling.CopyFrom(self.sampling)
         if max_tokens is not None:
             sampling.max_tokens = max_tokens
         if sampling.HasField("seed"):
-            # Past the largest seed goes on at the smallest.
+            # After the largest seed comes the smallest one.
             sampling.seed = (sampling.seed + index + _INT64 // 2) % _INT64 - _INT64 // 2
         return sampling
 
@@ -76,7 +76,7 @@ def check_options(options: generation_pb2.GenerationOptions, vocab_size: int, ec
     """The options, checked. Raises InvalidRequestError naming field, limit and value.
 
     Args:
-        echo: the prompt's text is part of the answer, and then its log probabilities can be.
+        echo: the prompt's text is part of the answer, so its log probabilities may be, too.
     """
     sampling = common_pb2.SamplingParams()
     sampling.CopyFrom(options.sampling)
@@ -109,7 +109,7 @@ def check_options(options: generation_pb2.GenerationOptions, vocab_size: int, ec
 
 
 def max_output_tokens(sampling: common_pb2.SamplingParams, num_prompt_tokens: int, max_model_len: int, prompt_field: str) -> int:
-    """How many tokens may be generated: what was asked for, else what is left of the context. Raises ContextLengthError."""
+    """How many tokens may be generated: the requested number, else what is left of the context. Raises ContextLengthError."""
     left = max_model_len - num_prompt_tokens
     asked = sampling.max_tokens if sampling.HasField("max_tokens") else None
     if left < 0 or (asked is None and left == 0):
@@ -148,7 +148,7 @@ def _check_ranges(sampling: common_pb2.SamplingParams) -> None:
 
 
 def _check_range(field: str, value: float, least: float, most: float, is_open: bool = False) -> None:
-    # Written so that NaN, which is in no order with anything, is out of range.
+    # NaN, which compares false with everything, is out of range.
     if least <= value <= most and not (is_open and value == least):
         return
     interval = f"{'(' if is_open else '['}{least:g}, {most:g}]"
@@ -156,7 +156,7 @@ def _check_range(field: str, value: float, least: float, most: float, is_open: b
 
 
 def _check_tokens(sampling: common_pb2.SamplingParams, vocab_size: int) -> None:
-    """Refuse what is not in the vocabulary, and drop repeats."""
+    """Refuse token ids that are not in the vocabulary, and drop repeated ones."""
     _check_token_ids(f"{_FIELD}.logit_bias", sampling.logit_bias, vocab_size)
     for name in ("allowed_token_ids", "bad_token_ids", "stop_token_ids"):
         field, token_ids = f"{_FIELD}.{name}", getattr(sampling, name)

@@ -1,4 +1,4 @@
-"""From a client's media items to what the encoder and the engine need: bytes, size, placeholder text, key."""
+"""From a client's media items to what encoder and engine need: bytes, size, placeholder text, key."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class KnowsEncoders(Protocol):
 
 
 class MediaPreparer:
-    """Fetches, inspects and names the media of a request.
+    """Fetches and inspects the media of a request, and computes their keys.
 
     Args:
-        expander: None for a model that takes text only, or whose processor does not run here.
+        expander: None for a text-only model, and for a model whose processor does not run here.
         why_text_only: why there is no expander.
         encoders: tell what keys depend on beside the item.
     """
@@ -72,20 +72,20 @@ class MediaPreparer:
     async def prepare(
         self, items: Sequence[tuple[str, common_pb2.MediaItem]], tenant_salt: str, hold: MediaHold
     ) -> list[PreparedMedia]:
-        """What the items become, in their order. All of them are fetched at the same time.
+        """The items, ready to be encoded, in their order. All of them are fetched at the same time.
 
         Args:
             items: each with where it stands in the request.
             tenant_salt: of the caller, see `Principal.scoped_salt`. Callers of different salts share neither embeddings nor names.
-            hold: takes the bytes of the files; its owner releases it, also after an error.
+            hold: counts the bytes of the files. Its owner releases it, also after an error.
 
         Raises:
-            InvalidRequestError: the model or a limit does not allow them, or one cannot be had or read.
-            QueueFullError: live calls hold too many bytes of media already.
+            InvalidRequestError: the model or a limit does not allow them, or one cannot be fetched or read.
+            QueueFullError: the media of live calls take too many bytes.
             ServiceUnavailableError: no encoder is there.
         """
         inputs = self._checked(items)
-        await self._encoders.until_some()  # before anything is fetched for nothing
+        await self._encoders.until_some()  # before anything is fetched in vain
         tasks = [asyncio.create_task(self._prepare_one(media, tenant_salt, hold)) for media in inputs]
         try:
             return list(await asyncio.gather(*tasks))
@@ -158,7 +158,7 @@ class MediaPreparer:
         return PreparedMedia(known.modality, key, MediaFile(content), options_json, expansion, media.field, tenant_salt)
 
     async def _content(self, media: MediaInput, hold: MediaHold) -> bytes | None:
-        """The raw file; None when the client gave a name alone."""
+        """The raw file. None when the client sent a name alone."""
         item, kind = media.item, media.item.WhichOneof("source")
         if kind == "data":
             limit, content = self._settings.max_media_bytes, item.data
