@@ -123,8 +123,8 @@ class Tokenizer:
     def _without_prefix(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
         """Encode a text without the space that some tokenizers add in front of it.
 
-        With such a tokenizer it encodes a line break and the text, and cuts the line break off. transformers' `_encode_chat_piece` does
-        the same.
+        With such a tokenizer it encodes a line break and the text, and cuts the line break off. transformers' `_encode_chat_piece`
+        does the same.
         """
         if not self._prefixes_start:
             return encode(text)
