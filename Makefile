@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow lint format protos bench images clean
+.PHONY: help install serve test test-slow test-codegen coverage lint format protos protos-freeze docs bench bench-report images clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -15,8 +15,9 @@ ARGS ?=
 CONTAINER ?= docker
 BUILD_ARGS ?=
 
-# Torch by itself and first: where a CPU build is offered (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL), that one is taken and kept.
+# Torch by itself and first: its CPU build where no NVIDIA GPU is visible and pip was not told where to look.
 TORCH := torch>=2.11,<2.14
+INSTALL_TORCH := $(BIN)/python tools/install_torch.py -q -c constraints.txt '$(TORCH)'
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,12 +31,12 @@ $(VENV)/.created:
 $(VENV)/.run: $(VENV)/.created pyproject.toml constraints.txt
 	@if [ ! -e $(VENV)/.dev ] || [ pyproject.toml -nt $(VENV)/.dev ] || [ constraints.txt -nt $(VENV)/.dev ]; then \
 		echo "installing Triptych and what it needs to run into $(VENV) (a minute or two)"; \
-		$(PIP) install -q -c constraints.txt '$(TORCH)' && $(PIP) install -q -c constraints.txt -e '.[all]'; \
+		$(INSTALL_TORCH) && $(PIP) install -q -c constraints.txt -e '.[all]'; \
 	fi
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.created pyproject.toml constraints.txt
-	$(PIP) install -q -c constraints.txt '$(TORCH)'
+	$(INSTALL_TORCH)
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -51,15 +52,28 @@ test: $(VENV)/.dev ## Run the tests (minutes)
 test-slow: $(VENV)/.dev ## Run the tests that take long: real downloads, soak
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-lint: $(VENV)/.dev ## Check style, types, who imports whom, contracts, generated code
+test-codegen: $(VENV)/.dev ## Generate clients in TypeScript, C++, Go and Java, compile and run them; downloads the tools for it
+	$(BIN)/python -m pytest -m codegen tests/codegen $(ARGS)
+
+coverage: $(VENV)/.dev ## Run the tests and tell which lines they reach, in services' processes too (30 minutes); pages in build/coverage/html
+	$(BIN)/triptych fetch
+	rm -rf build/coverage
+	@# tests/guard counts Python calls, which the measurement makes too.
+	HF_HUB_OFFLINE=1 $(BIN)/coverage run -m pytest --ignore tests/guard --timeout 900 $(ARGS); status=$$?; \
+		$(BIN)/coverage combine --quiet && $(BIN)/coverage html --quiet && $(BIN)/coverage report; exit $$status
+
+lint: $(VENV)/.dev ## Check style, types, who imports whom, contracts, generated code, documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
+	$(BIN)/buf breaking --against protos/baseline.binpb
 	$(BIN)/python tools/gen_protos.py
-	@test -z "$$(git status --porcelain -- services/triptych_common/pb)" \
-		|| { git diff --stat -- services/triptych_common/pb; echo "generated code differs from protos/: commit what 'make protos' wrote"; exit 1; }
+	@test -z "$$(git status --porcelain -- services/*/pb)" \
+		|| { git diff --stat -- services/*/pb; echo "generated code differs from protos/: commit what 'make protos' wrote"; exit 1; }
+	$(BIN)/python -m tools.docs.configuration --check
+	$(BIN)/python -m tools.docs.links
 
 format: $(VENV)/.dev ## Put the code into shape
 	$(BIN)/ruff check --fix .
@@ -68,8 +82,18 @@ format: $(VENV)/.dev ## Put the code into shape
 protos: $(VENV)/.dev ## Regenerate the Python of protos/
 	$(BIN)/python tools/gen_protos.py
 
-bench: $(VENV)/.dev ## Measure and write docs/performance.md (20 minutes): make bench [ARGS='streams steps', or one part with options: see benchmarks/bench.py]
-	$(BIN)/python benchmarks/bench.py $(ARGS)
+protos-freeze: $(VENV)/.dev ## Make the public contracts, as they are now, what `make lint` compares later ones with
+	$(BIN)/buf build --path protos/triptych/v1 --exclude-source-info -o protos/baseline.binpb
+
+docs: $(VENV)/.dev ## Regenerate docs/configuration.md from the settings, and check all links
+	$(BIN)/python -m tools.docs.configuration
+	$(BIN)/python -m tools.docs.links
+
+bench: $(VENV)/.dev ## Measure and write benchmarks/results (20 minutes): make bench [ARGS='streams steps', or one part with options: see benchmarks/README.md]
+	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-report: $(VENV)/.dev ## Write tables and charts of docs/performance.md: make bench-report [ARGS='benchmarks/results/FILE.json ...']
+	$(BIN)/python -m benchmarks.report $(ARGS)
 
 images: ## Build the container images: make images [CONTAINER=podman] [BUILD_ARGS=...]
 	for target in gateway frontend encoder engine fetch; do \

@@ -1,17 +1,15 @@
 """How long attention alone takes, over what its speed depends on: sequences, contexts, heads, their groups, block sizes, threads.
 
-    python benchmarks/attention.py                                   # the cases below, on all cores
-    python benchmarks/attention.py --threads 1 --cases decode-8x2048 prompt-512
+    python -m benchmarks.attention                                   # the cases below, on all cores
+    python -m benchmarks.attention --threads 1 --cases decode-8x2048 prompt-512
 
 Each case computes 30 layers one after the other, so that no layer's keys are still in the processor's caches when it comes again,
-on caches whose blocks lie in order. Prints the fastest and the median of the rounds; --output keeps them as JSON. To compare two
-commits, run each by turns (PYTHONPATH=DIRECTORY/services).
+on caches whose blocks lie in order. Prints the fastest and the median of the rounds; --output keeps them as JSON, which
+benchmarks.compare takes.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from dataclasses import asdict, dataclass
@@ -26,6 +24,8 @@ import torch  # noqa: E402
 from triptych_engine.runner.attention.paged import AttentionMetadata, LayerShape  # noqa: E402
 from triptych_engine.runner.cpu.attention import CpuAttention  # noqa: E402
 from triptych_engine.runner.cpu.kernels import load_kernels  # noqa: E402
+
+from benchmarks.harness.sitting import new_parser, write_results  # noqa: E402
 
 NUM_LAYERS = 30
 
@@ -44,29 +44,17 @@ class Case:
 
 
 #: SmolLM2-135M's heads (9 and 3 of 64) unless the name says something else.
-CASES = {
-    "decode-1x128": Case(1, 128),
-    "decode-8x128": Case(8, 128),
-    "decode-32x128": Case(32, 128),
-    "decode-64x128": Case(64, 128),
-    "decode-1x2048": Case(1, 2048),
-    "decode-8x2048": Case(8, 2048),
-    "decode-1x8000": Case(1, 8000),
-    "decode-8x8000": Case(8, 8000),
-    "prompt-512": Case(1, 0, 512),
-    "prompt-512-after-1500": Case(1, 1500, 512),
-    "prompt-512-after-7500": Case(1, 7500, 512),
-    "group-1, 32x512": Case(32, 512, num_q_heads=8, num_kv_heads=8),
-    "group-4, 32x512": Case(32, 512, num_q_heads=32, num_kv_heads=8),
-    "group-7, 32x512": Case(32, 512, num_q_heads=14, num_kv_heads=2),
-    "group-8, 32x512": Case(32, 512, num_q_heads=32, num_kv_heads=4),
-    "group-4, 128 dimensions, 8x2048": Case(8, 2048, num_q_heads=32, num_kv_heads=8, head_dim=128),
-    "group-1, prompt-512": Case(1, 0, 512, num_q_heads=8, num_kv_heads=8),
-    "group-7, prompt-512": Case(1, 0, 512, num_q_heads=14, num_kv_heads=2),
-    "group-4, 128 dimensions, prompt-512": Case(1, 0, 512, num_q_heads=32, num_kv_heads=8, head_dim=128),
-    "blocks of 32, decode-64x128": Case(64, 128, block_size=32),
-    "blocks of 128, decode-8x2048": Case(8, 2048, block_size=128),
-}
+CASES = {f"decode-{seqs}x{context}": Case(seqs, context) for context in (128, 2048, 8000) for seqs in (1, 8)}
+CASES |= {"decode-32x128": Case(32, 128), "decode-64x128": Case(64, 128), "prompt-512": Case(1, 0, 512)}
+CASES |= {f"prompt-512-after-{context}": Case(1, context, 512) for context in (1500, 7500)}
+_HEADS = {"group-1": (8, 8), "group-4": (32, 8), "group-7": (14, 2), "group-8": (32, 4)}
+for _name, (_q, _kv) in _HEADS.items():
+    CASES[f"{_name}, 32x512"] = Case(32, 512, num_q_heads=_q, num_kv_heads=_kv)
+    CASES[f"{_name}, prompt-512"] = Case(1, 0, 512, num_q_heads=_q, num_kv_heads=_kv)
+CASES["group-4, 128 dimensions, 8x2048"] = Case(8, 2048, num_q_heads=32, num_kv_heads=8, head_dim=128)
+CASES["group-4, 128 dimensions, prompt-512"] = Case(1, 0, 512, num_q_heads=32, num_kv_heads=8, head_dim=128)
+CASES["blocks of 32, decode-64x128"] = Case(64, 128, block_size=32)
+CASES["blocks of 128, decode-8x2048"] = Case(8, 2048, block_size=128)
 
 
 def metadata(case: Case) -> AttentionMetadata:
@@ -108,7 +96,7 @@ def measure(case: Case, dtype: torch.dtype, num_rounds: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of queries, values and cache")
     parser.add_argument("--threads", type=int, default=num_usable_cores())
@@ -123,7 +111,7 @@ def main() -> None:
             results[name] = {**asdict(CASES[name]), "ms": times_ms}
             print(f"{name:36s} {min(times_ms):8.2f} ms, median {statistics.median(times_ms):8.2f}", flush=True)
     if options.output:
-        options.output.write_text(json.dumps({"dtype": options.dtype, "threads": options.threads, "cases": results}, indent=1))
+        write_results(options.output, {"dtype": options.dtype, "threads": options.threads, "cases": results})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Right answers of the demo vision-language model, asked over REST: `python benchmarks/demo_vlm_accuracy.py --url http://127.0.0.1:8000`.
+"""Right answers of the demo vision-language model, asked over REST: `python -m benchmarks.demo_vlm_accuracy --url http://127.0.0.1:8000`.
 
 Scenes that its training never saw, drawn from a fixed seed, each sent once as PNG or JPEG with one question, greedily. Any server
 with OpenAI's chat completions will do. Exact match, whatever the case and punctuation; ends with 1 when fewer are right than
@@ -11,12 +11,10 @@ import argparse
 import asyncio
 import base64
 import sys
-from pathlib import Path
 
 import httpx
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-from demo_vlm.exam import ExamItem, make_exam, mark
+from tools.demo_vlm.exam import ExamItem, make_exam, mark
 
 
 async def ask(client: httpx.AsyncClient, model: str, item: ExamItem) -> str:

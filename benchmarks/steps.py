@@ -1,18 +1,18 @@
 """Where the time of an engine step goes, and what a step costs as contexts grow.
 
-    python benchmarks/steps.py
-    python benchmarks/steps.py --sequences 1 8 --contexts 128 512 --steps 8 -- --num-threads 1
+    python -m benchmarks.steps
+    python -m benchmarks.steps --sequences 1 8 --contexts 128 512 --steps 8 -- --num-threads 1
 
-`make bench ARGS=steps` is the same. What follows `--` are flags of `triptych engine`. The engine's step loop runs in this process,
-with nobody on the other side: schedule, runner, sampler, update as in the service, and outputs handed to the service's own outbox
-on an event loop in another thread, which makes the message of each step.
+What follows `--` are flags of `triptych engine`. The engine's step loop runs in this process, with nobody on the other side:
+schedule, runner, sampler, update as in the service, and outputs handed to the service's own outbox on an event loop in another
+thread, which makes the message of each step.
 
 Measured are decoding steps of --sequences at the first of --contexts, of --context-sequences at each of them, and steps with a
 whole prompt of --prefill tokens; each --steps times without a clock inside, which gives the time of the step, and as often with
-one, taking turns, which gives its stages (stages.py). Medians. A prompt of each context is also computed from its begin, in as many
-steps as the engine takes for it.
+one, taking turns, which gives its stages (engine/stages.py). Medians. A prompt of each context is also computed from its begin, in
+as many steps as the engine takes for it.
 
-Results go to benchmarks/results/<date>-<name>.json with the machine's description; --report writes docs/performance.md from it.
+Results go to benchmarks/results/<date>-<name>.json. For two commits, or two settings, measure by turns and use benchmarks.compare.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from collections.abc import Callable
 
 import numpy as np
 import psutil
-from engine import LoadedEngine, load_engine
-from machine import BusyMeter
-from outside import Outside
 from pydantic_settings import CliApp
-from sitting import describe, hold
-from stages import STAGES, TimedSteps
 from triptych_common.model.store import TEXT_MODEL
-from triptych_engine.core import EngineCore
-from triptych_engine.scheduling.request import Request, SamplingParams
-from triptych_engine.settings import EngineSettings
+
+from benchmarks.engine.local import EngineCore, EngineSettings, LoadedEngine, Request, SamplingParams, load_engine
+from benchmarks.engine.outside import Outside
+from benchmarks.engine.stages import STAGES, TimedSteps
+from benchmarks.harness.machine import BusyMeter
+from benchmarks.harness.sitting import check_positive, describe, hold, new_parser
+from benchmarks.harness.targets import describe_load
 
 #: Steps before those that count: the first of a batch size finds no buffers.
 _NUM_WARM_UP = 2
@@ -87,20 +86,17 @@ class Bench:
         for _ in range(_NUM_WARM_UP):
             before_each()
             self._steps.plain()
-        self._outside.take_times()
-        plain, by_stage = [], []
+        plain, clocked = [], []
         for _ in range(num_steps):
             before_each()
             plain.append(self._steps.plain())
             before_each()
-            by_stage.append(self._steps.by_stage())
-        messages_ms, num_messages = self._outside.take_times()
+            clocked.append(self._steps.by_stage())
         return {
             "num_steps": num_steps,
             "step_ms": statistics.median(plain),
-            "step_ms_with_clock": statistics.median(sum(stages.values()) for stages in by_stage),
-            "stages_ms": {stage: statistics.median(stages[stage] for stages in by_stage) for stage in STAGES},
-            "message_ms": messages_ms / max(1, num_messages),
+            "step_ms_with_clock": statistics.median(step_ms for step_ms, _ in clocked),
+            "stages_ms": {stage: statistics.median(stages[stage] for _, stages in clocked) for stage in STAGES},
         }
 
     def _tokens(self, index: int | None, count: int) -> list[int]:
@@ -131,13 +127,12 @@ def print_run(run: dict) -> None:
     """One line: what it was, the step, its stages."""
     what = f"{run['num_seqs']} x {run['context']} tokens" if run["phase"] == "decode" else f"a prompt of {run['num_tokens']} tokens"
     stages = ", ".join(f"{stage} {ms:.2f}" for stage, ms in run["stages_ms"].items())
-    print(f"{run['phase']}, {what}: {run['step_ms']:.1f} ms, with a clock {run['step_ms_with_clock']:.1f}: {stages};"
-          f" message beside it {run['message_ms']:.2f}", flush=True)  # fmt: skip
+    print(f"{run['phase']}, {what}: {run['step_ms']:.1f} ms, with a clock {run['step_ms_with_clock']:.1f}: {stages}", flush=True)
 
 
 def run(args: argparse.Namespace) -> dict:
     """Load the engine and measure; returns the results."""
-    flags = ["--model", args.model, "--kv-cache-memory", args.kv_cache_memory, *args.engine_args]
+    flags = ["--model", args.model, "--kv-cache-memory", args.kv_cache_memory, *args.serve_args]
     runs, prompts = [], []
     with Outside() as outside:
         bench = Bench(load_engine(CliApp.run(EngineSettings, cli_args=flags)), outside)
@@ -155,22 +150,12 @@ def run(args: argparse.Namespace) -> dict:
                 prompts.append({"repeat": repeat, **bench.whole_prompt(num_tokens)})
                 print("prompt of {prompt_tokens} tokens: {seconds:.2f} s in {num_steps} steps".format(**prompts[-1]), flush=True)
         described["others_percent"] = meter.percent()["others"]
-    load_keys = (
-        "model",
-        "sequences",
-        "contexts",
-        "context_sequences",
-        "prefill",
-        "steps",
-        "repeats",
-        "kv_cache_memory",
-        "engine_args",
-    )
-    return {**described, "load": {key: getattr(args, key) for key in load_keys}, "runs": runs, "prompts": prompts}
+    keys = ("sequences", "contexts", "context_sequences", "prefill", "steps", "repeats", "kv_cache_memory")
+    return {**described, "load": describe_load(args, *keys), "runs": runs, "prompts": prompts}
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--model", default=TEXT_MODEL)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32, 64], metavar="N", help="in a decoding step")
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 512, 1024, 2048, 4096], metavar="N", help="tokens")
@@ -180,17 +165,15 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=2, help="how often each whole prompt is computed")
     parser.add_argument("--kv-cache-memory", default="2G", help="of the engine; room for the longest contexts together")
     parser.add_argument("--name", default="steps", help="of the results file")
-    parser.add_argument("--report", action="store_true", help="write tables and charts of docs/performance.md from the results")
-    parser.add_argument("engine_args", nargs="*", help="after --: flags for `triptych engine`")
+    parser.add_argument("serve_args", nargs="*", help="after --: flags for `triptych engine`")
     args = parser.parse_args()
-    if min(*args.sequences, *args.contexts, *args.context_sequences, args.prefill, args.steps, args.repeats) < 1:
-        parser.error("all counts must be positive")
+    check_positive(parser, *args.sequences, *args.contexts, *args.context_sequences, args.prefill, args.steps, args.repeats)
     return args
 
 
 def main() -> None:
     args = parse_args()
-    hold(lambda: run(args), lambda results: 0, args.name, report=args.report)
+    hold(lambda: run(args), lambda results: 0, args.name)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Regenerate triptych_common/pb from protos/: `make protos`.
+"""Regenerate the Python of protos/: `make protos`.
 
 protoc writes imports that follow the proto path (`from triptych.v1 import x_pb2`), which would claim the name of the client
 package; they are rewritten to the place where the files live.
@@ -9,25 +9,41 @@ import sys
 import tempfile
 from pathlib import Path
 
+import grpc_tools
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "services" / "triptych_common" / "pb"
+#: Package of protos/ -> the Python package that its code is generated into.
+PACKAGES = {
+    "triptych.v1": "triptych_common.pb",
+    "triptych.encoder.storage.v1": "triptych_encoder.pb",
+}
 
 
 def main() -> None:
     protos = sorted((ROOT / "protos").rglob("*.proto"))
     with tempfile.TemporaryDirectory() as tmp:
-        args = [f"-I{ROOT / 'protos'}", f"--python_out={tmp}", f"--pyi_out={tmp}", f"--grpc_python_out={tmp}"]
+        well_known = Path(grpc_tools.__file__).parent / "_proto"
+        args = [f"-I{ROOT / 'protos'}", f"-I{well_known}", f"--python_out={tmp}", f"--pyi_out={tmp}", f"--grpc_python_out={tmp}"]
         if protoc.main(["protoc", *args, *map(str, protos)]):
             sys.exit("protoc failed")
-        OUT.mkdir(exist_ok=True)
-        for old in OUT.glob("*_pb2*"):
-            old.unlink()
-        for file in Path(tmp, "triptych", "v1").iterdir():
-            text = re.sub(r"from triptych\.v1 import", "from triptych_common.pb import", file.read_text())
-            (OUT / file.name).write_text(text)
-    (OUT / "__init__.py").write_text('"""Generated from protos/ by `make protos`; not edited by hand."""\n')
+        for package, target in PACKAGES.items():
+            write(Path(tmp, *package.split(".")), ROOT / "services" / Path(*target.split(".")))
+
+
+def write(made: Path, out: Path) -> None:
+    """Put a package's generated files into a folder of ours, in place of those that are there."""
+    out.mkdir(exist_ok=True)
+    for old in out.glob("*_pb2*"):
+        old.unlink()
+    for file in made.iterdir():
+        if file.is_dir() or (file.name.endswith("_pb2_grpc.py") and "Servicer" not in file.read_text()):
+            continue  # a proto without services has no stubs worth a file
+        text = file.read_text()
+        for package, target in PACKAGES.items():
+            text = re.sub(rf"from {re.escape(package)} import", f"from {target} import", text)
+        (out / file.name).write_text(text)
+    (out / "__init__.py").write_text('"""Generated from protos/ by `make protos`; not edited by hand."""\n')
 
 
 if __name__ == "__main__":

@@ -18,5 +18,8 @@ for library in /usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4 "$venv/lib/lib
 		echo "not found, so vLLM runs without it: $library" >&2
 	fi
 done
-LD_PRELOAD=$preload exec "$venv/bin/vllm" serve "$model" --dtype bfloat16 --max-model-len 2048 --host 127.0.0.1 --port "$port" \
-	--served-model-name "$(basename "$model")" "$@"
+command=(env "LD_PRELOAD=$preload" "$venv/bin/vllm" serve "$model" --dtype bfloat16 --max-model-len 2048 --host 127.0.0.1 --port "$port"
+	--served-model-name "$(basename "$model")" "$@")
+# What --peer-command of the benchmarks wants to know.
+echo "command: VLLM_CPU_KVCACHE_SPACE=$VLLM_CPU_KVCACHE_SPACE ${command[*]}" >&2
+exec "${command[@]}"

@@ -57,7 +57,7 @@ class Conversation:
             messages=[_message(role, content) for role, content in (*self._preamble(), *self._turns, ("user", text))],
             options=generation_pb2.GenerationOptions(sampling=sampling),
         )
-        call = self._call = self.stub.Chat(request)
+        call = self._call = self.stub.ChatStream(generation_pb2.ChatStreamRequest(chat=request))
         if self._is_stopped:  # before there was a call
             call.cancel()
         answer = ""

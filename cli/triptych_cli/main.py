@@ -64,6 +64,9 @@ def serve(
         int | None, typer.Option(min=0, max=65535, help="gRPC port, where the model takes more than text.  [default: 50052]")
     ] = None,
     engine_port: Annotated[int | None, typer.Option(min=0, max=65535, help="gRPC port.  [default: 50053]")] = None,
+    engines: Annotated[int, typer.Option(min=1, max=16, help="Engines to start; each has the whole model.")] = 1,
+    encoders: Annotated[int, typer.Option(min=1, max=16, help="Encoders to start, where the model takes more than text.")] = 1,
+    frontends: Annotated[int, typer.Option(min=1, max=16, help="Frontends to start.")] = 1,
     served_model_name: Annotated[str | None, typer.Option(help="Name that clients use.")] = None,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest sequence, in tokens.")] = None,
     quantization: Annotated[
@@ -87,6 +90,9 @@ def serve(
         frontend_port=frontend_port,
         encoder_port=encoder_port,
         engine_port=engine_port,
+        engines=engines,
+        encoders=encoders,
+        frontends=frontends,
         served_model_name=served_model_name,
         max_model_len=max_model_len,
         quantization=quantization,

@@ -42,8 +42,7 @@ def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
 
 def _announce(services: list[Service], elapsed_s: float) -> None:
     """Where it listens, and a line to paste."""
-    by_name = {service.name: service for service in services}
-    frontend, gateway = by_name["frontend"], by_name["gateway"]
+    frontend, gateway = (next(service for service in services if service.kind == kind) for kind in ("frontend", "gateway"))
     # Fields that the settings classes of frontend and gateway have and their base has not.
     model = getattr(frontend.settings, "served_model_name", None) or served_name(getattr(frontend.settings, "model", ""))
     print(file=sys.stdout)

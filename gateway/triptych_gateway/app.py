@@ -15,19 +15,22 @@ from triptych_common import __version__
 from triptych_common.rpc.errors import TriptychError
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 
-from triptych_gateway.access.middleware import ApiKeyMiddleware, ErrorMiddleware, RequestMiddleware
+from triptych_gateway.access.middleware import ErrorMiddleware, PrincipalMiddleware, RequestMiddleware
+from triptych_gateway.access.routes import Access, OpenPaths
 from triptych_gateway.errors import handle_error
 from triptych_gateway.routes import docs, generation, health, models, tokenize
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.state import Gateway
 
+#: A route that is in none of these does not exist.
+ROUTERS = (generation.router, models.router, tokenize.router, health.router, docs.router)
 _DESCRIPTION = """OpenAI-compatible REST in front of Triptych's gRPC services.
 
 A field that is not honoured is refused with a 400 that names it; nothing is silently dropped."""
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
-    """Build the application; its lifespan connects it to the frontend. `app.state.gateway` is what its routes share."""
+    """Build the application; its lifespan connects it to the frontends. `app.state.gateway` is what its routes share."""
     gateway = Gateway(settings)
 
     @asynccontextmanager
@@ -51,12 +54,10 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         strict_content_type=False,
     )
     app.state.gateway = gateway
-    # The middleware checks the key, before the body is read; this tells the OpenAPI document, so that /docs can send one.
-    guarded = [Security(HTTPBearer(auto_error=False))] if settings.api_key is not None else []
-    for routes in (generation, models, tokenize):
-        app.include_router(routes.router, dependencies=guarded)
-    for routes in (health, docs):
-        app.include_router(routes.router)
+    for router in ROUTERS:
+        # The middleware checks the key, before the body is read; this tells the OpenAPI document, so that /docs can send one.
+        is_guarded = settings.api_key is not None and router.access is Access.KEY
+        app.include_router(router, dependencies=[Security(HTTPBearer(auto_error=False))] if is_guarded else [])
     docs.mount_assets(app)
     return app
 
@@ -64,7 +65,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 def _middleware(gateway: Gateway) -> list[Middleware]:
     """Outermost first."""
     settings = gateway.settings
-    stack = [
+    return [
         Middleware(RequestMiddleware, metrics=gateway.metrics, access_log=settings.access_log),
         Middleware(
             CORSMiddleware,
@@ -74,7 +75,10 @@ def _middleware(gateway: Gateway) -> list[Middleware]:
             expose_headers=[REQUEST_ID_KEY, "retry-after"],
         ),
         Middleware(ErrorMiddleware),
+        Middleware(
+            PrincipalMiddleware,
+            api_key=settings.api_key.get_secret_value() if settings.api_key is not None else None,
+            # FastAPI adds the OpenAPI document by itself; /docs reads it.
+            open_paths=OpenPaths(ROUTERS, ["/openapi.json"]),
+        ),
     ]
-    if settings.api_key is not None:
-        stack.append(Middleware(ApiKeyMiddleware, api_key=settings.api_key.get_secret_value()))
-    return stack

@@ -27,7 +27,7 @@ from triptych_common.rpc.errors import (
 )
 
 from triptych_gateway.schemas.common import ErrorResponse
-from triptych_gateway.validation import describe
+from triptych_gateway.schemas.validation import describe
 
 log = logging.getLogger(__name__)
 #: "Client closed request", as nginx has it. Nobody is left to read it, except in an abort by somebody else.
@@ -103,7 +103,7 @@ def _of_triptych(error: TriptychError) -> ApiError:
 def _rest_name(field: str) -> str:
     """REST's name of a field of the contract, which groups the options that REST has flat."""
     name = field.removeprefix("options.").removeprefix("sampling.").removesuffix(".media")
-    renamed = {"template_kwargs_json": "chat_template_kwargs", "include_stop_in_output": "include_stop_str_in_output"}
+    renamed = {"template_kwargs": "chat_template_kwargs", "include_stop_in_output": "include_stop_str_in_output"}
     return renamed.get(name, name)
 
 

@@ -59,7 +59,8 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     )
     server = _Server(config)
     host, port = listener.getsockname()[:2]
-    log.info("listening on http://%s:%d, frontend at %s", f"[{host}]" if ":" in host else host, port, settings.frontend_address)
+    frontends = ", ".join(settings.frontend_addresses)
+    log.info("listening on http://%s:%d, frontends at %s", f"[{host}]" if ":" in host else host, port, frontends)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
-from triptych_common.settings import Port, ServiceSettings
+from triptych_common.settings import TARGETS_HELP, Port, ServiceSettings, Targets, parse_bytes
 
 
 class GatewaySettings(ServiceSettings):
@@ -16,11 +16,14 @@ class GatewaySettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="TRIPTYCH_GATEWAY_")
 
     port: Annotated[Port, Field(description="Port to listen on; 0 takes a free one.")] = 8000
-    frontend_address: Annotated[str, Field(min_length=1, description="host:port of the frontend.")] = "127.0.0.1:50051"
+    frontend_addresses: Annotated[Targets, Field(min_length=1, description=f"host:port of the frontends, {TARGETS_HELP}.")] = (
+        "127.0.0.1:50051",
+    )
     api_key: Annotated[
         Annotated[SecretStr, Field(min_length=1)] | None,
         Field(
-            description="When set, /v1/*, /tokenize and /detokenize need `Authorization: Bearer KEY`. Better set by environment."
+            description="When set, all routes but those for operators and /docs need `Authorization: Bearer KEY`. Better set by "
+            "environment."
         ),
     ] = None
     cors_allow_origins: Annotated[
@@ -34,12 +37,19 @@ class GatewaySettings(ServiceSettings):
         int, Field(ge=1024, le=MAX_MESSAGE_BYTES // 2, description="Largest request body; larger ones are refused with 413.")
     ] = MAX_MESSAGE_BYTES // 2
     max_live_body_bytes: Annotated[
-        int, Field(ge=1024, description="Bytes of bodies of live requests together; further requests are refused with 429.")
-    ] = 1 << 30
+        int,
+        BeforeValidator(parse_bytes),
+        Field(
+            ge=1024,
+            description="Memory for the bodies of live requests. A body takes four times its length while it is "
+            "read and decoded, then the length of its files until a frontend has answered. Further bodies wait.",
+        ),
+    ] = 512 << 20
+    body_wait_s: Annotated[
+        float,
+        Field(ge=0, le=600, description="Longest wait of a body for memory, in seconds; then its request is refused with 429."),
+    ] = 30.0
     access_log: Annotated[bool, Field(description="Log one line per request.")] = True
-    shutdown_grace_s: Annotated[
-        float, Field(ge=0, le=600, description="Time for requests in flight to end once the process is told to stop, in seconds.")
-    ] = 5.0
 
     @field_validator("cors_allow_origins", mode="before")
     @classmethod

@@ -8,9 +8,14 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import Request
+from triptych_common.cluster.pool import Pool
+from triptych_common.cluster.resolver import resolver_of
 
-from triptych_gateway.frontends.client import FrontendClient, FrontendWatch
-from triptych_gateway.lifecycle import until_disconnect
+from triptych_gateway.answers.lifecycle import until_disconnect
+from triptych_gateway.body_budget import BodyBudget
+from triptych_gateway.frontends.client import FrontendClient
+from triptych_gateway.frontends.connection import FrontendConnection
+from triptych_gateway.frontends.router import FrontendRouter
 from triptych_gateway.metrics import GenerationMeter, Metrics
 from triptych_gateway.settings import GatewaySettings
 
@@ -20,8 +25,9 @@ T = TypeVar("T")
 class Gateway:
     """Everything that lives as long as the server. `open` and `close` it on the server's event loop."""
 
+    pool: Pool[FrontendConnection]
+    router: FrontendRouter
     frontend: FrontendClient
-    watch: FrontendWatch
     #: Done when the time for requests in flight is over.
     stopping: asyncio.Future[None]
 
@@ -29,16 +35,16 @@ class Gateway:
         self.settings = settings
         self.metrics = Metrics()
         self.start_time = int(time.time())
-        #: Of request bodies that are being read or worked on.
-        self.live_body_bytes = 0
+        self.bodies = BodyBudget(settings.max_live_body_bytes, settings.body_wait_s)
 
     async def open(self) -> None:
-        """Connect to the frontend, as soon as it is there."""
+        """Connect to the frontends, as soon as they are there."""
         self.stopping = asyncio.get_running_loop().create_future()
-        self.frontend = FrontendClient(self.settings.frontend_address)
-        self.watch = FrontendWatch(self.frontend)
-        self.metrics.frontend_ready.set_function(lambda: self.watch.is_ready)
-        self.watch.start()
+        self.pool = Pool("frontend", resolver_of(self.settings.frontend_addresses), FrontendConnection)
+        self.router = FrontendRouter(self.pool)
+        self.frontend = FrontendClient(self.pool, self.router)
+        self.metrics.frontend_ready.set_function(lambda: bool(self.pool.ready))
+        self._running = asyncio.create_task(self.pool.run(), name="frontends")
 
     def stop_requests(self) -> None:
         """End the requests in flight, each with an error."""
@@ -46,10 +52,11 @@ class Gateway:
             self.stopping.set_result(None)
 
     async def close(self) -> None:
-        """Let go of the frontend."""
+        """Let go of the frontends."""
         self.stop_requests()
-        await self.watch.stop()
-        await self.frontend.close()
+        await self.router.close()
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
 
     async def until_disconnect(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
         """Run the work of a request for as long as its client waits."""

@@ -6,8 +6,8 @@ import os
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from triptych_common.rpc.errors import StartupError
 from triptych_common.telemetry.logs import LogFormat
@@ -36,6 +36,9 @@ class ServiceSettings(BaseSettings):
     port: Annotated[Port, Field(description="Port to listen on; 0 takes a free one.")] = 0
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Least severe level to log.")] = "INFO"
     log_format: Annotated[LogFormat, Field(description="text for people, json for collectors.")] = "text"
+    shutdown_grace_s: Annotated[
+        float, Field(ge=0, le=3600, description="Time for requests in flight to end once the process is told to stop, in seconds.")
+    ] = 30.0
 
     @model_validator(mode="before")
     @classmethod
@@ -52,6 +55,14 @@ class ServiceSettings(BaseSettings):
 class GrpcServiceSettings(ServiceSettings):
     """Settings of a service that speaks gRPC and has a control port."""
 
+    advertised_address: Annotated[
+        str | None,
+        Field(
+            pattern=r"^\S+:\d+$",
+            description="host:port by which other services reach this one; by default the host and port that it listens on, or the "
+            "machine's name where it listens on all addresses.",
+        ),
+    ] = None
     control_host: Annotated[str, Field(description="Address of the control port.")] = "127.0.0.1"
     control_port: Annotated[Port | None, Field(description="Control port; by default the port plus 100.")] = None
     metrics_port: Annotated[Port | None, Field(description="Port of GET /metrics for Prometheus; off by default.")] = None
@@ -68,6 +79,29 @@ class GrpcServiceSettings(ServiceSettings):
         if self.control_port is not None:
             return self.control_port
         return self.port + CONTROL_PORT_OFFSET if self.port else 0
+
+
+#: host:port of services, as `cluster.resolver.resolver_of` reads them.
+_TARGET = re.compile(r"(?:dns:|static:)?\S+:\d+")
+
+
+def _split_targets(value: Any) -> Any:
+    # The command line gives a list of what it was given, the environment a string.
+    parts = [value] if isinstance(value, str) else value
+    return tuple(target.strip() for part in parts for target in part.split(",") if target.strip())
+
+
+def _check_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
+    for target in targets:
+        if not _TARGET.fullmatch(target):
+            raise ValueError(f"must be host:port, dns:host:port or static:host:port; given: {target!r}")
+    return targets
+
+
+#: Addresses of services of one kind, separated by commas.
+Targets = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_targets), AfterValidator(_check_targets)]
+#: What every setting of this type says of itself in the help.
+TARGETS_HELP = "separated by commas; a host name stands for all its addresses"
 
 
 def startup_error(error: ValueError) -> StartupError:

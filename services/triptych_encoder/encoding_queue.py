@@ -168,4 +168,4 @@ class EncodingQueue:
             # The options are at fault: they gave a size that the weights do not take, or a standard deviation of 0.
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             message = f"with these options the model cannot encode it: {reason}"
-            raise InvalidRequestError(message, field="processor_options_json") from error
+            raise InvalidRequestError(message, field="processor_options") from error

@@ -18,7 +18,7 @@ import torch
 from prometheus_client import Metric
 from triptych_common.host.cores import encoder_share, num_idle_cores, num_usable_cores
 from triptych_common.model import store as model_store
-from triptych_common.pb import common_pb2, control_pb2, encoder_pb2, encoder_pb2_grpc
+from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.control import State
 from triptych_common.rpc.errors import ServiceUnavailableError, UnsupportedModelError
 from triptych_common.rpc.server import ServiceServer
@@ -63,8 +63,10 @@ class EncoderService:
             ("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device
         )
         self._evictions = EvictionFeed()
-        self._servicer = EncoderServicer(self._evictions, settings.max_items_per_request)
         self._server = ServiceServer("encoder", settings, [_DESCRIPTOR], self._register, self, self._metrics)
+        self._servicer = EncoderServicer(
+            self._evictions, settings.max_items_per_request, lambda: self._server.identity.describe(self._state)
+        )
         is_cpu = self._device.type == "cpu"
         self._device_loop = DeviceLoop(
             settings.max_batch_embeddings or (256 if is_cpu else 16_384),
@@ -76,7 +78,7 @@ class EncoderService:
     # -- Controllable -----------------------------------------------------------------------------------------------------------
 
     @property
-    def state(self) -> control_pb2.ServerState:
+    def state(self) -> common_pb2.ServerState:
         return self._state
 
     @property
@@ -161,9 +163,9 @@ class EncoderService:
                 await stop.wait()
         finally:
             self._servicer.refuse("the encoder is stopping")
+            await self._server.stop()
             if self._pipeline is not None:
                 await self._pipeline.close()
-            await self._server.stop()
             self._pool.shutdown(wait=False, cancel_futures=True)
             await asyncio.to_thread(self._device_loop.stop)
 

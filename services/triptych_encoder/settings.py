@@ -20,18 +20,20 @@ class EncoderSettings(MediaLimitSettings):
     port: Annotated[Port, Field(description="Port to listen on; 0 takes a free one.")] = 50052
     model: Annotated[str, Field(description="Directory, built-in name or hub id.")] = DEFAULT_MODEL
     served_model_name: Annotated[str | None, Field(description="Name that clients use; by default the model's.")] = None
-    max_model_len: Annotated[int | None, Field(ge=2, description="The engine's longest sequence, for its description.")] = None
+    max_model_len: Annotated[
+        int | None, Field(ge=2, description="Longest sequence of the engine, in tokens; reported in ModelInfo.")
+    ] = None
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
-        Field(description="Of the embeddings; auto takes the checkpoint's."),
+        Field(description="Dtype of the embeddings; auto takes the checkpoint's."),
     ] = "auto"
     device: Annotated[str, Field(description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")] = "auto"
     num_threads: Annotated[
         int | None,
         Field(
             ge=1,
-            description="Compute threads. By default 1 on up to 4 cores, else half of the cores. A batch uses all idle cores, if "
-            "those are more.",
+            description="Compute threads; by default 1 on up to 4 cores, else half of the cores. A batch that finds more cores "
+            "idle takes those too.",
         ),
     ] = None
     niceness: Annotated[
@@ -39,21 +41,24 @@ class EncoderSettings(MediaLimitSettings):
         Field(
             ge=0,
             le=19,
-            description="Niceness of decoding and encoding. An engine on the same cores goes first. By default 10 on a CPU.",
+            description="Niceness of decoding and encoding; an engine on the same cores then goes first. By default 10 on a CPU.",
         ),
     ] = None
     num_preprocess_threads: Annotated[int, Field(ge=1, le=64, description="Threads that decode and preprocess.")] = 2
     max_batch_embeddings: Annotated[
         int | None,
-        Field(ge=1, description="Embeddings of a batch; by default 256 on a CPU, where batches gain nothing, 16384 on a GPU."),
+        Field(ge=1, description="Most embeddings per batch; by default 256 on a CPU, where batches gain nothing, 16384 on a GPU."),
     ] = None
-    max_queue: Annotated[int, Field(ge=1, description="Most items that are being encoded or wait for it; more are refused.")] = 256
-    max_queue_bytes: Annotated[Bytes, Field(description="Most bytes of their files together; more are refused.")] = 512 << 20
-    max_prepared: Annotated[int, Field(ge=1, description="Most items in memory as pixels or samples.")] = 16
-    max_items_per_request: Annotated[int, Field(ge=1, description="Items of one Encode.")] = 256
-    max_decode_s: Annotated[float, Field(gt=0, description="Longest decoding of a sound or a video, in seconds.")] = 60.0
-    cache_memory: Annotated[Bytes, Field(description="Embeddings kept, in bytes, e.g. 512M or 2G.")] = 1 << 30
+    max_queue: Annotated[int, Field(ge=1, description="Items in flight at once; further ones are refused.")] = 256
+    max_queue_bytes: Annotated[Bytes, Field(description="Bytes of the files of items in flight; further items are refused.")] = (
+        512 << 20
+    )
+    max_prepared: Annotated[int, Field(ge=1, description="Items in memory as pixels or samples at once.")] = 16
+    max_items_per_request: Annotated[int, Field(ge=1, description="Most items per Encode call.")] = 256
+    max_decode_s: Annotated[float, Field(gt=0, description="Longest decoding of an audio or video file, in seconds.")] = 60.0
+    cache_memory: Annotated[Bytes, Field(description="Memory for cached embeddings, e.g. 512M or 2G.")] = 1 << 30
     store_url: Annotated[
-        str | None, Field(description="Valkey or Redis that encoders share, e.g. redis://host:6379/0; none by default.")
+        str | None,
+        Field(description="Address of a Valkey or Redis that encoders share, e.g. redis://host:6379/0; none by default."),
     ] = None
     store_ttl_s: Annotated[float, Field(ge=1, description="How long the shared store keeps an item, in seconds.")] = 86_400.0

@@ -10,9 +10,12 @@ from pathlib import Path
 import grpc
 import psutil
 import torch
+from triptych_common.cluster.encoder import EncoderConnection
+from triptych_common.cluster.pool import Pool
+from triptych_common.cluster.resolver import resolver_of
 from triptych_common.host.cores import num_usable_cores
 from triptych_common.model import store as model_store
-from triptych_common.pb import common_pb2, control_pb2, engine_pb2, engine_pb2_grpc
+from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.control import State
 from triptych_common.rpc.errors import ServiceUnavailableError, StartupError
 from triptych_common.rpc.server import ServiceServer
@@ -47,13 +50,14 @@ class EngineService:
         self._device_thread = new_device_thread()
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(self._loop, self._on_load)
-        self._servicer = EngineServicer(self._outbox)
         self._server = ServiceServer("engine", settings, [_DESCRIPTOR], self._register, self)
+        self._servicer = EngineServicer(self._outbox, lambda: self._server.identity.describe(self._state))
+        self._encoders: asyncio.Task[None] | None = None
 
     # -- Controllable -----------------------------------------------------------------------------------------------------------
 
     @property
-    def state(self) -> control_pb2.ServerState:
+    def state(self) -> common_pb2.ServerState:
         return self._state
 
     @property
@@ -130,6 +134,9 @@ class EngineService:
                 await asyncio.to_thread(self._core.stop)
             if self._fetcher is not None:
                 await self._fetcher.close()
+            if self._encoders is not None:
+                self._encoders.cancel()
+                await asyncio.gather(self._encoders, return_exceptions=True)
             self._device_thread.shutdown(wait=False)
         if self._died.is_set():
             raise StartupError("the engine loop died; see the log above")
@@ -139,8 +146,10 @@ class EngineService:
         settings, traits = self._settings, runner.media_traits
         model.quantization = settings.quantization
         if isinstance(traits, MediaTraits):
+            encoders = Pool("encoder", resolver_of(settings.encoder_addresses), lambda address: EncoderConnection(address, model))
+            self._encoders = asyncio.create_task(encoders.run(), name="encoders")
             self._fetcher = EmbeddingFetcher(
-                traits, settings.embedding_timeout_s, lambda number, result: self._loaded().deliver(number, result)
+                encoders, traits, settings.embedding_timeout_s, lambda number, result: self._loaded().deliver(number, result)
             )
         scheduler = make_scheduler(settings, model, runner, costs)
         on_gpu = runner.config.device.type != "cpu"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
-from triptych_common.settings import DEFAULT_MODEL, GrpcServiceSettings, Port, parse_bytes
+from triptych_common.settings import DEFAULT_MODEL, TARGETS_HELP, GrpcServiceSettings, Port, Targets, parse_bytes
 
 
 class EngineSettings(GrpcServiceSettings):
@@ -41,39 +41,43 @@ class EngineSettings(GrpcServiceSettings):
         float,
         Field(
             gt=0,
-            description="Longest step while others decode, in milliseconds; prompts are cut to fit into it. The first twelve steps "
-            "since nobody decoded may take five times as long.",
+            description="Longest step while other requests decode, in milliseconds; prompts are cut to fit. The first twelve steps "
+            "after a time without decoding may take five times as long.",
         ),
     ] = 70.0
     max_waiting: Annotated[int, Field(ge=0, description="Requests that may wait; further ones are refused.")] = 2048
     cuda_graphs: Annotated[bool, Field(description="Record decode steps once and replay them; on a GPU.")] = True
     async_scheduling: Annotated[
         bool | None,
-        Field(description="Schedule a step while the one before it runs, so that the device need not wait; by default on a GPU."),
+        Field(description="Schedule a step while the one before it runs, so that the device does not wait; by default on a GPU."),
     ] = None
     block_size: Annotated[
         int | None,
         Field(ge=1, le=256, description="Tokens per KV block; by default 16 on a CPU, and 256 on a GPU, whose kernel needs it."),
     ] = None
     kv_cache_memory: Annotated[
-        int, BeforeValidator(parse_bytes), Field(gt=0, description="KV cache in bytes, e.g. 512M or 2G.")
+        int, BeforeValidator(parse_bytes), Field(gt=0, description="Memory of the KV cache, e.g. 512M or 2G.")
     ] = 1 << 30
     kv_cache_dtype: Annotated[
         Literal["auto", "bfloat16", "float32"],
         Field(
-            description="Of keys and values. auto: the model's; bfloat16 for such checkpoints where a CPU computes them in float32."
+            description="Dtype of keys and values. auto takes the model's, and bfloat16 for a bfloat16 checkpoint that a CPU "
+            "computes in float32."
         ),
     ] = "auto"
     prefault_kv_cache: Annotated[
         bool,
         Field(
-            description="Take the memory of the KV cache from the system in the background after the start, on a CPU. Without it, "
-            "memory is taken when requests first come to it, and their prompts take longer."
+            description="Touch the memory of the KV cache in the background after the start, on a CPU. Without it, the first "
+            "prompts that use a part of the cache take longer."
         ),
     ] = True
     embedding_cache_memory: Annotated[
-        int, BeforeValidator(parse_bytes), Field(gt=0, description="Embeddings of media held or on their way at once, in bytes.")
+        int, BeforeValidator(parse_bytes), Field(gt=0, description="Memory for embeddings of media that are held or being fetched.")
     ] = 256 << 20
+    encoder_addresses: Annotated[
+        Targets, Field(description=f"host:port of the encoders, {TARGETS_HELP}. Needed by multimodal models.")
+    ] = ()
     embedding_timeout_s: Annotated[
         float, Field(gt=0, le=3600, description="Longest wait for a media item's embeddings, its encoding included, in seconds.")
     ] = 60.0
@@ -85,7 +89,7 @@ class EngineSettings(GrpcServiceSettings):
         int | None,
         Field(
             ge=1,
-            description="Compute threads while media are encoded; by default the same. For an encoder on the same cores: "
-            "those that it leaves.",
+            description="Compute threads while media are encoded; by default num_threads. Set it to the cores that an encoder on "
+            "the same machine leaves.",
         ),
     ] = None

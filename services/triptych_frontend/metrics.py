@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from prometheus_client import Metric
+from triptych_common.cluster.pool import Pool
 from triptych_common.telemetry.metrics import counter, gauge, labelled_counter
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.pool import EncoderPool
-from triptych_frontend.engines.client import EngineClient
+from triptych_frontend.engines.connection import EngineConnection
 from triptych_frontend.media.aliases import UuidAliases
 from triptych_frontend.media.budget import MediaBudget
 
@@ -18,14 +19,18 @@ _RUNGS = ("same_encoder", "other_encoder", "again", "resubmitted", "failed")
 
 
 def families(
-    engine: EngineClient, pool: EncoderPool, encoders: EncoderClient, aliases: UuidAliases, budget: MediaBudget
+    engines: Pool[EngineConnection],
+    pool: EncoderPool,
+    encoders: EncoderClient,
+    aliases: UuidAliases,
+    budget: MediaBudget,
 ) -> list[Metric]:
     """The state of the frontend's neighbours, and what became of media. For the event loop, which owns them."""
     counts = encoders.counts
     tiers, rungs = ({name: counts[name] for name in names} for names in (_TIERS, _RUNGS))
     return [
-        gauge(f"{_PREFIX}_engine_connected", "1 while there is a session with the engine.", engine.is_connected),
-        gauge(f"{_PREFIX}_encoders_connected", "Encoders that can be used.", len(pool.connected)),
+        gauge(f"{_PREFIX}_engines_connected", "Engines that take requests.", len(engines.ready)),
+        gauge(f"{_PREFIX}_encoders_connected", "Encoders that can be used.", len(pool.ready)),
         labelled_counter(f"{_PREFIX}_media_items", "Media items, by where their encoder found them.", "tier", tiers),
         gauge(f"{_PREFIX}_media_live_bytes", "Bytes of media files that live calls hold.", budget.used_bytes),
         counter(f"{_PREFIX}_media_uploads", "Media items whose bytes were sent to an encoder.", counts["bytes_sent"]),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.errors import ModelNotFoundError
 
 
 class ServedModel:
-    """The model's description; its context is the shorter of the frontend's and the engine's.
+    """The model's description; its context is the shortest of the frontend's and its engines'.
 
     Args:
         info: what the frontend read from the model's files and its own settings.
@@ -23,10 +25,10 @@ class ServedModel:
         """Whether this frontend allows less than its engine does, so that it must bound each output itself."""
         return self._own_max_model_len < self._engine_max_model_len
 
-    def follow(self, engine_model: common_pb2.ModelInfo | None) -> None:
-        """Take over the context of a newly connected engine; without an engine the frontend's own holds."""
-        engine_max = engine_model.max_model_len if engine_model is not None else 0
-        self._engine_max_model_len = engine_max or self._own_max_model_len
+    def follow(self, engine_models: Sequence[common_pb2.ModelInfo]) -> None:
+        """Take over the context of the engines, the shortest of them; without an engine the frontend's own holds."""
+        contexts = [model.max_model_len for model in engine_models if model.max_model_len]
+        self._engine_max_model_len = min(contexts, default=self._own_max_model_len)
         self.info.max_model_len = min(self._own_max_model_len, self._engine_max_model_len)
 
     def check_name(self, name: str) -> None:

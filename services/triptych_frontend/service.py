@@ -10,11 +10,12 @@ from pathlib import Path
 
 import grpc
 from prometheus_client import Metric
+from triptych_common.cluster.pool import Pool
+from triptych_common.cluster.resolver import resolver_of
 from triptych_common.host.garbage import objects_that_stay
 from triptych_common.model.store import model_info, resolve_model, served_name
 from triptych_common.pb import (
     common_pb2,
-    control_pb2,
     detokenize_pb2,
     detokenize_pb2_grpc,
     generation_pb2,
@@ -28,7 +29,8 @@ from triptych_common.rpc.server import ServiceServer, run_service
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.pool import EncoderPool
-from triptych_frontend.engines.client import EngineClient
+from triptych_frontend.engines.connection import EngineConnection
+from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.generator import Generator
 from triptych_frontend.media.fetch import MediaFetcher
@@ -54,7 +56,7 @@ SERVICES = (
 
 
 class Frontend:
-    """One frontend: its model's tokenizer and template, its session with an engine, its servers.
+    """One frontend: its model's tokenizer and template, its engines and encoders, its servers.
 
     Args:
         settings: the settings in force; port 0 takes free ports.
@@ -84,12 +86,24 @@ class Frontend:
         self._media = MediaPreparer(expander, self._fetcher, settings, self._encoders, why_text_only)
         vocab_size = self._model.info.vocab_size
         self._preprocessor = Preprocessor(self._tokenizer, template, settings, vocab_size, self._media)
-        self._client = EngineClient(settings.engine_address, self._model.info, self._engine_changed)
-        self._generator = Generator(
-            self._admission, self._model, self._preprocessor, self._client, self._encoder_client, OutputChains(self._tokenizer)
+        self._engines = Pool(
+            "engine",
+            resolver_of(settings.engine_addresses),
+            lambda address: EngineConnection(address, self._model.info),
+            self._engines_changed,
         )
-        self._generation = GenerationServicer(self._model, self._generator)
+        self._generator = Generator(
+            self._admission,
+            self._model,
+            self._preprocessor,
+            EngineRouter(self._engines),
+            self._encoder_client,
+            OutputChains(self._tokenizer),
+        )
         self.server = ServiceServer("frontend", settings, SERVICES, self.register, self, self._metrics)
+        self._generation = GenerationServicer(
+            self._model, self._generator, self._media.uploads, lambda: self.server.identity.describe(self.state)
+        )
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the servicers to a server."""
@@ -102,41 +116,41 @@ class Frontend:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
-        """Serve inside the block; yields the task that keeps the session with the engine, which never ends by itself."""
+        """Serve inside the block; yields the task that keeps the connections, which never ends by itself."""
         await self.server.start()
-        session = asyncio.create_task(self._client.run(), name="engine session")
+        engines = asyncio.create_task(self._engines.run(), name="engines")
         encoders = asyncio.create_task(self._encoders.run(), name="encoders")
         try:
-            yield session
+            yield engines
         finally:
             self._admission.close()
             self._generation.refuse("the frontend is stopping")
             await self.server.stop()
             await self._encoder_client.close()
-            for task in (session, encoders):
+            for task in (engines, encoders):
                 task.cancel()
-            await asyncio.gather(session, encoders, return_exceptions=True)
+            await asyncio.gather(engines, encoders, return_exceptions=True)
             await self._fetcher.close()
             self._media.close()
             self._preprocessor.close()
 
-    async def _engine_changed(self) -> None:
-        self._model.follow(self._client.engine_model)
+    async def _engines_changed(self) -> None:
+        self._model.follow([engine.model for engine in self._engines.ready])
         await self._report_readiness()
 
     async def _report_readiness(self) -> None:
         await self.server.health.set_ready(self.state == State.SERVER_STATE_SERVING)
 
     def _metrics(self) -> list[Metric]:
-        return families(self._client, self._encoders, self._encoder_client, self._media.aliases, self._media.budget)
+        return families(self._engines, self._encoders, self._encoder_client, self._media.aliases, self._media.budget)
 
     # What the control port answers, see triptych_common.rpc.control.Controllable.
 
     @property
-    def state(self) -> control_pb2.ServerState:
+    def state(self) -> common_pb2.ServerState:
         if self._admission.is_draining:
             return State.SERVER_STATE_DRAINING
-        return State.SERVER_STATE_SERVING if self._client.is_connected else State.SERVER_STATE_UNAVAILABLE
+        return State.SERVER_STATE_SERVING if self._engines.ready else State.SERVER_STATE_UNAVAILABLE
 
     @property
     def num_live_requests(self) -> int:
@@ -192,11 +206,11 @@ def run(settings: FrontendSettings) -> None:
     async def main(stop: asyncio.Event) -> None:
         with objects_that_stay():
             frontend = Frontend(settings)
-        async with frontend.running() as session:
+        async with frontend.running() as connections:
             stopped = asyncio.create_task(stop.wait())
-            await asyncio.wait([stopped, session], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([stopped, connections], return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
-            if session.done():
-                session.result()  # raises what ended it
+            if connections.done():
+                connections.result()  # raises what ended it
 
     run_service("frontend", settings, main)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, field_validator
-from pydantic_settings import NoDecode, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 from triptych_common.media.limits import MediaLimitSettings
-from triptych_common.settings import DEFAULT_MODEL, Port, parse_bytes
+from triptych_common.settings import DEFAULT_MODEL, TARGETS_HELP, Port, Targets, parse_bytes
 
 
 class FrontendSettings(MediaLimitSettings):
@@ -21,7 +20,9 @@ class FrontendSettings(MediaLimitSettings):
     port: Annotated[Port, Field(description="Port to listen on; 0 takes a free one.")] = 50051
     model: Annotated[str, Field(description="Directory, built-in name or hub id (org/name).")] = DEFAULT_MODEL
     served_model_name: Annotated[str | None, Field(description="Name that clients use; by default follows from the model.")] = None
-    engine_address: Annotated[str, Field(pattern=r"^\S+:\d+$", description="host:port of the engine.")] = "127.0.0.1:50053"
+    engine_addresses: Annotated[Targets, Field(min_length=1, description=f"host:port of the engines, {TARGETS_HELP}.")] = (
+        "127.0.0.1:50053",
+    )
     max_model_len: Annotated[
         int | None, Field(ge=1, description="Longest sequence in tokens; by default the engine's. Never more than the engine's.")
     ] = None
@@ -29,52 +30,35 @@ class FrontendSettings(MediaLimitSettings):
     num_tokenizer_threads: Annotated[int, Field(ge=1, le=64, description="Threads that render templates and tokenize.")] = min(
         4, os.cpu_count() or 1
     )
-    max_live_requests: Annotated[
-        int, Field(ge=1, description="Calls at the same time, ListModels apart; further ones are refused.")
-    ] = 2048
+    max_live_requests: Annotated[int, Field(ge=1, description="Calls at once, except ListModels; further ones are refused.")] = 2048
     max_prompt_chars: Annotated[
         int, Field(ge=1, description="Longest text of one request, in characters, before it is tokenized.")
     ] = 4_000_000
-    template_timeout_s: Annotated[float, Field(gt=0, le=600, description="Longest rendering of a chat template.")] = 10.0
+    template_timeout_s: Annotated[float, Field(gt=0, le=600, description="Longest rendering of a chat template, in seconds.")] = (
+        10.0
+    )
 
     encoder_addresses: Annotated[
-        tuple[str, ...],
-        NoDecode,
-        Field(description="host:port of the encoders, separated by commas. Needed by multimodal models; text never uses them."),
+        Targets, Field(description=f"host:port of the encoders, {TARGETS_HELP}. Needed by multimodal models; text never uses them.")
     ] = ()
     encode_timeout_s: Annotated[float, Field(gt=0, le=600, description="Longest wait for one encoder to encode an item.")] = 60.0
     num_media_threads: Annotated[int, Field(ge=1, le=64, description="Threads that inspect media.")] = min(2, os.cpu_count() or 1)
-    max_media_items: Annotated[int, Field(ge=0, description="Most pictures, sounds and videos of one request together.")] = 16
+    max_media_items: Annotated[int, Field(ge=0, description="Most images, audio and video files of one request together.")] = 16
     max_live_media_bytes: Annotated[
         int,
         BeforeValidator(parse_bytes),
-        Field(ge=1, description="Bytes of media files that live calls hold together, until their first tokens; more is refused."),
+        Field(ge=1, description="Bytes of media files that live calls hold together until their first tokens; more is refused."),
     ] = 512 << 20
     max_media_aliases: Annotated[int, Field(ge=1, description="Names (uuid) of media that are remembered.")] = 65_536
     media_timeout_s: Annotated[float, Field(gt=0, le=600, description="Longest fetch of a media address, in seconds.")] = 10.0
     max_media_redirects: Annotated[int, Field(ge=0, le=20, description="Redirects that a fetch follows.")] = 3
     allow_private_media_addresses: Annotated[
         bool,
-        Field(description="Fetch media from private and loopback addresses too: clients could then reach this network."),
+        Field(description="Also fetch media from private and loopback addresses. Clients can then reach this network."),
     ] = False
     allowed_media_root: Annotated[
-        Path | None, Field(description="Directory below which file: addresses may read; by default none may.")
+        Path | None, Field(description="Directory below which file: addresses may be read; by default none may.")
     ] = None
-
-    @field_validator("encoder_addresses", mode="before")
-    @classmethod
-    def _split_commas(cls, value: Any) -> Any:
-        # The command line gives a list of what it was given, the environment a string.
-        parts = [value] if isinstance(value, str) else value
-        return tuple(address.strip() for part in parts for address in part.split(",") if address.strip())
-
-    @field_validator("encoder_addresses")
-    @classmethod
-    def _addresses_have_ports(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        for address in addresses:
-            if not re.fullmatch(r"\S+:\d+", address):
-                raise ValueError(f"must be host:port; given: {address!r}")
-        return addresses
 
     @field_validator("allowed_media_root")
     @classmethod

@@ -1,4 +1,4 @@
-"""The README's programs do what they show."""
+"""The programs of README.md and docs/quickstart.md do what they show."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 from support.fakes.echo_frontend import echo_frontend
 
-_README = Path(__file__).resolve().parents[2] / "README.md"
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def python_blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", _README.read_text(encoding="utf-8"), re.DOTALL)
+    pages = [_ROOT / "README.md", _ROOT / "docs" / "quickstart.md"]
+    return [block for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)]
 
 
 async def test_the_grpc_program_talks_to_a_frontend() -> None:
@@ -29,4 +30,4 @@ async def test_the_grpc_program_talks_to_a_frontend() -> None:
 
 def test_all_programs_are_python() -> None:
     for number, program in enumerate(python_blocks()):
-        compile(program, f"README.md, program {number}", "exec")
+        compile(program, f"program {number} of the pages", "exec")

@@ -27,6 +27,8 @@ QUESTION = {
 }
 #: Longest wait for anything that a healthy stack does at once, in seconds.
 SOON_S = 10.0
+#: Longest time that a stack has to stop: more than the supervisor gives its services.
+_STOP_S = 60.0
 
 
 class Serving:
@@ -157,7 +159,11 @@ def serving(*args: str) -> Iterator[Serving]:
         try:
             yield Serving(process)
         finally:
-            process.kill()
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            finally:
+                process.kill()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from triptych_common.settings import GrpcServiceSettings, ServiceSettings
 from triptych_cli.stack.ports import PortClaim, connect_host, free_port
 from triptych_cli.stack.probes import grpc_ready, http_ready
 from triptych_cli.stack.service_flags import SERVICES, ServiceArgs, has_flag, parse_settings
-from triptych_cli.stack.supervisor import ServiceSpec
+from triptych_cli.stack.supervisor import STOP_GRACE_S, ServiceSpec
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,9 @@ class ServeOptions:
     frontend_port: int | None = None
     encoder_port: int | None = None
     engine_port: int | None = None
+    engines: int = 1
+    encoders: int = 1
+    frontends: int = 1
     served_model_name: str | None = None
     max_model_len: int | None = None
     quantization: str | None = None
@@ -46,11 +49,18 @@ class ServeOptions:
         }
         return {**common, **own[service]}
 
+    def num_replicas(self, service: str) -> int:
+        """How many of a service to start."""
+        return {"engine": self.engines, "encoder": self.encoders, "frontend": self.frontends}.get(service, 1)
+
 
 @dataclass(frozen=True)
 class Service:
     """One service that is going to run here."""
 
+    #: engine, encoder, frontend or gateway.
+    kind: str
+    #: The kind, with a number where there are several.
     name: str
     args: tuple[str, ...]
     settings: ServiceSettings
@@ -61,12 +71,14 @@ class Service:
         return f"{connect_host(self.settings.host)}:{self.settings.port}"
 
 
-#: Service -> the flag by which it is told of one that was started before it.
-_TELLS = {
-    "engine": ("frontend", "--engine-address"),
-    "encoder": ("frontend", "--encoder-addresses"),
-    "frontend": ("gateway", "--frontend-address"),
+#: Service -> flag by which it is told of services -> which ones.
+_TOLD = {
+    "engine": {"--encoder-addresses": "encoder"},
+    "frontend": {"--engine-addresses": "engine", "--encoder-addresses": "encoder"},
+    "gateway": {"--frontend-addresses": "frontend"},
 }
+#: The ports of the second service of a kind are those of the first plus this, and so on.
+_REPLICA_PORT_STEP = 10
 
 
 def plan(options: ServeOptions, given: ServiceArgs, with_encoder: bool) -> list[Service]:
@@ -80,29 +92,40 @@ def plan(options: ServeOptions, given: ServiceArgs, with_encoder: bool) -> list[
         CommandError: a service would refuse its settings.
     """
     services: list[Service] = []
-    for name in SERVICES:
-        flags = options.flags(name)
-        if name == "engine" and with_encoder:
-            flags["--num-threads-while-encoding"] = _cores_beside_encoder(given)
-        if name == "encoder" and not with_encoder:
+    for kind in SERVICES:
+        flags = options.flags(kind)
+        if kind == "engine":
+            flags["--num-threads"] = _cores_of_each(options.engines, given)
+            if with_encoder:
+                flags["--num-threads-while-encoding"] = _cores_beside_encoder(options.engines, given)
+        if kind == "encoder" and not with_encoder:
             # Checked all the same: whether a setting is wrong does not depend on the model.
-            parse_settings(name, [*given.get(name, []), "--model", options.model])
+            parse_settings(kind, [*given.get(kind, []), "--model", options.model])
             continue
-        for service in services:
-            told, flag = _TELLS[service.name]
-            if told == name:
-                flags[flag] = service.address
-        services.append(_settle(name, flags, given.get(name, [])))
+        for flag, told in _TOLD.get(kind, {}).items():
+            flags[flag] = ",".join(service.address for service in services if service.kind == told) or None
+        for number in range(options.num_replicas(kind)):
+            name = f"{kind}-{number + 1}" if options.num_replicas(kind) > 1 else kind
+            services.append(_settle(kind, name, number, flags, given.get(kind, [])))
     return services
 
 
-def _cores_beside_encoder(given: ServiceArgs) -> int | None:
-    """What the encoder's threads leave of the cores for an engine beside it; None where that was settled otherwise."""
+def _cores_of_each(num_engines: int, given: ServiceArgs) -> int | None:
+    """The compute threads of each of several engines, which share the cores; None where that was settled otherwise."""
+    settings = parse_settings("engine", given.get("engine", []))
+    if num_engines == 1 or getattr(settings, "num_threads", None) is not None or getattr(settings, "device", "").startswith("cuda"):
+        return None
+    return max(1, num_usable_cores() // num_engines)
+
+
+def _cores_beside_encoder(num_engines: int, given: ServiceArgs) -> int | None:
+    """What the encoder's threads leave of the cores for each engine beside it; None where that was settled otherwise."""
     engine, encoder = (parse_settings(name, given.get(name, [])) for name in ("engine", "encoder"))
     if getattr(engine, "num_threads_while_encoding", None) is not None or getattr(encoder, "device", "").startswith("cuda"):
         return None
     num_cores = num_usable_cores()
-    return max(1, num_cores - (getattr(encoder, "num_threads", None) or encoder_share(num_cores)))
+    left = num_cores - (getattr(encoder, "num_threads", None) or encoder_share(num_cores))
+    return max(1, left // num_engines)
 
 
 def needs_encoder(path: Path, given: ServiceArgs) -> bool:
@@ -111,19 +134,32 @@ def needs_encoder(path: Path, given: ServiceArgs) -> bool:
     return has_towers(path) and not getattr(frontend, "encoder_addresses", ())
 
 
-def _settle(name: str, flags: Mapping[str, object], given: Sequence[str]) -> Service:
+def _settle(kind: str, name: str, number: int, flags: Mapping[str, object], given: Sequence[str]) -> Service:
     args = [*given]
     for flag, value in flags.items():
         if value is not None and not has_flag(given, flag):
             args += [flag, str(value)]
-    settings = parse_settings(name, args)
+    settings = parse_settings(kind, args)
+    if number:
+        args = _moved(args, settings, number * _REPLICA_PORT_STEP)
+        settings = parse_settings(kind, args)
     # Port 0 is any free port. The others must know which, so it is chosen here.
     if settings.port == 0:
         args = [*_without(args, "--port"), "--port", str(free_port(settings.host))]
         if isinstance(settings, GrpcServiceSettings) and settings.control_port is None:
             args += ["--control-port", str(free_port(settings.control_host))]
-        settings = parse_settings(name, args)
-    return Service(name, tuple(args), settings)
+        settings = parse_settings(kind, args)
+    return Service(kind, name, tuple(args), settings)
+
+
+def _moved(args: Sequence[str], settings: ServiceSettings, step: int) -> list[str]:
+    """The arguments of a further service of its kind: with ports of its own. Port 0 stays, any free one."""
+    moved = [*args]
+    for flag, field in (("--port", "port"), ("--control-port", "control_port"), ("--metrics-port", "metrics_port")):
+        port = getattr(settings, field, None)
+        if port:
+            moved = [*_without(moved, flag), flag, str(port + step)]
+    return moved
 
 
 def _without(args: Sequence[str], flag: str) -> list[str]:
@@ -147,12 +183,12 @@ def port_claims(services: Sequence[Service]) -> list[PortClaim]:
     claims = []
     for service in services:
         settings = service.settings
-        claims.append(PortClaim(service.name, settings.host, settings.port, _PORT_FLAGS[service.name]))
+        claims.append(PortClaim(service.name, settings.host, settings.port, _PORT_FLAGS[service.kind]))
         if isinstance(settings, GrpcServiceSettings):
-            flag = f"--{service.name}.control-port"
+            flag = f"--{service.kind}.control-port"
             claims.append(PortClaim(f"{service.name} (control)", settings.control_host, settings.resolved_control_port, flag))
             if settings.metrics_port:
-                flag = f"--{service.name}.metrics-port"
+                flag = f"--{service.kind}.metrics-port"
                 claims.append(PortClaim(f"{service.name} (metrics)", settings.host, settings.metrics_port, flag))
     return claims
 
@@ -164,7 +200,9 @@ def spec(service: Service) -> ServiceSpec:
         is_ready = grpc_ready(f"{connect_host(settings.control_host)}:{settings.resolved_control_port}")
     else:
         is_ready = http_ready(connect_host(settings.host), settings.port)
-    argv = [sys.executable, "-m", f"triptych_{service.name}", *service.args]
+    argv = [sys.executable, "-m", f"triptych_{service.kind}", *service.args]
     # Text is served without the encoder.
-    is_essential = service.name != "encoder"
-    return ServiceSpec(service.name, argv, {**os.environ, "PYTHONUNBUFFERED": "1"}, is_ready, is_essential)
+    is_essential = service.kind != "encoder"
+    stop_grace_s = settings.shutdown_grace_s + STOP_GRACE_S
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    return ServiceSpec(service.name, argv, environment, is_ready, is_essential, service.kind, stop_grace_s)

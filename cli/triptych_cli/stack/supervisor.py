@@ -18,7 +18,7 @@ MAX_DEATHS = 3
 DEATH_WINDOW_S = 60.0
 #: One that is not essential is started again all the same, after so many seconds more with each further death, up to the second.
 RESTART_PAUSE_S, MAX_RESTART_PAUSE_S = 2.0, 15.0
-#: Time for a service to end after SIGTERM, in seconds; then comes SIGKILL.
+#: Time for a service to end after SIGTERM, beside that for its requests, in seconds.
 STOP_GRACE_S = 15.0
 #: Pause between two readiness probes, in seconds.
 PROBE_INTERVAL_S = 0.1
@@ -39,6 +39,10 @@ class ServiceSpec:
     #: Whether the others are of no use without it. One that is not may end before it is ready, and is then left alone, or die
     #: often, and is then started again after a pause.
     is_essential: bool = True
+    #: Services of one group stand in for each other: none is essential while another one is there. Empty for a service alone.
+    group: str = ""
+    #: Time for it to end after SIGTERM, in seconds; then comes SIGKILL.
+    stop_grace_s: float = STOP_GRACE_S
 
 
 class Reporter(Protocol):
@@ -91,10 +95,9 @@ class Supervisor:
         specs: in the order of their start; they are stopped in the reverse order.
     """
 
-    def __init__(self, specs: Sequence[ServiceSpec], reporter: Reporter, stop_grace_s: float = STOP_GRACE_S) -> None:
+    def __init__(self, specs: Sequence[ServiceSpec], reporter: Reporter) -> None:
         self._services = [_Service(spec) for spec in specs]
         self._reporter = reporter
-        self._stop_grace_s = stop_grace_s
         self._stop = asyncio.Event()
         self._kill = asyncio.Event()
 
@@ -144,7 +147,7 @@ class Supervisor:
                 readiness.cancel()
                 await asyncio.gather(readiness, return_exceptions=True)
             service.child = None
-            if not service.spec.is_essential and not service.has_been_ready.is_set():
+            if not service.has_been_ready.is_set() and self._can_do_without(service):
                 self._reporter.left_out(service.spec.name, describe_exit(code), child.last_lines)
                 service.is_left_out.set()
                 await asyncio.Event().wait()
@@ -165,10 +168,18 @@ class Supervisor:
         while service.deaths[0] < now_s - DEATH_WINDOW_S:
             service.deaths.popleft()
         num_too_many = len(service.deaths) - MAX_DEATHS + 1
-        if num_too_many > 0 and service.spec.is_essential:
+        if num_too_many > 0 and not self._can_do_without(service):
             raise ServiceFailedError(f"{name} died {MAX_DEATHS} times within {DEATH_WINDOW_S:.0f} s (now: {how})", last_lines)
         self._reporter.died(name, how, last_lines)
         return min(num_too_many * RESTART_PAUSE_S, MAX_RESTART_PAUSE_S) if num_too_many > 0 else 0.0
+
+    def _can_do_without(self, service: _Service) -> bool:
+        """Whether the others are of use without it."""
+        group = service.spec.group
+        return not service.spec.is_essential or any(
+            other is not service and group and other.spec.group == group and not other.is_left_out.is_set()
+            for other in self._services
+        )
 
     async def _await_ready(self, service: _Service) -> None:
         start_s = time.monotonic()
@@ -194,10 +205,10 @@ class Supervisor:
         self._reporter.stopping(service.spec.name)
         child.terminate()
         exited, killed = asyncio.create_task(child.wait()), asyncio.create_task(self._kill.wait())
-        await asyncio.wait([exited, killed], timeout=self._stop_grace_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([exited, killed], timeout=service.spec.stop_grace_s, return_when=asyncio.FIRST_COMPLETED)
         if not exited.done():
             if not killed.done():
-                self._reporter.killed(service.spec.name, self._stop_grace_s)
+                self._reporter.killed(service.spec.name, service.spec.stop_grace_s)
             child.kill()
         killed.cancel()
         await exited
@@ -219,11 +230,11 @@ async def _is_ready(spec: ServiceSpec) -> bool:
     return False
 
 
-def supervise(specs: Sequence[ServiceSpec], reporter: Reporter, stop_grace_s: float = STOP_GRACE_S) -> None:
+def supervise(specs: Sequence[ServiceSpec], reporter: Reporter) -> None:
     """Run services until SIGINT, SIGTERM or SIGHUP; a second signal kills them at once. Raises ServiceFailedError."""
 
     async def run() -> None:
-        supervisor = Supervisor(specs, reporter, stop_grace_s)
+        supervisor = Supervisor(specs, reporter)
         with _signals(supervisor):
             await supervisor.run()
 

@@ -1,4 +1,4 @@
-"""What happens around every request: id, access log, metrics, API key, errors. Pure ASGI: nothing per streamed token."""
+"""What happens around every request: id, access log, metrics, who asks, errors. Pure ASGI: nothing per streamed token."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY, usable_request_id
+from triptych_common.rpc.principal import ANONYMOUS
 from triptych_common.telemetry.logs import request_id_var
 
+from triptych_gateway.access.routes import OpenPaths
 from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, ClientDisconnectedError, to_api_error
 from triptych_gateway.metrics import Metrics, RequestRecord
 
 log = logging.getLogger(__name__)
 #: Paths that machines ask every few seconds: logged at DEBUG.
 _PROBES = frozenset({"/health", "/live", "/ready", "/metrics"})
-_GUARDED = ("/v1/", "/tokenize", "/detokenize")
 
 
 class RequestMiddleware:
@@ -103,17 +104,26 @@ class ErrorMiddleware:
             await to_api_error(error).response()(scope, receive, send)
 
 
-class ApiKeyMiddleware:
-    """Refuses what costs computation unless the key comes with it."""
+class PrincipalMiddleware:
+    """Finds out who asks, before the body is read: puts a Principal into the scope's state, or refuses.
 
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
+    Args:
+        api_key: what closed routes ask for; None lets everybody in.
+        open_paths: what needs no key.
+    """
+
+    def __init__(self, app: ASGIApp, api_key: str | None, open_paths: OpenPaths) -> None:
         self._app = app
-        self._expected = f"Bearer {api_key}".encode()
+        self._expected = None if api_key is None else f"Bearer {api_key}".encode()
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(_GUARDED):
-            given = Headers(scope=scope).get("authorization", "")
-            if not hmac.compare_digest(given.encode("latin-1"), self._expected):
-                message = "wrong API key" if given else "an API key is needed: Authorization: Bearer KEY"
-                raise HTTPException(401, message, {"www-authenticate": "Bearer"})
+        if scope["type"] == "http":
+            # Authentication says who; it changes nothing in the request. All who have the one key are the same tenant: nobody.
+            scope["state"]["principal"] = ANONYMOUS
+            if self._expected is not None and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
+                given = Headers(scope=scope).get("authorization", "")
+                if not hmac.compare_digest(given.encode("latin-1"), self._expected):
+                    message = "wrong API key" if given else "an API key is needed: Authorization: Bearer KEY"
+                    raise HTTPException(401, message, {"www-authenticate": "Bearer"})
         await self._app(scope, receive, send)

@@ -1,17 +1,44 @@
-"""OpenAI's chat.completion and chat.completion.chunk."""
+"""The dialect of /v1/chat/completions: OpenAI's chat.completion and chat.completion.chunk."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import orjson
 from triptych_common.pb import generation_pb2
 
-from triptych_gateway.dialects.common import AnswerFormat, finite_logprob
+from triptych_gateway.dialects import convert
+from triptych_gateway.dialects.dialect import Call, Encoder
+from triptych_gateway.dialects.media import rest_fields
+from triptych_gateway.dialects.openai import OpenAiEncoder, finite_logprob
+from triptych_gateway.schemas.chat import ChatCompletionRequest, has_media
 
 
-class ChatFormat(AnswerFormat):
-    """Answers of /v1/chat/completions."""
+class ChatDialect:
+    """Requests and answers of /v1/chat/completions."""
+
+    async def parse(self, body: ChatCompletionRequest, request_id: str) -> Call:
+        if not has_media(body.messages):
+            call = convert.chat_call(body, request_id)
+            return Call([call], body.num_choices, bool(body.stream))
+        # Files are decoded, which takes milliseconds per megabyte.
+        call = await asyncio.to_thread(convert.chat_call, body, request_id)
+        return Call([call], body.num_choices, bool(body.stream), rest_fields(body.messages))
+
+    def encoder(self, body: ChatCompletionRequest, request_id: str, fingerprint: str | None) -> Encoder:
+        return ChatEncoder(
+            request_id,
+            body.model,
+            fingerprint,
+            include_usage=body.include_usage,
+            with_logprobs=body.num_logprobs is not None,
+            with_token_ids=bool(body.return_token_ids),
+        )
+
+
+class ChatEncoder(OpenAiEncoder):
+    """Writes answers of /v1/chat/completions."""
 
     id_prefix = "chatcmpl-"
     object_name = "chat.completion"

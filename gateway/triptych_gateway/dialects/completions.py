@@ -1,4 +1,4 @@
-"""OpenAI's text_completion."""
+"""The dialect of /v1/completions: OpenAI's text_completion."""
 
 from __future__ import annotations
 
@@ -6,11 +6,38 @@ from typing import Any
 
 from triptych_common.pb import generation_pb2
 
-from triptych_gateway.dialects.common import AnswerFormat, finite_logprob
+from triptych_gateway.dialects import convert
+from triptych_gateway.dialects.dialect import Call, Encoder
+from triptych_gateway.dialects.openai import OpenAiEncoder, finite_logprob
+from triptych_gateway.schemas.completions import MAX_PROMPTS, CompletionRequest
+
+#: Longer ids are replaced by the frontend, as the contract has it.
+_MAX_REQUEST_ID_CHARS = 128
 
 
-class CompletionFormat(AnswerFormat):
-    """Answers of /v1/completions."""
+class CompletionDialect:
+    """Requests and answers of /v1/completions."""
+
+    async def parse(self, body: CompletionRequest, request_id: str) -> Call:
+        # The ids of calls that run at the same time must differ, and one that is too long would be replaced.
+        stem = request_id[: _MAX_REQUEST_ID_CHARS - len(f"-{MAX_PROMPTS}")]
+        num_prompts = len(body.prompts)
+        ids = [request_id] if num_prompts == 1 else [f"{stem}-{number}" for number in range(num_prompts)]
+        return Call(convert.complete_calls(body, ids), body.num_choices, bool(body.stream))
+
+    def encoder(self, body: CompletionRequest, request_id: str, fingerprint: str | None) -> Encoder:
+        return CompletionEncoder(
+            request_id,
+            body.model,
+            fingerprint,
+            include_usage=body.include_usage,
+            with_logprobs=body.num_logprobs is not None,
+            with_token_ids=bool(body.return_token_ids),
+        )
+
+
+class CompletionEncoder(OpenAiEncoder):
+    """Writes answers of /v1/completions."""
 
     id_prefix = "cmpl-"
     object_name = "text_completion"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
+from google.protobuf import struct_pb2
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.errors import InvalidRequestError
+from triptych_common.rpc.structs import to_struct
 
 from triptych_gateway.dialects.media import media_item
+from triptych_gateway.frontends.calls import FrontendCall, MediaFile
 from triptych_gateway.schemas.chat import ChatCompletionRequest, Message, TextPart, has_media
 from triptych_gateway.schemas.common import GenerationRequest
 from triptych_gateway.schemas.completions import CompletionRequest
@@ -46,90 +48,111 @@ def sampling_params(request: GenerationRequest, max_tokens: int | None, logprobs
 
 
 def generation_options(request: GenerationRequest, sampling: common_pb2.SamplingParams) -> generation_pb2.GenerationOptions:
-    """What is about text. Answers that are not streamed travel in one piece per choice."""
+    """What is about text."""
     return generation_pb2.GenerationOptions(
         sampling=sampling,
         stop=request.stop,
         include_stop_in_output=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens,
         n=request.n,
-        output_mode=generation_pb2.OUTPUT_MODE_DELTA if request.stream else generation_pb2.OUTPUT_MODE_FINAL,
         return_token_ids=request.return_token_ids,
         priority=request.priority,
         cache_salt=request.cache_salt,
     )
 
 
-def chat_request(request: ChatCompletionRequest) -> generation_pb2.ChatRequest:
-    """One Chat call."""
+def output_mode(request: GenerationRequest) -> generation_pb2.OutputMode:
+    """Answers that are not streamed travel in one piece per choice."""
+    return generation_pb2.OUTPUT_MODE_DELTA if request.stream else generation_pb2.OUTPUT_MODE_FINAL
+
+
+def chat_call(request: ChatCompletionRequest, request_id: str) -> FrontendCall:
+    """One Chat call. With media in it this decodes files."""
     sampling = sampling_params(request, request.token_limit, request.num_logprobs)
-    return generation_pb2.ChatRequest(
+    messages, files = chat_messages(request.messages, request.mm_processor_kwargs)
+    chat = generation_pb2.ChatRequest(
         model=request.model,
-        messages=chat_messages(request.messages, request.mm_processor_kwargs),
+        messages=messages,
         options=generation_options(request, sampling),
-        template_kwargs_json=_json(request.chat_template_kwargs),
+        template_kwargs=template_kwargs(request.chat_template_kwargs),
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
     )
+    return FrontendCall(chat, request_id, output_mode(request), _placed(chat, files))
 
 
-def complete_requests(request: CompletionRequest) -> list[generation_pb2.CompleteRequest]:
+def complete_calls(request: CompletionRequest, request_ids: Sequence[str]) -> list[FrontendCall]:
     """One Complete call per prompt."""
     options = generation_options(request, sampling_params(request, request.token_limit, request.num_logprobs))
+    mode = output_mode(request)
     return [
-        generation_pb2.CompleteRequest(
-            model=request.model,
-            text=prompt if isinstance(prompt, str) else None,
-            token_ids=generation_pb2.TokenIds(ids=prompt) if isinstance(prompt, list) else None,
-            options=options,
-            echo=request.echo,
-            add_special_tokens=request.add_special_tokens,
+        FrontendCall(
+            generation_pb2.CompleteRequest(
+                model=request.model,
+                text=prompt if isinstance(prompt, str) else None,
+                token_ids=generation_pb2.TokenIds(ids=prompt) if isinstance(prompt, list) else None,
+                options=options,
+                echo=request.echo,
+                add_special_tokens=request.add_special_tokens,
+            ),
+            request_id,
+            mode,
         )
-        for prompt in request.prompts
+        for prompt, request_id in zip(request.prompts, request_ids, strict=True)
     ]
 
 
 def tokenize_chat_request(request: TokenizeRequest) -> generation_pb2.ChatRequest:
-    """The messages of /tokenize, for the first stage of Chat."""
-    return generation_pb2.ChatRequest(
+    """The messages of /tokenize, for the first stage of Chat. Files are in it."""
+    messages, files = chat_messages(request.messages or (), request.mm_processor_kwargs)
+    chat = generation_pb2.ChatRequest(
         model=request.model,
-        messages=chat_messages(request.messages or (), request.mm_processor_kwargs),
-        template_kwargs_json=_json(request.chat_template_kwargs),
+        messages=messages,
+        template_kwargs=template_kwargs(request.chat_template_kwargs),
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
     )
+    for file in _placed(chat, files):
+        file.item.data = file.content
+    return chat
+
+
+#: Where files belong: number of the message, number of the part -> content.
+Files = dict[tuple[int, int], bytes]
+
+
+def _placed(chat: generation_pb2.ChatRequest, files: Files) -> list[MediaFile]:
+    """The files, each with its item inside of the request."""
+    return [MediaFile(chat.messages[number].content[index].media, content) for (number, index), content in files.items()]
+
+
+def template_kwargs(value: dict[str, Any] | None) -> struct_pb2.Struct | None:
+    """Variables of the chat template."""
+    return None if value is None else to_struct(value)
 
 
 def chat_messages(
     messages: Sequence[Message], mm_processor_kwargs: dict[str, Any] | None = None
-) -> list[generation_pb2.ChatMessage]:
-    """The turns of a conversation. With media in it this decodes files: see `media.media_item`."""
+) -> tuple[list[generation_pb2.ChatMessage], Files]:
+    """The turns of a conversation, and the files that came with them."""
     if mm_processor_kwargs and not has_media(messages):
         field = "mm_processor_kwargs"
         raise InvalidRequestError(f"{field}: only allowed with media; there is none in the messages", field=field)
-    return [chat_message(message, f"messages[{index}]", mm_processor_kwargs) for index, message in enumerate(messages)]
-
-
-def chat_message(
-    message: Message, field: str = "messages[0]", mm_processor_kwargs: dict[str, Any] | None = None
-) -> generation_pb2.ChatMessage:
-    """One turn.
-
-    Args:
-        field: its path, for errors.
-        mm_processor_kwargs: processor options of the whole request.
-    """
-    if isinstance(message.content, str):
-        parts = [generation_pb2.ContentPart(text=message.content)]
-    else:
-        parts = [
-            generation_pb2.ContentPart(text=part.text)
-            if isinstance(part, TextPart)
-            else generation_pb2.ContentPart(media=media_item(part, f"{field}.content[{index}]", mm_processor_kwargs))
-            for index, part in enumerate(message.content)
-        ]
-    return generation_pb2.ChatMessage(role=message.role, content=parts, name=message.name)
-
-
-def _json(value: dict[str, object] | None) -> str | None:
-    return None if value is None else orjson.dumps(value).decode()
+    files: Files = {}
+    turns = []
+    for number, message in enumerate(messages):
+        parts = []
+        content = message.content
+        if isinstance(content, str):
+            parts.append(generation_pb2.ContentPart(text=content))
+        else:
+            for index, part in enumerate(content):
+                if isinstance(part, TextPart):
+                    parts.append(generation_pb2.ContentPart(text=part.text))
+                    continue
+                item, file = media_item(part, f"messages[{number}].content[{index}]", mm_processor_kwargs)
+                parts.append(generation_pb2.ContentPart(media=item))
+                if file is not None:
+                    files[number, index] = file
+        turns.append(generation_pb2.ChatMessage(role=message.role, content=parts, name=message.name))
+    return turns, files

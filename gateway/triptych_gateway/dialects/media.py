@@ -7,24 +7,24 @@ import binascii
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import orjson
 from triptych_common.media.data_url import decode_data_url
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.rpc.errors import InvalidRequestError, TriptychError
+from triptych_common.rpc.structs import to_struct
 
 from triptych_gateway.schemas.chat import AudioPart, AudioUrlPart, ImagePart, MediaUrl, Message, TextPart, VideoPart
 
 #: Largest file that is decoded here; the body's limit and the frontend's own are below it.
 _MAX_BYTES = MAX_MESSAGE_BYTES
 #: What the contract calls an item's parts -> what REST does, beside the part itself.
-_RENAMED = {".processor_options_json": ".mm_processor_kwargs", ".uuid": ".uuid"}
+_RENAMED = {".processor_options": ".mm_processor_kwargs", ".uuid": ".uuid"}
 
 
 def media_item(
     part: ImagePart | AudioPart | AudioUrlPart | VideoPart, field: str, request_options: Mapping[str, Any] | None
-) -> common_pb2.MediaItem:
-    """One item. Decodes what is inline, so it belongs beside the event loop.
+) -> tuple[common_pb2.MediaItem, bytes | None]:
+    """One item, and its file where that came inline. Decodes it, so this belongs beside the event loop.
 
     Args:
         field: the part's path, e.g. `messages[0].content[1]`.
@@ -34,32 +34,32 @@ def media_item(
         InvalidRequestError: what is inline cannot be decoded; names the field.
     """
     options = {**(request_options or {}), **(part.mm_processor_kwargs or {})}
-    item = common_pb2.MediaItem(uuid=part.uuid, processor_options_json=orjson.dumps(options).decode() if options else None)
+    item = common_pb2.MediaItem(uuid=part.uuid, processor_options=to_struct(options) if options else None)
     if isinstance(part, AudioPart):
         item.modality = common_pb2.MODALITY_AUDIO
-        if part.input_audio is not None:
-            item.data = _from_base64(part.input_audio.data, f"{field}.input_audio.data")
-            item.format = part.input_audio.format
-    elif isinstance(part, ImagePart):
+        if part.input_audio is None:
+            return item, None
+        item.format = part.input_audio.format
+        return item, _from_base64(part.input_audio.data, f"{field}.input_audio.data")
+    if isinstance(part, ImagePart):
         item.modality = common_pb2.MODALITY_IMAGE
-        _set_url(item, part.image_url, f"{field}.image_url.url")
-    elif isinstance(part, AudioUrlPart):
+        return item, _set_url(item, part.image_url, f"{field}.image_url.url")
+    if isinstance(part, AudioUrlPart):
         item.modality = common_pb2.MODALITY_AUDIO
-        _set_url(item, part.audio_url, f"{field}.audio_url.url")
-    else:
-        item.modality = common_pb2.MODALITY_VIDEO
-        _set_url(item, part.video_url, f"{field}.video_url.url")
-    return item
+        return item, _set_url(item, part.audio_url, f"{field}.audio_url.url")
+    item.modality = common_pb2.MODALITY_VIDEO
+    return item, _set_url(item, part.video_url, f"{field}.video_url.url")
 
 
-def _set_url(item: common_pb2.MediaItem, address: MediaUrl | None, field: str) -> None:
+def _set_url(item: common_pb2.MediaItem, address: MediaUrl | None, field: str) -> bytes | None:
+    """Name the address, or return the file that it holds."""
     if address is None:
-        return
+        return None
     if address.url[:5].lower() != "data:":
         item.url = address.url
-        return
+        return None
     try:
-        item.data = decode_data_url(address.url, _MAX_BYTES)
+        return decode_data_url(address.url, _MAX_BYTES)
     except ValueError as error:
         raise InvalidRequestError(f"{field}: {error}", field=field) from error
 

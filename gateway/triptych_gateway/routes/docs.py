@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.staticfiles import StaticFiles
 
-router = APIRouter(include_in_schema=False)
+from triptych_gateway.access.routes import Access, AccessRouter
+
 _ASSETS = "/docs/assets"
+router = AccessRouter(access=Access.OPEN, folders=(_ASSETS,), include_in_schema=False)
 
 
 @router.get("/docs")

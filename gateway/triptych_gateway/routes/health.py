@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from triptych_common import __version__
 from triptych_common.rpc.errors import ServiceUnavailableError
 
+from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.state import gateway_of
 
-router = APIRouter(tags=["Operations"])
+router = AccessRouter(access=Access.OPEN, tags=["Operations"])
 
 
 class FrontendView(BaseModel):
-    """The frontend, as the gateway sees it."""
+    """A frontend, as the gateway sees it."""
 
     address: str
     ready: bool
@@ -28,7 +29,7 @@ class HealthResponse(BaseModel):
     """The gateway lives."""
 
     status: Literal["ok"] = "ok"
-    frontend: FrontendView
+    frontends: list[FrontendView]
 
 
 class StatusResponse(BaseModel):
@@ -45,10 +46,11 @@ class VersionResponse(BaseModel):
 
 @router.get("/health")
 async def health(request: Request) -> HealthResponse:
-    """200 while the gateway lives, whatever it sees of the frontend."""
-    watch = gateway_of(request).watch
-    address = gateway_of(request).settings.frontend_address
-    return HealthResponse(frontend=FrontendView(address=address, ready=watch.is_ready, reason=watch.reason))
+    """200 while the gateway lives, whatever it sees of the frontends."""
+    frontends = gateway_of(request).pool.connections
+    return HealthResponse(
+        frontends=[FrontendView(address=one.address, ready=one.is_ready, reason=one.why_away) for one in frontends]
+    )
 
 
 @router.get("/live")
@@ -60,9 +62,9 @@ async def live() -> StatusResponse:
 @router.get("/ready", responses=openapi_responses())
 async def ready(request: Request) -> StatusResponse:
     """200 while requests can be answered, 503 otherwise."""
-    watch = gateway_of(request).watch
-    if not watch.is_ready:
-        raise ServiceUnavailableError(f"not ready: {watch.reason}")
+    pool = gateway_of(request).pool
+    if not pool.ready:
+        raise ServiceUnavailableError(f"not ready: {pool.none_left().message}")
     return StatusResponse()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -9,49 +10,88 @@ import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from triptych_common.rpc.errors import QueueFullError
 
+from triptych_gateway.body_budget import BodyHold
 from triptych_gateway.state import gateway_of
+
+#: Of a body's length, what it takes to read and decode it: its bytes, its text, a copy while a file is decoded, and the file.
+_MEMORY_FACTOR = 4
+#: Where the payload of a file begins and ends.
+_FILE_START, _FILE_END = b";base64,", b'"'
 
 
 class JsonRequest(Request):
-    """A request whose body is read by orjson: UTF-8 only, no lone surrogates, no NaN; refused with 413 beyond the limit, and with
-    429 while other bodies take all memory that there is for them."""
+    """A request whose body is read by orjson: UTF-8 only, no lone surrogates, no NaN, no name twice in one object.
+
+    A body is refused with 413 beyond the limit, and waits while other bodies take all memory that there is for them.
+    """
 
     async def body(self) -> bytes:
-        """The bytes of the body."""
+        """The bytes of the body, which are not kept here once `json` was called."""
         if not hasattr(self, "_body"):
-            limit = gateway_of(self).settings.max_body_bytes
+            gateway = gateway_of(self)
+            limit = gateway.settings.max_body_bytes
             length = self.headers.get("content-length", "")
-            if length.isascii() and length.isdecimal() and int(length[:20]) > limit:
+            num_bytes = int(length[:20]) if length.isascii() and length.isdecimal() else limit
+            if length and num_bytes > limit:
                 raise _too_large(limit)
+            try:
+                self.state.body_hold = await gateway.bodies.take(num_bytes * _MEMORY_FACTOR)
+            except QueueFullError as error:  # FastAPI lets no other error through than its own
+                raise HTTPException(429, error.message, {"retry-after": "1"}) from error
             body = bytearray()
             async for chunk in self.stream():
-                self._take(len(chunk))
                 body += chunk
                 if len(body) > limit:
                     raise _too_large(limit)
             self._body = bytes(body)
         return self._body
 
-    def _take(self, num_bytes: int) -> None:
-        gateway = gateway_of(self)
-        limit = gateway.settings.max_live_body_bytes
-        if gateway.live_body_bytes + num_bytes > limit:
-            message = f"the bodies of live requests take {gateway.live_body_bytes} of {limit} bytes (max_live_body_bytes)"
-            raise HTTPException(429, message, {"retry-after": "1"})
-        gateway.live_body_bytes += num_bytes
-        self._num_taken_bytes = getattr(self, "_num_taken_bytes", 0) + num_bytes
-
-    def release(self) -> None:
-        """Let go of the body: no more of it is held than what the call to the frontend needs."""
-        gateway_of(self).live_body_bytes -= getattr(self, "_num_taken_bytes", 0)
-        self._num_taken_bytes = 0
-
     async def json(self) -> Any:
-        """The value of the body. Raises orjson.JSONDecodeError, which FastAPI takes for its own."""
+        """The value of the body. Raises orjson.JSONDecodeError, which FastAPI takes for its own, and HTTPException."""
         if not hasattr(self, "_json"):
-            self._json = orjson.loads(await self.body())
+            body = await self.body()
+            self._json = orjson.loads(body)
+            check_names(body)
         return self._json
+
+
+def check_names(body: bytes) -> None:
+    """Refuse objects that have a name twice: which value counts is anybody's guess. Raises HTTPException."""
+    try:
+        json.loads(_without_files(body), object_pairs_hook=_object)
+    except _DuplicateNameError as error:
+        raise HTTPException(400, f"the body has the name {str(error)[:100]!r} twice in one object") from None
+    except RecursionError:
+        raise HTTPException(400, "the body is nested too deeply") from None
+
+
+class _DuplicateNameError(Exception):
+    """An object has this name twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> None:
+    names = set()
+    for name, _ in pairs:
+        if name in names:
+            raise _DuplicateNameError(name)
+        names.add(name)
+
+
+def _without_files(body: bytes) -> bytes:
+    """The body with the payloads of data: addresses cut out, which have megabytes and no names. It stays JSON."""
+    start = body.find(_FILE_START)
+    if start < 0:
+        return body
+    kept, position = [], 0
+    while start >= 0:
+        end = body.find(_FILE_END, start)
+        kept.append(body[position:start])
+        position = end if end >= 0 else len(body)
+        start = body.find(_FILE_START, position)
+    kept.append(body[position:])
+    return b"".join(kept)
 
 
 def _too_large(limit: int) -> HTTPException:
@@ -69,6 +109,17 @@ class JsonRoute(APIRoute):
             try:
                 return await handle(json_request)
             finally:
-                json_request.release()
+                # Unless the answer keeps it, see `take_hold`.
+                take_hold(json_request, 0)()
 
         return handle_json
+
+
+def take_hold(request: Request, num_bytes: int) -> Callable[[], None]:
+    """Keep so many bytes of what the body holds beyond the handler; returns what releases them."""
+    hold: BodyHold | None = getattr(request.state, "body_hold", None)
+    if hold is None:
+        return lambda: None
+    request.state.body_hold = None
+    hold.shrink(num_bytes)
+    return hold.release

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from triptych_common.pb import common_pb2
 
+from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.schemas.models import Model, ModelList
 from triptych_gateway.state import gateway_of, request_id_of
 
-router = APIRouter(tags=["OpenAI"], responses=openapi_responses())
+router = AccessRouter(access=Access.KEY, tags=["OpenAI"], responses=openapi_responses())
 
 
 @router.get("/v1/models")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from triptych_common.pb import detokenize_pb2, preprocess_pb2
 from triptych_common.rpc.errors import TriptychError
 
+from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.dialects import convert
 from triptych_gateway.dialects.media import in_rest_terms, rest_fields
 from triptych_gateway.errors import openapi_responses
@@ -15,7 +16,7 @@ from triptych_gateway.routes.json_body import JsonRoute
 from triptych_gateway.schemas.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from triptych_gateway.state import gateway_of, request_id_of
 
-router = APIRouter(tags=["Tokens"], route_class=JsonRoute, responses=openapi_responses())
+router = AccessRouter(access=Access.KEY, tags=["Tokens"], route_class=JsonRoute, responses=openapi_responses())
 
 
 @router.post("/tokenize", response_model=TokenizeResponse)

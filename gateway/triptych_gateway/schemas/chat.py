@@ -85,7 +85,7 @@ class InputAudio(Schema):
     #: Decoded beside the event loop, see convert.
     data: Annotated[str, Field(min_length=1, description="The file in base64.")]
     format: Annotated[
-        Literal["wav", "mp3", "flac", "ogg"], Field(description="What the file is. A file of another format is refused.")
+        Literal["wav", "mp3", "flac", "ogg"], Field(description="What the file is; one that is not of this format is refused.")
     ]
 
 
@@ -114,13 +114,21 @@ class Message(Schema):
     """One turn of the conversation."""
 
     role: Role
-    content: Content
+    content: Annotated[Content, Field(description="The assistant's may be null.")]
     name: Annotated[str | None, Field(description="Name of the participant, for chat templates that use it.")] = None
     refusal: Annotated[Any, NoOp()] = None
     audio: Annotated[Any, NoOp()] = None
     function_call: Annotated[Any, NoOp()] = None
     tool_calls: Annotated[Any, NoOp([])] = None
     tool_call_id: Annotated[Any, NoOp()] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _assistant_may_say_nothing(cls, value: Any) -> Any:
+        """SDKs leave out the content of turns that called a tool, or send null."""
+        if isinstance(value, dict) and value.get("role") == "assistant" and value.get("content") is None:
+            return {**value, "content": ""}
+        return value
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -235,7 +243,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "abort"]
+    finish_reason: Literal["stop", "length"]
     stop_reason: Annotated[str | int | None, Field(description="The stop string or stop token id that ended it.")]
     token_ids: Annotated[list[int] | None, Field(description="Present when return_token_ids is true.")] = None
 

@@ -90,7 +90,7 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Literal["stop", "length", "abort"]
+    finish_reason: Literal["stop", "length"]
     stop_reason: Annotated[str | int | None, Field(description="The stop string or stop token id that ended it.")]
     token_ids: Annotated[list[int] | None, Field(description="Present when return_token_ids is true.")] = None
 

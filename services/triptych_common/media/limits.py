@@ -57,13 +57,15 @@ class MediaLimitSettings(GrpcServiceSettings):
         Field(ge=1, le=MAX_MESSAGE_BYTES // 2, description="Largest media file, in bytes, e.g. 20M."),
     ] = 20 << 20
     max_image_pixels: Annotated[
-        int, Field(ge=1, description="Most pixels of a picture, as it comes and resized, or of one frame of a video.")
+        int, Field(ge=1, description="Most pixels of an image, before and after resizing, or of one video frame.")
     ] = 50_000_000
-    max_audio_s: Annotated[
-        float, Field(gt=0, description="Longest sound, in seconds; shorter ones at more than 96,000 samples per second.")
-    ] = 600.0
+    max_audio_s: Annotated[float, Field(gt=0, description="Longest audio, in seconds; less above 96,000 samples per second.")] = (
+        600.0
+    )
     max_video_s: Annotated[float, Field(gt=0, description="Longest video, in seconds.")] = 600.0
-    max_video_pixels: Annotated[int, Field(ge=1, description="Pixels of all frames that are taken from a video.")] = 256_000_000
+    max_video_pixels: Annotated[int, Field(ge=1, description="Most pixels of all frames together that are taken from a video.")] = (
+        256_000_000
+    )
 
     @property
     def media_limits(self) -> MediaLimits:

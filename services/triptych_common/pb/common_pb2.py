@@ -22,47 +22,63 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/v1/common.proto\x12\x0btriptych.v1\"\x8e\x01\n\x06Tensor\x12$\n\x05\x64type\x18\x01 \x01(\x0e\x32\x15.triptych.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x10\n\x06inline\x18\x03 \x01(\x0cH\x00\x12\x32\n\rshared_memory\x18\x04 \x01(\x0b\x32\x19.triptych.v1.SharedMemoryH\x00\x42\t\n\x07payload\"F\n\x0cSharedMemory\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"\xdc\x05\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\x08\x88\x01\x01\x12>\n\nlogit_bias\x18\n \x03(\x0b\x32*.triptych.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0b \x03(\r\x12\x15\n\rbad_token_ids\x18\x0c \x03(\r\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x17\n\nignore_eos\x18\x0e \x01(\x08H\t\x88\x01\x01\x12\x11\n\x04seed\x18\x0f \x01(\x03H\n\x88\x01\x01\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x0b\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_ignore_eosB\x07\n\x05_seedB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xaf\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x14\n\x0cimage_tokens\x18\x04 \x01(\r\x12\x14\n\x0c\x61udio_tokens\x18\x05 \x01(\r\x12\x14\n\x0cvideo_tokens\x18\x06 \x01(\r\x12\x1b\n\x13\x63\x61\x63hed_media_tokens\x18\x07 \x01(\r\"n\n\x07Timings\x12\x14\n\x0cpreprocess_s\x18\x01 \x01(\x01\x12\x0f\n\x07queue_s\x18\x02 \x01(\x01\x12\x11\n\tprefill_s\x18\x03 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x04 \x01(\x01\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\"\x98\x01\n\x0cRequestError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\r\n\x05limit\x18\x05 \x01(\t\x12\r\n\x05value\x18\x06 \x01(\t\x12\x1a\n\rretry_after_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_retry_after_s\"\xd9\x01\n\tMediaItem\x12\'\n\x08modality\x18\x01 \x01(\x0e\x32\x15.triptych.v1.Modality\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\r\n\x03url\x18\x03 \x01(\tH\x00\x12\x11\n\x04uuid\x18\x04 \x01(\tH\x01\x88\x01\x01\x12#\n\x16processor_options_json\x18\x05 \x01(\tH\x02\x88\x01\x01\x12\x13\n\x06\x66ormat\x18\x07 \x01(\tH\x03\x88\x01\x01\x42\x08\n\x06sourceB\x07\n\x05_uuidB\x19\n\x17_processor_options_jsonB\t\n\x07_format\"\x95\x01\n\x08MediaRef\x12\'\n\x08modality\x18\x01 \x01(\x0e\x32\x15.triptych.v1.Modality\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x17\n\x0f\x65ncoder_address\x18\x03 \x01(\t\x12\x10\n\x08lease_id\x18\x04 \x01(\t\x12(\n\x06layout\x18\x05 \x03(\x0b\x32\x18.triptych.v1.NamedTensor\"@\n\x0bNamedTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x06tensor\x18\x02 \x01(\x0b\x32\x13.triptych.v1.Tensor\"G\n\x10PlaceholderRange\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x13\n\x0bmedia_index\x18\x03 \x01(\r\"\xae\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x14\n\x0cquantization\x18\x08 \x01(\t*`\n\x08Modality\x12\x18\n\x14MODALITY_UNSPECIFIED\x10\x00\x12\x12\n\x0eMODALITY_IMAGE\x10\x01\x12\x12\n\x0eMODALITY_AUDIO\x10\x02\x12\x12\n\x0eMODALITY_VIDEO\x10\x03*\xbe\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x02\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x03\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x04\x12\x13\n\x0f\x44\x41TA_TYPE_INT32\x10\x05\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\x06\x12\x12\n\x0e\x44\x41TA_TYPE_BOOL\x10\x07*\x91\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04*\x91\x01\n\x0f\x45mbeddingSource\x12 \n\x1c\x45MBEDDING_SOURCE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45MBEDDING_SOURCE_ENCODER\x10\x01\x12\x1b\n\x17\x45MBEDDING_SOURCE_ENGINE\x10\x02\x12!\n\x1d\x45MBEDDING_SOURCE_PREFIX_CACHE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/v1/common.proto\x12\x0btriptych.v1\x1a\x1cgoogle/protobuf/struct.proto\"\x8e\x01\n\x06Tensor\x12$\n\x05\x64type\x18\x01 \x01(\x0e\x32\x15.triptych.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x10\n\x06inline\x18\x03 \x01(\x0cH\x00\x12\x32\n\rshared_memory\x18\x04 \x01(\x0b\x32\x19.triptych.v1.SharedMemoryH\x00\x42\t\n\x07payload\"F\n\x0cSharedMemory\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"\xdc\x05\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\x08\x88\x01\x01\x12>\n\nlogit_bias\x18\n \x03(\x0b\x32*.triptych.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0b \x03(\r\x12\x15\n\rbad_token_ids\x18\x0c \x03(\r\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x17\n\nignore_eos\x18\x0e \x01(\x08H\t\x88\x01\x01\x12\x11\n\x04seed\x18\x0f \x01(\x03H\n\x88\x01\x01\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x0b\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_ignore_eosB\x07\n\x05_seedB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xb1\x01\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12)\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x17.triptych.v1.StringListH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x12\x1e\n\x16starts_after_token_ids\x18\x06 \x03(\rB\x06\n\x04kind\"\x1c\n\nStringList\x12\x0e\n\x06values\x18\x01 \x03(\t\"F\n\x0b\x43\x61llContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\"\xaf\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x14\n\x0cimage_tokens\x18\x04 \x01(\r\x12\x14\n\x0c\x61udio_tokens\x18\x05 \x01(\r\x12\x14\n\x0cvideo_tokens\x18\x06 \x01(\r\x12\x1b\n\x13\x63\x61\x63hed_media_tokens\x18\x07 \x01(\r\"n\n\x07Timings\x12\x14\n\x0cpreprocess_s\x18\x01 \x01(\x01\x12\x0f\n\x07queue_s\x18\x02 \x01(\x01\x12\x11\n\tprefill_s\x18\x03 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x04 \x01(\x01\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\"\x98\x01\n\x0cRequestError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\r\n\x05limit\x18\x05 \x01(\t\x12\r\n\x05value\x18\x06 \x01(\t\x12\x1a\n\rretry_after_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_retry_after_s\"\xe2\x01\n\tMediaItem\x12\'\n\x08modality\x18\x01 \x01(\x0e\x32\x15.triptych.v1.Modality\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\r\n\x03url\x18\x03 \x01(\tH\x00\x12\x13\n\tupload_id\x18\x06 \x01(\tH\x00\x12\x11\n\x04uuid\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x32\n\x11processor_options\x18\x05 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x13\n\x06\x66ormat\x18\x07 \x01(\tH\x02\x88\x01\x01\x42\x08\n\x06sourceB\x07\n\x05_uuidB\t\n\x07_format\"\x99\x01\n\x08MediaRef\x12\'\n\x08modality\x18\x01 \x01(\x0e\x32\x15.triptych.v1.Modality\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x1b\n\x13\x65ncoder_instance_id\x18\x03 \x01(\t\x12\x10\n\x08lease_id\x18\x04 \x01(\t\x12(\n\x06layout\x18\x05 \x03(\x0b\x32\x18.triptych.v1.NamedTensor\"@\n\x0bNamedTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x06tensor\x18\x02 \x01(\x0b\x32\x13.triptych.v1.Tensor\"G\n\x10PlaceholderRange\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x13\n\x0bmedia_index\x18\x03 \x01(\r\"r\n\x08Instance\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.triptych.v1.ServerState\x12\x0f\n\x07service\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\"\xd6\x01\n\x0c\x43\x61pabilities\x12 \n\x05tasks\x18\x01 \x03(\x0e\x32\x11.triptych.v1.Task\x12)\n\nmodalities\x18\x02 \x03(\x0e\x32\x15.triptych.v1.Modality\x12\x13\n\x0bmax_choices\x18\x03 \x01(\r\x12\x14\n\x0cmax_logprobs\x18\x04 \x01(\r\x12\x17\n\x0fmax_media_items\x18\x05 \x01(\r\x12\x13\n\x0b\x63onstraints\x18\x06 \x03(\t\x12\r\n\x05tools\x18\x07 \x01(\x08\x12\x11\n\treasoning\x18\x08 \x01(\x08\"\xdf\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x14\n\x0cquantization\x18\x08 \x01(\t\x12/\n\x0c\x63\x61pabilities\x18\t \x01(\x0b\x32\x19.triptych.v1.Capabilities*`\n\x08Modality\x12\x18\n\x14MODALITY_UNSPECIFIED\x10\x00\x12\x12\n\x0eMODALITY_IMAGE\x10\x01\x12\x12\n\x0eMODALITY_AUDIO\x10\x02\x12\x12\n\x0eMODALITY_VIDEO\x10\x03*\xbe\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x02\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x03\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x04\x12\x13\n\x0f\x44\x41TA_TYPE_INT32\x10\x05\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\x06\x12\x12\n\x0e\x44\x41TA_TYPE_BOOL\x10\x07*\x91\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04*\x91\x01\n\x0f\x45mbeddingSource\x12 \n\x1c\x45MBEDDING_SOURCE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45MBEDDING_SOURCE_ENCODER\x10\x01\x12\x1b\n\x17\x45MBEDDING_SOURCE_ENGINE\x10\x02\x12!\n\x1d\x45MBEDDING_SOURCE_PREFIX_CACHE\x10\x03*\xb4\x01\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVER_STATE_STARTING\x10\x01\x12\x18\n\x14SERVER_STATE_SERVING\x10\x02\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x03\x12\x19\n\x15SERVER_STATE_SLEEPING\x10\x04\x12\x1c\n\x18SERVER_STATE_UNAVAILABLE\x10\x05*?\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x11\n\rTASK_GENERATE\x10\x01\x12\x0e\n\nTASK_EMBED\x10\x02\x42\x85\x01\n\x0e\x61i.triptych.v1P\x01Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\xf8\x01\x01\xa2\x02\x03TPV\xaa\x02\x0bTriptych.V1\xca\x02\x0bTriptych\\V1\xea\x02\x0cTriptych::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'triptych.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\016ai.triptych.v1P\001Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\370\001\001\242\002\003TPV\252\002\013Triptych.V1\312\002\013Triptych\\V1\352\002\014Triptych::V1'
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_MODALITY']._serialized_start=2126
-  _globals['_MODALITY']._serialized_end=2222
-  _globals['_DATATYPE']._serialized_start=2225
-  _globals['_DATATYPE']._serialized_end=2415
-  _globals['_FINISHREASON']._serialized_start=2418
-  _globals['_FINISHREASON']._serialized_end=2563
-  _globals['_EMBEDDINGSOURCE']._serialized_start=2566
-  _globals['_EMBEDDINGSOURCE']._serialized_end=2711
-  _globals['_TENSOR']._serialized_start=42
-  _globals['_TENSOR']._serialized_end=184
-  _globals['_SHAREDMEMORY']._serialized_start=186
-  _globals['_SHAREDMEMORY']._serialized_end=256
-  _globals['_SAMPLINGPARAMS']._serialized_start=259
-  _globals['_SAMPLINGPARAMS']._serialized_end=991
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=744
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=792
-  _globals['_USAGE']._serialized_start=994
-  _globals['_USAGE']._serialized_end=1169
-  _globals['_TIMINGS']._serialized_start=1171
-  _globals['_TIMINGS']._serialized_end=1281
-  _globals['_REQUESTERROR']._serialized_start=1284
-  _globals['_REQUESTERROR']._serialized_end=1436
-  _globals['_MEDIAITEM']._serialized_start=1439
-  _globals['_MEDIAITEM']._serialized_end=1656
-  _globals['_MEDIAREF']._serialized_start=1659
-  _globals['_MEDIAREF']._serialized_end=1808
-  _globals['_NAMEDTENSOR']._serialized_start=1810
-  _globals['_NAMEDTENSOR']._serialized_end=1874
-  _globals['_PLACEHOLDERRANGE']._serialized_start=1876
-  _globals['_PLACEHOLDERRANGE']._serialized_end=1947
-  _globals['_MODELINFO']._serialized_start=1950
-  _globals['_MODELINFO']._serialized_end=2124
+  _globals['_MODALITY']._serialized_start=2833
+  _globals['_MODALITY']._serialized_end=2929
+  _globals['_DATATYPE']._serialized_start=2932
+  _globals['_DATATYPE']._serialized_end=3122
+  _globals['_FINISHREASON']._serialized_start=3125
+  _globals['_FINISHREASON']._serialized_end=3270
+  _globals['_EMBEDDINGSOURCE']._serialized_start=3273
+  _globals['_EMBEDDINGSOURCE']._serialized_end=3418
+  _globals['_SERVERSTATE']._serialized_start=3421
+  _globals['_SERVERSTATE']._serialized_end=3601
+  _globals['_TASK']._serialized_start=3603
+  _globals['_TASK']._serialized_end=3666
+  _globals['_TENSOR']._serialized_start=72
+  _globals['_TENSOR']._serialized_end=214
+  _globals['_SHAREDMEMORY']._serialized_start=216
+  _globals['_SHAREDMEMORY']._serialized_end=286
+  _globals['_SAMPLINGPARAMS']._serialized_start=289
+  _globals['_SAMPLINGPARAMS']._serialized_end=1021
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=774
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=822
+  _globals['_CONSTRAINT']._serialized_start=1024
+  _globals['_CONSTRAINT']._serialized_end=1201
+  _globals['_STRINGLIST']._serialized_start=1203
+  _globals['_STRINGLIST']._serialized_end=1231
+  _globals['_CALLCONTEXT']._serialized_start=1233
+  _globals['_CALLCONTEXT']._serialized_end=1303
+  _globals['_USAGE']._serialized_start=1306
+  _globals['_USAGE']._serialized_end=1481
+  _globals['_TIMINGS']._serialized_start=1483
+  _globals['_TIMINGS']._serialized_end=1593
+  _globals['_REQUESTERROR']._serialized_start=1596
+  _globals['_REQUESTERROR']._serialized_end=1748
+  _globals['_MEDIAITEM']._serialized_start=1751
+  _globals['_MEDIAITEM']._serialized_end=1977
+  _globals['_MEDIAREF']._serialized_start=1980
+  _globals['_MEDIAREF']._serialized_end=2133
+  _globals['_NAMEDTENSOR']._serialized_start=2135
+  _globals['_NAMEDTENSOR']._serialized_end=2199
+  _globals['_PLACEHOLDERRANGE']._serialized_start=2201
+  _globals['_PLACEHOLDERRANGE']._serialized_end=2272
+  _globals['_INSTANCE']._serialized_start=2274
+  _globals['_INSTANCE']._serialized_end=2388
+  _globals['_CAPABILITIES']._serialized_start=2391
+  _globals['_CAPABILITIES']._serialized_end=2605
+  _globals['_MODELINFO']._serialized_start=2608
+  _globals['_MODELINFO']._serialized_end=2831
 # @@protoc_insertion_point(module_scope)

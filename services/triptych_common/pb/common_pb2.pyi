@@ -1,3 +1,4 @@
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -39,6 +40,21 @@ class EmbeddingSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EMBEDDING_SOURCE_ENCODER: _ClassVar[EmbeddingSource]
     EMBEDDING_SOURCE_ENGINE: _ClassVar[EmbeddingSource]
     EMBEDDING_SOURCE_PREFIX_CACHE: _ClassVar[EmbeddingSource]
+
+class ServerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SERVER_STATE_UNSPECIFIED: _ClassVar[ServerState]
+    SERVER_STATE_STARTING: _ClassVar[ServerState]
+    SERVER_STATE_SERVING: _ClassVar[ServerState]
+    SERVER_STATE_DRAINING: _ClassVar[ServerState]
+    SERVER_STATE_SLEEPING: _ClassVar[ServerState]
+    SERVER_STATE_UNAVAILABLE: _ClassVar[ServerState]
+
+class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_UNSPECIFIED: _ClassVar[Task]
+    TASK_GENERATE: _ClassVar[Task]
+    TASK_EMBED: _ClassVar[Task]
 MODALITY_UNSPECIFIED: Modality
 MODALITY_IMAGE: Modality
 MODALITY_AUDIO: Modality
@@ -60,6 +76,15 @@ EMBEDDING_SOURCE_UNSPECIFIED: EmbeddingSource
 EMBEDDING_SOURCE_ENCODER: EmbeddingSource
 EMBEDDING_SOURCE_ENGINE: EmbeddingSource
 EMBEDDING_SOURCE_PREFIX_CACHE: EmbeddingSource
+SERVER_STATE_UNSPECIFIED: ServerState
+SERVER_STATE_STARTING: ServerState
+SERVER_STATE_SERVING: ServerState
+SERVER_STATE_DRAINING: ServerState
+SERVER_STATE_SLEEPING: ServerState
+SERVER_STATE_UNAVAILABLE: ServerState
+TASK_UNSPECIFIED: Task
+TASK_GENERATE: Task
+TASK_EMBED: Task
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "inline", "shared_memory")
@@ -128,6 +153,38 @@ class SamplingParams(_message.Message):
     prompt_logprobs: int
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_token_ids: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
+class Constraint(_message.Message):
+    __slots__ = ("json_schema", "json_object", "regex", "choice", "grammar", "starts_after_token_ids")
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    STARTS_AFTER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    json_schema: str
+    json_object: bool
+    regex: str
+    choice: StringList
+    grammar: str
+    starts_after_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[StringList, _Mapping]] = ..., grammar: _Optional[str] = ..., starts_after_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StringList(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, values: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CallContext(_message.Message):
+    __slots__ = ("traceparent", "tracestate", "tenant")
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    traceparent: str
+    tracestate: str
+    tenant: str
+    def __init__(self, traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "image_tokens", "audio_tokens", "video_tokens", "cached_media_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -179,34 +236,36 @@ class RequestError(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ..., field: _Optional[str] = ..., limit: _Optional[str] = ..., value: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class MediaItem(_message.Message):
-    __slots__ = ("modality", "data", "url", "uuid", "processor_options_json", "format")
+    __slots__ = ("modality", "data", "url", "upload_id", "uuid", "processor_options", "format")
     MODALITY_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     URL_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
-    PROCESSOR_OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
+    PROCESSOR_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     modality: Modality
     data: bytes
     url: str
+    upload_id: str
     uuid: str
-    processor_options_json: str
+    processor_options: _struct_pb2.Struct
     format: str
-    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., data: _Optional[bytes] = ..., url: _Optional[str] = ..., uuid: _Optional[str] = ..., processor_options_json: _Optional[str] = ..., format: _Optional[str] = ...) -> None: ...
+    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., data: _Optional[bytes] = ..., url: _Optional[str] = ..., upload_id: _Optional[str] = ..., uuid: _Optional[str] = ..., processor_options: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., format: _Optional[str] = ...) -> None: ...
 
 class MediaRef(_message.Message):
-    __slots__ = ("modality", "key", "encoder_address", "lease_id", "layout")
+    __slots__ = ("modality", "key", "encoder_instance_id", "lease_id", "layout")
     MODALITY_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
-    ENCODER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     modality: Modality
     key: bytes
-    encoder_address: str
+    encoder_instance_id: str
     lease_id: str
     layout: _containers.RepeatedCompositeFieldContainer[NamedTensor]
-    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., key: _Optional[bytes] = ..., encoder_address: _Optional[str] = ..., lease_id: _Optional[str] = ..., layout: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., key: _Optional[bytes] = ..., encoder_instance_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., layout: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ...) -> None: ...
 
 class NamedTensor(_message.Message):
     __slots__ = ("name", "tensor")
@@ -226,8 +285,42 @@ class PlaceholderRange(_message.Message):
     media_index: int
     def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ..., media_index: _Optional[int] = ...) -> None: ...
 
+class Instance(_message.Message):
+    __slots__ = ("id", "address", "state", "service", "version")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    address: str
+    state: ServerState
+    service: str
+    version: str
+    def __init__(self, id: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[ServerState, str]] = ..., service: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class Capabilities(_message.Message):
+    __slots__ = ("tasks", "modalities", "max_choices", "max_logprobs", "max_media_items", "constraints", "tools", "reasoning")
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    MODALITIES_FIELD_NUMBER: _ClassVar[int]
+    MAX_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    MAX_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MEDIA_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINTS_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedScalarFieldContainer[Task]
+    modalities: _containers.RepeatedScalarFieldContainer[Modality]
+    max_choices: int
+    max_logprobs: int
+    max_media_items: int
+    constraints: _containers.RepeatedScalarFieldContainer[str]
+    tools: bool
+    reasoning: bool
+    def __init__(self, tasks: _Optional[_Iterable[_Union[Task, str]]] = ..., modalities: _Optional[_Iterable[_Union[Modality, str]]] = ..., max_choices: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_media_items: _Optional[int] = ..., constraints: _Optional[_Iterable[str]] = ..., tools: _Optional[bool] = ..., reasoning: _Optional[bool] = ...) -> None: ...
+
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "revision", "fingerprint", "architecture", "max_model_len", "vocab_size", "eos_token_ids", "quantization")
+    __slots__ = ("name", "revision", "fingerprint", "architecture", "max_model_len", "vocab_size", "eos_token_ids", "quantization", "capabilities")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +329,7 @@ class ModelInfo(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     fingerprint: str
@@ -244,4 +338,5 @@ class ModelInfo(_message.Message):
     vocab_size: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     quantization: str
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., quantization: _Optional[str] = ...) -> None: ...
+    capabilities: Capabilities
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., quantization: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ...) -> None: ...

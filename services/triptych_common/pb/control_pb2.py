@@ -22,42 +22,42 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from triptych_common.pb import common_pb2 as triptych_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19triptych/v1/control.proto\x12\x0btriptych.v1\x1a\x18triptych/v1/common.proto\"\x16\n\x14GetServerInfoRequest\"\xd2\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.triptych.v1.ServerState\x12\x10\n\x08uptime_s\x18\x04 \x01(\x01\x12\x12\n\nprocess_id\x18\x05 \x01(\r\x12\x16\n\x0eresident_bytes\x18\x06 \x01(\x04\x12\x19\n\x11num_live_requests\x18\x07 \x01(\r\x12\x15\n\rsettings_json\x18\x08 \x01(\t\"\x15\n\x13GetModelInfoRequest\"=\n\x14GetModelInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.triptych.v1.ModelInfo\"4\n\x0c\x44rainRequest\x12\x16\n\ttimeout_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\";\n\rDrainResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12\x19\n\x11num_live_requests\x18\x02 \x01(\r\"\x13\n\x11ResetCacheRequest\")\n\x12ResetCacheResponse\x12\x13\n\x0bnum_entries\x18\x01 \x01(\x04\"4\n\x0cSleepRequest\x12\x16\n\ttimeout_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\"$\n\rSleepResponse\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x04\"\x0f\n\rWakeUpRequest\"\x10\n\x0eWakeUpResponse*\xb4\x01\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVER_STATE_STARTING\x10\x01\x12\x18\n\x14SERVER_STATE_SERVING\x10\x02\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x03\x12\x19\n\x15SERVER_STATE_SLEEPING\x10\x04\x12\x1c\n\x18SERVER_STATE_UNAVAILABLE\x10\x05\x32\xcf\x03\n\x0e\x43ontrolService\x12V\n\rGetServerInfo\x12!.triptych.v1.GetServerInfoRequest\x1a\".triptych.v1.GetServerInfoResponse\x12S\n\x0cGetModelInfo\x12 .triptych.v1.GetModelInfoRequest\x1a!.triptych.v1.GetModelInfoResponse\x12>\n\x05\x44rain\x12\x19.triptych.v1.DrainRequest\x1a\x1a.triptych.v1.DrainResponse\x12M\n\nResetCache\x12\x1e.triptych.v1.ResetCacheRequest\x1a\x1f.triptych.v1.ResetCacheResponse\x12>\n\x05Sleep\x12\x19.triptych.v1.SleepRequest\x1a\x1a.triptych.v1.SleepResponse\x12\x41\n\x06WakeUp\x12\x1a.triptych.v1.WakeUpRequest\x1a\x1b.triptych.v1.WakeUpResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19triptych/v1/control.proto\x12\x0btriptych.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x18triptych/v1/common.proto\"\x16\n\x14GetServerInfoRequest\"\xc4\x01\n\x15GetServerInfoResponse\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.triptych.v1.Instance\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x12\n\nprocess_id\x18\x03 \x01(\r\x12\x16\n\x0eresident_bytes\x18\x04 \x01(\x04\x12\x19\n\x11num_live_requests\x18\x05 \x01(\r\x12)\n\x08settings\x18\x06 \x01(\x0b\x32\x17.google.protobuf.Struct\"\x15\n\x13GetModelInfoRequest\"=\n\x14GetModelInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.triptych.v1.ModelInfo\"4\n\x0c\x44rainRequest\x12\x16\n\ttimeout_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\";\n\rDrainResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12\x19\n\x11num_live_requests\x18\x02 \x01(\r\"\x13\n\x11ResetCacheRequest\")\n\x12ResetCacheResponse\x12\x13\n\x0bnum_entries\x18\x01 \x01(\x04\"4\n\x0cSleepRequest\x12\x16\n\ttimeout_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\"$\n\rSleepResponse\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x04\"\x0f\n\rWakeUpRequest\"\x10\n\x0eWakeUpResponse2\xcf\x03\n\x0e\x43ontrolService\x12V\n\rGetServerInfo\x12!.triptych.v1.GetServerInfoRequest\x1a\".triptych.v1.GetServerInfoResponse\x12S\n\x0cGetModelInfo\x12 .triptych.v1.GetModelInfoRequest\x1a!.triptych.v1.GetModelInfoResponse\x12>\n\x05\x44rain\x12\x19.triptych.v1.DrainRequest\x1a\x1a.triptych.v1.DrainResponse\x12M\n\nResetCache\x12\x1e.triptych.v1.ResetCacheRequest\x1a\x1f.triptych.v1.ResetCacheResponse\x12>\n\x05Sleep\x12\x19.triptych.v1.SleepRequest\x1a\x1a.triptych.v1.SleepResponse\x12\x41\n\x06WakeUp\x12\x1a.triptych.v1.WakeUpRequest\x1a\x1b.triptych.v1.WakeUpResponseB\x85\x01\n\x0e\x61i.triptych.v1P\x01Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\xf8\x01\x01\xa2\x02\x03TPV\xaa\x02\x0bTriptych.V1\xca\x02\x0bTriptych\\V1\xea\x02\x0cTriptych::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'triptych.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_SERVERSTATE']._serialized_start=698
-  _globals['_SERVERSTATE']._serialized_end=878
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=68
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=90
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=93
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=303
-  _globals['_GETMODELINFOREQUEST']._serialized_start=305
-  _globals['_GETMODELINFOREQUEST']._serialized_end=326
-  _globals['_GETMODELINFORESPONSE']._serialized_start=328
-  _globals['_GETMODELINFORESPONSE']._serialized_end=389
-  _globals['_DRAINREQUEST']._serialized_start=391
-  _globals['_DRAINREQUEST']._serialized_end=443
-  _globals['_DRAINRESPONSE']._serialized_start=445
-  _globals['_DRAINRESPONSE']._serialized_end=504
-  _globals['_RESETCACHEREQUEST']._serialized_start=506
-  _globals['_RESETCACHEREQUEST']._serialized_end=525
-  _globals['_RESETCACHERESPONSE']._serialized_start=527
-  _globals['_RESETCACHERESPONSE']._serialized_end=568
-  _globals['_SLEEPREQUEST']._serialized_start=570
-  _globals['_SLEEPREQUEST']._serialized_end=622
-  _globals['_SLEEPRESPONSE']._serialized_start=624
-  _globals['_SLEEPRESPONSE']._serialized_end=660
-  _globals['_WAKEUPREQUEST']._serialized_start=662
-  _globals['_WAKEUPREQUEST']._serialized_end=677
-  _globals['_WAKEUPRESPONSE']._serialized_start=679
-  _globals['_WAKEUPRESPONSE']._serialized_end=695
-  _globals['_CONTROLSERVICE']._serialized_start=881
-  _globals['_CONTROLSERVICE']._serialized_end=1344
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\016ai.triptych.v1P\001Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\370\001\001\242\002\003TPV\252\002\013Triptych.V1\312\002\013Triptych\\V1\352\002\014Triptych::V1'
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=98
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=120
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=123
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=319
+  _globals['_GETMODELINFOREQUEST']._serialized_start=321
+  _globals['_GETMODELINFOREQUEST']._serialized_end=342
+  _globals['_GETMODELINFORESPONSE']._serialized_start=344
+  _globals['_GETMODELINFORESPONSE']._serialized_end=405
+  _globals['_DRAINREQUEST']._serialized_start=407
+  _globals['_DRAINREQUEST']._serialized_end=459
+  _globals['_DRAINRESPONSE']._serialized_start=461
+  _globals['_DRAINRESPONSE']._serialized_end=520
+  _globals['_RESETCACHEREQUEST']._serialized_start=522
+  _globals['_RESETCACHEREQUEST']._serialized_end=541
+  _globals['_RESETCACHERESPONSE']._serialized_start=543
+  _globals['_RESETCACHERESPONSE']._serialized_end=584
+  _globals['_SLEEPREQUEST']._serialized_start=586
+  _globals['_SLEEPREQUEST']._serialized_end=638
+  _globals['_SLEEPRESPONSE']._serialized_start=640
+  _globals['_SLEEPRESPONSE']._serialized_end=676
+  _globals['_WAKEUPREQUEST']._serialized_start=678
+  _globals['_WAKEUPREQUEST']._serialized_end=693
+  _globals['_WAKEUPRESPONSE']._serialized_start=695
+  _globals['_WAKEUPRESPONSE']._serialized_end=711
+  _globals['_CONTROLSERVICE']._serialized_start=714
+  _globals['_CONTROLSERVICE']._serialized_end=1177
 # @@protoc_insertion_point(module_scope)

@@ -1,5 +1,5 @@
+from google.protobuf import struct_pb2 as _struct_pb2
 from triptych_common.pb import common_pb2 as _common_pb2
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Mapping as _Mapping
@@ -7,44 +7,25 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class ServerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    SERVER_STATE_UNSPECIFIED: _ClassVar[ServerState]
-    SERVER_STATE_STARTING: _ClassVar[ServerState]
-    SERVER_STATE_SERVING: _ClassVar[ServerState]
-    SERVER_STATE_DRAINING: _ClassVar[ServerState]
-    SERVER_STATE_SLEEPING: _ClassVar[ServerState]
-    SERVER_STATE_UNAVAILABLE: _ClassVar[ServerState]
-SERVER_STATE_UNSPECIFIED: ServerState
-SERVER_STATE_STARTING: ServerState
-SERVER_STATE_SERVING: ServerState
-SERVER_STATE_DRAINING: ServerState
-SERVER_STATE_SLEEPING: ServerState
-SERVER_STATE_UNAVAILABLE: ServerState
-
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("service", "version", "state", "uptime_s", "process_id", "resident_bytes", "num_live_requests", "settings_json")
-    SERVICE_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    STATE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("instance", "uptime_s", "process_id", "resident_bytes", "num_live_requests", "settings")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_LIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    SETTINGS_JSON_FIELD_NUMBER: _ClassVar[int]
-    service: str
-    version: str
-    state: ServerState
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    instance: _common_pb2.Instance
     uptime_s: float
     process_id: int
     resident_bytes: int
     num_live_requests: int
-    settings_json: str
-    def __init__(self, service: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[ServerState, str]] = ..., uptime_s: _Optional[float] = ..., process_id: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., num_live_requests: _Optional[int] = ..., settings_json: _Optional[str] = ...) -> None: ...
+    settings: _struct_pb2.Struct
+    def __init__(self, instance: _Optional[_Union[_common_pb2.Instance, _Mapping]] = ..., uptime_s: _Optional[float] = ..., process_id: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., num_live_requests: _Optional[int] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()

@@ -1,3 +1,4 @@
+from google.protobuf import struct_pb2 as _struct_pb2
 from triptych_common.pb import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -26,28 +27,30 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "key_scope", "modalities")
+    __slots__ = ("model", "key_scope", "modalities", "instance")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     KEY_SCOPE_FIELD_NUMBER: _ClassVar[int]
     MODALITIES_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     model: _common_pb2.ModelInfo
     key_scope: bytes
     modalities: _containers.RepeatedScalarFieldContainer[_common_pb2.Modality]
-    def __init__(self, model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., key_scope: _Optional[bytes] = ..., modalities: _Optional[_Iterable[_Union[_common_pb2.Modality, str]]] = ...) -> None: ...
+    instance: _common_pb2.Instance
+    def __init__(self, model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., key_scope: _Optional[bytes] = ..., modalities: _Optional[_Iterable[_Union[_common_pb2.Modality, str]]] = ..., instance: _Optional[_Union[_common_pb2.Instance, _Mapping]] = ...) -> None: ...
 
 class EncodeItem(_message.Message):
-    __slots__ = ("key", "modality", "data", "processor_options_json", "tenant_salt")
+    __slots__ = ("key", "modality", "data", "processor_options", "tenant_salt")
     KEY_FIELD_NUMBER: _ClassVar[int]
     MODALITY_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
-    PROCESSOR_OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
+    PROCESSOR_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     modality: _common_pb2.Modality
     data: bytes
-    processor_options_json: str
+    processor_options: _struct_pb2.Struct
     tenant_salt: str
-    def __init__(self, key: _Optional[bytes] = ..., modality: _Optional[_Union[_common_pb2.Modality, str]] = ..., data: _Optional[bytes] = ..., processor_options_json: _Optional[str] = ..., tenant_salt: _Optional[str] = ...) -> None: ...
+    def __init__(self, key: _Optional[bytes] = ..., modality: _Optional[_Union[_common_pb2.Modality, str]] = ..., data: _Optional[bytes] = ..., processor_options: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., tenant_salt: _Optional[str] = ...) -> None: ...
 
 class EncodeRequest(_message.Message):
     __slots__ = ("items", "lease_s")
@@ -131,6 +134,20 @@ class LookupResponse(_message.Message):
     tiers: _containers.RepeatedScalarFieldContainer[CacheTier]
     def __init__(self, tiers: _Optional[_Iterable[_Union[CacheTier, str]]] = ...) -> None: ...
 
+class RenewRequest(_message.Message):
+    __slots__ = ("lease_ids", "lease_s")
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    lease_s: float
+    def __init__(self, lease_ids: _Optional[_Iterable[str]] = ..., lease_s: _Optional[float] = ...) -> None: ...
+
+class RenewResponse(_message.Message):
+    __slots__ = ("lease_ids",)
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ReleaseRequest(_message.Message):
     __slots__ = ("lease_ids",)
     LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -188,14 +205,6 @@ class GetStatsResponse(_message.Message):
     num_store_failures: int
     num_failed: int
     def __init__(self, num_entries: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., num_leases: _Optional[int] = ..., queue_length: _Optional[int] = ..., num_local_hits: _Optional[int] = ..., num_shared_hits: _Optional[int] = ..., num_joined: _Optional[int] = ..., num_misses: _Optional[int] = ..., num_evictions: _Optional[int] = ..., num_store_failures: _Optional[int] = ..., num_failed: _Optional[int] = ...) -> None: ...
-
-class StoredItem(_message.Message):
-    __slots__ = ("num_tokens", "tensors")
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TENSORS_FIELD_NUMBER: _ClassVar[int]
-    num_tokens: int
-    tensors: _containers.RepeatedCompositeFieldContainer[_common_pb2.NamedTensor]
-    def __init__(self, num_tokens: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_common_pb2.NamedTensor, _Mapping]]] = ...) -> None: ...
 
 class WatchEvictionsRequest(_message.Message):
     __slots__ = ()

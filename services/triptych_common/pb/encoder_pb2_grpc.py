@@ -55,6 +55,11 @@ class EncoderServiceStub:
                 request_serializer=triptych_dot_v1_dot_encoder__pb2.LookupRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_encoder__pb2.LookupResponse.FromString,
                 _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/triptych.v1.EncoderService/Renew',
+                request_serializer=triptych_dot_v1_dot_encoder__pb2.RenewRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_encoder__pb2.RenewResponse.FromString,
+                _registered_method=True)
         self.Release = channel.unary_unary(
                 '/triptych.v1.EncoderService/Release',
                 request_serializer=triptych_dot_v1_dot_encoder__pb2.ReleaseRequest.SerializeToString,
@@ -110,6 +115,13 @@ class EncoderServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Renew(self, request, context):
+        """Makes leases last longer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Release(self, request, context):
         """Ends leases before their time.
         """
@@ -118,7 +130,7 @@ class EncoderServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Evict(self, request, context):
-        """Forgets entries. Leased ones go when their last lease ends.
+        """Forgets single entries. Leased ones go when their last lease ends. ResetCache of the control port forgets all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -159,6 +171,11 @@ def add_EncoderServiceServicer_to_server(servicer, server):
                     servicer.Lookup,
                     request_deserializer=triptych_dot_v1_dot_encoder__pb2.LookupRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_encoder__pb2.LookupResponse.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=triptych_dot_v1_dot_encoder__pb2.RenewRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_encoder__pb2.RenewResponse.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -290,6 +307,33 @@ class EncoderService:
             '/triptych.v1.EncoderService/Lookup',
             triptych_dot_v1_dot_encoder__pb2.LookupRequest.SerializeToString,
             triptych_dot_v1_dot_encoder__pb2.LookupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.EncoderService/Renew',
+            triptych_dot_v1_dot_encoder__pb2.RenewRequest.SerializeToString,
+            triptych_dot_v1_dot_encoder__pb2.RenewResponse.FromString,
             options,
             channel_credentials,
             insecure,

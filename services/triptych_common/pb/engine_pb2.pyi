@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EngineRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "priority", "cache_salt", "media", "placeholders")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "priority", "cache_salt", "media", "placeholders", "n", "constraint", "context")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,9 @@ class EngineRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     MEDIA_FIELD_NUMBER: _ClassVar[int]
     PLACEHOLDERS_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _common_pb2.SamplingParams
@@ -23,27 +26,44 @@ class EngineRequest(_message.Message):
     cache_salt: str
     media: _containers.RepeatedCompositeFieldContainer[_common_pb2.MediaRef]
     placeholders: _containers.RepeatedCompositeFieldContainer[_common_pb2.PlaceholderRange]
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., media: _Optional[_Iterable[_Union[_common_pb2.MediaRef, _Mapping]]] = ..., placeholders: _Optional[_Iterable[_Union[_common_pb2.PlaceholderRange, _Mapping]]] = ...) -> None: ...
+    n: int
+    constraint: _common_pb2.Constraint
+    context: _common_pb2.CallContext
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., media: _Optional[_Iterable[_Union[_common_pb2.MediaRef, _Mapping]]] = ..., placeholders: _Optional[_Iterable[_Union[_common_pb2.PlaceholderRange, _Mapping]]] = ..., n: _Optional[int] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., context: _Optional[_Union[_common_pb2.CallContext, _Mapping]] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("add", "abort")
+    __slots__ = ("add", "abort", "abort_sequences")
     ADD_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    ABORT_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     add: _containers.RepeatedCompositeFieldContainer[EngineRequest]
     abort: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, add: _Optional[_Iterable[_Union[EngineRequest, _Mapping]]] = ..., abort: _Optional[_Iterable[str]] = ...) -> None: ...
+    abort_sequences: _containers.RepeatedCompositeFieldContainer[SequenceId]
+    def __init__(self, add: _Optional[_Iterable[_Union[EngineRequest, _Mapping]]] = ..., abort: _Optional[_Iterable[str]] = ..., abort_sequences: _Optional[_Iterable[_Union[SequenceId, _Mapping]]] = ...) -> None: ...
+
+class SequenceId(_message.Message):
+    __slots__ = ("request_id", "index")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    index: int
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("model", "step", "outputs", "load")
+    __slots__ = ("instance", "model", "going_away", "step", "outputs", "load")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    GOING_AWAY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    instance: _common_pb2.Instance
     model: _common_pb2.ModelInfo
+    going_away: bool
     step: int
     outputs: _containers.RepeatedCompositeFieldContainer[SequenceOutput]
     load: Load
-    def __init__(self, model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    def __init__(self, instance: _Optional[_Union[_common_pb2.Instance, _Mapping]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., going_away: _Optional[bool] = ..., step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request",)
@@ -56,6 +76,34 @@ class GenerateResponse(_message.Message):
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     output: SequenceOutput
     def __init__(self, output: _Optional[_Union[SequenceOutput, _Mapping]] = ...) -> None: ...
+
+class EngineServiceEmbedRequest(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[EngineRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[EngineRequest, _Mapping]]] = ...) -> None: ...
+
+class EngineServiceEmbedResponse(_message.Message):
+    __slots__ = ("embeddings", "usage")
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    embeddings: _containers.RepeatedCompositeFieldContainer[_common_pb2.Tensor]
+    usage: _common_pb2.Usage
+    def __init__(self, embeddings: _Optional[_Iterable[_Union[_common_pb2.Tensor, _Mapping]]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ...) -> None: ...
+
+class EngineServiceDescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EngineServiceDescribeResponse(_message.Message):
+    __slots__ = ("instance", "model", "load")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    instance: _common_pb2.Instance
+    model: _common_pb2.ModelInfo
+    load: Load
+    def __init__(self, instance: _Optional[_Union[_common_pb2.Instance, _Mapping]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_ids",)
@@ -82,8 +130,9 @@ class WatchLoadResponse(_message.Message):
     def __init__(self, load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class SequenceOutput(_message.Message):
-    __slots__ = ("request_id", "token_ids", "logprobs", "prompt_logprobs", "finish_reason", "stop_token_id", "usage", "timings", "error", "media")
+    __slots__ = ("request_id", "index", "token_ids", "logprobs", "prompt_logprobs", "finish_reason", "stop_token_id", "usage", "timings", "error", "media")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +143,7 @@ class SequenceOutput(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     MEDIA_FIELD_NUMBER: _ClassVar[int]
     request_id: str
+    index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
@@ -103,7 +153,7 @@ class SequenceOutput(_message.Message):
     timings: _common_pb2.Timings
     error: _common_pb2.RequestError
     media: _containers.RepeatedCompositeFieldContainer[MediaFetch]
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.RequestError, _Mapping]] = ..., media: _Optional[_Iterable[_Union[MediaFetch, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.RequestError, _Mapping]] = ..., media: _Optional[_Iterable[_Union[MediaFetch, _Mapping]]] = ...) -> None: ...
 
 class MediaFetch(_message.Message):
     __slots__ = ("source", "fetch_s", "num_bytes")

@@ -45,6 +45,16 @@ class EngineServiceStub:
                 request_serializer=triptych_dot_v1_dot_engine__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_engine__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/triptych.v1.EngineService/Embed',
+                request_serializer=triptych_dot_v1_dot_engine__pb2.EngineServiceEmbedRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_engine__pb2.EngineServiceEmbedResponse.FromString,
+                _registered_method=True)
+        self.Describe = channel.unary_unary(
+                '/triptych.v1.EngineService/Describe',
+                request_serializer=triptych_dot_v1_dot_engine__pb2.EngineServiceDescribeRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_engine__pb2.EngineServiceDescribeResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/triptych.v1.EngineService/Abort',
                 request_serializer=triptych_dot_v1_dot_engine__pb2.AbortRequest.SerializeToString,
@@ -64,7 +74,7 @@ class EngineServiceServicer:
     def Session(self, request_iterator, context):
         """One long-lived stream per frontend: requests and aborts go in, one message per engine step comes out, with the outputs of all
         of this session's requests in it. Ending the stream aborts everything that it started. An engine that drains, sleeps or stops
-        ends its sessions, each after its last request, and refuses new ones as unavailable.
+        says so (going_away), ends its sessions, each after its last request, and refuses new ones as unavailable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,6 +82,20 @@ class EngineServiceServicer:
 
     def Generate(self, request, context):
         """One request, one stream: for simple clients. Cancelling the call aborts the request within one step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Vectors of prompts. Not served yet: UNIMPLEMENTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Describe(self, request, context):
+        """Which engine this is, what it serves and how busy it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,6 +127,16 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=triptych_dot_v1_dot_engine__pb2.GenerateRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_engine__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=triptych_dot_v1_dot_engine__pb2.EngineServiceEmbedRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_engine__pb2.EngineServiceEmbedResponse.SerializeToString,
+            ),
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=triptych_dot_v1_dot_engine__pb2.EngineServiceDescribeRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_engine__pb2.EngineServiceDescribeResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -170,6 +204,60 @@ class EngineService:
             '/triptych.v1.EngineService/Generate',
             triptych_dot_v1_dot_engine__pb2.GenerateRequest.SerializeToString,
             triptych_dot_v1_dot_engine__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.EngineService/Embed',
+            triptych_dot_v1_dot_engine__pb2.EngineServiceEmbedRequest.SerializeToString,
+            triptych_dot_v1_dot_engine__pb2.EngineServiceEmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.EngineService/Describe',
+            triptych_dot_v1_dot_engine__pb2.EngineServiceDescribeRequest.SerializeToString,
+            triptych_dot_v1_dot_engine__pb2.EngineServiceDescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,55 +22,95 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from triptych_common.pb import common_pb2 as triptych_dot_v1_dot_common__pb2
 from triptych_common.pb import encoder_pb2 as triptych_dot_v1_dot_encoder__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctriptych/v1/generation.proto\x12\x0btriptych.v1\x1a\x18triptych/v1/common.proto\x1a\x19triptych/v1/encoder.proto\"b\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12)\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ContentPart\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"N\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\x05media\x18\x02 \x01(\x0b\x32\x16.triptych.v1.MediaItemH\x00\x42\x06\n\x04part\"\x8e\x03\n\x11GenerationOptions\x12-\n\x08sampling\x18\x01 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12#\n\x16include_stop_in_output\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x0e\n\x01n\x18\x05 \x01(\rH\x02\x88\x01\x01\x12,\n\x0boutput_mode\x18\x06 \x01(\x0e\x32\x17.triptych.v1.OutputMode\x12\x1d\n\x10return_token_ids\x18\x07 \x01(\x08H\x03\x88\x01\x01\x12\x15\n\x08priority\x18\x08 \x01(\x05H\x04\x88\x01\x01\x12\x17\n\ncache_salt\x18\t \x01(\tH\x05\x88\x01\x01\x42\x19\n\x17_include_stop_in_outputB\x16\n\x14_skip_special_tokensB\x04\n\x02_nB\x13\n\x11_return_token_idsB\x0b\n\t_priorityB\r\n\x0b_cache_salt\"\xb3\x02\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ChatMessage\x12/\n\x07options\x18\x03 \x01(\x0b\x32\x1e.triptych.v1.GenerationOptions\x12!\n\x14template_kwargs_json\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\x06 \x01(\x08H\x02\x88\x01\x01\x42\x17\n\x15_template_kwargs_jsonB\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_message\"\xcf\x01\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12)\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x18.triptych.v1.ChoiceDelta\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.triptych.v1.Usage\x12%\n\x07timings\x18\x05 \x01(\x0b\x32\x14.triptych.v1.Timings\x12\'\n\x05media\x18\x06 \x03(\x0b\x32\x18.triptych.v1.MediaReport\"\xfc\x01\n\x0bMediaReport\x12\'\n\x08modality\x18\x01 \x01(\x0e\x32\x15.triptych.v1.Modality\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12$\n\x04tier\x18\x04 \x01(\x0e\x32\x16.triptych.v1.CacheTier\x12*\n\x06\x65ncode\x18\x05 \x01(\x0b\x32\x1a.triptych.v1.EncodeTimings\x12,\n\x06source\x18\x06 \x01(\x0e\x32\x1c.triptych.v1.EmbeddingSource\x12\x0f\n\x07\x66\x65tch_s\x18\x07 \x01(\x01\x12\x12\n\ntransfer_s\x18\x08 \x01(\x01\"\xeb\x01\n\x0f\x43ompleteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x00\x12/\n\x07options\x18\x04 \x01(\x0b\x32\x1e.triptych.v1.GenerationOptions\x12\x11\n\x04\x65\x63ho\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x06 \x01(\x08H\x02\x88\x01\x01\x42\x08\n\x06promptB\x07\n\x05_echoB\x15\n\x13_add_special_tokens\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xaa\x01\n\x10\x43ompleteResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12)\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x18.triptych.v1.ChoiceDelta\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.triptych.v1.Usage\x12%\n\x07timings\x18\x05 \x01(\x0b\x32\x14.triptych.v1.Timings\"\xda\x01\n\x0b\x43hoiceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.triptych.v1.TokenLogprob\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.triptych.v1.FinishReason\x12\x13\n\tstop_text\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x42\x0e\n\x0cmatched_stop\"\xa1\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\x12\x14\n\x07logprob\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12$\n\x03top\x18\x05 \x03(\x0b\x32\x17.triptych.v1.TopLogprob\x12\x13\n\x0btext_offset\x18\x06 \x01(\rB\n\n\x08_logprob\"S\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\"]\n\x1fGenerationServiceSessionRequest\x12*\n\x05start\x18\x01 \x03(\x0b\x32\x1b.triptych.v1.GenerationCall\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x03(\x04\"\x9b\x01\n\x0eGenerationCall\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.triptych.v1.ChatRequestH\x00\x12\x30\n\x08\x63omplete\x18\x04 \x01(\x0b\x32\x1c.triptych.v1.CompleteRequestH\x00\x42\t\n\x07request\"Z\n GenerationServiceSessionResponse\x12\x36\n\tresponses\x18\x01 \x03(\x0b\x32#.triptych.v1.GenerationCallResponse\"\xf0\x01\n\x16GenerationCallResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12)\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ChoiceDelta\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.triptych.v1.Usage\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.triptych.v1.Timings\x12\'\n\x05media\x18\x06 \x03(\x0b\x32\x18.triptych.v1.MediaReport\x12(\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x19.triptych.v1.RequestError\"\x13\n\x11ListModelsRequest\"<\n\x12ListModelsResponse\x12&\n\x06models\x18\x01 \x03(\x0b\x32\x16.triptych.v1.ModelInfo*W\n\nOutputMode\x12\x1b\n\x17OUTPUT_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTPUT_MODE_DELTA\x10\x01\x12\x15\n\x11OUTPUT_MODE_FINAL\x10\x02\x32\xd8\x02\n\x11GenerationService\x12=\n\x04\x43hat\x12\x18.triptych.v1.ChatRequest\x1a\x19.triptych.v1.ChatResponse0\x01\x12I\n\x08\x43omplete\x12\x1c.triptych.v1.CompleteRequest\x1a\x1d.triptych.v1.CompleteResponse0\x01\x12j\n\x07Session\x12,.triptych.v1.GenerationServiceSessionRequest\x1a-.triptych.v1.GenerationServiceSessionResponse(\x01\x30\x01\x12M\n\nListModels\x12\x1e.triptych.v1.ListModelsRequest\x1a\x1f.triptych.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctriptych/v1/generation.proto\x12\x0btriptych.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x18triptych/v1/common.proto\x1a\x19triptych/v1/encoder.proto\"\xdf\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12)\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ContentPart\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x16\n\treasoning\x18\x04 \x01(\tH\x01\x88\x01\x01\x12)\n\ntool_calls\x18\x05 \x03(\x0b\x32\x15.triptych.v1.ToolCall\x12\x19\n\x0ctool_call_id\x18\x06 \x01(\tH\x02\x88\x01\x01\x42\x07\n\x05_nameB\x0c\n\n_reasoningB\x0f\n\r_tool_call_id\"\x9e\x01\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x0b\x64\x65scription\x18\x02 \x01(\tH\x00\x88\x01\x01\x12#\n\x16parameters_json_schema\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x06strict\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\x0e\n\x0c_descriptionB\x19\n\x17_parameters_json_schemaB\t\n\x07_strict\"\x9e\x01\n\nToolChoice\x12*\n\x04mode\x18\x01 \x01(\x0e\x32\x1c.triptych.v1.ToolChoice.Mode\x12\x15\n\rallowed_names\x18\x02 \x03(\t\"M\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\r\n\tMODE_NONE\x10\x02\x12\x11\n\rMODE_REQUIRED\x10\x03\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"N\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\x05media\x18\x02 \x01(\x0b\x32\x16.triptych.v1.MediaItemH\x00\x42\x06\n\x04part\"\x8d\x03\n\x11GenerationOptions\x12-\n\x08sampling\x18\x01 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12#\n\x16include_stop_in_output\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x0e\n\x01n\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x1d\n\x10return_token_ids\x18\x06 \x01(\x08H\x03\x88\x01\x01\x12\x15\n\x08priority\x18\x07 \x01(\x05H\x04\x88\x01\x01\x12\x17\n\ncache_salt\x18\x08 \x01(\tH\x05\x88\x01\x01\x12+\n\nconstraint\x18\t \x01(\x0b\x32\x17.triptych.v1.ConstraintB\x19\n\x17_include_stop_in_outputB\x16\n\x14_skip_special_tokensB\x04\n\x02_nB\x13\n\x11_return_token_idsB\x0b\n\t_priorityB\r\n\x0b_cache_salt\"\xb3\x03\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ChatMessage\x12/\n\x07options\x18\x03 \x01(\x0b\x32\x1e.triptych.v1.GenerationOptions\x12\x30\n\x0ftemplate_kwargs\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\x06 \x01(\x08H\x01\x88\x01\x01\x12 \n\x05tools\x18\x07 \x03(\x0b\x32\x11.triptych.v1.Tool\x12,\n\x0btool_choice\x18\x08 \x01(\x0b\x32\x17.triptych.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\t \x01(\x08H\x02\x88\x01\x01\x42\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_messageB\x16\n\x14_parallel_tool_calls\"\xca\x01\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12$\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x13.triptych.v1.Choice\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.triptych.v1.Usage\x12%\n\x07timings\x18\x05 \x01(\x0b\x32\x14.triptych.v1.Timings\x12\'\n\x05media\x18\x06 \x03(\x0b\x32\x18.triptych.v1.MediaReport\"i\n\x11\x43hatStreamRequest\x12&\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x18.triptych.v1.ChatRequest\x12,\n\x0boutput_mode\x18\x02 \x01(\x0e\x32\x17.triptych.v1.OutputMode\"\xd5\x01\n\x12\x43hatStreamResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12)\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x18.triptych.v1.ChoiceDelta\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.triptych.v1.Usage\x12%\n\x07timings\x18\x05 \x01(\x0b\x32\x14.triptych.v1.Timings\x12\'\n\x05media\x18\x06 \x03(\x0b\x32\x18.triptych.v1.MediaReport\"\xfc\x01\n\x0bMediaReport\x12\'\n\x08modality\x18\x01 \x01(\x0e\x32\x15.triptych.v1.Modality\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12$\n\x04tier\x18\x04 \x01(\x0e\x32\x16.triptych.v1.CacheTier\x12*\n\x06\x65ncode\x18\x05 \x01(\x0b\x32\x1a.triptych.v1.EncodeTimings\x12,\n\x06source\x18\x06 \x01(\x0e\x32\x1c.triptych.v1.EmbeddingSource\x12\x0f\n\x07\x66\x65tch_s\x18\x07 \x01(\x01\x12\x12\n\ntransfer_s\x18\x08 \x01(\x01\"\xeb\x01\n\x0f\x43ompleteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x00\x12/\n\x07options\x18\x04 \x01(\x0b\x32\x1e.triptych.v1.GenerationOptions\x12\x11\n\x04\x65\x63ho\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x06 \x01(\x08H\x02\x88\x01\x01\x42\x08\n\x06promptB\x07\n\x05_echoB\x15\n\x13_add_special_tokens\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xa5\x01\n\x10\x43ompleteResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12$\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x13.triptych.v1.Choice\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.triptych.v1.Usage\x12%\n\x07timings\x18\x05 \x01(\x0b\x32\x14.triptych.v1.Timings\"u\n\x15\x43ompleteStreamRequest\x12.\n\x08\x63omplete\x18\x01 \x01(\x0b\x32\x1c.triptych.v1.CompleteRequest\x12,\n\x0boutput_mode\x18\x02 \x01(\x0e\x32\x17.triptych.v1.OutputMode\"\xb0\x01\n\x16\x43ompleteStreamResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12)\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x18.triptych.v1.ChoiceDelta\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.triptych.v1.Usage\x12%\n\x07timings\x18\x05 \x01(\x0b\x32\x14.triptych.v1.Timings\"\x93\x02\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\treasoning\x18\x03 \x01(\t\x12)\n\ntool_calls\x18\x04 \x03(\x0b\x32\x15.triptych.v1.ToolCall\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12+\n\x08logprobs\x18\x06 \x03(\x0b\x32\x19.triptych.v1.TokenLogprob\x12\x30\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x19.triptych.v1.FinishReason\x12\x13\n\tstop_text\x18\x08 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\t \x01(\rH\x00\x42\x0e\n\x0cmatched_stop\"\xab\x02\n\x0b\x43hoiceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x13\n\treasoning\x18\x03 \x01(\tH\x00\x12/\n\ttool_call\x18\x04 \x01(\x0b\x32\x1a.triptych.v1.ToolCallDeltaH\x00\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12+\n\x08logprobs\x18\x06 \x03(\x0b\x32\x19.triptych.v1.TokenLogprob\x12\x30\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x19.triptych.v1.FinishReason\x12\x13\n\tstop_text\x18\x08 \x01(\tH\x01\x12\x17\n\rstop_token_id\x18\t \x01(\rH\x01\x42\x07\n\x05\x64\x65ltaB\x0e\n\x0cmatched_stop\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\xa1\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\x12\x14\n\x07logprob\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12$\n\x03top\x18\x05 \x03(\x0b\x32\x17.triptych.v1.TopLogprob\x12\x13\n\x0btext_offset\x18\x06 \x01(\rB\n\n\x08_logprob\"S\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\"]\n\x1fGenerationServiceSessionRequest\x12*\n\x05start\x18\x01 \x03(\x0b\x32\x1b.triptych.v1.GenerationCall\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x03(\x04\"\xf4\x01\n\x0eGenerationCall\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.triptych.v1.ChatRequestH\x00\x12\x30\n\x08\x63omplete\x18\x04 \x01(\x0b\x32\x1c.triptych.v1.CompleteRequestH\x00\x12,\n\x0boutput_mode\x18\x05 \x01(\x0e\x32\x17.triptych.v1.OutputMode\x12)\n\x07\x63ontext\x18\x06 \x01(\x0b\x32\x18.triptych.v1.CallContextB\t\n\x07request\"\x97\x01\n GenerationServiceSessionResponse\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.triptych.v1.Instance\x12\x12\n\ngoing_away\x18\x02 \x01(\x08\x12\x36\n\tresponses\x18\x03 \x03(\x0b\x32#.triptych.v1.GenerationCallResponse\"\xf0\x01\n\x16GenerationCallResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12)\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ChoiceDelta\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.triptych.v1.Usage\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.triptych.v1.Timings\x12\'\n\x05media\x18\x05 \x03(\x0b\x32\x18.triptych.v1.MediaReport\x12(\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x19.triptych.v1.RequestError\"^\n\x12UploadMediaRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32\x1e.triptych.v1.UploadMediaHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"Q\n\x11UploadMediaHeader\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12)\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x18.triptych.v1.CallContext\";\n\x13UploadMediaResponse\x12\x11\n\tupload_id\x18\x01 \x01(\t\x12\x11\n\texpires_s\x18\x02 \x01(\x01\"\xbe\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x06inputs\x18\x02 \x03(\x0b\x32\x17.triptych.v1.EmbedInput\x12\x17\n\ndimensions\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tnormalize\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x18\n\x0btruncate_to\x18\x05 \x01(\rH\x02\x88\x01\x01\x42\r\n\x0b_dimensionsB\x0c\n\n_normalizeB\x0e\n\x0c_truncate_to\"Q\n\nEmbedInput\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x00\x42\x07\n\x05input\"\x81\x01\n\rEmbedResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12*\n\nembeddings\x18\x03 \x03(\x0b\x32\x16.triptych.v1.Embedding\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.triptych.v1.Usage\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\x13\n\x11ListModelsRequest\"<\n\x12ListModelsResponse\x12&\n\x06models\x18\x01 \x03(\x0b\x32\x16.triptych.v1.ModelInfo\"\"\n GenerationServiceDescribeRequest\"t\n!GenerationServiceDescribeResponse\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.triptych.v1.Instance\x12&\n\x06models\x18\x02 \x03(\x0b\x32\x16.triptych.v1.ModelInfo*W\n\nOutputMode\x12\x1b\n\x17OUTPUT_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTPUT_MODE_DELTA\x10\x01\x12\x15\n\x11OUTPUT_MODE_FINAL\x10\x02\x32\x81\x06\n\x11GenerationService\x12;\n\x04\x43hat\x12\x18.triptych.v1.ChatRequest\x1a\x19.triptych.v1.ChatResponse\x12O\n\nChatStream\x12\x1e.triptych.v1.ChatStreamRequest\x1a\x1f.triptych.v1.ChatStreamResponse0\x01\x12G\n\x08\x43omplete\x12\x1c.triptych.v1.CompleteRequest\x1a\x1d.triptych.v1.CompleteResponse\x12[\n\x0e\x43ompleteStream\x12\".triptych.v1.CompleteStreamRequest\x1a#.triptych.v1.CompleteStreamResponse0\x01\x12j\n\x07Session\x12,.triptych.v1.GenerationServiceSessionRequest\x1a-.triptych.v1.GenerationServiceSessionResponse(\x01\x30\x01\x12R\n\x0bUploadMedia\x12\x1f.triptych.v1.UploadMediaRequest\x1a .triptych.v1.UploadMediaResponse(\x01\x12>\n\x05\x45mbed\x12\x19.triptych.v1.EmbedRequest\x1a\x1a.triptych.v1.EmbedResponse\x12M\n\nListModels\x12\x1e.triptych.v1.ListModelsRequest\x1a\x1f.triptych.v1.ListModelsResponse\x12i\n\x08\x44\x65scribe\x12-.triptych.v1.GenerationServiceDescribeRequest\x1a..triptych.v1.GenerationServiceDescribeResponseB\x85\x01\n\x0e\x61i.triptych.v1P\x01Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\xf8\x01\x01\xa2\x02\x03TPV\xaa\x02\x0bTriptych.V1\xca\x02\x0bTriptych\\V1\xea\x02\x0cTriptych::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'triptych.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_OUTPUTMODE']._serialized_start=3031
-  _globals['_OUTPUTMODE']._serialized_end=3118
-  _globals['_CHATMESSAGE']._serialized_start=98
-  _globals['_CHATMESSAGE']._serialized_end=196
-  _globals['_CONTENTPART']._serialized_start=198
-  _globals['_CONTENTPART']._serialized_end=276
-  _globals['_GENERATIONOPTIONS']._serialized_start=279
-  _globals['_GENERATIONOPTIONS']._serialized_end=677
-  _globals['_CHATREQUEST']._serialized_start=680
-  _globals['_CHATREQUEST']._serialized_end=987
-  _globals['_CHATRESPONSE']._serialized_start=990
-  _globals['_CHATRESPONSE']._serialized_end=1197
-  _globals['_MEDIAREPORT']._serialized_start=1200
-  _globals['_MEDIAREPORT']._serialized_end=1452
-  _globals['_COMPLETEREQUEST']._serialized_start=1455
-  _globals['_COMPLETEREQUEST']._serialized_end=1690
-  _globals['_TOKENIDS']._serialized_start=1692
-  _globals['_TOKENIDS']._serialized_end=1715
-  _globals['_COMPLETERESPONSE']._serialized_start=1718
-  _globals['_COMPLETERESPONSE']._serialized_end=1888
-  _globals['_CHOICEDELTA']._serialized_start=1891
-  _globals['_CHOICEDELTA']._serialized_end=2109
-  _globals['_TOKENLOGPROB']._serialized_start=2112
-  _globals['_TOKENLOGPROB']._serialized_end=2273
-  _globals['_TOPLOGPROB']._serialized_start=2275
-  _globals['_TOPLOGPROB']._serialized_end=2358
-  _globals['_GENERATIONSERVICESESSIONREQUEST']._serialized_start=2360
-  _globals['_GENERATIONSERVICESESSIONREQUEST']._serialized_end=2453
-  _globals['_GENERATIONCALL']._serialized_start=2456
-  _globals['_GENERATIONCALL']._serialized_end=2611
-  _globals['_GENERATIONSERVICESESSIONRESPONSE']._serialized_start=2613
-  _globals['_GENERATIONSERVICESESSIONRESPONSE']._serialized_end=2703
-  _globals['_GENERATIONCALLRESPONSE']._serialized_start=2706
-  _globals['_GENERATIONCALLRESPONSE']._serialized_end=2946
-  _globals['_LISTMODELSREQUEST']._serialized_start=2948
-  _globals['_LISTMODELSREQUEST']._serialized_end=2967
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2969
-  _globals['_LISTMODELSRESPONSE']._serialized_end=3029
-  _globals['_GENERATIONSERVICE']._serialized_start=3121
-  _globals['_GENERATIONSERVICE']._serialized_end=3465
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\016ai.triptych.v1P\001Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\370\001\001\242\002\003TPV\252\002\013Triptych.V1\312\002\013Triptych\\V1\352\002\014Triptych::V1'
+  _globals['_OUTPUTMODE']._serialized_start=5722
+  _globals['_OUTPUTMODE']._serialized_end=5809
+  _globals['_CHATMESSAGE']._serialized_start=129
+  _globals['_CHATMESSAGE']._serialized_end=352
+  _globals['_TOOL']._serialized_start=355
+  _globals['_TOOL']._serialized_end=513
+  _globals['_TOOLCHOICE']._serialized_start=516
+  _globals['_TOOLCHOICE']._serialized_end=674
+  _globals['_TOOLCHOICE_MODE']._serialized_start=597
+  _globals['_TOOLCHOICE_MODE']._serialized_end=674
+  _globals['_TOOLCALL']._serialized_start=676
+  _globals['_TOOLCALL']._serialized_end=731
+  _globals['_CONTENTPART']._serialized_start=733
+  _globals['_CONTENTPART']._serialized_end=811
+  _globals['_GENERATIONOPTIONS']._serialized_start=814
+  _globals['_GENERATIONOPTIONS']._serialized_end=1211
+  _globals['_CHATREQUEST']._serialized_start=1214
+  _globals['_CHATREQUEST']._serialized_end=1649
+  _globals['_CHATRESPONSE']._serialized_start=1652
+  _globals['_CHATRESPONSE']._serialized_end=1854
+  _globals['_CHATSTREAMREQUEST']._serialized_start=1856
+  _globals['_CHATSTREAMREQUEST']._serialized_end=1961
+  _globals['_CHATSTREAMRESPONSE']._serialized_start=1964
+  _globals['_CHATSTREAMRESPONSE']._serialized_end=2177
+  _globals['_MEDIAREPORT']._serialized_start=2180
+  _globals['_MEDIAREPORT']._serialized_end=2432
+  _globals['_COMPLETEREQUEST']._serialized_start=2435
+  _globals['_COMPLETEREQUEST']._serialized_end=2670
+  _globals['_TOKENIDS']._serialized_start=2672
+  _globals['_TOKENIDS']._serialized_end=2695
+  _globals['_COMPLETERESPONSE']._serialized_start=2698
+  _globals['_COMPLETERESPONSE']._serialized_end=2863
+  _globals['_COMPLETESTREAMREQUEST']._serialized_start=2865
+  _globals['_COMPLETESTREAMREQUEST']._serialized_end=2982
+  _globals['_COMPLETESTREAMRESPONSE']._serialized_start=2985
+  _globals['_COMPLETESTREAMRESPONSE']._serialized_end=3161
+  _globals['_CHOICE']._serialized_start=3164
+  _globals['_CHOICE']._serialized_end=3439
+  _globals['_CHOICEDELTA']._serialized_start=3442
+  _globals['_CHOICEDELTA']._serialized_end=3741
+  _globals['_TOOLCALLDELTA']._serialized_start=3743
+  _globals['_TOOLCALLDELTA']._serialized_end=3818
+  _globals['_TOKENLOGPROB']._serialized_start=3821
+  _globals['_TOKENLOGPROB']._serialized_end=3982
+  _globals['_TOPLOGPROB']._serialized_start=3984
+  _globals['_TOPLOGPROB']._serialized_end=4067
+  _globals['_GENERATIONSERVICESESSIONREQUEST']._serialized_start=4069
+  _globals['_GENERATIONSERVICESESSIONREQUEST']._serialized_end=4162
+  _globals['_GENERATIONCALL']._serialized_start=4165
+  _globals['_GENERATIONCALL']._serialized_end=4409
+  _globals['_GENERATIONSERVICESESSIONRESPONSE']._serialized_start=4412
+  _globals['_GENERATIONSERVICESESSIONRESPONSE']._serialized_end=4563
+  _globals['_GENERATIONCALLRESPONSE']._serialized_start=4566
+  _globals['_GENERATIONCALLRESPONSE']._serialized_end=4806
+  _globals['_UPLOADMEDIAREQUEST']._serialized_start=4808
+  _globals['_UPLOADMEDIAREQUEST']._serialized_end=4902
+  _globals['_UPLOADMEDIAHEADER']._serialized_start=4904
+  _globals['_UPLOADMEDIAHEADER']._serialized_end=4985
+  _globals['_UPLOADMEDIARESPONSE']._serialized_start=4987
+  _globals['_UPLOADMEDIARESPONSE']._serialized_end=5046
+  _globals['_EMBEDREQUEST']._serialized_start=5049
+  _globals['_EMBEDREQUEST']._serialized_end=5239
+  _globals['_EMBEDINPUT']._serialized_start=5241
+  _globals['_EMBEDINPUT']._serialized_end=5322
+  _globals['_EMBEDRESPONSE']._serialized_start=5325
+  _globals['_EMBEDRESPONSE']._serialized_end=5454
+  _globals['_EMBEDDING']._serialized_start=5456
+  _globals['_EMBEDDING']._serialized_end=5483
+  _globals['_LISTMODELSREQUEST']._serialized_start=5485
+  _globals['_LISTMODELSREQUEST']._serialized_end=5504
+  _globals['_LISTMODELSRESPONSE']._serialized_start=5506
+  _globals['_LISTMODELSRESPONSE']._serialized_end=5566
+  _globals['_GENERATIONSERVICEDESCRIBEREQUEST']._serialized_start=5568
+  _globals['_GENERATIONSERVICEDESCRIBEREQUEST']._serialized_end=5602
+  _globals['_GENERATIONSERVICEDESCRIBERESPONSE']._serialized_start=5604
+  _globals['_GENERATIONSERVICEDESCRIBERESPONSE']._serialized_end=5720
+  _globals['_GENERATIONSERVICE']._serialized_start=5812
+  _globals['_GENERATIONSERVICE']._serialized_end=6581
 # @@protoc_insertion_point(module_scope)

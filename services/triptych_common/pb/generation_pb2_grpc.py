@@ -26,8 +26,10 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """Generates text. Cancelling a call aborts its work in every service within one engine step. The trailing metadata of Chat repeats the
-    reports on its media: one entry triptych-media-bin, a serialized MediaReport, for each, where all of them fit into 4 KiB.
+    """Generates text. Cancelling a call aborts its work in every service within one engine step.
+
+    Chat and ChatStream repeat the reports on their media in the trailing metadata: one entry triptych-media-bin, a serialized
+    MediaReport, for each, where all of them fit into 4 KiB.
     """
 
     def __init__(self, channel):
@@ -36,51 +38,106 @@ class GenerationServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Chat = channel.unary_stream(
+        self.Chat = channel.unary_unary(
                 '/triptych.v1.GenerationService/Chat',
                 request_serializer=triptych_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_generation__pb2.ChatResponse.FromString,
                 _registered_method=True)
-        self.Complete = channel.unary_stream(
+        self.ChatStream = channel.unary_stream(
+                '/triptych.v1.GenerationService/ChatStream',
+                request_serializer=triptych_dot_v1_dot_generation__pb2.ChatStreamRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_generation__pb2.ChatStreamResponse.FromString,
+                _registered_method=True)
+        self.Complete = channel.unary_unary(
                 '/triptych.v1.GenerationService/Complete',
                 request_serializer=triptych_dot_v1_dot_generation__pb2.CompleteRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_generation__pb2.CompleteResponse.FromString,
+                _registered_method=True)
+        self.CompleteStream = channel.unary_stream(
+                '/triptych.v1.GenerationService/CompleteStream',
+                request_serializer=triptych_dot_v1_dot_generation__pb2.CompleteStreamRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_generation__pb2.CompleteStreamResponse.FromString,
                 _registered_method=True)
         self.Session = channel.stream_stream(
                 '/triptych.v1.GenerationService/Session',
                 request_serializer=triptych_dot_v1_dot_generation__pb2.GenerationServiceSessionRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_generation__pb2.GenerationServiceSessionResponse.FromString,
                 _registered_method=True)
+        self.UploadMedia = channel.stream_unary(
+                '/triptych.v1.GenerationService/UploadMedia',
+                request_serializer=triptych_dot_v1_dot_generation__pb2.UploadMediaRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_generation__pb2.UploadMediaResponse.FromString,
+                _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/triptych.v1.GenerationService/Embed',
+                request_serializer=triptych_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/triptych.v1.GenerationService/ListModels',
                 request_serializer=triptych_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_generation__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.Describe = channel.unary_unary(
+                '/triptych.v1.GenerationService/Describe',
+                request_serializer=triptych_dot_v1_dot_generation__pb2.GenerationServiceDescribeRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_generation__pb2.GenerationServiceDescribeResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
-    """Generates text. Cancelling a call aborts its work in every service within one engine step. The trailing metadata of Chat repeats the
-    reports on its media: one entry triptych-media-bin, a serialized MediaReport, for each, where all of them fit into 4 KiB.
+    """Generates text. Cancelling a call aborts its work in every service within one engine step.
+
+    Chat and ChatStream repeat the reports on their media in the trailing metadata: one entry triptych-media-bin, a serialized
+    MediaReport, for each, where all of them fit into 4 KiB.
     """
 
     def Chat(self, request, context):
-        """Renders the model's chat template over the messages and generates the assistant's turn.
+        """Renders the model's chat template over the messages and generates the assistant's turn. Answers once, when all choices ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChatStream(self, request, context):
+        """The same, with text as it appears.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Complete(self, request, context):
-        """Continues a prompt.
+        """Continues a prompt. Answers once, when all choices ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CompleteStream(self, request, context):
+        """The same, with text as it appears.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """Many calls on one stream: what Chat and Complete do, for a gateway that carries many clients. Whatever is due at the same time,
-        as after each engine step, travels in one message, which costs both ends a fraction of a stream per call. Ending the stream
-        cancels what it started.
+        """Many calls on one stream: what ChatStream and CompleteStream do, for a gateway that carries many clients. Whatever is due at the
+        same time, as after each engine step, travels in one message, which costs both ends a fraction of a stream per call. Ending the
+        stream cancels what it started. Send media by UploadMedia: a file in a call here would delay all other calls.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UploadMedia(self, request_iterator, context):
+        """Hands over one media file in pieces, before the call that names it. Best on a connection of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Vectors of texts. Not served yet: UNIMPLEMENTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,28 +150,60 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Describe(self, request, context):
+        """Which frontend this is, and what it serves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Chat': grpc.unary_stream_rpc_method_handler(
+            'Chat': grpc.unary_unary_rpc_method_handler(
                     servicer.Chat,
                     request_deserializer=triptych_dot_v1_dot_generation__pb2.ChatRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_generation__pb2.ChatResponse.SerializeToString,
             ),
-            'Complete': grpc.unary_stream_rpc_method_handler(
+            'ChatStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.ChatStream,
+                    request_deserializer=triptych_dot_v1_dot_generation__pb2.ChatStreamRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_generation__pb2.ChatStreamResponse.SerializeToString,
+            ),
+            'Complete': grpc.unary_unary_rpc_method_handler(
                     servicer.Complete,
                     request_deserializer=triptych_dot_v1_dot_generation__pb2.CompleteRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_generation__pb2.CompleteResponse.SerializeToString,
+            ),
+            'CompleteStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.CompleteStream,
+                    request_deserializer=triptych_dot_v1_dot_generation__pb2.CompleteStreamRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_generation__pb2.CompleteStreamResponse.SerializeToString,
             ),
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
                     request_deserializer=triptych_dot_v1_dot_generation__pb2.GenerationServiceSessionRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_generation__pb2.GenerationServiceSessionResponse.SerializeToString,
             ),
+            'UploadMedia': grpc.stream_unary_rpc_method_handler(
+                    servicer.UploadMedia,
+                    request_deserializer=triptych_dot_v1_dot_generation__pb2.UploadMediaRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_generation__pb2.UploadMediaResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=triptych_dot_v1_dot_generation__pb2.EmbedRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_generation__pb2.EmbedResponse.SerializeToString,
+            ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
                     request_deserializer=triptych_dot_v1_dot_generation__pb2.ListModelsRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_generation__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=triptych_dot_v1_dot_generation__pb2.GenerationServiceDescribeRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_generation__pb2.GenerationServiceDescribeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -125,8 +214,10 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """Generates text. Cancelling a call aborts its work in every service within one engine step. The trailing metadata of Chat repeats the
-    reports on its media: one entry triptych-media-bin, a serialized MediaReport, for each, where all of them fit into 4 KiB.
+    """Generates text. Cancelling a call aborts its work in every service within one engine step.
+
+    Chat and ChatStream repeat the reports on their media in the trailing metadata: one entry triptych-media-bin, a serialized
+    MediaReport, for each, where all of them fit into 4 KiB.
     """
 
     @staticmethod
@@ -140,12 +231,39 @@ class GenerationService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
+        return grpc.experimental.unary_unary(
             request,
             target,
             '/triptych.v1.GenerationService/Chat',
             triptych_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
             triptych_dot_v1_dot_generation__pb2.ChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChatStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/triptych.v1.GenerationService/ChatStream',
+            triptych_dot_v1_dot_generation__pb2.ChatStreamRequest.SerializeToString,
+            triptych_dot_v1_dot_generation__pb2.ChatStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -167,12 +285,39 @@ class GenerationService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
+        return grpc.experimental.unary_unary(
             request,
             target,
             '/triptych.v1.GenerationService/Complete',
             triptych_dot_v1_dot_generation__pb2.CompleteRequest.SerializeToString,
             triptych_dot_v1_dot_generation__pb2.CompleteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CompleteStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/triptych.v1.GenerationService/CompleteStream',
+            triptych_dot_v1_dot_generation__pb2.CompleteStreamRequest.SerializeToString,
+            triptych_dot_v1_dot_generation__pb2.CompleteStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -211,6 +356,60 @@ class GenerationService:
             _registered_method=True)
 
     @staticmethod
+    def UploadMedia(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/triptych.v1.GenerationService/UploadMedia',
+            triptych_dot_v1_dot_generation__pb2.UploadMediaRequest.SerializeToString,
+            triptych_dot_v1_dot_generation__pb2.UploadMediaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.GenerationService/Embed',
+            triptych_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
+            triptych_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListModels(request,
             target,
             options=(),
@@ -227,6 +426,33 @@ class GenerationService:
             '/triptych.v1.GenerationService/ListModels',
             triptych_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
             triptych_dot_v1_dot_generation__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.GenerationService/Describe',
+            triptych_dot_v1_dot_generation__pb2.GenerationServiceDescribeRequest.SerializeToString,
+            triptych_dot_v1_dot_generation__pb2.GenerationServiceDescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,

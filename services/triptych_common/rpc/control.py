@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from typing import Protocol
@@ -12,22 +11,23 @@ import psutil
 from grpc_health.v1 import health, health_pb2
 from pydantic_settings import BaseSettings
 
-from triptych_common import __version__
 from triptych_common.pb import common_pb2, control_pb2, control_pb2_grpc
 from triptych_common.rpc.errors import InvalidRequestError, ServiceUnavailableError, UnimplementedError
+from triptych_common.rpc.identity import Identity, without_secrets
+from triptych_common.rpc.structs import to_struct
 
 #: Names in grpc.health.v1: the process is alive; the service can take requests. The empty name means readiness too.
 LIVENESS = "liveness"
 READINESS = "readiness"
 
-State = control_pb2.ServerState
+State = common_pb2.ServerState
 
 
 class Controllable(Protocol):
     """What a service shows to its control port."""
 
     @property
-    def state(self) -> control_pb2.ServerState: ...
+    def state(self) -> common_pb2.ServerState: ...
     @property
     def num_live_requests(self) -> int: ...
     def model_info(self) -> common_pb2.ModelInfo | None: ...
@@ -68,8 +68,8 @@ class Health:
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     """Answers from a Controllable."""
 
-    def __init__(self, name: str, service: Controllable, settings: BaseSettings) -> None:
-        self._name = name
+    def __init__(self, identity: Identity, service: Controllable, settings: BaseSettings) -> None:
+        self._identity = identity
         self._service = service
         self._settings = settings
         self._started = time.monotonic()
@@ -79,14 +79,12 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.GetServerInfoResponse:
         return control_pb2.GetServerInfoResponse(
-            service=self._name,
-            version=__version__,
-            state=self._service.state,
+            instance=self._identity.describe(self._service.state),
             uptime_s=time.monotonic() - self._started,
             process_id=os.getpid(),
             resident_bytes=self._process.memory_info().rss,
             num_live_requests=self._service.num_live_requests,
-            settings_json=json.dumps(self._settings.model_dump(mode="json")),
+            settings=to_struct(without_secrets(self._settings.model_dump(mode="json"))),
         )
 
     async def GetModelInfo(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Principal:
-    """Who makes a request, as the gateway authenticated it. Anonymous callers are one principal, the default."""
+    """The caller of a request."""
 
-    #: Empty for anonymous callers.
+    #: Whose data the request may see. Empty for callers that nobody authenticated, who share one tenant.
     tenant: str = ""
 
     def scoped_salt(self, salt: str) -> str:
@@ -18,7 +18,7 @@ class Principal:
         Two principals never have the same one, whatever salts their clients choose. Without tenant and salt it is empty.
 
         Args:
-            salt: the client's own choice; it divides what the principal may share.
+            salt: the client's own choice. It divides what the principal may share.
         """
         if not self.tenant and not salt:
             return ""

@@ -19,15 +19,16 @@ from triptych_common.host.open_files import raise_open_files_limit
 from triptych_common.pb import control_pb2, control_pb2_grpc
 from triptych_common.rpc.channels import SERVER_OPTIONS
 from triptych_common.rpc.control import Controllable, ControlServicer, Health
-from triptych_common.rpc.errors import StartupError
+from triptych_common.rpc.errors import StartupError, TriptychError
+from triptych_common.rpc.identity import Identity
 from triptych_common.rpc.interceptors import CallInterceptor
 from triptych_common.settings import GrpcServiceSettings, ServiceSettings
 from triptych_common.telemetry.logs import configure_logging
 from triptych_common.telemetry.metrics import Collect, MetricsServer
 
 log = logging.getLogger(__name__)
-#: Time for calls in flight to end once the process is told to stop, in seconds.
-STOP_GRACE_S = 5.0
+#: Time for streams without requests, e.g. health watches, to end once the service is idle, in seconds.
+_IDLE_STREAMS_GRACE_S = 0.5
 
 
 class ServiceServer:
@@ -50,11 +51,11 @@ class ServiceServer:
         controllable: Controllable,
         collect: Collect | None = None,
     ) -> None:
-        self._name = name
         self._settings = settings
         self._services = services
         self._register = register
         self._controllable = controllable
+        self.identity = Identity(name, settings)
         self.health = Health(tuple(service.full_name for service in services))
         self._metrics = MetricsServer(name, controllable, collect)
         self.port = 0
@@ -68,12 +69,12 @@ class ServiceServer:
         self._register(self._main)
         control_descriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
         self._control = self._server([control_descriptor])
-        servicer = ControlServicer(self._name, self._controllable, self._settings)
+        servicer = ControlServicer(self.identity, self._controllable, self._settings)
         control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, self._control)
         await self.health.set_alive()
         await self.health.set_ready(False)
         settings = self._settings
-        self.port = bind(self._main, settings.host, settings.port, "--port")
+        self.port = self.identity.port = bind(self._main, settings.host, settings.port, "--port")
         self.control_port = bind(self._control, settings.control_host, settings.resolved_control_port, "--control-port")
         if settings.metrics_port is not None:
             self.metrics_port = self._metrics.start(settings.host, settings.metrics_port)
@@ -91,10 +92,15 @@ class ServiceServer:
         reflection.enable_server_reflection(names, server)
         return server
 
-    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Not ready at once; calls in flight get the grace, then are cancelled."""
+    async def stop(self) -> None:
+        """Not ready at once; calls in flight get their time to end (shutdown_grace_s), then they are cancelled."""
         await self.health.set_ready(False)
-        await asyncio.gather(self._main.stop(grace_s), self._control.stop(grace_s), self._metrics.stop())
+        grace_s = self._settings.shutdown_grace_s
+        with contextlib.suppress(TriptychError):  # one that is still loading has nothing to end
+            if not await self._controllable.drain(grace_s):
+                log.warning("%d requests did not end within %g s", self._controllable.num_live_requests, grace_s)
+        streams_s = min(_IDLE_STREAMS_GRACE_S, grace_s)
+        await asyncio.gather(self._main.stop(streams_s), self._control.stop(streams_s), self._metrics.stop())
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, flag: str) -> int:

@@ -121,11 +121,23 @@ class EmbeddingCache(Generic[T]):
             heapq.heapify(self._ends)
         return True
 
+    def renew(self, lease_id: str, ends_at: float) -> bool:
+        """Let a lease end at another time; whether it was alive."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return False
+        self._leases[lease_id] = (lease[0], ends_at)
+        heapq.heappush(self._ends, (ends_at, next(self._counter), lease_id))
+        return True
+
     def expire(self, now: float) -> int:
         """End the leases whose time is over. Returns how many ended."""
         num_ended = 0
         while self._ends and self._ends[0][0] <= now:
-            num_ended += self.release(heapq.heappop(self._ends)[2])
+            lease_id = heapq.heappop(self._ends)[2]
+            # A renewed lease has an entry of its former end as well.
+            if lease_id in self._leases and self._leases[lease_id][1] <= now:
+                num_ended += self.release(lease_id)
         return num_ended
 
     def evict(self, keys: Iterable[bytes] | None = None) -> int:

@@ -10,6 +10,7 @@ from triptych_common.pb import common_pb2, encoder_pb2
 from triptych_common.rpc.errors import InvalidRequestError
 
 from triptych_encoder.cache.item import EncodedItem, HostTensor
+from triptych_encoder.pb import storage_pb2
 
 #: Every stored value begins with it. It changes whenever the layout of values does.
 _MAGIC = b"TPE1"
@@ -24,7 +25,7 @@ def to_stored(item: EncodedItem) -> bytes:
         )
         for name, tensor in item.tensors.items()
     ]
-    body = encoder_pb2.StoredItem(num_tokens=item.num_tokens, tensors=tensors).SerializeToString()
+    body = storage_pb2.StoredItem(num_tokens=item.num_tokens, tensors=tensors).SerializeToString()
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
@@ -34,7 +35,7 @@ def from_stored(value: bytes) -> EncodedItem | None:
     if not value.startswith(_MAGIC) or hashlib.sha256(body).digest() != value[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES]:
         return None
     try:
-        stored = encoder_pb2.StoredItem.FromString(body)
+        stored = storage_pb2.StoredItem.FromString(body)
     except DecodeError:
         return None
     tensors = {

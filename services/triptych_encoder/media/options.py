@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from google.protobuf import struct_pb2
 from triptych_common.media.limits import MediaLimits
 from triptych_common.media.processor_options import NOT_FOR_REQUESTS, check_option_numbers
 from triptych_common.rpc.errors import InvalidRequestError
+from triptych_common.rpc.structs import from_struct
 
-FIELD = "processor_options_json"
+FIELD = "processor_options"
 
 
-def parse_options(text: str) -> dict[str, Any]:
-    """The options as a mapping; empty for none. Raises InvalidRequestError for what is no JSON object."""
+def parse_options(struct: struct_pb2.Struct) -> dict[str, Any]:
+    """The options as a mapping; empty for none. Raises InvalidRequestError for numbers that JSON does not have."""
     try:
-        options = json.loads(text) if text else {}
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{FIELD} is not valid JSON: {error}", field=FIELD) from error
-    if not isinstance(options, dict):
-        raise InvalidRequestError(f"{FIELD} must be a JSON object; given: {text[:100]}", field=FIELD, value=text[:100])
-    return options
+        return from_struct(struct)
+    except ValueError as error:
+        raise InvalidRequestError(f"{FIELD} {error}", field=FIELD) from error
 
 
 def check_options(kind: str, options: Mapping[str, Any], valid: frozenset[str], limits: MediaLimits) -> None:

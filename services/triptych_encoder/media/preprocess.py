@@ -113,7 +113,7 @@ class Preprocessor:
         try:
             sampling = FrameSampling.from_config(self._video_config, options)
         except ValueError as error:
-            raise InvalidRequestError(f"processor_options_json: {error}", field="processor_options_json") from error
+            raise InvalidRequestError(f"processor_options: {error}", field="processor_options") from error
         return decode_video(data, sampling, self._limits)
 
     def _calls(self) -> ProcessorCalls:

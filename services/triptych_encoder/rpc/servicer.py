@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 from triptych_common.media.key import canonical_options, media_key
@@ -29,9 +29,14 @@ _HASH_INLINE_BYTES = 64 << 10
 
 
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
-    """Serves one pipeline. Until it is attached, calls are refused as unavailable."""
+    """Serves one pipeline. Until it is attached, calls are refused as unavailable.
 
-    def __init__(self, evictions: EvictionFeed, max_items_per_request: int) -> None:
+    Args:
+        instance: says which encoder this is.
+    """
+
+    def __init__(self, evictions: EvictionFeed, max_items_per_request: int, instance: Callable[[], common_pb2.Instance]) -> None:
+        self._instance = instance
         self._evictions = evictions
         self._max_items = max_items_per_request
         self._pipeline: EncodingPipeline | None = None
@@ -62,7 +67,10 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         self, request: encoder_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> encoder_pb2.DescribeResponse:
         _ = self._attached
-        return self._description
+        description = encoder_pb2.DescribeResponse()
+        description.CopyFrom(self._description)
+        description.instance.CopyFrom(self._instance())
+        return description
 
     async def Encode(self, request: encoder_pb2.EncodeRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.EncodeResponse:
         if self._refusal is not None:
@@ -107,7 +115,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         if item.modality not in self._description.modalities:
             name = common_pb2.Modality.Name(item.modality).removeprefix("MODALITY_").lower()
             raise InvalidRequestError(f"{self._description.model.name} takes no {name}", field="modality", value=name)
-        options = parse_options(item.processor_options_json)
+        options = parse_options(item.processor_options)
         data = item.data  # each access is a copy
         if data:
             arguments = (self._description.key_scope, item.modality, data, canonical_options(options), item.tenant_salt)
@@ -157,12 +165,22 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         cache = self._attached.cache
         return encoder_pb2.ReleaseResponse(num_released=sum(cache.release(lease_id) for lease_id in request.lease_ids))
 
+    async def Renew(self, request: encoder_pb2.RenewRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.RenewResponse:
+        lease_s = _within("lease_s", request.lease_s if request.HasField("lease_s") else _LEASE_S, 1.0, _MAX_LEASE_S)
+        cache, now_s = self._attached.cache, time.monotonic()
+        cache.expire(now_s)
+        return encoder_pb2.RenewResponse(
+            lease_ids=[lease_id for lease_id in request.lease_ids if cache.renew(lease_id, now_s + lease_s)]
+        )
+
     async def Evict(self, request: encoder_pb2.EvictRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.EvictResponse:
+        if not request.keys:
+            raise InvalidRequestError("keys must not be empty; ResetCache of the control port forgets everything", field="keys")
         pipeline = self._attached
         pipeline.cache.expire(time.monotonic())
-        if request.keys and pipeline.store is not None:
+        if pipeline.store is not None:
             await pipeline.store.evict(request.keys)
-        return encoder_pb2.EvictResponse(num_evicted=pipeline.cache.evict(request.keys or None))
+        return encoder_pb2.EvictResponse(num_evicted=pipeline.cache.evict(request.keys))
 
     async def GetStats(
         self, request: encoder_pb2.GetStatsRequest, context: grpc.aio.ServicerContext

@@ -112,8 +112,8 @@ class EmbeddingCache:
         entry = self._fetching.pop(number, None)
         if entry is None or entry.order is None:
             return []
-        address, entry.order = entry.order.encoder_address, None
-        failed = {item: request for item, request in entry.users.items() if item.encoder_address == address}
+        address, entry.order = entry.order.encoder_id, None
+        failed = {item: request for item, request in entry.users.items() if item.encoder_id == address}
         entry.users = {item: request for item, request in entry.users.items() if item not in failed}
         if entry.users:
             self._order(entry, next(iter(entry.users)))
@@ -134,7 +134,7 @@ class EmbeddingCache:
 
     def _order(self, entry: _Entry, item: MediaItem) -> None:
         self._num_orders += 1
-        order = FetchOrder(self._num_orders, item.key, item.encoder_address, item.lease_id, item.num_tokens, item.modality)
+        order = FetchOrder(self._num_orders, item.key, item.encoder_id, item.lease_id, item.num_tokens, item.modality)
         item.ask(EmbeddingSource.ENCODER)
         entry.order = order
         self._fetching[order.number] = entry

@@ -10,8 +10,9 @@ from functools import partial
 
 import grpc
 import numpy as np
+from triptych_common.cluster.encoder import EncoderConnection
+from triptych_common.cluster.pool import Pool
 from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
-from triptych_common.rpc.channels import open_channel
 from triptych_common.rpc.errors import Code, EmbeddingUnavailableError, InternalError, TriptychError
 from triptych_common.rpc.status import from_request_error, from_rpc_error
 from triptych_common.rpc.tensors import DTYPE_NAMES, num_bytes
@@ -22,8 +23,8 @@ log = logging.getLogger(__name__)
 _RELEASE_TIMEOUT_S = 5.0
 #: How much longer than the encoder itself the engine waits for it to give up.
 _GRACE_S = 5.0
-#: Channels that are kept open though nothing is fetched through them.
-_MAX_IDLE_CHANNELS = 32
+#: How long an order waits for the connection with an encoder that it names, in seconds.
+_CONNECT_WAIT_S = 3.0
 #: Errors that are the item's own: encoding it once more would not help.
 _FINAL_CODES = {Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED, Code.INTERNAL}
 #: element type -> how its bytes are read, and the bits that are all set in numbers that are not finite.
@@ -34,23 +35,23 @@ Deliver = Callable[[int, Embeddings | TriptychError], None]
 
 
 class EmbeddingFetcher:
-    """One stream per order, one channel per encoder.
+    """One stream per order.
 
     Args:
+        encoders: those that embeddings may come from; no address that a request names is ever dialled.
         traits: what embeddings must look like.
         timeout_s: longest wait for an item, its encoding included.
         deliver: takes results; called on the event loop.
     """
 
-    def __init__(self, traits: MediaTraits, timeout_s: float, deliver: Deliver) -> None:
+    def __init__(self, encoders: Pool[EncoderConnection], traits: MediaTraits, timeout_s: float, deliver: Deliver) -> None:
+        self._encoders = encoders
         self._traits = traits
         self._timeout_s = timeout_s
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[int, asyncio.Task[None]] = {}  # number of an order -> its fetch
         self._releases: set[asyncio.Task[None]] = set()
-        self._channels: dict[str, tuple[grpc.aio.Channel, encoder_pb2_grpc.EncoderServiceStub]] = {}
-        self._num_users: dict[str, int] = {}  # address -> fetches from there
 
     def submit(self, orders: Sequence[FetchOrder], cancelled: Sequence[int]) -> None:
         """Begin orders and give up earlier ones. May be called on any thread; after the loop is closed it does nothing."""
@@ -61,14 +62,11 @@ class EmbeddingFetcher:
                 raise
 
     async def close(self) -> None:
-        """Give up everything and close the channels."""
+        """Give up everything."""
         tasks = [*self._tasks.values(), *self._releases]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for channel, _ in self._channels.values():
-            await channel.close()
-        self._channels.clear()
 
     def _submit(self, orders: list[FetchOrder], cancelled: list[int]) -> None:
         for order in orders:
@@ -89,54 +87,43 @@ class EmbeddingFetcher:
         except TriptychError as error:
             result = error
         except Exception as error:
-            log.exception("unexpected error while embeddings were fetched from %s", order.encoder_address)
+            log.exception("unexpected error while embeddings were fetched from %s", order.encoder_id)
             result = InternalError(f"embeddings could not be fetched ({type(error).__name__}); the engine's log has the details")
         if isinstance(result, TriptychError):
-            log.warning("no embeddings of %s from %s: %s", order.key.hex()[:12], order.encoder_address, result)
+            log.warning("no embeddings of %s from %s: %s", order.key.hex()[:12], order.encoder_id, result)
         self._deliver(order.number, result)
 
     async def _fetch(self, order: FetchOrder) -> Embeddings:
-        address = order.encoder_address
-        self._num_users[address] = self._num_users.get(address, 0) + 1
+        encoder = await self._encoder(order.encoder_id)
         try:
-            stub = self._stub(address)
-            embeddings = await self._receive(stub, order)
-            await asyncio.to_thread(_check_finite, embeddings)
-            if order.lease_id:
-                task = asyncio.create_task(_release(stub, order.lease_id), name="release lease")
-                self._releases.add(task)
-                task.add_done_callback(self._releases.discard)
-            return embeddings
+            embeddings = await self._receive(encoder.stub, order)
         except grpc.aio.AioRpcError as error:
-            raise _unavailable(from_rpc_error(error), error.code().name, address) from error
-        finally:
-            self._num_users[address] -= 1
-            if not self._num_users[address]:
-                del self._num_users[address]
-            await self._close_idle_channels()
+            raise _unavailable(from_rpc_error(error), error.code().name, encoder.address) from error
+        await asyncio.to_thread(_check_finite, embeddings)
+        if order.lease_id:
+            task = asyncio.create_task(_release(encoder.stub, order.lease_id), name="release lease")
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+        return embeddings
+
+    async def _encoder(self, instance_id: str) -> EncoderConnection:
+        if not instance_id:
+            raise EmbeddingUnavailableError("the item names no encoder")
+        # The frontend may have found an encoder that has just started a moment before this engine does.
+        encoder = await self._encoders.wait_for_instance(instance_id, _CONNECT_WAIT_S)
+        if encoder is None:
+            known = ", ".join(endpoint.address for endpoint in self._encoders.endpoints) or "none (encoder_addresses)"
+            raise EmbeddingUnavailableError(f"this engine knows no encoder of the instance id {instance_id}; it knows {known}")
+        return encoder
 
     async def _receive(self, stub: encoder_pb2_grpc.EncoderServiceStub, order: FetchOrder) -> Embeddings:
         receiver = _Receiver(order, self._traits)
         request = encoder_pb2.FetchRequest(keys=[order.key], timeout_s=self._timeout_s)
         async for chunk in stub.Fetch(request, timeout=self._timeout_s + _GRACE_S):
             if chunk.HasField("error"):
-                raise _unavailable(from_request_error(chunk.error), "", order.encoder_address)
+                raise _unavailable(from_request_error(chunk.error), "", order.encoder_id)
             receiver.take(chunk)
         return receiver.result()
-
-    def _stub(self, address: str) -> encoder_pb2_grpc.EncoderServiceStub:
-        if not address:
-            raise EmbeddingUnavailableError("the item names no encoder")
-        if address not in self._channels:
-            channel = open_channel(address)
-            self._channels[address] = channel, encoder_pb2_grpc.EncoderServiceStub(channel)
-        return self._channels[address][1]
-
-    async def _close_idle_channels(self) -> None:
-        idle = [address for address in self._channels if address not in self._num_users]
-        for address in idle[: max(0, len(self._channels) - _MAX_IDLE_CHANNELS)]:
-            channel, _ = self._channels.pop(address)
-            await channel.close()
 
 
 class _Receiver:
@@ -190,7 +177,7 @@ class _Receiver:
         return Embeddings(self._tensors)
 
     def _broken(self, what: str) -> TriptychError:
-        return EmbeddingUnavailableError(f"the encoder at {self._order.encoder_address} sent what cannot be used: {what}")
+        return EmbeddingUnavailableError(f"the encoder {self._order.encoder_id} sent what cannot be used: {what}")
 
 
 def _unavailable(error: TriptychError, status: str, address: str) -> TriptychError:

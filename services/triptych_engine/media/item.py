@@ -94,7 +94,7 @@ class MediaItem:
     index: int
     modality: Modality
     key: bytes
-    encoder_address: str = ""
+    encoder_id: str = ""
     lease_id: str = ""
     layout: Mapping[str, np.ndarray] = field(default_factory=dict)
     num_tokens: int = 0
@@ -231,7 +231,7 @@ class FetchOrder:
 
     number: int  # names the order
     key: bytes
-    encoder_address: str
+    encoder_id: str
     lease_id: str
     num_tokens: int
     modality: Modality

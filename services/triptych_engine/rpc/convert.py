@@ -7,9 +7,10 @@ import math
 import re
 import secrets
 from collections.abc import Iterable
+from dataclasses import replace
 
 from triptych_common.pb import common_pb2, engine_pb2
-from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError
+from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError, TriptychError, UnimplementedError
 from triptych_common.rpc.status import to_request_error
 
 from triptych_engine.core import Load
@@ -36,15 +37,16 @@ _RANGES: dict[str, tuple[float, float, float]] = {
 }
 _POSITIVE = ("top_p",)
 MAX_LOGPROBS = 20
+MAX_SEQUENCES = 128
 _REQUEST_ID = re.compile(r"[!-~]{1,256}")
 #: Temperatures below this are greedy: dividing by them would overflow.
 _SMALLEST_TEMPERATURE = 1e-4
 
 
-def to_request(
+def to_requests(
     message: engine_pb2.EngineRequest, model: common_pb2.ModelInfo, capacity_tokens: int, traits: MediaTraits | str = TEXT_ONLY
-) -> Request:
-    """The request, checked.
+) -> list[Request]:
+    """The request, checked: one for each of its sequences.
 
     Args:
         capacity_tokens: longest sequence that the KV cache holds.
@@ -52,22 +54,56 @@ def to_request(
 
     Raises:
         InvalidRequestError, ContextLengthError: a field is out of its range; the error names it.
-        UnimplementedError: the model does not take the media.
+        UnimplementedError: the model does not take the media, or a field is not served yet.
     """
     if not _REQUEST_ID.fullmatch(message.request_id):
         raise InvalidRequestError("request_id must be 1 to 256 printable characters without spaces", field="request_id")
     prompt = list(message.prompt_token_ids)
     if not prompt:
         raise InvalidRequestError("prompt_token_ids must not be empty", field="prompt_token_ids")
+    if message.HasField("constraint"):
+        raise UnimplementedError("constraint is not served yet", field="constraint")
+    n = message.n if message.HasField("n") else 1
+    if not 1 <= n <= MAX_SEQUENCES:
+        limits = f"[1, {MAX_SEQUENCES}]"
+        raise InvalidRequestError(f"n must be in {limits}; given: {n}", field="n", limit=limits, value=n)
     _check_token_ids(prompt, "prompt_token_ids", model.vocab_size)
-    return Request(
-        request_id=message.request_id,
-        prompt_token_ids=prompt,
-        media=to_prompt_media(message, prompt, traits),
-        sampling=_to_sampling(message.sampling, len(prompt), model, capacity_tokens),
-        priority=message.priority,
-        cache_salt=message.cache_salt,
-    )
+    sampling = _to_sampling(message.sampling, len(prompt), model, capacity_tokens)
+    has_seed = message.sampling.HasField("seed")
+    return [
+        Request(
+            request_id=sequence_id(message.request_id, index, n),
+            prompt_token_ids=prompt,
+            # What an item went through is noted on it, so each sequence has its own.
+            media=to_prompt_media(message, prompt, traits),
+            sampling=_of_sequence(sampling, index, has_seed) if index else sampling,
+            priority=message.priority,
+            # A tenant's keys and values are its own, whatever salt it chooses.
+            cache_salt=_scoped_salt(message),
+        )
+        for index in range(n)
+    ]
+
+
+def sequence_id(request_id: str, index: int, n: int) -> str:
+    """The engine's own id of one sequence. Request ids have no spaces, so no two are alike."""
+    return request_id if n == 1 else f"{request_id} {index}"
+
+
+def refusals(message: engine_pb2.EngineRequest, error: TriptychError) -> list[SequenceOutput]:
+    """The outputs of a refused request: one for each of its sequences."""
+    n = min(max(message.n, 1), MAX_SEQUENCES)
+    ids = [sequence_id(message.request_id, index, n) for index in range(n)]
+    return [SequenceOutput(one, finish_reason=FinishReason.ERROR, error=error) for one in ids]
+
+
+def _of_sequence(sampling: SamplingParams, index: int, has_seed: bool) -> SamplingParams:
+    return replace(sampling, seed=(sampling.seed + index) % 2**64 if has_seed else secrets.randbits(64))
+
+
+def _scoped_salt(message: engine_pb2.EngineRequest) -> str:
+    tenant = message.context.tenant
+    return f"{len(tenant)}:{tenant}{message.cache_salt}" if tenant else message.cache_salt
 
 
 def _to_sampling(
@@ -182,7 +218,8 @@ def _check_token_ids(token_ids: Iterable[int], field: str, vocab_size: int) -> N
 
 def output_message(output: SequenceOutput) -> engine_pb2.SequenceOutput:
     """The output as it travels."""
-    message = engine_pb2.SequenceOutput(request_id=output.request_id, token_ids=output.token_ids)
+    request_id, _, index = output.request_id.partition(" ")
+    message = engine_pb2.SequenceOutput(request_id=request_id, index=int(index or 0), token_ids=output.token_ids)
     if output.logprobs:
         message.logprobs.extend(map(_logprobs_message, output.logprobs))
     if output.prompt_logprobs:

@@ -84,7 +84,7 @@ def _item(ref: common_pb2.MediaRef, index: int, traits: MediaTraits) -> MediaIte
         layout = {named.name: to_numpy(named.tensor) for named in ref.layout}
     except TriptychError as error:
         raise InvalidRequestError(f"{field}.layout: {error.message}", field=f"{field}.layout") from error
-    return MediaItem(index, modality, ref.key, ref.encoder_address, ref.lease_id, layout)
+    return MediaItem(index, modality, ref.key, ref.encoder_instance_id, ref.lease_id, layout)
 
 
 def _placeholders(

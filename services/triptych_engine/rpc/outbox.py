@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from triptych_engine.core import Load
 from triptych_engine.scheduling.output import SequenceOutput
@@ -25,12 +25,14 @@ class Mailbox:
         self._ended = False
         self._closed = False
         self._ends_when_idle = False
-        self.request_ids: set[str] = set()  # live requests of this stream
+        #: Whether the stream's client is told to send its requests elsewhere.
+        self.is_going_away = False
+        self.request_ids: set[str] = set()  # live sequences of this stream, by the engine's own ids
 
-    def expect(self, request_id: str) -> None:
-        """Route a request's outputs here. Raises KeyError when the id is routed to some stream already."""
-        self._outbox.route(request_id, self)
-        self.request_ids.add(request_id)
+    def expect(self, request_id: str, sequence_ids: Sequence[str]) -> None:
+        """Route the outputs of a request's sequences here. Raises KeyError when the request id is routed to some stream already."""
+        self._outbox.route(request_id, sequence_ids, self)
+        self.request_ids.update(sequence_ids)
 
     def put(self, step: int, outputs: list[SequenceOutput], load: Load) -> None:
         if self._closed:
@@ -61,8 +63,14 @@ class Mailbox:
         self._ends_when_idle = True
         self._changed.set()
 
+    def go_away(self, load: Load) -> None:
+        """Tell the stream's client to send its requests elsewhere, and end once no request of the stream is live."""
+        self.is_going_away = True
+        self.put(0, [], load)
+        self.end_when_idle()
+
     def close(self) -> list[str]:
-        """Take no more; returns the ids of requests that are still live.
+        """Take no more; returns the engine's ids of sequences that are still live.
 
         Their routes stay until their last outputs, so that nobody can use the ids meanwhile and get what is not theirs.
         """
@@ -77,7 +85,8 @@ class Outbox:
     def __init__(self, loop: asyncio.AbstractEventLoop, on_load: Callable[[Load], None]) -> None:
         self._loop = loop
         self._on_load = on_load
-        self._routes: dict[str, Mailbox] = {}  # request_id -> where its outputs go
+        self._routes: dict[str, Mailbox] = {}  # engine's id of a sequence -> where its outputs go
+        self._sequences: dict[str, list[str]] = {}  # request id -> its live sequences, by the engine's ids
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -93,16 +102,27 @@ class Outbox:
             if not self._loop.is_closed():
                 raise
 
-    def route(self, request_id: str, mailbox: Mailbox) -> None:
-        if request_id in self._routes:
+    def route(self, request_id: str, sequence_ids: Sequence[str], mailbox: Mailbox) -> None:
+        if request_id in self._sequences:
             raise KeyError(request_id)
-        self._routes[request_id] = mailbox
+        self._sequences[request_id] = list(sequence_ids)
+        self._routes.update(dict.fromkeys(sequence_ids, mailbox))
         self._idle.clear()
 
-    def unroute(self, request_id: str) -> None:
-        self._routes.pop(request_id, None)
+    def unroute(self, sequence_id: str) -> None:
+        if self._routes.pop(sequence_id, None) is None:
+            return
+        request_id = sequence_id.partition(" ")[0]
+        live = self._sequences[request_id]
+        live.remove(sequence_id)
+        if not live:
+            del self._sequences[request_id]
         if not self._routes:
             self._idle.set()
+
+    def sequences_of(self, request_ids: Iterable[str]) -> list[str]:
+        """The engine's ids of the live sequences of requests; unknown ids are ignored."""
+        return [sequence for request_id in request_ids for sequence in self._sequences.get(request_id, ())]
 
     async def wait_idle(self) -> None:
         """Return once no request is live."""

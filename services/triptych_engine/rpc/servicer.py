@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
-from triptych_common.rpc.errors import DuplicateRequestError, InvalidRequestError, ServiceUnavailableError, TriptychError
+from triptych_common.rpc.errors import (
+    DuplicateRequestError,
+    InvalidRequestError,
+    ServiceUnavailableError,
+    TriptychError,
+    UnimplementedError,
+)
 
 from triptych_engine.core import EngineCore, Load
 from triptych_engine.media.item import TEXT_ONLY, MediaTraits
-from triptych_engine.rpc.convert import load_message, output_message, to_request
+from triptych_engine.rpc.convert import load_message, output_message, refusals, to_requests
 from triptych_engine.rpc.outbox import Mailbox, Outbox
-from triptych_engine.scheduling.output import SequenceOutput
-from triptych_engine.scheduling.request import FinishReason
 
 log = logging.getLogger(__name__)
 
 
 class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
-    """Serves one EngineCore, from the moment that it is attached; before that, calls are refused as unavailable."""
+    """Serves one EngineCore, from the moment that it is attached; before that, calls are refused as unavailable.
 
-    def __init__(self, outbox: Outbox) -> None:
+    Args:
+        instance: says which engine this is.
+    """
+
+    def __init__(self, outbox: Outbox, instance: Callable[[], common_pb2.Instance]) -> None:
         self._outbox = outbox
+        self._instance = instance
         self._core: EngineCore | None = None
         self._model = common_pb2.ModelInfo()
         self._capacity_tokens = 0
@@ -46,10 +55,10 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self._refusal = None
 
     def refuse(self, reason: str) -> None:
-        """Take no more requests. Sessions end when their last request has, so that frontends know and route elsewhere."""
+        """Take no more requests. Frontends are told to send theirs elsewhere; sessions end when their last request has."""
         self._refusal = reason
         for session in self._sessions:
-            session.end_when_idle()
+            session.go_away(self._attached_core.load)
 
     def accept(self) -> None:
         """Take requests again after `refuse`."""
@@ -72,14 +81,15 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
 
     def _submit(self, message: engine_pb2.EngineRequest, mailbox: Mailbox) -> None:
         self._check_accepting()
-        request = to_request(message, self._model, self._capacity_tokens, self._traits)
+        requests = to_requests(message, self._model, self._capacity_tokens, self._traits)
         try:
-            mailbox.expect(request.request_id)
+            mailbox.expect(message.request_id, [request.request_id for request in requests])
         except KeyError as error:
             raise DuplicateRequestError(
-                f"request id {request.request_id!r} is in use", field="request_id", value=request.request_id
+                f"request id {message.request_id!r} is in use", field="request_id", value=message.request_id
             ) from error
-        self._attached_core.add(request)
+        for request in requests:
+            self._attached_core.add(request)
 
     async def Session(
         self, request_iterator: AsyncIterator[engine_pb2.SessionRequest], context: grpc.aio.ServicerContext
@@ -89,10 +99,15 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self._sessions.add(mailbox)
         reader = asyncio.create_task(self._read_session(core, request_iterator, mailbox))
         try:
-            yield engine_pb2.SessionResponse(model=self._model, load=load_message(core.load))
+            yield engine_pb2.SessionResponse(instance=self._instance(), model=self._model, load=load_message(core.load))
             while (taken := await mailbox.take()) is not None:
                 step, outputs, load = taken
-                yield engine_pb2.SessionResponse(step=step, outputs=map(output_message, outputs), load=load_message(load))
+                yield engine_pb2.SessionResponse(
+                    step=step,
+                    outputs=map(output_message, outputs),
+                    load=load_message(load),
+                    going_away=mailbox.is_going_away,
+                )
             if reader.done():
                 reader.result()
         finally:
@@ -109,10 +124,13 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                     try:
                         self._submit(request, mailbox)
                     except TriptychError as error:
-                        refused = SequenceOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error)
-                        mailbox.put(0, [refused], core.load)
-                if message.abort:
-                    core.abort(list(message.abort))
+                        mailbox.put(0, refusals(request, error), core.load)
+                aborted = self._outbox.sequences_of(message.abort)
+                for sequence in message.abort_sequences:
+                    live = self._outbox.sequences_of([sequence.request_id])
+                    aborted += {f"{sequence.request_id} {sequence.index}", sequence.request_id}.intersection(live)
+                if aborted:
+                    core.abort(aborted)
         finally:
             mailbox.end()
 
@@ -137,8 +155,20 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             self._abort_rest(mailbox)
 
     async def Abort(self, request: engine_pb2.AbortRequest, context: grpc.aio.ServicerContext) -> engine_pb2.AbortResponse:
-        aborted = await asyncio.wrap_future(self._attached_core.abort(list(request.request_ids)))
-        return engine_pb2.AbortResponse(aborted_request_ids=aborted)
+        sequences = self._outbox.sequences_of(dict.fromkeys(request.request_ids))
+        aborted = await asyncio.wrap_future(self._attached_core.abort(sequences))
+        return engine_pb2.AbortResponse(aborted_request_ids=dict.fromkeys(one.partition(" ")[0] for one in aborted))
+
+    async def Describe(
+        self, request: engine_pb2.EngineServiceDescribeRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.EngineServiceDescribeResponse:
+        load = load_message(self._attached_core.load)
+        return engine_pb2.EngineServiceDescribeResponse(instance=self._instance(), model=self._model, load=load)
+
+    async def Embed(
+        self, request: engine_pb2.EngineServiceEmbedRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.EngineServiceEmbedResponse:
+        raise UnimplementedError("Embed is not served yet", field="Embed")
 
     async def WatchLoad(
         self, request: engine_pb2.WatchLoadRequest, context: grpc.aio.ServicerContext

@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
+from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.pb import encoder_pb2
 from triptych_common.rpc.errors import (
     Code,
@@ -30,9 +31,10 @@ from triptych_common.rpc.errors import (
     TriptychError,
 )
 from triptych_common.rpc.status import from_request_error, from_rpc_error, has_details
+from triptych_common.rpc.structs import to_struct
 
 from triptych_frontend.encoders.item import Encoded, Lease
-from triptych_frontend.encoders.pool import Encoder, EncoderPool
+from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.media.item import PreparedMedia
 
 log = logging.getLogger(__name__)
@@ -66,12 +68,16 @@ class EncoderClient:
         #: were made again), resubmitted (requests were sent to the engine again), failed (items that could not be had).
         self.counts: Counter[str] = Counter()
 
-    def ranked(self, key: bytes) -> list[Encoder]:
+    def ranked(self, key: bytes) -> list[EncoderConnection]:
         """Encoders for a key, best first. Raises ServiceUnavailableError when there is none."""
         ranked = self._pool.ranked(key)
         if not ranked:
             raise self._pool.none_left()
         return ranked
+
+    def encoder_id_of(self, key: bytes) -> str:
+        """The instance id of the encoder that a key belongs to. Raises ServiceUnavailableError when there is none."""
+        return encoder_id(self.ranked(key)[0])
 
     async def encode(self, item: PreparedMedia, on_asked: Callable[[], None]) -> Encoded:
         """Encode one item, step by step as described above. Raises the error of the last step, naming the item.
@@ -99,7 +105,7 @@ class EncoderClient:
         assert error is not None  # noqa: S101 - there is at least one encoder
         raise _named(error, item)
 
-    async def _encode_at(self, encoder: Encoder, item: PreparedMedia, on_asked: Callable[[], None]) -> Encoded:
+    async def _encode_at(self, encoder: EncoderConnection, item: PreparedMedia, on_asked: Callable[[], None]) -> Encoded:
         """Ask one encoder, by key alone first. Raises TriptychError."""
         start_s = time.perf_counter()
         impatience = asyncio.get_running_loop().call_later(_ASK_S, on_asked)
@@ -132,16 +138,16 @@ class EncoderClient:
         self.counts[tier] += 1
         timings = result.timings
         inside_s = timings.queue_s + timings.decode_s + timings.preprocess_s + timings.encode_s
-        return Encoded(encoder.address, result, max(time.perf_counter() - start_s - inside_s, 0.0))
+        return Encoded(encoder_id(encoder), result, max(time.perf_counter() - start_s - inside_s, 0.0))
 
-    async def _call(self, encoder: Encoder, item: PreparedMedia, content: bytes) -> encoder_pb2.EncodeResult:
+    async def _call(self, encoder: EncoderConnection, item: PreparedMedia, content: bytes) -> encoder_pb2.EncodeResult:
         request = encoder_pb2.EncodeRequest(
             items=[
                 encoder_pb2.EncodeItem(
                     key=item.key,
                     modality=item.modality,
                     data=content,
-                    processor_options_json=item.options_json,
+                    processor_options=to_struct(item.options),
                     tenant_salt=item.tenant_salt,
                 )
             ],
@@ -151,7 +157,7 @@ class EncoderClient:
             response = await encoder.stub.Encode(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                self._pool.doubt(encoder)
+                encoder.doubt()
                 message = f"the encoder at {encoder.address} did not answer within {self._timeout_s:g} s (encode_timeout_s)"
                 raise _SilentEncoderError(message, retry_after_s=1) from error
             if error.code() in _TRANSPORT_LOST and not has_details(error):
@@ -164,11 +170,11 @@ class EncoderClient:
 
     def release(self, leases: Sequence[Lease]) -> None:
         """End leases in the background. Where this fails, they end by themselves."""
-        by_address: dict[str, list[str]] = {}
-        for address, lease_id in leases:
-            by_address.setdefault(address, []).append(lease_id)
-        for address, lease_ids in by_address.items():
-            encoder = self._pool.find(address)
+        by_encoder: dict[str, list[str]] = {}
+        for instance_id, lease_id in leases:
+            by_encoder.setdefault(instance_id, []).append(lease_id)
+        for instance_id, lease_ids in by_encoder.items():
+            encoder = self._pool.by_instance(instance_id)
             if encoder is not None:
                 self.in_background(self._release(encoder, lease_ids))
 
@@ -178,7 +184,7 @@ class EncoderClient:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _release(self, encoder: Encoder, lease_ids: Sequence[str]) -> None:
+    async def _release(self, encoder: EncoderConnection, lease_ids: Sequence[str]) -> None:
         try:
             await encoder.stub.Release(encoder_pb2.ReleaseRequest(lease_ids=lease_ids), timeout=_RELEASE_TIMEOUT_S)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
@@ -188,6 +194,11 @@ class EncoderClient:
         """Wait for what runs in the background."""
         while self._tasks:  # closing an encoding starts the release of its leases
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def encoder_id(encoder: EncoderConnection) -> str:
+    """The instance id, by which the engine finds the encoder. Empty when the encoder went away meanwhile."""
+    return encoder.instance.id if encoder.instance is not None else ""
 
 
 class _SilentEncoderError(ServiceUnavailableError):

@@ -45,7 +45,7 @@ class MediaEncoding:
         self._client = client
         self._media = media
         self._hold = hold
-        self._items = {one.key: CallItem(one, client.ranked(one.key)[0].address) for one in media}
+        self._items = {one.key: CallItem(one, client.encoder_id_of(one.key)) for one in media}
         self._tasks: set[asyncio.Task[None]] = set()
         self._not_asked = set(self._items)
         self._announced = asyncio.Event()
@@ -56,7 +56,7 @@ class MediaEncoding:
     def refs(self) -> list[common_pb2.MediaRef]:
         """Where each item is, or will be, in the order of the prompt. Leases are named once `wait` returned."""
         items = [self._items[one.key] for one in self._media]
-        return [media_ref(item.media, item.encoder_address, item.lease.lease_id if item.lease else "") for item in items]
+        return [media_ref(item.media, item.encoder_id, item.lease.lease_id if item.lease else "") for item in items]
 
     def result_of(self, key: bytes) -> Encoded | None:
         """What an encoder answered about an item; None before its first answer."""
@@ -164,12 +164,12 @@ async def ensure(client: EncoderClient, media: Sequence[PreparedMedia]) -> Media
     return encoding
 
 
-def media_ref(item: PreparedMedia, address: str = "", lease_id: str = "") -> common_pb2.MediaRef:
+def media_ref(item: PreparedMedia, encoder_id: str = "", lease_id: str = "") -> common_pb2.MediaRef:
     """The item as the engine knows it."""
     return common_pb2.MediaRef(
         modality=item.modality,
         key=item.key,
-        encoder_address=address,
+        encoder_instance_id=encoder_id,
         lease_id=lease_id,
         layout=[common_pb2.NamedTensor(name=name, tensor=from_numpy(array)) for name, array in item.expansion.layout],
     )

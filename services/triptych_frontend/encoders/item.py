@@ -51,7 +51,8 @@ class IllegalTransitionError(Exception):
 class Lease(NamedTuple):
     """Keeps embeddings in an encoder's cache until it is ended."""
 
-    encoder_address: str
+    #: The encoder's instance id.
+    encoder_id: str
     lease_id: str
 
 
@@ -59,7 +60,7 @@ class Lease(NamedTuple):
 class Encoded:
     """What an encoder answered about an item, and what it cost."""
 
-    encoder_address: str
+    encoder_id: str
     result: encoder_pb2.EncodeResult
     #: Wall time of the calls to the encoder, less what the encoder itself reports; in seconds.
     transfer_s: float
@@ -71,14 +72,14 @@ class CallItem:
     The item holds a lease in the state READY alone. The events that leave this state return it, for the caller to end.
 
     Args:
-        encoder_address: the encoder that the item belongs to.
+        encoder_id: instance id of the encoder that the item belongs to.
     """
 
-    def __init__(self, media: PreparedMedia, encoder_address: str) -> None:
+    def __init__(self, media: PreparedMedia, encoder_id: str) -> None:
         self.media = media
         self.state = ItemState.PREPARED
         #: Where the engine shall ask for the embeddings.
-        self.encoder_address = encoder_address
+        self.encoder_id = encoder_id
         self.lease: Lease | None = None
         #: The last answer of an encoder, for reports; None before the first.
         self.encoded: Encoded | None = None
@@ -93,8 +94,8 @@ class CallItem:
         """An encoder holds the embeddings."""
         self._go("finish")
         self.encoded = encoded
-        self.encoder_address = encoded.encoder_address
-        self.lease = Lease(encoded.encoder_address, encoded.result.lease_id)
+        self.encoder_id = encoded.encoder_id
+        self.lease = Lease(encoded.encoder_id, encoded.result.lease_id)
 
     def fail(self, error: TriptychError) -> None:
         """No encoder can make the embeddings."""

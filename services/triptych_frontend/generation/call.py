@@ -100,16 +100,17 @@ class Generation:
         self._log()
         self._on_end()
 
-    # What the engine's session calls, see engine_client.Listener.
+    # What the engine's answers call, see engines.router.Listener.
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         try:
             self._feed(index, output)
         except Exception as error:
             log.exception("unexpected error", extra={"request_id": self._request_id})
-            self.on_error(InternalError(f"internal error ({type(error).__name__}); the service's log has the details"))
+            self.on_error(index, InternalError(f"internal error ({type(error).__name__}); the service's log has the details"))
 
-    def on_error(self, error: TriptychError) -> None:
+    def on_error(self, index: int, error: TriptychError) -> None:
+        # A choice that fails ends the call.
         self.error = self.error or error
         self._announce()
 

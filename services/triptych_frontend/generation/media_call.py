@@ -19,7 +19,8 @@ from triptych_common.rpc.errors import EmbeddingUnavailableError, InternalError,
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import MediaEncoding
 from triptych_frontend.encoders.item import Encoded
-from triptych_frontend.engines.client import EngineCall, EngineClient, Listener
+from triptych_frontend.engines.router import EngineCall, EngineRouter, Listener
+from triptych_frontend.generation.sampling import seed_of_choice
 from triptych_frontend.prompt.preprocess import Prompt
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class _MediaSequence:
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         self._owner.on_sequence_output(self, output)
 
-    def on_error(self, error: TriptychError) -> None:
+    def on_error(self, index: int, error: TriptychError) -> None:
         self._owner.on_sequence_error(self, error)
 
 
@@ -101,17 +102,17 @@ class MediaCall:
     """The sequences of one call with media. It is made by `start`; its maker closes it.
 
     Args:
-        requests: to the engine, one per choice, without media.
+        request: to the engine, without media.
         listener: hears of the sequences, as in `EngineClient.start`.
     """
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: EngineRouter,
         encoders: EncoderClient,
         encoding: MediaEncoding,
         prompt: Prompt,
-        requests: Sequence[engine_pb2.EngineRequest],
+        request: engine_pb2.EngineRequest,
         listener: Listener,
     ) -> None:
         self._engine = engine
@@ -119,7 +120,7 @@ class MediaCall:
         self._encoding = encoding
         self._prompt = prompt
         self._listener = listener
-        self._sequences = [_MediaSequence(self, index, request) for index, request in enumerate(requests)]
+        self._sequences = [_MediaSequence(self, index, _of_one(request, index)) for index in range(request.n or 1)]
         self._num_resubmissions = 0
         self._has_lost = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -128,10 +129,10 @@ class MediaCall:
     @classmethod
     async def start(
         cls,
-        engine: EngineClient,
+        engine: EngineRouter,
         encoders: EncoderClient,
         prompt: Prompt,
-        requests: Sequence[engine_pb2.EngineRequest],
+        request: engine_pb2.EngineRequest,
         listener: Listener,
         keeps_request: bool = False,
     ) -> MediaCall:
@@ -147,7 +148,7 @@ class MediaCall:
         encoding = MediaEncoding(encoders, prompt.media, None if keeps_request else prompt.hold)
         try:
             await encoding.announced()
-            call = cls(engine, encoders, encoding, prompt, requests, listener)
+            call = cls(engine, encoders, encoding, prompt, request, listener)
             call._submit(call._sequences)
         except BaseException:
             encoding.end()
@@ -240,13 +241,13 @@ class MediaCall:
             request = engine_pb2.EngineRequest(media=refs, placeholders=self._prompt.placeholders)
             request.MergeFrom(sequence.next_request())
             # One call for each, because each may be lost and sent again alone. They travel in one message all the same.
-            sequence.call = self._engine.start([request], sequence)
+            sequence.call = self._engine.start(request, sequence)
             if sequence.is_aborted:
                 sequence.call.abort(0)
 
     def _fail(self, error: TriptychError) -> None:
         self.close()
-        self._listener.on_error(self._in_terms_of_the_request(error))
+        self._listener.on_error(0, self._in_terms_of_the_request(error))
 
     def _in_terms_of_the_request(self, error: TriptychError) -> TriptychError:
         """The error with the client's name of the item instead of the engine's, of a class that tells the client what to do."""
@@ -259,6 +260,16 @@ class MediaCall:
         if isinstance(error, EmbeddingUnavailableError):
             kind, retry_after_s = ServiceUnavailableError, _RETRY_AFTER_S
         return kind(message, field=field, limit=error.limit, value=error.value, retry_after_s=retry_after_s)
+
+
+def _of_one(request: engine_pb2.EngineRequest, index: int) -> engine_pb2.EngineRequest:
+    """The request for one of its sequences alone, numbered as the engine would number it."""
+    one = engine_pb2.EngineRequest()
+    one.CopyFrom(request)
+    one.request_id, one.n = f"{request.request_id}-{index}", 1
+    if one.sampling.HasField("seed"):
+        one.sampling.seed = seed_of_choice(request.sampling.seed, index)
+    return one
 
 
 def _is_about_embeddings(error: TriptychError) -> bool:

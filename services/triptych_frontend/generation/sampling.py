@@ -43,7 +43,7 @@ _INT64 = 1 << 64
 class GenerationParams:
     """Options of a generation, checked, with the defaults filled in."""
 
-    #: As the client sent it; `for_choice` completes it.
+    #: As the client sent it; `for_engine` completes it.
     sampling: common_pb2.SamplingParams
     output: OutputOptions
     num_choices: int
@@ -60,23 +60,28 @@ class GenerationParams:
     def wants_prompt_logprobs(self) -> bool:
         return self.sampling.HasField("prompt_logprobs")
 
-    def for_choice(self, index: int, max_tokens: int | None) -> common_pb2.SamplingParams:
-        """What the engine gets for one choice: its own seed, and max_tokens where the frontend sets it."""
+    def for_engine(self, max_tokens: int | None) -> common_pb2.SamplingParams:
+        """What the engine gets: with the bound on tokens where the frontend sets one."""
         sampling = common_pb2.SamplingParams()
         sampling.CopyFrom(self.sampling)
         if max_tokens is not None:
             sampling.max_tokens = max_tokens
-        if sampling.HasField("seed"):
-            # After the largest seed comes the smallest one.
-            sampling.seed = (sampling.seed + index + _INT64 // 2) % _INT64 - _INT64 // 2
         return sampling
 
 
-def check_options(options: generation_pb2.GenerationOptions, vocab_size: int, echo: bool = False) -> GenerationParams:
+def seed_of_choice(seed: int, index: int) -> int:
+    """The seed of one choice. Past the largest seed goes on at the smallest."""
+    return (seed + index + _INT64 // 2) % _INT64 - _INT64 // 2
+
+
+def check_options(
+    options: generation_pb2.GenerationOptions, vocab_size: int, echo: bool = False, is_final_only: bool = False
+) -> GenerationParams:
     """The options, checked. Raises InvalidRequestError naming field, limit and value.
 
     Args:
         echo: the prompt's text is part of the answer, so its log probabilities may be, too.
+        is_final_only: answer each choice once, when it has ended.
     """
     sampling = common_pb2.SamplingParams()
     sampling.CopyFrom(options.sampling)
@@ -101,7 +106,7 @@ def check_options(options: generation_pb2.GenerationOptions, vocab_size: int, ec
             min_tokens=sampling.min_tokens,
         ),
         num_choices=num_choices,
-        is_final_only=options.output_mode == generation_pb2.OUTPUT_MODE_FINAL,
+        is_final_only=is_final_only,
         return_token_ids=options.return_token_ids,
         priority=options.priority,
         cache_salt=options.cache_salt,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Callable
 
 from triptych_common.rpc.errors import InvalidRequestError, QueueFullError
@@ -23,6 +25,8 @@ class MediaBudget:
         #: Bytes that are kept in case they are needed once more. They are dropped when other calls need the room.
         self.spare_bytes = 0
         self._spare: dict[MediaHold, None] = {}  # holds that can be dropped, oldest first
+        #: The bytes that callers wait for, in order, each with a future that is set when they are free.
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def hold(self) -> MediaHold:
         """The share of one call, of nothing so far."""
@@ -44,6 +48,32 @@ class MediaBudget:
         del self._spare[hold]
         self.used_bytes += num_bytes
         self.spare_bytes -= num_bytes
+
+    async def until_free(self, num_bytes: int, timeout_s: float) -> bool:
+        """Wait until so many bytes are free, behind callers that wait already. True when the caller may take them at once."""
+        if not self._waiting and self.used_bytes + num_bytes <= self.max_bytes:
+            return True
+        turn = asyncio.get_running_loop().create_future()
+        entry = num_bytes, turn
+        self._waiting.append(entry)
+        try:
+            await asyncio.wait_for(turn, timeout_s)
+        except TimeoutError:
+            return False
+        finally:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+                self.wake()
+        return self.used_bytes + num_bytes <= self.max_bytes
+
+    def wake(self) -> None:
+        """Wake the callers for whom there is room now."""
+        free = self.max_bytes - self.used_bytes
+        while self._waiting and self._waiting[0][0] <= free:
+            num_bytes, turn = self._waiting.popleft()
+            free -= num_bytes
+            if not turn.done():
+                turn.set_result(None)
 
 
 class MediaHold:
@@ -76,6 +106,12 @@ class MediaHold:
         self._num_bytes = wanted
         self._budget.used_bytes += num_bytes
 
+    async def take_when_free(self, num_bytes: int, field: str, timeout_s: float) -> None:
+        """Wait for room, then `take`. Raises as `take` does, QueueFullError after the time."""
+        if num_bytes <= self._budget.max_bytes:
+            await self._budget.until_free(num_bytes, timeout_s)
+        self.take(num_bytes, field)
+
     def spare(self, on_drop: Callable[[], None]) -> None:
         """The call can do without the files: keep them only while nobody else needs the room.
 
@@ -85,6 +121,7 @@ class MediaHold:
         if self._num_bytes and self._on_drop is None:
             self._on_drop = on_drop
             self._budget.add_spare(self, self._num_bytes)
+            self._budget.wake()
 
     def need(self) -> None:
         """The call needs the files again, as far as they are still there."""
@@ -104,3 +141,4 @@ class MediaHold:
         self.need()
         self._budget.used_bytes -= self._num_bytes
         self._num_bytes = 0
+        self._budget.wake()

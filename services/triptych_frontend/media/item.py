@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,8 +108,8 @@ class PreparedMedia:
     #: See triptych_common.media.key.
     key: bytes
     file: MediaFile
-    #: Canonical JSON, part of the key.
-    options_json: str
+    #: Of the model's processor, part of the key.
+    options: Mapping[str, Any]
     expansion: Expansion
     #: Where it stands in the request.
     field: str

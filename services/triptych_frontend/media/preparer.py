@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -12,6 +11,8 @@ from triptych_common.media.key import canonical_options, content_hash, media_key
 from triptych_common.media.processor_options import check_option_numbers
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.errors import InvalidRequestError
+from triptych_common.rpc.principal import Principal
+from triptych_common.rpc.structs import from_struct
 
 from triptych_frontend.media.aliases import KnownMedia, UuidAliases
 from triptych_frontend.media.budget import MediaBudget, MediaHold
@@ -19,10 +20,11 @@ from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.header import read_header
 from triptych_frontend.media.item import MODALITY_NAMES, MediaFile, MediaInput, PreparedMedia
 from triptych_frontend.media.processors.placeholders import PlaceholderExpander
+from triptych_frontend.media.uploads import Uploads
 from triptych_frontend.settings import FrontendSettings
 
-#: Largest JSON of one item's processor options, in characters.
-_MAX_OPTIONS_CHARS = 16_384
+#: Largest processor options of one item.
+_MAX_OPTIONS_BYTES = 16_384
 _MAX_UUID_CHARS = 256
 
 
@@ -63,20 +65,23 @@ class MediaPreparer:
         self._limits = settings.media_limits
         self.aliases = UuidAliases(settings.max_media_aliases)
         self.budget = MediaBudget(settings.max_live_media_bytes)
+        self.uploads = Uploads(self.budget, settings.max_media_bytes)
         self._pool = ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media")
 
     def close(self) -> None:
-        """Give the threads back."""
+        """Give the threads back, and forget files that nobody named."""
+        self.uploads.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def prepare(
-        self, items: Sequence[tuple[str, common_pb2.MediaItem]], tenant_salt: str, hold: MediaHold
+        self, items: Sequence[tuple[str, common_pb2.MediaItem]], principal: Principal, salt: str, hold: MediaHold
     ) -> list[PreparedMedia]:
         """The items, ready to be encoded, in their order. All of them are fetched at the same time.
 
         Args:
             items: each with where it stands in the request.
-            tenant_salt: of the caller, see `Principal.scoped_salt`. Callers of different salts share neither embeddings nor names.
+            principal: who asks. Principals share neither embeddings nor names.
+            salt: the client's own choice. Requests of different salts share neither.
             hold: counts the bytes of the files. Its owner releases it, also after an error.
 
         Raises:
@@ -86,7 +91,7 @@ class MediaPreparer:
         """
         inputs = self._checked(items)
         await self._encoders.until_some()  # before anything is fetched in vain
-        tasks = [asyncio.create_task(self._prepare_one(media, tenant_salt, hold)) for media in inputs]
+        tasks = [asyncio.create_task(self._prepare_one(media, principal, principal.scoped_salt(salt), hold)) for media in inputs]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -113,14 +118,14 @@ class MediaPreparer:
                 message = f"{field}.uuid may have at most {_MAX_UUID_CHARS} characters; given: {len(item.uuid)}"
                 raise InvalidRequestError(message, field=f"{field}.uuid", limit=_MAX_UUID_CHARS, value=len(item.uuid))
             all_options = _options(item, field)
-            options, names = self._expander.options_for(item.modality, all_options, f"{field}.processor_options_json")
-            check_option_numbers(options, self._settings.max_image_pixels, f"{field}.processor_options_json")
+            options, names = self._expander.options_for(item.modality, all_options, f"{field}.processor_options")
+            check_option_numbers(options, self._settings.max_image_pixels, f"{field}.processor_options")
             given.update(dict.fromkeys(all_options, field))
             used |= names
             inputs.append(MediaInput(item, field, options))
         unused = next((name for name in given if name not in used), None)
         if unused is not None:
-            field = f"{given[unused]}.processor_options_json"
+            field = f"{given[unused]}.processor_options"
             message = f"{field}: no item of this request is of a modality that {unused!r} is for"
             raise InvalidRequestError(message, field=field, value=unused)
         return inputs
@@ -142,8 +147,8 @@ class MediaPreparer:
             message = f"this model takes at most {limit} {MODALITY_NAMES[modality]} per request; given: {count}"
             raise InvalidRequestError(message, field=field, limit=limit, value=count)
 
-    async def _prepare_one(self, media: MediaInput, tenant_salt: str, hold: MediaHold) -> PreparedMedia:
-        content = await self._content(media, hold)
+    async def _prepare_one(self, media: MediaInput, principal: Principal, tenant_salt: str, hold: MediaHold) -> PreparedMedia:
+        content = await self._content(media, principal, hold)
         if content is None:
             known = self._known(media, tenant_salt)
         else:
@@ -155,9 +160,9 @@ class MediaPreparer:
         expansion = await self._run(lambda: expander.expand(known.header, media.options, media.field))
         options_json = canonical_options(media.options)
         key = media_key_of_hash(self._encoders.key_scope(), known.modality, known.content_hash, options_json, tenant_salt)
-        return PreparedMedia(known.modality, key, MediaFile(content), options_json, expansion, media.field, tenant_salt)
+        return PreparedMedia(known.modality, key, MediaFile(content), media.options, expansion, media.field, tenant_salt)
 
-    async def _content(self, media: MediaInput, hold: MediaHold) -> bytes | None:
+    async def _content(self, media: MediaInput, principal: Principal, hold: MediaHold) -> bytes | None:
         """The raw file. None when the client sent a name alone."""
         item, kind = media.item, media.item.WhichOneof("source")
         if kind == "data":
@@ -165,6 +170,10 @@ class MediaPreparer:
             if len(content) > limit:
                 message = f"{media.field} may have at most {limit} bytes; given: {len(content)}"
                 raise InvalidRequestError(message, field=media.field, limit=limit, value=len(content))
+            hold.take(len(content), media.field)
+            return content
+        if kind == "upload_id":
+            content = self.uploads.take(item.upload_id, principal.tenant, media.field)
             hold.take(len(content), media.field)
             return content
         if kind == "url":
@@ -193,16 +202,12 @@ class MediaPreparer:
 
 
 def _options(item: common_pb2.MediaItem, field: str) -> dict[str, Any]:
-    field = f"{field}.processor_options_json"
-    if len(item.processor_options_json) > _MAX_OPTIONS_CHARS:
-        raise InvalidRequestError(
-            f"{field} may have at most {_MAX_OPTIONS_CHARS} characters", field=field, limit=_MAX_OPTIONS_CHARS
-        )
+    field = f"{field}.processor_options"
+    num_bytes = item.processor_options.ByteSize()
+    if num_bytes > _MAX_OPTIONS_BYTES:
+        message = f"{field} may have at most {_MAX_OPTIONS_BYTES} bytes; given: {num_bytes}"
+        raise InvalidRequestError(message, field=field, limit=_MAX_OPTIONS_BYTES, value=num_bytes)
     try:
-        options = json.loads(item.processor_options_json or "{}")
-        canonical_options(options).encode()
-    except (ValueError, RecursionError, AttributeError) as error:
-        raise InvalidRequestError(f"{field} is not valid JSON: {error}", field=field) from error
-    if not isinstance(options, dict):
-        raise InvalidRequestError(f"{field} must be a JSON object", field=field, limit="object", value=type(options).__name__)
-    return options
+        return from_struct(item.processor_options)
+    except ValueError as error:
+        raise InvalidRequestError(f"{field} {error}", field=field) from error

@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from google.protobuf import struct_pb2
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.errors import InvalidRequestError
 from triptych_common.rpc.principal import ANONYMOUS, Principal
+from triptych_common.rpc.structs import from_struct
 
 from triptych_frontend.media.budget import MediaHold
 from triptych_frontend.media.item import MediaPart, PreparedMedia
@@ -92,15 +93,15 @@ class Preprocessor:
         """
         start_s = time.perf_counter()
         turns = _turns(request.messages)
-        variables_json = request.template_kwargs_json or "{}"
-        self._check_length(sum(len(turn.text) + len(turn.name or "") for turn in turns) + len(variables_json), "messages")
-        variables = _template_variables(variables_json)
+        num_chars = sum(len(turn.text) + len(turn.name or "") for turn in turns) + request.template_kwargs.ByteSize()
+        self._check_length(num_chars, "messages")
+        variables = _template_variables(request.template_kwargs)
         add_generation_prompt, continue_final_message = _prompt_end(request, turns[-1])
         items = _media_items(request.messages)
         hold = self._media.budget.hold()
         with contextlib.ExitStack() as on_error:
             on_error.callback(hold.release)
-            media = await self._media.prepare(items, principal.scoped_salt(request.options.cache_salt), hold) if items else []
+            media = await self._media.prepare(items, principal, request.options.cache_salt, hold) if items else []
             expansions = [(item.modality, item.expansion) for item in media]
             chat = await self._render(
                 lambda: self._template.render(turns, variables, add_generation_prompt, continue_final_message, expansions)
@@ -279,14 +280,9 @@ def _prompt_end(request: generation_pb2.ChatRequest, last: ChatTurn) -> tuple[bo
     return False, True
 
 
-def _template_variables(text: str) -> dict[str, Any]:
-    field = "template_kwargs_json"
+def _template_variables(struct: struct_pb2.Struct) -> dict[str, Any]:
+    field = "template_kwargs"
     try:
-        variables = json.loads(text)
-        # JSON can have half a surrogate pair, which no tokenizer accepts.
-        json.dumps(variables, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{field} is not valid JSON: {error}", field=field) from error
-    if not isinstance(variables, dict):
-        raise InvalidRequestError(f"{field} must be a JSON object", field=field, limit="object", value=type(variables).__name__)
-    return variables
+        return from_struct(struct)
+    except ValueError as error:
+        raise InvalidRequestError(f"{field} {error}", field=field) from error

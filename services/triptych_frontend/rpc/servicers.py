@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 from triptych_common.pb import (
+    common_pb2,
     detokenize_pb2,
     detokenize_pb2_grpc,
     generation_pb2,
@@ -16,64 +16,119 @@ from triptych_common.pb import (
     preprocess_pb2,
     preprocess_pb2_grpc,
 )
-from triptych_common.rpc.errors import InvalidRequestError, ServiceUnavailableError
+from triptych_common.rpc.errors import InvalidRequestError, ServiceUnavailableError, UnimplementedError
 from triptych_common.telemetry.logs import request_id_var
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import media_ref
 from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.generator import Generator, Request
+from triptych_frontend.generation.whole import whole_choices
+from triptych_frontend.media.uploads import Uploads
 from triptych_frontend.prompt.preprocess import Preprocessor
 from triptych_frontend.rpc.session import GenerationSession
 from triptych_frontend.served_model import ServedModel
 from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
-Response = TypeVar("Response", generation_pb2.ChatResponse, generation_pb2.CompleteResponse)
 _MEDIA_TRAILER = "triptych-media-bin"
 #: Metadata of more than 8 KiB make calls fail, and others add theirs.
 _MAX_TRAILER_BYTES = 4096
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
-    """Chat, Complete, Session, ListModels."""
+    """Chat and Complete, whole and streamed, Session, UploadMedia, ListModels, Describe.
 
-    def __init__(self, model: ServedModel, generator: Generator) -> None:
+    Args:
+        instance: says which frontend this is.
+    """
+
+    def __init__(
+        self, model: ServedModel, generator: Generator, uploads: Uploads, instance: Callable[[], common_pb2.Instance]
+    ) -> None:
         self._model = model
         self._generator = generator
+        self._uploads = uploads
+        self._instance = instance
         self._sessions: set[GenerationSession] = set()
         self._refusal: str | None = None
 
     def refuse(self, reason: str) -> None:
-        """Take no more sessions, and end those that are open, each after its last call, so that clients look elsewhere."""
+        """Take no more sessions, and end those that are open, each after its last call; tells clients to look elsewhere."""
         self._refusal = reason
         for session in self._sessions:
-            session.end_when_idle()
+            session.go_away()
 
     def accept(self) -> None:
         """Take sessions again after `refuse`."""
         self._refusal = None
 
-    async def Chat(
-        self, request: generation_pb2.ChatRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[generation_pb2.ChatResponse]:
-        async for response in self._stream(request, context, generation_pb2.ChatResponse):
-            yield response
+    async def Chat(self, request: generation_pb2.ChatRequest, context: grpc.aio.ServicerContext) -> generation_pb2.ChatResponse:
+        new = await self._whole(request, context)
+        _set_media_trailers(context, new.media)
+        return generation_pb2.ChatResponse(
+            request_id=request_id_var.get(),
+            model=self._model.info.name,
+            choices=whole_choices(new.choices),
+            usage=new.usage,
+            timings=new.timings,
+            media=new.media,
+        )
 
     async def Complete(
         self, request: generation_pb2.CompleteRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[generation_pb2.CompleteResponse]:
-        async for response in self._stream(request, context, generation_pb2.CompleteResponse):
+    ) -> generation_pb2.CompleteResponse:
+        new = await self._whole(request, context)
+        return generation_pb2.CompleteResponse(
+            request_id=request_id_var.get(),
+            model=self._model.info.name,
+            choices=whole_choices(new.choices),
+            usage=new.usage,
+            timings=new.timings,
+        )
+
+    async def ChatStream(
+        self, request: generation_pb2.ChatStreamRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[generation_pb2.ChatStreamResponse]:
+        is_final_only = request.output_mode == generation_pb2.OUTPUT_MODE_FINAL
+        async for new in self._news(request.chat, context, is_final_only):
+            response = generation_pb2.ChatStreamResponse(
+                request_id=request_id_var.get(), model=self._model.info.name, choices=new.choices, media=new.media
+            )
+            if new.HasField("usage"):
+                response.usage.CopyFrom(new.usage)
+                response.timings.CopyFrom(new.timings)
+                _set_media_trailers(context, new.media)
             yield response
 
-    async def _stream(
-        self, request: Request, context: grpc.aio.ServicerContext, respond: type[Response]
-    ) -> AsyncIterator[Response]:
+    async def CompleteStream(
+        self, request: generation_pb2.CompleteStreamRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[generation_pb2.CompleteStreamResponse]:
+        is_final_only = request.output_mode == generation_pb2.OUTPUT_MODE_FINAL
+        async for new in self._news(request.complete, context, is_final_only):
+            response = generation_pb2.CompleteStreamResponse(
+                request_id=request_id_var.get(), model=self._model.info.name, choices=new.choices
+            )
+            if new.HasField("usage"):
+                response.usage.CopyFrom(new.usage)
+                response.timings.CopyFrom(new.timings)
+            yield response
+
+    async def _whole(self, request: Request, context: grpc.aio.ServicerContext) -> generation_pb2.GenerationCallResponse:
+        """All that a call brings, in one message."""
+        whole = generation_pb2.GenerationCallResponse()
+        async for new in self._news(request, context, is_final_only=True):
+            whole.MergeFrom(new)
+        return whole
+
+    async def _news(
+        self, request: Request, context: grpc.aio.ServicerContext, is_final_only: bool
+    ) -> AsyncIterator[generation_pb2.GenerationCallResponse]:
+        """What is new in a call, as it comes; the last has its usage. Raises the call's error."""
         news = asyncio.Event()
-        generation = await self._generator.start(request, news.set, keeps_request=True)
+        generation = await self._generator.start(request, news.set, is_final_only=is_final_only, keeps_request=True)
         # A client that leaves while a response is being written cancels the writer, not this generator.
         context.add_done_callback(lambda _: generation.close())  # type: ignore[arg-type]  # the stubs ask for a class of their own
-        request_id = request_id_var.get()
         try:
             is_last = False
             while not is_last:
@@ -83,15 +138,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 if new is None:
                     continue
                 is_last = new.HasField("usage")
-                if new.choices:
-                    response = respond(request_id=request_id, model=self._model.info.name, choices=new.choices)
-                    if is_last:
-                        response.usage.CopyFrom(new.usage)
-                        response.timings.CopyFrom(new.timings)
-                    if isinstance(response, generation_pb2.ChatResponse) and new.media:
-                        response.media.extend(new.media)
-                        _set_media_trailers(context, new.media)
-                    yield response
+                if new.choices or is_last:
+                    yield new
                 if generation.error is not None:
                     raise generation.error
         finally:
@@ -104,7 +152,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[generation_pb2.GenerationServiceSessionResponse]:
         if self._refusal is not None:
             raise ServiceUnavailableError(self._refusal, retry_after_s=1.0)
-        session = GenerationSession(self._generator)
+        session = GenerationSession(self._generator, self._instance())
         self._sessions.add(session)
         try:
             async with contextlib.aclosing(session.serve(request_iterator)) as responses:
@@ -117,6 +165,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> generation_pb2.ListModelsResponse:
         return generation_pb2.ListModelsResponse(models=[self._model.info])
+
+    async def Describe(
+        self, request: generation_pb2.GenerationServiceDescribeRequest, context: grpc.aio.ServicerContext
+    ) -> generation_pb2.GenerationServiceDescribeResponse:
+        return generation_pb2.GenerationServiceDescribeResponse(instance=self._instance(), models=[self._model.info])
+
+    async def UploadMedia(
+        self, request_iterator: AsyncIterator[generation_pb2.UploadMediaRequest], context: grpc.aio.ServicerContext
+    ) -> generation_pb2.UploadMediaResponse:
+        return await self._uploads.receive(request_iterator)
+
+    async def Embed(self, request: generation_pb2.EmbedRequest, context: grpc.aio.ServicerContext) -> generation_pb2.EmbedResponse:
+        raise UnimplementedError("Embed is not served yet", field="Embed")
 
 
 def _set_media_trailers(context: grpc.aio.ServicerContext, reports: Sequence[generation_pb2.MediaReport]) -> None:
@@ -151,8 +212,8 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
                 prompt=prompt.text,
                 token_ids=prompt.token_ids,
                 placeholders=prompt.placeholders,
-                # Nothing is encoded, so there are no leases; the address is that of the encoder which each key belongs to.
-                media=[media_ref(item, self._encoders.ranked(item.key)[0].address) for item in prompt.media],
+                # Nothing is encoded, so there are no leases; the encoder is the one that each key belongs to.
+                media=[media_ref(item, self._encoders.encoder_id_of(item.key)) for item in prompt.media],
                 max_model_len=self._model.info.max_model_len,
             )
 
@@ -180,7 +241,7 @@ class DetokenizeServicer(detokenize_pb2_grpc.DetokenizeServiceServicer):
         self, request: detokenize_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
     ) -> detokenize_pb2.DetokenizeResponse:
         with self._admission.admit():
-            text = await self._preprocessor.detokenize(request.token_ids, request.skip_special_tokens)
+            text = await self._preprocessor.detokenize(request.token_ids, _skips_special_tokens(request))
             return detokenize_pb2.DetokenizeResponse(text=text)
 
     async def DetokenizeStream(
@@ -190,7 +251,11 @@ class DetokenizeServicer(detokenize_pb2_grpc.DetokenizeServiceServicer):
             stream: IncrementalDetokenizer | None = None
             async for request in request_iterator:
                 if stream is None:
-                    stream = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=request.skip_special_tokens)
+                    stream = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=_skips_special_tokens(request))
                 text = await self._preprocessor.detokenize_next(stream, request.token_ids)
                 yield detokenize_pb2.DetokenizeStreamResponse(text=text)
             yield detokenize_pb2.DetokenizeStreamResponse(text=stream.flush() if stream is not None else "")
+
+
+def _skips_special_tokens(request: detokenize_pb2.DetokenizeRequest | detokenize_pb2.DetokenizeStreamRequest) -> bool:
+    return request.skip_special_tokens if request.HasField("skip_special_tokens") else True

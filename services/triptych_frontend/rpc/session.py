@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from triptych_common.pb import generation_pb2
+from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.rpc.errors import InternalError, InvalidRequestError, TriptychError
 from triptych_common.rpc.interceptors import usable_request_id
@@ -27,10 +27,15 @@ _MAX_MESSAGE_BYTES = MAX_MESSAGE_BYTES // 4
 
 
 class GenerationSession:
-    """The live calls of one stream, and what waits to be sent of them."""
+    """The live calls of one stream, and what waits to be sent of them.
 
-    def __init__(self, generator: Generator) -> None:
+    Args:
+        instance: says which frontend this is, in the first message.
+    """
+
+    def __init__(self, generator: Generator, instance: common_pb2.Instance) -> None:
         self._generator = generator
+        self._instance = instance
         #: call number -> its preparation
         self._preparing: dict[int, asyncio.Task[None]] = {}
         #: call number -> its generation, from the end of its preparation to its last response
@@ -41,6 +46,8 @@ class GenerationSession:
         self._due: deque[CallResponse] = deque()
         self._changed = asyncio.Event()
         self._ends_when_idle = False
+        #: Whether the client was told, or is to be told, to start nothing more.
+        self._is_going_away, self._has_said_so = False, False
 
     async def serve(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Response, None]:
         """Read and answer until the client has ended its side and its last call is through, or `end_when_idle`.
@@ -50,9 +57,13 @@ class GenerationSession:
         """
         reader = asyncio.create_task(self._read(requests))
         try:
+            yield Response(instance=self._instance)
             while True:
                 await self._changed.wait()
                 self._changed.clear()
+                if self._is_going_away and not self._has_said_so:
+                    self._has_said_so = True
+                    yield Response(going_away=True)
                 while message := self._next_message():
                     yield message
                 if self._ends_when_idle and not (self._preparing or self._live):
@@ -67,6 +78,11 @@ class GenerationSession:
         """Let `serve` end once no call is live."""
         self._ends_when_idle = True
         self._changed.set()
+
+    def go_away(self) -> None:
+        """Tell the client to start nothing more, and let `serve` end once no call is live."""
+        self._is_going_away = True
+        self.end_when_idle()
 
     async def _read(self, requests: AsyncIterator[Request]) -> None:
         try:
@@ -84,15 +100,21 @@ class GenerationSession:
     def _start(self, call: generation_pb2.GenerationCall) -> None:
         if call.number in self._preparing or call.number in self._live:
             raise InvalidRequestError(f"call number {call.number} is in use", field="start.number", value=call.number)
-        kind = call.WhichOneof("request")
-        if kind is None:
+        if call.WhichOneof("request") is None:
             raise InvalidRequestError(f"call {call.number} has no request: chat or complete", field="start.request")
-        self._preparing[call.number] = asyncio.create_task(self._prepare(call.number, getattr(call, kind), call.request_id))
+        self._preparing[call.number] = asyncio.create_task(self._prepare(call))
 
-    async def _prepare(self, number: int, request: generation_pb2.ChatRequest, request_id: str) -> None:
-        request_id_var.set(usable_request_id(request_id))
+    async def _prepare(self, call: generation_pb2.GenerationCall) -> None:
+        number = call.number
+        request = call.chat if call.WhichOneof("request") == "chat" else call.complete
+        request_id_var.set(usable_request_id(call.request_id))
         try:
-            self._live[number] = await self._generator.start(request, lambda: self._on_news(number))
+            self._live[number] = await self._generator.start(
+                request,
+                lambda: self._on_news(number),
+                is_final_only=call.output_mode == generation_pb2.OUTPUT_MODE_FINAL,
+                context=call.context,
+            )
         except TriptychError as error:
             self._refuse(number, error)
         except Exception as error:

@@ -112,7 +112,7 @@ async def test_a_lost_engine_ends_live_calls_at_once_and_is_found_again() -> Non
     assert isinstance(away, ServiceUnavailableError)
     assert "is away" in away.message
     assert away.retry_after_s
-    assert info.state == control_pb2.SERVER_STATE_UNAVAILABLE
+    assert info.state == common_pb2.SERVER_STATE_UNAVAILABLE
 
 
 async def test_an_engine_process_that_dies_is_found_again_on_its_port() -> None:
@@ -126,7 +126,7 @@ async def test_an_engine_process_that_dies_is_found_again_on_its_port() -> None:
     port = int(address.rsplit(":", 1)[1])
     async with frontend_bench(ready=False, engine_address=f"127.0.0.1:{port}") as bench:
         info = await bench.control.GetServerInfo(control_pb2.GetServerInfoRequest())
-        assert info.state == control_pb2.SERVER_STATE_UNAVAILABLE
+        assert info.state == common_pb2.SERVER_STATE_UNAVAILABLE
         async with serving(engine.register, port):
             await bench.until_ready()
             assert joined(await collect(bench.generation.Chat(chat_request()))) == "Hello there"
@@ -156,7 +156,7 @@ async def test_an_engine_with_another_model_is_refused(caplog: pytest.LogCapture
                 error = await error_of(bench.generation.Chat(chat_request()))
             info = await bench.control.GetServerInfo(control_pb2.GetServerInfoRequest())
     assert isinstance(error, ServiceUnavailableError)
-    assert info.state == control_pb2.SERVER_STATE_UNAVAILABLE
+    assert info.state == common_pb2.SERVER_STATE_UNAVAILABLE
     assert any("serves another model: other" in record.message for record in caplog.records)
 
 
@@ -249,7 +249,7 @@ async def test_draining_finishes_live_calls_and_takes_no_more_until_it_is_woken(
     assert isinstance(refused, ServiceUnavailableError)
     assert rest[-1].usage.completion_tokens
     assert drained.drained
-    assert info.state == control_pb2.SERVER_STATE_DRAINING
+    assert info.state == common_pb2.SERVER_STATE_DRAINING
     assert joined(awake) == "Hello there"
 
 

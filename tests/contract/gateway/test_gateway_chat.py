@@ -48,7 +48,7 @@ async def test_whole_answer_travels_in_one_response_per_choice() -> None:
     frontend = FakeFrontend()
     async with gateway_client(frontend) as client:
         await client.post("/v1/chat/completions", json=CHAT)
-    assert frontend.request.options.output_mode == generation_pb2.OUTPUT_MODE_FINAL
+    assert frontend.output_modes[-1] == generation_pb2.OUTPUT_MODE_FINAL
     assert frontend.num_responses == 1
 
 

@@ -52,7 +52,7 @@ async def test_error_of_the_frontend(stream: bool, error: TriptychError, status:
         ("sampling.logit_bias", "logit_bias"),
         ("options.stop[1]", "stop[1]"),
         ("messages[0].content[1].media", "messages[0].content[1]"),
-        ("template_kwargs_json", "chat_template_kwargs"),
+        ("template_kwargs", "chat_template_kwargs"),
         ("", None),
     ],
 )
@@ -84,7 +84,7 @@ async def test_crash_of_the_frontends_code_tells_no_secrets() -> None:
 async def test_unreachable_frontend() -> None:
     async with running(FakeFrontend()) as address:
         pass
-    app = create_app(GatewaySettings(frontend_address=address))
+    app = create_app(GatewaySettings(frontend_addresses=(address,)))
     async with app.router.lifespan_context(app), client_of(app) as client:
         response = await client.post("/v1/chat/completions", json=CHAT)
         models = await client.get("/v1/models")
@@ -94,14 +94,14 @@ async def test_unreachable_frontend() -> None:
         assert refused.headers["retry-after"] == "1"
         assert address not in refused.text
     assert health.status_code == 200
-    assert health.json()["frontend"]["ready"] is False
+    assert health.json()["frontends"][0]["ready"] is False
 
 
 async def test_error_in_the_gateway_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: object) -> None:
+    def broken(*_: object) -> None:
         raise RuntimeError("password is 1234")
 
-    monkeypatch.setattr("triptych_gateway.dialects.convert.chat_request", broken)
+    monkeypatch.setattr("triptych_gateway.dialects.convert.chat_call", broken)
     async with gateway_client() as client:
         response = await client.post("/v1/chat/completions", json=CHAT, headers={"origin": "http://page"})
     assert response.status_code == 500

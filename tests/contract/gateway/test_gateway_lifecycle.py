@@ -89,7 +89,7 @@ async def test_many_streams_with_random_aborts_leave_nothing_behind() -> None:
 async def test_ready_follows_the_frontend() -> None:
     frontend = FakeFrontend()
     async with running(frontend, ready=False) as address:
-        app = create_app(GatewaySettings(frontend_address=address))
+        app = create_app(GatewaySettings(frontend_addresses=(address,)))
         async with serving_http(app) as place, httpx.AsyncClient(base_url="http://{}:{}".format(*place)) as client:
             assert (await client.get("/ready")).status_code == 503
             await frontend.health.set_ready(True)
@@ -108,7 +108,7 @@ async def test_frontend_that_dies_and_comes_back() -> None:
     frontend.script = says("a", "b", gate=asyncio.Semaphore(1))
     async with AsyncExitStack() as first_life:
         address = await first_life.enter_async_context(running(frontend))
-        app = create_app(GatewaySettings(frontend_address=address))
+        app = create_app(GatewaySettings(frontend_addresses=(address,)))
         async with serving_http(app) as place, httpx.AsyncClient(base_url="http://{}:{}".format(*place)) as client:
             await until_ready(client, True)
             reader, writer = await post_raw(place, CHAT | {"stream": True})
@@ -157,7 +157,7 @@ async def test_stopped_process_ends_its_streams_and_exits_with_0(stop_signal: si
     frontend = FakeFrontend()
     frontend.script = says("a", "b", gate=asyncio.Semaphore(1))
     async with running(frontend) as address:
-        with gateway_process("--port", "0", "--frontend-address", address, "--shutdown-grace-s", "0.2") as process:
+        with gateway_process("--port", "0", "--frontend-addresses", address, "--shutdown-grace-s", "0.2") as process:
             port = await asyncio.to_thread(listening_port, process)
             reader, writer = await post_raw(("127.0.0.1", port), CHAT | {"stream": True})
             await reader.readuntil(b'"content":"a"')
@@ -177,7 +177,7 @@ async def test_stopping_process_lets_a_stream_finish() -> None:
     gate = asyncio.Semaphore(1)
     frontend.script = says("a", "b", gate=gate)
     async with running(frontend) as address:
-        with gateway_process("--port", "0", "--frontend-address", address, "--shutdown-grace-s", "30") as process:
+        with gateway_process("--port", "0", "--frontend-addresses", address, "--shutdown-grace-s", "30") as process:
             port = await asyncio.to_thread(listening_port, process)
             reader, writer = await post_raw(("127.0.0.1", port), CHAT | {"stream": True})
             await reader.readuntil(b'"content":"a"')

@@ -3,36 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 import pytest
 from support.fakes.frontend import MODEL, FakeFrontend, fails, running, says
 from support.fakes.waiting import until
-from triptych_common.pb import generation_pb2
+from triptych_common.cluster.pool import Pool
+from triptych_common.cluster.resolver import StaticResolver
+from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError
-from triptych_gateway.frontends import session as frontend_session
-from triptych_gateway.frontends.client import FrontendClient
+from triptych_gateway.frontends import connection as frontend_connection
+from triptych_gateway.frontends.calls import FrontendCall
+from triptych_gateway.frontends.connection import FrontendConnection
+from triptych_gateway.frontends.router import FrontendRouter
+
+CONTEXT = common_pb2.CallContext()
 
 
 @asynccontextmanager
-async def a_client(frontend: FakeFrontend, port: int = 0):
-    async with running(frontend, port) as address:
-        client = FrontendClient(address)
-        try:
-            yield client
-        finally:
-            await client.close()
+async def router_of(*addresses: str, ready: bool = True) -> AsyncIterator[FrontendRouter]:
+    """A router over frontends at these addresses."""
+    pool = Pool("frontend", StaticResolver(addresses), FrontendConnection)
+    task = asyncio.create_task(pool.run())
+    router = FrontendRouter(pool)
+    try:
+        if ready:
+            await until(lambda: len(pool.ready) == len(addresses))
+        yield router
+    finally:
+        await router.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
-def complete(text: str, model: str = MODEL.name) -> generation_pb2.CompleteRequest:
-    return generation_pb2.CompleteRequest(model=model, text=text)
+@asynccontextmanager
+async def a_client(frontend: FakeFrontend, port: int = 0) -> AsyncIterator[FrontendRouter]:
+    async with running(frontend, port) as address, router_of(address) as router:
+        yield router
 
 
-async def texts_of(client: FrontendClient, *texts: str) -> list[str]:
+def complete(text: str, model: str = MODEL.name) -> FrontendCall:
+    return FrontendCall(generation_pb2.CompleteRequest(model=model, text=text), f"id-{text}")
+
+
+async def texts_of(client: FrontendRouter, *texts: str) -> list[str]:
     """What each prompt got."""
     got = ["" for _ in texts]
-    ids = [f"id-{text}" for text in texts]
-    async with aclosing(client.generate([complete(text) for text in texts], ids)) as batches:
+    async with aclosing(client.generate([complete(text) for text in texts], CONTEXT)) as batches:
         async for batch in batches:
             for place, response in batch:
                 got[place] += "".join(delta.text for delta in response.choices)
@@ -75,7 +93,7 @@ async def test_closing_early_cancels_all_calls() -> None:
     frontend = FakeFrontend()
     frontend.script = says("a", "b", gate=asyncio.Semaphore(2))
     async with a_client(frontend) as client:
-        async with aclosing(client.generate([complete("x"), complete("y")], ["1", "2"])) as batches:
+        async with aclosing(client.generate([complete("x"), complete("y")], CONTEXT)) as batches:
             await anext(batches)
         await until(lambda: frontend.num_live == 0)
 
@@ -83,27 +101,26 @@ async def test_closing_early_cancels_all_calls() -> None:
 async def test_a_lost_frontend_fails_its_calls_and_the_next_ones_find_the_new_one() -> None:
     frontend = FakeFrontend()
     frontend.script = says("a", "b", gate=asyncio.Semaphore(1))
-    async with running(frontend) as address:
-        client = FrontendClient(address)
-        batches = client.generate([complete("x")], ["1"])
-        assert [place for place, _ in await anext(batches)] == [0]
-    with pytest.raises(ServiceUnavailableError):
-        await anext(batches)
-    with pytest.raises(ServiceUnavailableError):
-        await texts_of(client, "nobody there")
-    async with running(FakeFrontend(), int(address.rsplit(":", 1)[1])):
-        async with asyncio.timeout(30):
+    async with AsyncExitStack() as stack:
+        async with running(frontend) as address:
+            client = await stack.enter_async_context(router_of(address))
+            batches = client.generate([complete("x")], CONTEXT)
+            assert [place for place, _ in await anext(batches)] == [0]
+        with pytest.raises(ServiceUnavailableError):
+            await anext(batches)
+        with pytest.raises(ServiceUnavailableError):
+            await texts_of(client, "nobody there")
+        async with running(FakeFrontend(), int(address.rsplit(":", 1)[1])), asyncio.timeout(30):
             while True:
                 try:
                     assert await texts_of(client, "again") == ["Hello"]
                     break
                 except ServiceUnavailableError:
                     await asyncio.sleep(0.05)
-        await client.close()
 
 
 async def test_a_request_too_large_for_the_stream_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frontend_session, "_MAX_START_BYTES", 1000)
+    monkeypatch.setattr(frontend_connection, "_MAX_START_BYTES", 1000)
     async with a_client(FakeFrontend()) as client:
         with pytest.raises(InvalidRequestError, match="at most 1000 bytes"):
             await texts_of(client, "x" * 1000)
@@ -115,7 +132,7 @@ async def test_a_reader_that_lags_gets_everything_in_one_batch() -> None:
     frontend = FakeFrontend()
     frontend.script = repeats
     async with a_client(frontend) as client:
-        batches = client.generate([complete("abcdef")], ["1"])
+        batches = client.generate([complete("abcdef")], CONTEXT)
         first = await anext(batches)
         await until(lambda: frontend.num_responses == 6)
         # A call made afterwards is answered afterwards.

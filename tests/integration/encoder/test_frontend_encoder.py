@@ -14,6 +14,7 @@ from support.drivers.encoder import an_encoder
 from triptych_common.model.store import model_info
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.errors import InvalidRequestError
+from triptych_common.rpc.principal import ANONYMOUS, Principal
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import ensure
 from triptych_frontend.encoders.pool import EncoderPool
@@ -66,7 +67,7 @@ async def test_what_is_expected_is_what_comes(family: str, tmp_path: Path) -> No
                     continue
                 for content in _FILES[name]:
                     item = common_pb2.MediaItem(modality=modality, data=content)
-                    prepared = await preparer.prepare([("item", item)], "a tenant", preparer.budget.hold())
+                    prepared = await preparer.prepare([("item", item)], Principal("a tenant"), "", preparer.budget.hold())
                     encoding = await ensure(client, prepared)
                     result = encoding.result_of(prepared[0].key)
                     assert result.result.key == prepared[0].key
@@ -91,7 +92,7 @@ async def test_damage_behind_the_header_is_found_by_the_encoder(tmp_path: Path) 
         watch = asyncio.create_task(pool.run())
         try:
             item = common_pb2.MediaItem(modality=common_pb2.MODALITY_IMAGE, data=file.getvalue()[:3000])
-            prepared = await preparer.prepare([("messages[0].content[0].media", item)], "", preparer.budget.hold())
+            prepared = await preparer.prepare([("messages[0].content[0].media", item)], ANONYMOUS, "", preparer.budget.hold())
             with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[0\].media: the image is truncated"):
                 await ensure(client, prepared)
         finally:

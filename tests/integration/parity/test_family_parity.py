@@ -5,6 +5,8 @@ Each family runs two ragged requests in small chunks, one of them with a prefix-
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ import transformers
 from support.builders.engine import a_request, a_tiny_llama_config, save_random_model
 from support.drivers.engine import EngineDriver, transformers_greedy
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+from triptych_common.host.cpu import ISA_VARIABLE, isas_of_this_cpu
+from triptych_engine.runner.cpu.kernels import load_kernels
 
 COMMON = {
     "vocab_size": 97,
@@ -117,13 +121,43 @@ def _assert_logprobs(path: Path, prompt: list[int], generated) -> None:
         assert entry.top_logprobs == pytest.approx(line.topk(3).values.tolist(), abs=2e-4)
 
 
+@pytest.fixture(params=isas_of_this_cpu())
+def forced_isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The kernels of one instruction set that this CPU has."""
+    monkeypatch.setenv(ISA_VARIABLE, request.param)
+    load_kernels.cache_clear()
+    yield request.param
+    load_kernels.cache_clear()
+
+
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen3", "gemma", "gemma3-text", "gpt2", "mixtral", "phi3"])
-def test_the_optimised_bfloat16_path_keeps_to_transformers(family: str, tmp_path: Path):
-    """Packed weights, fused norms, fp32 residual stream and exact top logits: the load-time comparison passes and text comes."""
+def test_bfloat16_is_as_near_to_float32_as_in_transformers(
+    family: str, forced_isa: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """Packed weights, fused norms, fp32 residual stream: log probabilities of all tokens, prompts' too."""
     save_random_model(tmp_path, FAMILIES[family], dtype=torch.bfloat16)
     driver = EngineDriver(tmp_path, dtype=torch.bfloat16)
-    generated = driver.run(driver.scheduler(), [a_request(f"r{i}", prompt) for i, prompt in enumerate(PROMPTS)])
-    assert all(len(generated[f"r{i}"].token_ids) == 8 for i in range(3))
+    requests = [a_request(f"r{i}", prompt, logprobs=1, prompt_logprobs=1) for i, prompt in enumerate(PROMPTS)]
+    generated = [*driver.run(driver.scheduler(max_num_batched_tokens=13), requests).values()]
+    assert not [entry for entry in caplog.records if entry.levelno >= logging.WARNING], "nothing fell back to something slower"
+    texts = [prompt + entry.token_ids for prompt, entry in zip(PROMPTS, generated, strict=True)]
+    exact, theirs = (_log_probabilities(tmp_path, dtype, texts) for dtype in (torch.float32, torch.bfloat16))
+    ours = torch.tensor([entry.logprob for one in generated for entry in one.prompt_logprobs + one.logprobs])
+    chosen = torch.tensor([token_id for text in texts for token_id in text[1:]])[:, None]
+    expected = exact.gather(1, chosen)[:, 0]
+    error = (ours - expected).abs()
+    # A route of mixtral's that falls otherwise by rounding gives a line of its own: means bear it, the largest error does not.
+    assert error.mean() <= 1.5 * (theirs.gather(1, chosen)[:, 0] - expected).abs().mean()
+    assert error.median() <= 0.03
+    last = torch.cat([torch.arange(len(text) - 1) >= len(prompt) - 1 for text, prompt in zip(texts, PROMPTS, strict=True)])
+    assert (exact.max(-1).values - expected)[last].max() <= 0.1, "a token was chosen that is not the most probable one"
+
+
+def _log_probabilities(path: Path, dtype: torch.dtype, texts: list[list[int]]) -> torch.Tensor:
+    """Of every token that could come second, third, ... in each text, by transformers: [tokens, vocabulary] fp32."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    with torch.inference_mode():
+        return torch.cat([model(torch.tensor([text])).logits[0, :-1].float().log_softmax(-1) for text in texts])
 
 
 MULTIMODAL: dict[str, PretrainedConfig] = {

@@ -13,7 +13,6 @@ from typing import Any
 import av
 import httpx
 import numpy as np
-import psutil
 import pytest
 import soundfile
 import support.builders.media_files as media
@@ -24,13 +23,15 @@ from support.fakes.engine import says
 from support.fakes.gateway import client_of
 from support.fakes.media_engine import FakeMediaEngine
 from support.fakes.waiting import until
+from support.memory import peak_memory
 from triptych_common.model.store import served_name
 from triptych_gateway.app import create_app
 from triptych_gateway.settings import GatewaySettings
 
 pytestmark = pytest.mark.model
-#: What a request with a bad item may take for the time of its work, in bytes.
-_MEMORY_LIMIT = 400 << 20
+#: What a request about a small file may take at most, in bytes. Three hours of sound, or a picture as large as its header
+#: says, would take more.
+_MEMORY_LIMIT = 32 << 20
 
 
 class RestBench:
@@ -61,7 +62,7 @@ async def rest_bench(family: str, encoder_settings: dict[str, Any] | None = None
         async with frontend_bench(
             script, model=path, engine_class=FakeMediaEngine, encoder_addresses=addresses, **settings
         ) as bench:
-            app = create_app(GatewaySettings(frontend_address=f"127.0.0.1:{bench.frontend.server.port}"))
+            app = create_app(GatewaySettings(frontend_addresses=(f"127.0.0.1:{bench.frontend.server.port}",)))
             async with app.router.lifespan_context(app), client_of(app) as client:
                 yield RestBench(client, served_name(str(path)), bench, encoder)
 
@@ -125,9 +126,9 @@ _BAD = {
 async def test_bad_media_are_a_400_that_names_the_item_and_the_reason(name: str) -> None:
     family, item, reason = _BAD[name]
     async with rest_bench(family) as bench:
-        before = psutil.Process().memory_info().rss
-        response = await bench.post("Look:", item)
-        assert psutil.Process().memory_info().rss - before < _MEMORY_LIMIT
+        with peak_memory() as peak:
+            response = await bench.post("Look:", item)
+        assert peak.num_bytes < _MEMORY_LIMIT
         assert response.status_code == 400, response.text
         error = response.json()["error"]
         assert error["param"].startswith("messages[0].content[1]"), error
@@ -139,6 +140,7 @@ async def test_bad_media_are_a_400_that_names_the_item_and_the_reason(name: str)
 _ODD = {
     "an animation": ("llava_siglip", image(media.animation())),
     "CMYK": ("llava_siglip", image(media.image(50, 60, "JPEG", "CMYK"))),
+    "10000x3 pixels": ("llava_siglip", image(media.image(10_000, 3))),
     "one pixel": ("llava_siglip", image(media.image(1, 1))),
     "a WAV whose header lies": ("qwen2_audio", audio(media.lying_wav(12_000, 2**32 - 1))),
 }
@@ -148,20 +150,12 @@ _ODD = {
 async def test_odd_media_are_answered(name: str) -> None:
     family, item = _ODD[name]
     async with rest_bench(family) as bench:
-        before = psutil.Process().memory_info().rss
-        whole = await bench.answer(item, "What is this?")
-        assert psutil.Process().memory_info().rss - before < _MEMORY_LIMIT
+        with peak_memory() as peak:
+            whole = await bench.answer(item, "What is this?")
+        assert peak.num_bytes < _MEMORY_LIMIT
     (report,) = whole["triptych"]["media"]
     assert (report["encoder_cache"], report["source"]) == ("miss", "encoder")
     assert report["num_tokens"] > 0
-
-
-async def test_a_very_wide_picture_is_answered_or_refused_within_bounds() -> None:
-    async with rest_bench("llava_siglip") as bench:
-        before = psutil.Process().memory_info().rss
-        response = await bench.post(image(media.image(10_000, 3)), "What is this?")
-        assert psutil.Process().memory_info().rss - before < _MEMORY_LIMIT
-    assert response.status_code == 200 or "messages[0].content[0]" in response.json()["error"]["message"]
 
 
 async def test_the_second_question_is_a_hit() -> None:
@@ -251,7 +245,7 @@ async def test_an_encoder_that_stopped_leaves_text_alone() -> None:
 
 
 async def test_mixed_requests_while_the_encoder_refuses_now_and_then() -> None:
-    async with rest_bench("llava_siglip", {"max_queue": 2}) as bench:
+    async with rest_bench("llava_siglip", {"max_queue": 1}) as bench:
 
         async def ask(number: int) -> int:
             parts = ["Hi"] if number % 2 else [image(media.image(20 + number, 30)), "What is this?"]
@@ -259,8 +253,7 @@ async def test_mixed_requests_while_the_encoder_refuses_now_and_then() -> None:
 
         statuses = await asyncio.gather(*map(ask, range(100)))
         assert set(statuses[1::2]) == {200}
-        assert set(statuses[::2]) <= {200, 429}
-        assert 200 in statuses[::2]
+        assert set(statuses[::2]) == {200, 429}
         assert not bench.bench.frontend.num_live_requests
         await bench.bench.frontend._encoder_client.close()
         assert not bench.bench.engine.live

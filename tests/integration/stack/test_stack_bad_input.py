@@ -1,4 +1,4 @@
-"""What bad input gets from the whole stack. Every kind by itself: tests/contract/test_gateway_bad_input.py."""
+"""What bad input gets from the whole stack. Every kind by itself: tests/contract/gateway/."""
 
 from __future__ import annotations
 

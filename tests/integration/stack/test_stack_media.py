@@ -106,5 +106,6 @@ def test_none_is_lost_while_the_encoder_is_killed(stack: Stack) -> None:
     assert outcomes.total() == 500
     assert {status for is_text, status in outcomes if is_text} == {200}
     assert {status for is_text, status in outcomes if not is_text} <= {200, 429, 503}
+    assert outcomes[False, 200] >= 40, "those before the kill"
     stack.serving.wait_for(r"encoder is ready", times=restarts + 1, timeout_s=_RESTART_S)
     answer(stack, picture(20, 20), "What is this?")

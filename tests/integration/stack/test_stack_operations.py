@@ -14,7 +14,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from support.stack import QUESTION, SOON_S, Stack
-from triptych_common.pb import control_pb2
+from triptych_common.pb import common_pb2, control_pb2
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -56,6 +56,7 @@ def test_a_request_is_found_by_its_id_in_every_log(stack: Stack) -> None:
     assert response.headers["x-request-id"] == "find-me-42"
     stack.serving.wait_for(r"gateway +│ .* INFO .*\[find-me-42\] POST /v1/chat/completions 200 ", timeout_s=SOON_S)
     stack.serving.wait_for(r"frontend +│ .* INFO .*\[find-me-42\] Chat: \d+ prompt and \d+ output tokens, stop, ", timeout_s=SOON_S)
+    stack.serving.wait_for(r"engine +│ .* DEBUG .*\[find-me-42[^]]*\] stop after \d+ tokens", timeout_s=SOON_S)
 
 
 def test_a_request_without_an_id_is_given_one(stack: Stack) -> None:
@@ -110,7 +111,7 @@ def test_an_engine_sleeps_and_wakes(stack: Stack, wake_up: Callable[[str], None]
     slept = stack.control("engine").Sleep(control_pb2.SleepRequest(timeout_s=5))
     try:
         assert slept.freed_bytes > 0
-        assert _state(stack, "engine") == control_pb2.SERVER_STATE_SLEEPING
+        assert _state(stack, "engine") == common_pb2.SERVER_STATE_SLEEPING
         _refused(stack)
     finally:
         wake_up("engine")
@@ -127,7 +128,7 @@ def test_a_draining_service_ends_its_work_and_takes_no_more(stack: Stack, wake_u
             _refused(stack)
             drained = control.Drain(control_pb2.DrainRequest(timeout_s=60))
             assert running.result()["usage"]["completion_tokens"] == 200
-            assert _state(stack, service) == control_pb2.SERVER_STATE_DRAINING
+            assert _state(stack, service) == common_pb2.SERVER_STATE_DRAINING
         finally:
             wake_up(service)
     assert (at_once.drained, at_once.num_live_requests) == (False, 1)

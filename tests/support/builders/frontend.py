@@ -20,6 +20,7 @@ from triptych_frontend.settings import FrontendSettings
 from support.builders.tokenizer import IM_END_ID, byte_level_tokenizer, small_model_dir
 from support.fakes.engine import FakeEngine, Script, says
 from support.fakes.grpc_server import serving
+from support.fakes.media_engine import FakeMediaEngine
 
 TOKENIZER = byte_level_tokenizer()
 
@@ -80,8 +81,10 @@ async def frontend_bench(
     """
     path = model or small_model_dir()
     engine = engine_class(engine_model or model_info(path, path.name), script or hello())
+    if isinstance(engine, FakeMediaEngine):
+        engine.encoder_addresses = tuple(settings.get("encoder_addresses", ()))
     async with serving(engine.register) as address:
-        frontend = Frontend(FrontendSettings(**{"model": str(path), "port": 0, "engine_address": address} | settings))
+        frontend = Frontend(FrontendSettings(**{"model": str(path), "port": 0, "engine_addresses": (address,)} | settings))
         async with (
             frontend.running(),
             open_channel(f"127.0.0.1:{frontend.server.port}") as channel,
@@ -97,6 +100,11 @@ def chat_request(text: str = "Hi", **fields: Any) -> generation_pb2.ChatRequest:
     """A conversation of one user message."""
     message = generation_pb2.ChatMessage(role="user", content=[generation_pb2.ContentPart(text=text)])
     return generation_pb2.ChatRequest(**{"messages": [message]} | fields)
+
+
+def streamed(request: generation_pb2.ChatRequest, **fields: Any) -> generation_pb2.ChatStreamRequest:
+    """The request for ChatStream."""
+    return generation_pb2.ChatStreamRequest(chat=request, **fields)
 
 
 def joined(responses: list[Any], index: int = 0) -> str:

@@ -15,23 +15,21 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
-from support.builders.family import Family, Ids
-from support.builders.picture_families import PICTURE_FAMILIES
-from support.builders.sound_families import SOUND_FAMILIES
+from support.builders.families import FAMILY_TABLE
+from support.builders.family_parts import Family, Ids
 from support.builders.tokenizer import byte_level_tokenizer
 
-_FAMILIES = PICTURE_FAMILIES | SOUND_FAMILIES
-FAMILIES: tuple[str, ...] = tuple(_FAMILIES)
+FAMILIES: tuple[str, ...] = tuple(FAMILY_TABLE)
 
 
 def modalities(family: str) -> tuple[str, ...]:
     """What the family's chat template has parts for: of image, audio and video."""
-    return tuple(_FAMILIES[family].parts)
+    return tuple(FAMILY_TABLE[family].parts)
 
 
 def part(family: str, modality: str) -> str:
     """What the family's chat template writes for a part of a modality, before its placeholder is expanded."""
-    return _FAMILIES[family].parts[modality]
+    return FAMILY_TABLE[family].parts[modality]
 
 
 def build_checkpoint(family: str, directory: Path) -> Path:
@@ -40,7 +38,7 @@ def build_checkpoint(family: str, directory: Path) -> Path:
     Args:
         family: one of FAMILIES.
     """
-    what = _FAMILIES[family]
+    what = FAMILY_TABLE[family]
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(what)
     tokenizer.save_pretrained(directory)

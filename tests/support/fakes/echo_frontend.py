@@ -25,16 +25,16 @@ class EchoFrontend(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.ListModelsResponse:
         return generation_pb2.ListModelsResponse(models=[common_pb2.ModelInfo(name="fake")])
 
-    async def Chat(
-        self, request: generation_pb2.ChatRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[generation_pb2.ChatResponse]:
-        self.requests.append(request)
-        text = request.messages[-1].content[0].text
+    async def ChatStream(
+        self, request: generation_pb2.ChatStreamRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[generation_pb2.ChatStreamResponse]:
+        self.requests.append(request.chat)
+        text = request.chat.messages[-1].content[0].text
         if text == "refuse me":
             raise InvalidRequestError("messages[0] is not to my taste")
         try:
             for word in text.split():
-                yield generation_pb2.ChatResponse(choices=[generation_pb2.ChoiceDelta(text=f"{word} ")])
+                yield generation_pb2.ChatStreamResponse(choices=[generation_pb2.ChoiceDelta(text=f"{word} ")])
             if text == "for ever":
                 await asyncio.Event().wait()
         finally:

@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 import grpc
-from triptych_common.media.key import media_key
+from grpc_health.v1 import health_pb2_grpc
+from triptych_common.media.key import canonical_options, media_key
 from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
+from triptych_common.rpc.control import Health
 from triptych_common.rpc.errors import Code, EmbeddingUnavailableError, TriptychError
 from triptych_common.rpc.status import to_request_error
+from triptych_common.rpc.structs import from_struct
 
 SCOPE = b"scope of the fake encoder"
 
@@ -32,6 +35,8 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         self._model = model
         self._num_tokens = num_tokens
         self._scope = scope
+        self.instance = common_pb2.Instance(id=f"encoder {id(self)}", state=common_pb2.SERVER_STATE_SERVING)
+        self.health = Health(())
         #: key -> number of tokens
         self.held: dict[bytes, int] = {}
         self.requests: list[encoder_pb2.EncodeItem] = []
@@ -44,6 +49,7 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         self.gate: asyncio.Event | None = None
         #: When set, it takes calls and answers none until then.
         self.answers: asyncio.Event | None = None
+        self.is_draining = False
         self.counts: Counter[str] = Counter()
         #: key -> messages that a fetch of it gets, instead of what is made up for a key that is held.
         self.fetches: dict[bytes, list[encoder_pb2.FetchResponse]] = {}
@@ -57,12 +63,14 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
     def register(self, server: grpc.aio.Server) -> None:
         """Add it to a server."""
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(self, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, server)
 
     async def Describe(
         self, request: encoder_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> encoder_pb2.DescribeResponse:
         await self._until_it_answers()
-        return encoder_pb2.DescribeResponse(model=self._model, key_scope=self._scope)
+        await self.health.set_ready(not self.is_draining)
+        return encoder_pb2.DescribeResponse(model=self._model, key_scope=self._scope, instance=self.instance)
 
     async def _until_it_answers(self) -> None:
         if self.answers is not None:
@@ -85,7 +93,7 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
                     await self.gate.wait()
                 if self.item_errors:
                     return encoder_pb2.EncodeResult(key=item.key, error=to_request_error(self.item_errors.pop(0)))
-                options, salt = item.processor_options_json, item.tenant_salt
+                options, salt = canonical_options(from_struct(item.processor_options)), item.tenant_salt
                 assert item.key == media_key(self._scope, item.modality, item.data, options, salt)
                 self.held[item.key] = self._num_tokens(item)
                 tier = encoder_pb2.CACHE_TIER_MISS

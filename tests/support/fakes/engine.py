@@ -49,19 +49,20 @@ def _usage(request: engine_pb2.EngineRequest, num_tokens: int, cached_tokens: in
 
 
 class FakeSequence:
-    """A request, and what is left to be said about it."""
+    """A sequence of a request, and what is left to be said about it."""
 
-    def __init__(self, request: engine_pb2.EngineRequest, outputs: Sequence[engine_pb2.SequenceOutput]) -> None:
+    def __init__(self, request: engine_pb2.EngineRequest, outputs: Sequence[engine_pb2.SequenceOutput], index: int = 0) -> None:
         self.request = request
+        self.index = index
         self.outputs = list(outputs)
         self.num_tokens = 0
         self.is_aborted = False
 
 
-def step(live: dict[str, FakeSequence]) -> engine_pb2.SessionResponse:
+def step(live: dict[tuple[str, int], FakeSequence]) -> engine_pb2.SessionResponse:
     """One engine step: the next output of each live sequence, and the last of each aborted one. Removes those that ended."""
     response = engine_pb2.SessionResponse()
-    for request_id, sequence in list(live.items()):
+    for (request_id, index), sequence in list(live.items()):
         if sequence.is_aborted:
             output = engine_pb2.SequenceOutput(
                 finish_reason=common_pb2.FINISH_REASON_ABORT,
@@ -73,10 +74,10 @@ def step(live: dict[str, FakeSequence]) -> engine_pb2.SessionResponse:
             sequence.num_tokens += len(output.token_ids)
         else:
             continue  # a script without an end: the sequence lives until it is aborted
-        output.request_id = request_id
+        output.request_id, output.index = request_id, index
         response.outputs.append(output)
         if output.finish_reason:
-            del live[request_id]
+            del live[request_id, index]
     return response
 
 
@@ -95,9 +96,11 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.requests: list[engine_pb2.EngineRequest] = []
         self.messages: list[engine_pb2.SessionRequest] = []
         self.aborted: list[str] = []
+        self.aborted_sequences: list[tuple[str, int]] = []
+        self.instance = common_pb2.Instance(id=f"engine {id(self)}", state=common_pb2.SERVER_STATE_SERVING)
         #: Sessions that were refused while it was down.
         self.num_refused = 0
-        self.live: dict[str, FakeSequence] = {}
+        self.live: dict[tuple[str, int], FakeSequence] = {}
         self._steps_allowed: int | None = None
         self._changed = asyncio.Condition()
         self._down = False
@@ -140,7 +143,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self._refuse_when_down()
         reader = asyncio.create_task(self._read(request_iterator))
         try:
-            yield engine_pb2.SessionResponse(model=self.model)
+            yield engine_pb2.SessionResponse(instance=self.instance, model=self.model)
             while True:
                 async with self._changed:
                     await self._changed.wait_for(self._may_step)
@@ -160,15 +163,17 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                 self.messages.append(message)
                 for request in message.add:
                     self.requests.append(request)
-                    self.live[request.request_id] = self._begin(request)
-                for request_id in message.abort:
-                    self.aborted.append(request_id)
-                    if request_id in self.live:
-                        self.live[request_id].is_aborted = True
+                    for index in range(request.n or 1):
+                        self.live[request.request_id, index] = self._begin(request, index)
+                self.aborted += message.abort
+                self.aborted_sequences += [(one.request_id, one.index) for one in message.abort_sequences]
+                for (request_id, index), sequence in self.live.items():
+                    if request_id in message.abort or (request_id, index) in self.aborted_sequences:
+                        sequence.is_aborted = True
                 self._changed.notify_all()
 
-    def _begin(self, request: engine_pb2.EngineRequest) -> FakeSequence:
-        return FakeSequence(request, self.script(request))
+    def _begin(self, request: engine_pb2.EngineRequest, index: int) -> FakeSequence:
+        return FakeSequence(request, self.script(request), index)
 
     def _may_step(self) -> bool:
         if self._down:

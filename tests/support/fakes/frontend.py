@@ -74,6 +74,9 @@ class FakeFrontend(
         self.script: Script | Callable[[generation_pb2.CompleteRequest], Script] = says("Hel", "lo")
         self.requests: list[generation_pb2.ChatRequest | generation_pb2.CompleteRequest] = []
         self.request_ids: list[str] = []
+        self.output_modes: list[generation_pb2.OutputMode] = []
+        #: upload id -> the file
+        self.uploads: dict[str, bytes] = {}
         self.num_responses = 0
         self.num_live = 0
         self.was_cancelled = asyncio.Event()
@@ -93,18 +96,31 @@ class FakeFrontend(
         detokenize_pb2_grpc.add_DetokenizeServiceServicer_to_server(self, server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, server)
 
-    async def Chat(
-        self, request: generation_pb2.ChatRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[generation_pb2.ChatResponse]:
-        async for choices, last in self._play(request):
-            yield generation_pb2.ChatResponse(model=request.model, choices=choices, **last)
+    async def ChatStream(
+        self, request: generation_pb2.ChatStreamRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[generation_pb2.ChatStreamResponse]:
+        async for choices, last in self._play(request.chat, request.output_mode):
+            yield generation_pb2.ChatStreamResponse(model=request.chat.model, choices=choices, **last)
 
-    async def Complete(
-        self, request: generation_pb2.CompleteRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[generation_pb2.CompleteResponse]:
-        async for choices, last in self._play(request):
+    async def CompleteStream(
+        self, request: generation_pb2.CompleteStreamRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[generation_pb2.CompleteStreamResponse]:
+        async for choices, last in self._play(request.complete, request.output_mode):
             last.pop("media", None)
-            yield generation_pb2.CompleteResponse(model=request.model, choices=choices, **last)
+            yield generation_pb2.CompleteStreamResponse(model=request.complete.model, choices=choices, **last)
+
+    async def Describe(
+        self, request: generation_pb2.GenerationServiceDescribeRequest, context: grpc.aio.ServicerContext
+    ) -> generation_pb2.GenerationServiceDescribeResponse:
+        return generation_pb2.GenerationServiceDescribeResponse(instance=self.instance, models=[MODEL])
+
+    async def UploadMedia(
+        self, request_iterator: AsyncIterator[generation_pb2.UploadMediaRequest], context: grpc.aio.ServicerContext
+    ) -> generation_pb2.UploadMediaResponse:
+        content = b"".join([message.data async for message in request_iterator])
+        upload_id = f"upload {len(self.uploads)}"
+        self.uploads[upload_id] = content
+        return generation_pb2.UploadMediaResponse(upload_id=upload_id, expires_s=60)
 
     async def ListModels(
         self, request: generation_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
@@ -133,16 +149,17 @@ class FakeFrontend(
         return detokenize_pb2.DetokenizeResponse(text="".join(chr(token) for token in request.token_ids if token < 0xD800))
 
     async def _play(
-        self, request: generation_pb2.ChatRequest | generation_pb2.CompleteRequest
+        self, request: generation_pb2.ChatRequest | generation_pb2.CompleteRequest, output_mode: generation_pb2.OutputMode
     ) -> AsyncIterator[tuple[list[Delta], dict[str, Any]]]:
         self.requests.append(request)
+        self.output_modes.append(output_mode)
         self.request_ids.append(request_id_var.get())
         self.arrivals.put_nowait(request_id_var.get())
         if request.model != MODEL.name:
             raise ModelNotFoundError(f"no model {request.model!r} here; served are: {MODEL.name}")
         script = self.script(request) if callable(self.script) else self.script
         responses = _in_turns(script.choices)
-        if request.options.output_mode == generation_pb2.OUTPUT_MODE_FINAL:
+        if output_mode == generation_pb2.OUTPUT_MODE_FINAL:
             responses = [_joined(deltas) for deltas in script.choices]
         self.num_live += 1
         try:

@@ -15,6 +15,7 @@ from triptych_gateway.main import listen
 from triptych_gateway.settings import GatewaySettings
 
 from support.fakes.frontend import MODEL, FakeFrontend, running
+from support.fakes.waiting import until
 
 CHAT: dict[str, Any] = {"model": MODEL.name, "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION: dict[str, Any] = {"model": MODEL.name, "prompt": "Once"}
@@ -24,9 +25,16 @@ COMPLETION: dict[str, Any] = {"model": MODEL.name, "prompt": "Once"}
 async def gateway_app(frontend: FakeFrontend, **settings: Any) -> AsyncIterator[FastAPI]:
     """The application, connected to the fake."""
     async with running(frontend) as address:
-        app = create_app(GatewaySettings(frontend_address=address, **settings))
+        app = create_app(GatewaySettings(frontend_addresses=(address,), **settings))
         async with app.router.lifespan_context(app):
+            await until_connected(app)
             yield app
+
+
+async def until_connected(app: FastAPI) -> None:
+    """Until it knows its frontends, ready or not."""
+    pool = app.state.gateway.pool
+    await until(lambda: bool(pool.connections) and all(frontend.takes_calls for frontend in pool.connections))
 
 
 @asynccontextmanager
@@ -45,8 +53,10 @@ def client_of(app: FastAPI) -> httpx.AsyncClient:
 async def gateway_server(frontend: FakeFrontend, **settings: Any) -> AsyncIterator[tuple[str, int]]:
     """The gateway on a real socket; yields host and port."""
     async with running(frontend) as address:
-        app = create_app(GatewaySettings(frontend_address=address, **settings))
+        app = create_app(GatewaySettings(frontend_addresses=(address,), **settings))
         async with serving_http(app) as place:
+            await until(lambda: hasattr(app.state.gateway, "pool"))
+            await until_connected(app)
             yield place
 
 

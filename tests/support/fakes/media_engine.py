@@ -22,12 +22,14 @@ class FakeMediaEngine(FakeEngine):
         #: Keys whose tokens are in the prefix cache: nothing is fetched for them.
         self.prefix_cached: set[bytes] = set()
         self.counts: Counter[str] = Counter()
+        #: The encoders that it knows.
+        self.encoder_addresses: tuple[str, ...] = ()
         self._fetching: set[asyncio.Task[None]] = set()
 
-    def _begin(self, request: engine_pb2.EngineRequest) -> FakeSequence:
+    def _begin(self, request: engine_pb2.EngineRequest, index: int) -> FakeSequence:
         if not request.media:
-            return super()._begin(request)
-        sequence = FakeSequence(request, [])
+            return super()._begin(request, index)
+        sequence = FakeSequence(request, [], index)
         task = asyncio.create_task(self._fetch_all(sequence))
         self._fetching.add(task)
         task.add_done_callback(self._fetching.discard)
@@ -59,9 +61,15 @@ class FakeMediaEngine(FakeEngine):
 
     async def _fetch(self, ref: common_pb2.MediaRef) -> bool:
         self.counts["fetch"] += 1
-        async with open_channel(ref.encoder_address) as channel:
+        return any([await self._fetch_from(address, ref) for address in self.encoder_addresses])
+
+    async def _fetch_from(self, address: str, ref: common_pb2.MediaRef) -> bool:
+        async with open_channel(address) as channel:
             stub = encoder_pb2_grpc.EncoderServiceStub(channel)
             try:
+                description = await stub.Describe(encoder_pb2.DescribeRequest(), timeout=20)
+                if description.instance.id != ref.encoder_instance_id:
+                    return False
                 async for chunk in stub.Fetch(encoder_pb2.FetchRequest(keys=[ref.key]), timeout=20):
                     if chunk.HasField("error"):
                         return False

@@ -1,4 +1,4 @@
-"""GenerationService.Session on top of a fake's Chat and Complete."""
+"""GenerationService.Session on top of a fake's ChatStream and CompleteStream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
-from triptych_common.pb import generation_pb2, generation_pb2_grpc
+from triptych_common.pb import common_pb2, generation_pb2, generation_pb2_grpc
 from triptych_common.rpc.status import to_request_error
 from triptych_common.telemetry.logs import request_id_var
 
@@ -15,6 +15,8 @@ CallResponse = generation_pb2.GenerationCallResponse
 
 class SessionOverCalls(generation_pb2_grpc.GenerationServiceServicer):
     """Runs each call of a session as the stream that it would be alone; one response per message."""
+
+    instance = common_pb2.Instance(id="fake", service="frontend", state=common_pb2.SERVER_STATE_SERVING)
 
     async def Session(
         self, request_iterator: AsyncIterator[generation_pb2.GenerationServiceSessionRequest], context: grpc.aio.ServicerContext
@@ -25,7 +27,13 @@ class SessionOverCalls(generation_pb2_grpc.GenerationServiceServicer):
         async def run(call: generation_pb2.GenerationCall) -> None:
             request_id_var.set(call.request_id)
             try:
-                stream = self.Chat(call.chat, context) if call.HasField("chat") else self.Complete(call.complete, context)
+                stream: AsyncIterator[generation_pb2.ChatStreamResponse | generation_pb2.CompleteStreamResponse]
+                if call.HasField("chat"):
+                    chat = generation_pb2.ChatStreamRequest(chat=call.chat, output_mode=call.output_mode)
+                    stream = self.ChatStream(chat, context)
+                else:
+                    complete = generation_pb2.CompleteStreamRequest(complete=call.complete, output_mode=call.output_mode)
+                    stream = self.CompleteStream(complete, context)
                 async for response in stream:
                     own = CallResponse(number=call.number, choices=response.choices, media=getattr(response, "media", ()))
                     for name in ("usage", "timings"):
@@ -46,6 +54,7 @@ class SessionOverCalls(generation_pb2_grpc.GenerationServiceServicer):
 
         reader = asyncio.create_task(read())
         try:
+            yield generation_pb2.GenerationServiceSessionResponse(instance=self.instance)
             while (response := await responses.get()) is not None:
                 yield generation_pb2.GenerationServiceSessionResponse(responses=[response])
         finally:

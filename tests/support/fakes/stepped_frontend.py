@@ -26,6 +26,7 @@ class SteppedFrontend(FakeFrontend):
     ) -> AsyncIterator[generation_pb2.GenerationServiceSessionResponse]:
         reader = asyncio.create_task(self._read(request_iterator))
         try:
+            yield generation_pb2.GenerationServiceSessionResponse(instance=self.instance)
             while True:
                 yield await self._steps.get()
         finally:

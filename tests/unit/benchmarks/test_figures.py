@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from figures import Stream, percentile, summarize
 from hypothesis import given
 from hypothesis import strategies as st
-from load import Prompts
+
+from benchmarks.load.figures import Answer, in_window, percentile, summarize
+from benchmarks.load.requests import Prompts
 
 
 def test_percentiles_are_nearest_ranks() -> None:
@@ -24,16 +25,17 @@ def test_a_percentile_is_an_observed_value_that_the_fraction_does_not_exceed(val
 
 
 def test_a_run_is_summed_up_over_its_whole_time() -> None:
-    streams = [Stream.of_times(1.0, [1.5, 1.75, 2.25], 7, 3), Stream.of_times(2.0, [2.25], 5, 1)]
-    figures = summarize(streams, ["status 500", "status 500"], elapsed_s=2.0)
+    answers = [Answer(1.0, [1.5, 1.75, 2.25], 7, 4), Answer(2.0, [2.25], 5, 1)]
+    figures = summarize(answers, ["status 500", "status 500"], elapsed_s=2.0)
     assert (figures.num_ok, figures.num_failed, figures.failures) == (2, 2, {"status 500": 2})
-    assert (figures.num_prompt_tokens, figures.num_output_tokens, figures.output_tokens_per_s) == (12, 4, 2.0)
+    assert (figures.num_prompt_tokens, figures.num_output_tokens, figures.output_tokens_per_s) == (12, 5, 2.5)
     assert (figures.ttft_p50_ms, figures.ttft_p99_ms) == (250, 500)
     assert (figures.gap_p50_ms, figures.gap_p99_ms) == (250, 500)
+    assert figures.messages_per_token == 4 / 5
 
 
 def test_one_piece_of_text_has_no_gap() -> None:
-    figures = summarize([Stream.of_times(0.0, [0.1], 1, 1)], [], elapsed_s=1.0)
+    figures = summarize([Answer(0.0, [0.1], 1, 1)], [], elapsed_s=1.0)
     assert figures.ttft_p50_ms == pytest.approx(100)
     assert figures.gap_p50_ms is None
 
@@ -44,3 +46,22 @@ def test_no_two_prompts_begin_alike_and_equal_seeds_give_equal_prompts() -> None
     assert len({prompt.split()[0] for prompt in taken}) == 1000
     assert {len(prompt.split()) for prompt in taken} == {20}
     assert Prompts(num_words=20).take(1000) == taken
+
+
+def test_a_window_takes_the_share_of_an_answer_that_came_in_it() -> None:
+    figures = in_window([[Answer(0.0, [1.0, 2.0, 3.0, 4.0], 1, 8), Answer(4.5, [6.0, 6.5], 1, 2)]], 2.5, 6.25)
+    # 3.0 and 4.0 of two tokens each, and 6.0 of one.
+    assert figures["output_tokens_per_s"] == pytest.approx(5 / 3.75)
+    # 2-3 and 3-4 of the first answer, 6-6.5 of the second; between the two lies a wait and no gap.
+    assert (figures["gap_p50_ms"], figures["gap_max_ms"]) == (1000, 1000)
+
+
+def test_a_gap_that_spans_the_whole_window_counts() -> None:
+    figures = in_window([[Answer(0.0, [1.0, 9.0], 1, 2)]], 2.0, 8.0)
+    assert figures["output_tokens_per_s"] == 0
+    assert (figures["gap_p99_ms"], figures["gap_max_ms"]) == (8000, 8000)
+
+
+def test_a_window_without_text_has_no_gaps() -> None:
+    figures = in_window([[Answer(0.0, [1.0], 1, 1)]], 2.0, 3.0)
+    assert (figures["output_tokens_per_s"], figures["gap_p50_ms"]) == (0, None)

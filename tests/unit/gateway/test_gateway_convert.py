@@ -6,13 +6,16 @@ import base64
 from typing import Any
 
 import pytest
+from google.protobuf import struct_pb2
 from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.errors import InvalidRequestError
-from triptych_gateway.dialects.convert import chat_message, chat_request, complete_requests
+from triptych_common.rpc.structs import from_struct
+from triptych_gateway.dialects.convert import chat_call, chat_messages, complete_calls
 from triptych_gateway.dialects.media import in_rest_terms, rest_fields
+from triptych_gateway.frontends.calls import FrontendCall
 from triptych_gateway.schemas.chat import ChatCompletionRequest, Message
 from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest
 from triptych_gateway.schemas.completions import CompletionRequest
@@ -45,13 +48,28 @@ SAME: dict[str, tuple[Any, str, Any]] = {
     "cache_salt": ("s", "options.cache_salt", "s"),
     "add_generation_prompt": (False, "add_generation_prompt", False),
     "continue_final_message": (True, "continue_final_message", True),
-    "chat_template_kwargs": ({"a": [1, None]}, "template_kwargs_json", '{"a":[1,null]}'),
+    "chat_template_kwargs": ({"a": [1, None]}, "template_kwargs", {"a": [1, None]}),
 }
+
+
+def chat_request(body: ChatCompletionRequest) -> generation_pb2.ChatRequest:
+    """The request of the call, with its files in it."""
+    call = chat_call(body, "id")
+    assert isinstance(call.request, generation_pb2.ChatRequest)
+    return with_files(call)
+
+
+def with_files(call: FrontendCall) -> Any:
+    for file in call.files:
+        file.item.data = file.content
+    return call.request
 
 
 def at(message: Any, path: str) -> Any:
     for name in path.split("."):
         message = getattr(message, name)
+    if isinstance(message, struct_pb2.Struct):
+        return from_struct(message)
     if hasattr(message, "items"):
         return dict(message)
     return message if isinstance(message, (str, int, float, bool)) else list(message)
@@ -79,7 +97,7 @@ def test_what_was_not_given_is_not_sent() -> None:
     assert MessageToDict(converted, preserving_proto_field_name=True) == {
         "model": "m",
         "messages": [{"role": "user", "content": [{"text": "Hi"}]}],
-        "options": {"sampling": {}, "output_mode": "OUTPUT_MODE_FINAL"},
+        "options": {"sampling": {}},
     }
 
 
@@ -93,13 +111,14 @@ def test_chat_logprobs(fields: dict[str, Any], logprobs: int | None) -> None:
 
 
 def test_completions_have_openais_default_of_max_tokens() -> None:
-    (call,) = complete_requests(CompletionRequest.model_validate({"model": "m", "prompt": "x"}))
-    assert call.options.sampling.max_tokens == 16
+    (call,) = complete_calls(CompletionRequest.model_validate({"model": "m", "prompt": "x"}), ["id"])
+    assert call.request.options.sampling.max_tokens == 16
 
 
 def test_streams_ask_for_deltas() -> None:
-    converted = chat_request(ChatCompletionRequest.model_validate(CHAT | {"stream": True}))
-    assert converted.options.output_mode == generation_pb2.OUTPUT_MODE_DELTA
+    streamed, whole = (chat_call(ChatCompletionRequest.model_validate(CHAT | {"stream": stream}), "id") for stream in (True, False))
+    assert streamed.output_mode == generation_pb2.OUTPUT_MODE_DELTA
+    assert whole.output_mode == generation_pb2.OUTPUT_MODE_FINAL
 
 
 def test_content_parts_keep_their_order() -> None:
@@ -115,11 +134,12 @@ def test_content_parts_keep_their_order() -> None:
             ],
         }
     )
-    converted = chat_message(message)
+    (converted,), files = chat_messages([message])
     image, text, audio, video = converted.content
-    assert (image.media.modality, image.media.data) == (common_pb2.MODALITY_IMAGE, b"\0")
+    assert files == {(0, 0): b"\0", (0, 2): b"RIFF"}
+    assert image.media.modality == common_pb2.MODALITY_IMAGE
     assert text.text == "What?"
-    assert (audio.media.modality, audio.media.data) == (common_pb2.MODALITY_AUDIO, b"RIFF")
+    assert (audio.media.modality, audio.media.format) == (common_pb2.MODALITY_AUDIO, "wav")
     assert (video.media.modality, video.media.url) == (common_pb2.MODALITY_VIDEO, "https://x/v.mp4")
     assert converted.name == "Ann"
 
@@ -133,9 +153,9 @@ def test_items_keep_names_and_options() -> None:
     fields = {"messages": [{"role": "user", "content": content}], "mm_processor_kwargs": {"size": 1, "fps": 2}}
     converted = chat_request(ChatCompletionRequest.model_validate(CHAT | fields))
     named, alias, sound = (part.media for part in converted.messages[0].content)
-    assert (named.url, named.uuid, named.processor_options_json) == ("https://x/a.png", "cat", '{"size":1,"fps":2}')
+    assert (named.url, named.uuid, from_struct(named.processor_options)) == ("https://x/a.png", "cat", {"size": 1, "fps": 2})
     assert (alias.WhichOneof("source"), alias.uuid) == (None, "cat")
-    assert alias.processor_options_json == '{"size":{"longest_edge":64},"fps":2}'
+    assert from_struct(alias.processor_options) == {"size": {"longest_edge": 64}, "fps": 2}
     assert (sound.modality, sound.data) == (common_pb2.MODALITY_AUDIO, b"RIFF")
 
 
@@ -151,8 +171,8 @@ def test_items_keep_names_and_options() -> None:
 def test_what_cannot_be_decoded_is_named(part: dict[str, Any], field: str) -> None:
     message = Message.model_validate({"role": "user", "content": [part]})
     with pytest.raises(InvalidRequestError) as caught:
-        chat_message(message, "messages[3]")
-    assert caught.value.field == f"messages[3].content[0].{field}"
+        chat_messages([message])
+    assert caught.value.field == f"messages[0].content[0].{field}"
 
 
 def test_options_without_media_are_refused() -> None:
@@ -167,7 +187,7 @@ def test_options_without_media_are_refused() -> None:
         ("messages[0].content[1].media", "messages[0].content[1].image_url"),
         ("messages[0].content[1].media.url", "messages[0].content[1].image_url.url"),
         ("messages[0].content[1].media.uuid", "messages[0].content[1].uuid"),
-        ("messages[0].content[1].media.processor_options_json", "messages[0].content[1].mm_processor_kwargs"),
+        ("messages[0].content[1].media.processor_options", "messages[0].content[1].mm_processor_kwargs"),
         ("messages[0].content[11].media", "messages[0].content[11].media"),
         ("options.stop[1]", "options.stop[1]"),
     ],
@@ -183,7 +203,8 @@ def test_errors_of_the_frontend_name_what_the_client_sent(field: str, renamed: s
 @given(st.text(st.characters(codec="utf-8")))
 def test_text_arrives_unchanged(text: str) -> None:
     message = Message.model_validate({"role": "user", "content": text})
-    assert chat_message(message).content[0].text == text
+    (converted,), _ = chat_messages([message])
+    assert converted.content[0].text == text
 
 
 @pytest.mark.parametrize("schema", [ChatCompletionRequest, CompletionRequest])

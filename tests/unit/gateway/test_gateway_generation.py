@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from triptych_common.rpc.errors import ServiceUnavailableError
+from triptych_gateway.answers.lifecycle import until_disconnect
 from triptych_gateway.errors import ClientDisconnectedError
-from triptych_gateway.lifecycle import until_disconnect
 
 
 async def connected() -> dict[str, str]:

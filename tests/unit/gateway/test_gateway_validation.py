@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 from triptych_gateway.schemas.chat import ChatCompletionRequest
 from triptych_gateway.schemas.completions import CompletionRequest
-from triptych_gateway.validation import Problem, describe, json_path
+from triptych_gateway.schemas.validation import Problem, describe, json_path
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 

@@ -1,0 +1,1 @@
+"""Benchmarks of Triptych; benchmarks/README.md says what each program measures and how to run it."""

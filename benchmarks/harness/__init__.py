@@ -1,0 +1,1 @@
+"""What every benchmark needs: servers under measurement, processor time and memory, result files."""

@@ -1,0 +1,96 @@
+"""One sitting of a benchmark: how it is stopped, what its results say of it, where they are kept."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import re
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import psutil
+
+from benchmarks.harness.child import BenchmarkError
+from benchmarks.harness.machine import REPOSITORY, BusyMeter, describe_commit, describe_machine, describe_versions
+
+RESULTS = REPOSITORY / "benchmarks" / "results"
+#: Beyond this, what else runs on the machine decides about the figures.
+MAX_BUSY_PERCENT = 15.0
+_BUSY_SECONDS = 2.0
+
+
+def without_directories(command: str) -> str:
+    """A command line without the directories of absolute paths: where files lie is this machine's own affair."""
+    return re.sub(r"(?<![\w./])/(?!/)(?:[^\s/:'\"]+/)+(?=[^\s/:'\"])", "", command)
+
+
+def describe(kind: str, services: Iterable[psutil.Process] = ()) -> dict:
+    """What all results begin with. To be called with everything loaded and nothing under load.
+
+    Args:
+        kind: the kind of the results; it is also the name of the program and of its report.
+        services: processes whose share of what the cores do meanwhile is to be told.
+    """
+    meter = BusyMeter(services)
+    time.sleep(_BUSY_SECONDS)
+    busy = meter.percent()
+    print(f"with nothing under load the cores are {busy['all']:.0f} % busy, {busy['own']:.0f} % with what is measured", flush=True)
+    if busy["all"] > MAX_BUSY_PERCENT:
+        print("warning: something else computes on this machine; no figure of this sitting can be trusted", flush=True)
+    return {
+        "kind": kind,
+        "command": without_directories(shlex.join(["python", "-m", f"benchmarks.{kind}", *sys.argv[1:]])),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": describe_commit(),
+        "machine": describe_machine(),
+        "versions": describe_versions(),
+        "busy_percent": busy,
+    }
+
+
+def hold(run: Callable[[], dict], num_failed: Callable[[dict], int], name: str) -> None:
+    """Run a benchmark, keep its results and print their tables. Exits with 1 when something failed in it, or it could not be run.
+
+    Args:
+        run: returns the results; raises BenchmarkError when it cannot.
+        num_failed: how many requests failed, by the results.
+        name: of the results' file, benchmarks/results/<date>-<name>.json.
+    """
+    from benchmarks.report.document import render  # it draws, too: a second that no child process needs
+
+    # So that each way of being told to stop unwinds the blocks that end the processes: asyncio turns SIGINT into a cancellation,
+    # also where a shell had set it to be ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        results = run()
+    except BenchmarkError as error:
+        sys.exit(str(error))
+    path = RESULTS / f"{results['date']}-{name}.json"
+    write_results(path, results)
+    print(f"\n{render(results, path.name)}\n")
+    if count := num_failed(results):
+        sys.exit(f"{count} requests failed")
+
+
+def write_results(path: Path, results: dict) -> None:
+    """Keep results as JSON, and say where."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {path}")
+
+
+def new_parser(document: str | None) -> argparse.ArgumentParser:
+    """A command line whose help begins with the module's docstring."""
+    return argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def check_positive(parser: argparse.ArgumentParser, *values: float) -> None:
+    """End with the parser's error unless all counts and times are positive."""
+    if min(values) <= 0:
+        parser.error("all counts and times must be positive")

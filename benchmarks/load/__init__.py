@@ -1,0 +1,1 @@
+"""The REST load: requests, the client, and the figures of what it saw."""

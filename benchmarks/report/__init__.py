@@ -1,0 +1,1 @@
+"""Tables and charts of docs/performance.md, made of result files."""

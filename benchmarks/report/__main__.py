@@ -1,0 +1,3 @@
+from benchmarks.report.document import main
+
+main()

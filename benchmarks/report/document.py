@@ -1,0 +1,109 @@
+"""Writes tables and charts of docs/performance.md from files of benchmarks/results/: what `make bench-report` runs.
+
+    python -m benchmarks.report                                              # those that the document shows already, again
+    python -m benchmarks.report benchmarks/results/2026-01-31-serving.json   # these, in place of what it shows of their kind
+    python -m benchmarks.report --stdout FILE                                # print the tables, change no file
+
+Each kind of results has a region of the document, between two markers, and its charts in docs/figures/. What is outside of the
+regions is left as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.harness.machine import REPOSITORY
+from benchmarks.harness.sitting import RESULTS, new_parser
+from benchmarks.report import encoder, serving, steps
+from benchmarks.report.plots import Chart, draw
+
+DOCUMENT = REPOSITORY / "docs" / "performance.md"
+FIGURES = "figures"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How results become text.
+
+    Attributes:
+        render: results, where they are kept -> Markdown.
+        charts: results -> name -> chart.
+    """
+
+    render: Callable[[dict, str], str]
+    charts: Callable[[dict], Mapping[str, Chart]] = lambda results: {}
+
+
+#: Kinds of results, in the order of the document.
+KINDS = {
+    "serving": Kind(serving.render, serving.charts),
+    "streams": Kind(serving.render, serving.charts),
+    "steps": Kind(steps.render, steps.charts),
+    "encoder": Kind(encoder.render),
+}
+
+
+def kind_of(results: dict) -> str:
+    """Which of `KINDS` they are. Files from before there were several do not say."""
+    return results.get("kind") or ("encoder" if "cases" in results else "serving")
+
+
+def markers(kind: str) -> tuple[str, str]:
+    """Between these lies its region."""
+    return f"<!-- {kind}:begin -->", f"<!-- {kind}:end -->"
+
+
+def render(results: dict, source: str) -> str:
+    """A region: its tables, then its charts.
+
+    Args:
+        source: where the results are kept, as the document shall name it.
+    """
+    kind = kind_of(results)
+    parts = [KINDS[kind].render(results, source)]
+    for name, chart in KINDS[kind].charts(results).items():
+        parts.append(f"![{chart.title}]({FIGURES}/{kind}-{name}.svg)")
+    return "\n\n".join(parts)
+
+
+def replace_between_markers(document: str, kind: str, text: str) -> str:
+    """Raises ValueError when the document has not exactly one pair of the kind's markers."""
+    begin, end = markers(kind)
+    if document.count(begin) != 1 or document.count(end) != 1 or document.index(begin) > document.index(end):
+        raise ValueError(f"exactly one {begin} followed by one {end} is needed")
+    return re.sub(f"{begin}.*{end}", lambda _: f"{begin}\n\n{text}\n\n{end}", document, flags=re.DOTALL)
+
+
+def shown_results(document: str) -> list[Path]:
+    """The results files that the regions of a document are made of."""
+    found = [re.search(rf"{markers(kind)[0]}\s+From \[`[^`]*/([^`/]+)`", document) for kind in KINDS]
+    return [RESULTS / match[1] for match in found if match]
+
+
+def write_document(path: Path, document: Path = DOCUMENT) -> None:
+    """Put what a results file says into the document, and its charts beside it."""
+    results = json.loads(path.read_text(encoding="utf-8"))
+    kind, tables = kind_of(results), render(results, f"../benchmarks/results/{path.name}")
+    text = replace_between_markers(document.read_text(encoding="utf-8"), kind, tables)
+    (document.parent / FIGURES).mkdir(exist_ok=True)
+    for name, chart in KINDS[kind].charts(results).items():
+        (document.parent / FIGURES / f"{kind}-{name}.svg").write_text(draw(chart), encoding="utf-8")
+    document.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    parser = new_parser(__doc__)
+    parser.add_argument("results", type=Path, nargs="*", help="files of benchmarks/results/")
+    parser.add_argument("--stdout", action="store_true", help="print the tables, change no file")
+    args = parser.parse_args()
+    for path in args.results or shown_results(DOCUMENT.read_text(encoding="utf-8")):
+        if args.stdout:
+            sys.stdout.write(render(json.loads(path.read_text(encoding="utf-8")), path.name) + "\n")
+        else:
+            write_document(path)
+            print(f"wrote {DOCUMENT.relative_to(REPOSITORY)} from {path.name}")

@@ -1,0 +1,142 @@
+"""Tables and charts of what benchmarks.serving and benchmarks.streams measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from benchmarks.report import tables
+from benchmarks.report.plots import Chart, Line
+from benchmarks.report.tables import TRIPTYCH, distinct, known_median, median, origin, ratio, section, table
+
+ENGINE_ALONE = "engine alone"
+#: Figures -> how tables name them; in ratios, TTFT and gaps are better when they are less.
+_FIGURES = {
+    "output_tokens_per_s": "output tokens/s",
+    "ttft_p50_ms": "TTFT p50, ms",
+    "ttft_p99_ms": "TTFT p99, ms",
+    "gap_p50_ms": "gap p50, ms",
+    "gap_p99_ms": "gap p99, ms",
+}
+#: What of a token's cost grows with the number of streams; the engine's is its model.
+_SERVICES = ("gateway", "frontend")
+
+
+def ratios(runs: Sequence[dict], other: str, figure: str, concurrency: int) -> list[float]:
+    """Triptych's figure over another target's, one ratio per pair of runs that followed each other."""
+    own = [run for run in runs if run["concurrency"] == concurrency]
+    return tables.ratios(own, (TRIPTYCH, lambda run: run["figures"][figure]), (other, lambda run: run["figures"][figure]))
+
+
+def render(results: dict, source: str) -> str:
+    """All tables, ratios first; `source` is where the results are kept, as the document shall name it."""
+    runs, load = results["runs"], results["load"]
+    pictures = f", {load['pictures']} pictures of {load['picture_size']} pixels each" if load.get("pictures") else ""
+    words = (
+        f"{load['model']}, prompts of {load['prompt_words']} words{pictures}, {load['max_tokens']} output tokens,"
+        f" {load['requests_per_stream']} requests per stream, {load['repeats']} rounds"
+    )
+    parts = [origin(results, source, words)]
+    for name in _targets(runs):
+        figures = ["output_tokens_per_s"] if name == ENGINE_ALONE else list(_FIGURES)
+        rows = [[str(c), *(ratio(ratios(runs, name, figure, c)) for figure in figures)] for c in _concurrencies(runs)]
+        if name != TRIPTYCH and "fake" not in name:
+            head = ["streams", *(_FIGURES[figure].removesuffix(", ms") for figure in figures)]
+            parts.append(section(f"Triptych against {name}, as ratios", table(head, rows)))
+    return "\n\n".join([*parts, _absolute(runs), *_costs(runs), *_start_and_memory(results)])
+
+
+def _of(runs: Sequence[dict], target: str, concurrency: int) -> list[dict]:
+    return [run for run in runs if (run["target"], run["concurrency"]) == (target, concurrency)]
+
+
+def _absolute(runs: Sequence[dict]) -> str:
+    rows = []
+    for concurrency in _concurrencies(runs):
+        for target in _targets(runs):
+            figures = [run["figures"] for run in _of(runs, target, concurrency)]
+            if figures:
+                medians = [median([each[name] for each in figures]) for name in _FIGURES]
+                counts = [str(sum(each[name] for each in figures)) for name in ("num_ok", "num_failed")]
+                rows.append([f"{concurrency:,}", target, *medians, *counts])
+    return section("Figures (medians of the rounds)", table(["streams", "target", *_FIGURES.values(), "ok", "failed"], rows))
+
+
+def _costs(runs: Sequence[dict]) -> list[str]:
+    """Processor time per token, where it was taken."""
+    services = distinct(name for run in runs for name in run.get("cpu_us_per_token", ()))
+    rows = []
+    for target in _targets(runs):
+        for concurrency in _concurrencies(runs):
+            own = [run for run in _of(runs, target, concurrency) if run.get("cpu_us_per_token")]
+            if own:
+                cells = [median((run["cpu_us_per_token"].get(name) for run in own), 0) for name in services]
+                messages = median((run["figures"].get("messages_per_token") for run in own), 2)
+                rows.append([target, f"{concurrency:,}", *cells, messages])
+    head = ["target", "streams", *services, "messages per token"]
+    return [section("Processor time per output token, in microseconds", table(head, rows))] if rows else []
+
+
+def _start_and_memory(results: dict) -> list[str]:
+    """Of each server that the sitting started."""
+    parts = []
+    for server in results.get("servers") or _servers_of_old(results):
+        if "idle" in server:
+            peaks = [run["peak"] for run in results["runs"] if run["target"] == server["name"] and "peak" in run]
+            peak = server.get("peak") or {name: max(each.get(name, 0) for each in peaks) for name in server["idle"]}
+            rows = [[name, *(f"{size / 1e6:.0f}" for size in (idle, peak[name]))] for name, idle in server["idle"].items()]
+            start = server["cold_start"]
+            words = (
+                f"From the command to the address: {start['ready_s']:.1f} s; to the end of the first chat answer:"
+                f" {start['first_answer_s']:.1f} s. Resident memory:"
+            )
+            parts.append(section(f"Start and memory, {server['name']}", words, table(["service", "idle, MB", "peak, MB"], rows)))
+    return parts
+
+
+def _servers_of_old(results: dict) -> list[dict]:
+    """Results from before there were `servers` tell memory and start of Triptych alone."""
+    if "memory" not in results:
+        return []
+    sizes = {key: {name: each[key] for name, each in results["memory"].items()} for key in ("idle", "peak")}
+    return [{"name": TRIPTYCH, "cold_start": results["cold_start"], **sizes}]
+
+
+def charts(results: dict) -> dict[str, Chart]:
+    """Throughput and TTFT against the number of streams, or for benchmarks.streams the processor time."""
+    runs = results["runs"]
+    ticks = tuple((float(concurrency), f"{concurrency:,}") for concurrency in _concurrencies(runs))
+
+    def lines(figure: Callable[[dict], float | None], label: str, kin: str = "") -> list[Line]:
+        made = []
+        for target in _targets(runs):
+            points = [(float(c), known_median(figure(run) for run in _of(runs, target, c))) for c in _concurrencies(runs)]
+            known = [(streams, value) for streams, value in points if value is not None]
+            if known:
+                made.append(Line(label.format(target), known, kin.format(target) or None))
+        return made
+
+    if results.get("kind") == "streams":
+        cpu = [
+            line
+            for name in _SERVICES
+            for line in lines(lambda run, name=name: run["cpu_us_per_token"].get(name), f"{name}, {{}}")  # type: ignore[misc]
+        ]
+        title = "Processor time of gateway and frontend per output token"
+        return {"cpu": Chart(title, "concurrent streams", "microseconds of CPU", cpu, ticks, log_y=True)}
+    throughput = lines(lambda run: run["figures"]["output_tokens_per_s"], "{}")
+    ttft = lines(lambda run: run["figures"]["ttft_p50_ms"], "{} p50") + lines(
+        lambda run: run["figures"]["ttft_p99_ms"], "{} p99", "{} p50"
+    )
+    title = "Output tokens per second against concurrent streams"
+    return {
+        "throughput": Chart(title, "concurrent streams", "output tokens/s", throughput, ticks),
+        "ttft": Chart("Time to first token against concurrent streams", "concurrent streams", "TTFT, ms", ttft, ticks, log_y=True),
+    }
+
+
+def _targets(runs: Sequence[dict]) -> list[str]:
+    return distinct(run["target"] for run in runs)
+
+
+def _concurrencies(runs: Sequence[dict]) -> list[int]:
+    return distinct(run["concurrency"] for run in runs)

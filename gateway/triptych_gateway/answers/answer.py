@@ -1,0 +1,82 @@
+"""Answering one generation request: calls of a frontend, one per prompt, become one stream of events or one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from triptych_common.pb import common_pb2, generation_pb2
+from triptych_common.rpc.errors import InternalError, TriptychError
+
+from triptych_gateway.answers.stream import DONE
+from triptych_gateway.dialects.cost import Cost
+from triptych_gateway.dialects.dialect import Call, Choice, Encoder
+from triptych_gateway.metrics import GenerationMeter
+
+Response = generation_pb2.GenerationCallResponse
+
+
+class Answer:
+    """One request's answer.
+
+    Args:
+        responses: of one frontend call per prompt, each with the prompt's place. Nothing is sent before they are read.
+        call: what was asked. Choice i of prompt p has the index p * num_choices + i.
+        encoder: writes it.
+    """
+
+    def __init__(
+        self,
+        responses: AsyncGenerator[list[tuple[int, Response]], None],
+        call: Call,
+        encoder: Encoder,
+        meter: GenerationMeter,
+    ) -> None:
+        self._responses = responses
+        self._call = call
+        self._num_choices = call.num_choices
+        self._num_choices_in_all = call.num_prompts * call.num_choices
+        self._encoder = encoder
+        self._meter = meter
+        self._cost = Cost()
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The server-sent events; the first item comes with the first response, when the request is known to be accepted."""
+        num_finished, events = 0, self._encoder.opening(self._num_choices_in_all)
+        try:
+            async with aclosing(self._responses) as batches:
+                async for batch in batches:
+                    for prompt, response in batch:
+                        for delta in response.choices:
+                            events += self._encoder.delta(prompt * self._num_choices + delta.index, delta)
+                            num_finished += delta.finish_reason != common_pb2.FINISH_REASON_UNSPECIFIED
+                        self._cost.add(response)
+                    if events:
+                        self._meter.event()
+                        yield events
+                        events = b""
+        except TriptychError as error:
+            raise self._call.in_client_terms(error) from error
+        self._check_finished(num_finished)
+        self._meter.finished(self._cost)
+        yield self._encoder.closing(self._cost) + DONE
+
+    async def whole(self) -> bytes:
+        """The JSON of the whole answer."""
+        choices = [Choice() for _ in range(self._num_choices_in_all)]
+        try:
+            async with aclosing(self._responses) as batches:
+                async for batch in batches:
+                    for prompt, response in batch:
+                        for delta in response.choices:
+                            choices[prompt * self._num_choices + delta.index].add(delta)
+                        self._cost.add(response)
+        except TriptychError as error:
+            raise self._call.in_client_terms(error) from error
+        self._check_finished(sum(choice.last is not None for choice in choices))
+        self._meter.finished(self._cost)
+        return self._encoder.whole(choices, self._cost)
+
+    def _check_finished(self, num_finished: int) -> None:
+        if num_finished != self._num_choices_in_all:
+            raise InternalError(f"the frontend finished {num_finished} of {self._num_choices_in_all} choices")

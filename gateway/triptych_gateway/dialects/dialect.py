@@ -1,0 +1,102 @@
+"""What a REST dialect is: a parser of requests and an encoder of answers, over one internal call.
+
+A new dialect is a class with `parse` and `encoder`, and a route that names it. It does not build on another dialect: ids, indices
+and the order of events are its encoder's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from triptych_common.pb import generation_pb2
+from triptych_common.rpc.errors import TriptychError
+
+from triptych_gateway.dialects.cost import Cost
+from triptych_gateway.dialects.media import in_rest_terms
+from triptych_gateway.frontends.calls import FrontendCall
+
+Body = TypeVar("Body", contravariant=True)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A generation request, whatever dialect it came in."""
+
+    #: One per prompt.
+    calls: Sequence[FrontendCall]
+    #: Choices per prompt.
+    num_choices: int = 1
+    is_stream: bool = False
+    #: What the contract calls a media part -> what the dialect does.
+    media_fields: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.calls)
+
+    @property
+    def num_file_bytes(self) -> int:
+        """Bytes of media files that the call holds."""
+        return sum(len(file.content) for call in self.calls for file in call.files)
+
+    def in_client_terms(self, error: TriptychError) -> TriptychError:
+        """The error with its media part named as the client named it."""
+        return in_rest_terms(error, self.media_fields) if self.media_fields else error
+
+
+@dataclass
+class Choice:
+    """A choice as its deltas come in."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[generation_pb2.TokenLogprob] = field(default_factory=list)
+    #: The delta that ended it.
+    last: generation_pb2.ChoiceDelta | None = None
+
+    def add(self, delta: generation_pb2.ChoiceDelta) -> None:
+        """Append what is new."""
+        self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+        if delta.finish_reason:
+            self.last = delta
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.texts)
+
+
+class Encoder(Protocol):
+    """Writes one request's answer in a dialect. It keeps what the order of events needs: indices, ids, open blocks."""
+
+    def opening(self, num_choices: int) -> bytes:
+        """Events that come before the first delta."""
+        ...
+
+    def delta(self, index: int, delta: generation_pb2.ChoiceDelta) -> bytes:
+        """The events of one delta; empty when there is nothing new to say. Called per token: it builds no objects it need not."""
+        ...
+
+    def closing(self, cost: Cost) -> bytes:
+        """Events that come after the last delta."""
+        ...
+
+    def whole(self, choices: Sequence[Choice], cost: Cost) -> bytes:
+        """The answer in one piece."""
+        ...
+
+
+class Dialect(Protocol[Body]):
+    """One shape of requests and answers."""
+
+    async def parse(self, body: Body, request_id: str) -> Call:
+        """The call that a validated body asks for. Raises InvalidRequestError for files that cannot be decoded."""
+        ...
+
+    def encoder(self, body: Body, request_id: str, fingerprint: str | None) -> Encoder:
+        """What writes the answer to this body."""
+        ...

@@ -1,0 +1,164 @@
+"""What OpenAI's chat and completions have in common: the envelope of answers and chunks."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import orjson
+from triptych_common.pb import common_pb2, generation_pb2
+from triptych_common.rpc.errors import InternalError, ServiceUnavailableError
+
+from triptych_gateway.dialects.cost import Cost
+from triptych_gateway.dialects.cost_json import triptych_json, usage_json
+from triptych_gateway.dialects.dialect import Choice
+
+_FINISH_REASONS = {
+    common_pb2.FINISH_REASON_UNSPECIFIED: None,
+    common_pb2.FINISH_REASON_STOP: "stop",
+    common_pb2.FINISH_REASON_LENGTH: "length",
+}
+#: Stands where the text goes in a template.
+_TEXT = "\0"
+#: OpenAI's stand-in for a log probability that is too low to be a number.
+_LOWEST_LOGPROB = -9999.0
+
+
+def finish_reason(delta: generation_pb2.ChoiceDelta) -> str | None:
+    """OpenAI's name; None while the choice goes on.
+
+    Raises:
+        ServiceUnavailableError: somebody else than the client aborted it, e.g. an operator put the engine to sleep.
+        InternalError: it failed.
+    """
+    try:
+        return _FINISH_REASONS[delta.finish_reason]
+    except KeyError:
+        if delta.finish_reason == common_pb2.FINISH_REASON_ABORT:
+            raise ServiceUnavailableError("the generation was aborted in the engine; try again") from None
+        raise InternalError("the generation failed; the frontend's log has the details") from None
+
+
+def stop_reason(delta: generation_pb2.ChoiceDelta) -> str | int | None:
+    """The stop string or stop token id that ended the choice, if one did."""
+    matched = delta.WhichOneof("matched_stop")
+    return getattr(delta, matched) if matched else None
+
+
+def finite_logprob(logprob: float) -> float:
+    """JSON has no minus infinity."""
+    return max(logprob, _LOWEST_LOGPROB)
+
+
+class OpenAiEncoder(ABC):
+    """Writes one request's answer, streamed or whole.
+
+    Args:
+        request_id: becomes the answer's id, with the prefix of its kind.
+        model: the served name.
+        fingerprint: OpenAI's system_fingerprint.
+        include_usage: the stream ends with the usage, and its other chunks have a usage of null, as OpenAI does it.
+        with_logprobs: log probabilities were asked for.
+        with_token_ids: token ids were asked for.
+    """
+
+    id_prefix: ClassVar[str]
+    object_name: ClassVar[str]
+    chunk_object_name: ClassVar[str]
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        fingerprint: str | None,
+        *,
+        include_usage: bool = False,
+        with_logprobs: bool = False,
+        with_token_ids: bool = False,
+    ) -> None:
+        self._envelope = {
+            "id": self.id_prefix + request_id,
+            "object": self.object_name,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+        self._include_usage = include_usage
+        self._with_logprobs = with_logprobs
+        self._with_token_ids = with_token_ids
+        # A chunk is head + JSON of the choice + tail; one with new text alone is prefix + text + suffix, by choice.
+        envelope = orjson.dumps(self._envelope | {"object": self.chunk_object_name})
+        self._head = b"data: " + envelope[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._templates: dict[int, tuple[bytes, bytes]] = {}
+        self._is_plain = not with_logprobs and not with_token_ids
+
+    def opening(self, num_choices: int) -> bytes:
+        """Events that come before the first delta."""
+        return b""
+
+    def delta(self, index: int, delta: generation_pb2.ChoiceDelta) -> bytes:
+        """The event of one delta; empty when there is nothing new to say."""
+        text = delta.text
+        if self._is_plain and not delta.finish_reason:
+            if not text:
+                return b""
+            prefix, suffix = self._templates.get(index) or self._add_template(index)
+            return prefix + orjson.dumps(text) + suffix
+        reason = finish_reason(delta)
+        logprobs = delta.logprobs if self._with_logprobs else ()
+        if reason is None and not text and not logprobs and not delta.token_ids:
+            return b""
+        choice = self._chunk_choice(index, text)
+        choice["logprobs"] = self._logprobs(list(logprobs)) if logprobs else None
+        choice["finish_reason"] = reason
+        if reason is not None:
+            choice["stop_reason"] = stop_reason(delta)
+        if self._with_token_ids:
+            choice["token_ids"] = list(delta.token_ids)
+        return self._head + orjson.dumps(choice) + self._tail
+
+    def _add_template(self, index: int) -> tuple[bytes, bytes]:
+        choice = {**self._chunk_choice(index, _TEXT), "logprobs": None, "finish_reason": None}
+        before, after = orjson.dumps(choice).split(orjson.dumps(_TEXT))
+        self._templates[index] = self._head + before, after + self._tail
+        return self._templates[index]
+
+    def closing(self, cost: Cost) -> bytes:
+        """The chunk with the usage, when it was asked for."""
+        if not self._include_usage:
+            return b""
+        usage, extension = orjson.dumps(usage_json(cost.usage)), orjson.dumps(triptych_json(cost))
+        return self._head + b'],"usage":%b,"triptych":%b}\n\n' % (usage, extension)
+
+    def whole(self, choices: Sequence[Choice], cost: Cost) -> bytes:
+        """The answer in one piece."""
+        answer: dict[str, Any] = self._envelope | {
+            "choices": [],
+            "usage": usage_json(cost.usage),
+            "triptych": triptych_json(cost),
+        }
+        for index, choice in enumerate(choices):
+            written = self._whole_choice(index, choice.text)
+            written["logprobs"] = self._logprobs(choice.logprobs) if self._with_logprobs else None
+            last = choice.last or generation_pb2.ChoiceDelta()
+            written["finish_reason"] = finish_reason(last)
+            written["stop_reason"] = stop_reason(last)
+            if self._with_token_ids:
+                written["token_ids"] = choice.token_ids
+            answer["choices"].append(written)
+        return orjson.dumps(answer)
+
+    @abstractmethod
+    def _chunk_choice(self, index: int, text: str) -> dict[str, Any]:
+        """Index and new text of a streamed choice."""
+
+    @abstractmethod
+    def _whole_choice(self, index: int, text: str) -> dict[str, Any]:
+        """Index and text of a choice."""
+
+    @abstractmethod
+    def _logprobs(self, logprobs: list[generation_pb2.TokenLogprob]) -> dict[str, Any]:
+        """The log probabilities of these tokens."""

@@ -1,0 +1,194 @@
+"""The calls of one HTTP request: what is sent to a frontend, and a mailbox for what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from triptych_common.pb import common_pb2, generation_pb2
+from triptych_common.rpc.errors import QueueFullError, ServiceUnavailableError, TriptychError
+from triptych_common.rpc.status import from_request_error
+
+Request = generation_pb2.ChatRequest | generation_pb2.CompleteRequest
+Response = generation_pb2.GenerationCallResponse
+#: What another frontend may do better.
+_RETRYABLE = (ServiceUnavailableError, QueueFullError)
+
+
+@dataclass
+class MediaFile:
+    """A file of a call, beside its request: it travels before the request, or in it where it is small."""
+
+    #: Where it belongs; without a source until it is sent.
+    item: common_pb2.MediaItem
+    content: bytes
+
+
+@dataclass
+class FrontendCall:
+    """One Chat or Complete call."""
+
+    request: Request
+    request_id: str
+    output_mode: generation_pb2.OutputMode = generation_pb2.OUTPUT_MODE_DELTA
+    files: list[MediaFile] = field(default_factory=list)
+
+
+class Carrier(Protocol):
+    """The connection that carries the calls."""
+
+    def cancel(self, number: int) -> None: ...
+
+
+class Calls:
+    """The calls of one HTTP request, and a mailbox for their responses.
+
+    Args:
+        calls: kept until a frontend has answered, so that another frontend can have them when the first one is lost.
+        place: hands them to a frontend, with the error of the one before; returns whether there was one.
+        on_accepted: called once, when a frontend has answered, or nobody waits any more.
+    """
+
+    def __init__(
+        self, calls: Sequence[FrontendCall], place: Callable[[Calls, TriptychError], bool], on_accepted: Callable[[], None]
+    ) -> None:
+        self.calls: Sequence[FrontendCall] = calls
+        self._place_again = place
+        self._on_accepted = on_accepted
+        self._carrier: Carrier | None = None
+        #: number -> place among the calls, of those that have not ended
+        self._live: dict[int, int] = {}
+        #: place -> what came since the last `next`: a response as it came, or several that were merged
+        self._waiting: dict[int, Response] = {}
+        #: Places whose message in `_waiting` is merged.
+        self._merged: set[int] = set()
+        self._error: TriptychError | None = None
+        self._is_placed = False
+        self._is_accepted = False
+        self.is_closed = False
+        self._wake_up: asyncio.Future[None] | None = None
+
+    def sent(self, carrier: Carrier, numbers: Sequence[int]) -> None:
+        """A connection carries them now, under these numbers."""
+        self._carrier, self._is_placed = carrier, True
+        self._live = {number: place for place, number in enumerate(numbers)}
+
+    async def next(self) -> list[tuple[int, Response]]:
+        """What came since the last time, each with its call's place; waits for some. Empty once all calls have ended.
+
+        Raises:
+            TriptychError: a call failed, or the frontend went away; after the responses that wait.
+        """
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            if self._is_placed and not self._live:
+                return []
+            self._wake_up = asyncio.get_running_loop().create_future()
+            await self._wake_up
+        waiting, self._waiting = self._waiting, {}
+        self._merged.clear()
+        return list(waiting.items())
+
+    def close(self) -> None:
+        """Cancel what has not ended. May be called twice."""
+        self.is_closed = True
+        self._cancel_live()
+        self._accepted()
+
+    def put(self, number: int, response: Response) -> None:
+        """Take a response from the connection's reader, of a call that goes on."""
+        place = self._live.get(number)
+        if place is None:
+            return
+        if not self._is_accepted:
+            self._accepted()
+        if place in self._waiting:
+            self._merge(place, response)
+        else:
+            # It keeps the whole step's message in memory, with what all other calls got, but no longer than to the next step.
+            self._waiting[place] = response
+        self._wake()
+
+    def put_last(self, number: int, response: Response) -> None:
+        """Take a call's last response, with its usage or its error."""
+        place = self._live.pop(number, None)
+        if place is None:
+            return
+        if response.HasField("error"):
+            error = from_request_error(response.error)
+            if not response.choices and self._placed_again(error):
+                return
+        self._accepted()
+        if response.choices or response.HasField("usage"):
+            self._merge(place, response)
+        if response.HasField("error"):
+            self.fail(from_request_error(response.error))
+        self._wake()
+
+    def lost(self, error: TriptychError) -> None:
+        """The connection was lost."""
+        if not self._placed_again(error):
+            self.fail(error)
+
+    def fail(self, error: TriptychError) -> None:
+        """End with an error, after the responses that wait."""
+        self._error = self._error or error
+        self.close()
+        self._wake()
+
+    def _placed_again(self, error: TriptychError) -> bool:
+        """Hand the calls to another frontend, when nobody has answered them yet and there is one."""
+        if self._is_accepted or self.is_closed or not isinstance(error, _RETRYABLE):
+            return False
+        self._cancel_live()
+        self._is_placed = False
+        return self._place_again(self, error)
+
+    def _cancel_live(self) -> None:
+        if self._carrier is not None:
+            for number in self._live:
+                self._carrier.cancel(number)
+        self._live.clear()
+
+    def _accepted(self) -> None:
+        if not self._is_accepted:
+            self._is_accepted = True
+            self.calls = ()
+            self._on_accepted()
+
+    def _merge(self, place: int, response: Response) -> None:
+        """Append to what waits, in a message of its own: a slow client costs the memory of its own answer and nothing more."""
+        if place not in self._merged:
+            own, waiting = Response(), self._waiting.get(place)
+            if waiting is not None:
+                _append(own, waiting)
+            self._waiting[place] = own
+            self._merged.add(place)
+        _append(self._waiting[place], response)
+
+    def _wake(self) -> None:
+        if self._wake_up is not None and not self._wake_up.done():
+            self._wake_up.set_result(None)
+
+
+def _append(into: Response, new: Response) -> None:
+    """Append what is new in a call."""
+    for delta in new.choices:
+        last = next((choice for choice in reversed(into.choices) if choice.index == delta.index), None)
+        if last is None or not (_is_text(last) and _is_text(delta)):
+            into.choices.append(delta)
+            continue
+        text = last.text + delta.text
+        last.MergeFrom(delta)
+        last.text = text
+    if new.HasField("usage"):
+        into.usage.CopyFrom(new.usage)
+        into.timings.CopyFrom(new.timings)
+    into.media.extend(new.media)
+
+
+def _is_text(delta: generation_pb2.ChoiceDelta) -> bool:
+    return delta.WhichOneof("delta") in (None, "text")

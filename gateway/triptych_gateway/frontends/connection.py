@@ -1,0 +1,208 @@
+"""One frontend, over `GenerationService.Session`: one stream that carries the calls of all clients."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from triptych_common.cluster.connection import Connection
+from triptych_common.pb import (
+    common_pb2,
+    detokenize_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    preprocess_pb2_grpc,
+)
+from triptych_common.rpc.channels import MAX_MESSAGE_BYTES, open_channel
+from triptych_common.rpc.control import READINESS
+from triptych_common.rpc.errors import InvalidRequestError, ServiceUnavailableError
+
+from triptych_gateway.frontends.calls import Calls, Response
+
+log = logging.getLogger(__name__)
+HANDSHAKE_TIMEOUT_S = 30.0
+#: Largest request, and most bytes of requests in one message: one that is too large would fail the stream, and so everybody.
+_MAX_START_BYTES = MAX_MESSAGE_BYTES // 2
+_UPLOAD_CHUNK_BYTES = 1 << 20
+#: Files on their way to one frontend at the same time.
+_MAX_UPLOADS = 4
+#: Channels to one address share a connection unless they ask for one of their own.
+_OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+
+_Stream = grpc.aio.StreamStreamCall[generation_pb2.GenerationServiceSessionRequest, generation_pb2.GenerationServiceSessionResponse]
+
+
+class FrontendConnection(Connection):
+    """A session with the frontend at one address, its other services, and a connection for files."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__("frontend", address)
+        self.generation = generation_pb2_grpc.GenerationServiceStub(self.channel)
+        self.preprocess = preprocess_pb2_grpc.PreprocessServiceStub(self.channel)
+        self.detokenize = detokenize_pb2_grpc.DetokenizeServiceStub(self.channel)
+        self._health = health_pb2_grpc.HealthStub(self.channel)
+        self.models: Sequence[common_pb2.ModelInfo] = ()
+        #: Whether it has an engine to serve with.
+        self._is_serving = False
+        self._numbers = itertools.count(1)
+        #: number -> the calls that it is one of
+        self._calls: dict[int, Calls] = {}
+        self._starts: list[generation_pb2.GenerationCall] = []
+        self._cancels: list[int] = []
+        self._has_requests = asyncio.Event()
+        self._upload_channel: grpc.aio.Channel | None = None
+        self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
+
+    @property
+    def is_ready(self) -> bool:
+        return super().is_ready and self._is_serving
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether calls can be sent; one that is not ready answers with the reason."""
+        return super().is_ready
+
+    @property
+    def load(self) -> int:
+        return len(self._calls)
+
+    def start(self, calls: Calls, context: common_pb2.CallContext) -> None:
+        """Hand over calls. What is started before the loop's next turn travels in one message.
+
+        Raises:
+            InvalidRequestError: a request is too large.
+        """
+        for call in calls.calls:
+            if (num_bytes := call.request.ByteSize()) > _MAX_START_BYTES:
+                raise InvalidRequestError(
+                    f"the request, encoded for the frontend, may have at most {_MAX_START_BYTES} bytes; it has {num_bytes}",
+                    limit=_MAX_START_BYTES,
+                    value=num_bytes,
+                )
+        numbers = list(itertools.islice(self._numbers, len(calls.calls)))
+        for number, call in zip(numbers, calls.calls, strict=True):
+            message = generation_pb2.GenerationCall(
+                number=number, request_id=call.request_id, output_mode=call.output_mode, context=context
+            )
+            if isinstance(call.request, generation_pb2.ChatRequest):
+                message.chat.CopyFrom(call.request)
+            else:
+                message.complete.CopyFrom(call.request)
+            self._calls[number] = calls
+            self._starts.append(message)
+        calls.sent(self, numbers)
+        self._has_requests.set()
+
+    def cancel(self, number: int) -> None:
+        """Ask for nothing more of a call."""
+        if self._calls.pop(number, None) is not None:
+            self._cancels.append(number)
+            self._has_requests.set()
+
+    async def upload(self, content: bytes, context: common_pb2.CallContext) -> str:
+        """Hand over a file, on a connection of its own, so that it delays no call; returns its upload id. Raises AioRpcError."""
+        if self._upload_channel is None:
+            self._upload_channel = open_channel(self.address, _OWN_CONNECTION)
+        stub = generation_pb2_grpc.GenerationServiceStub(self._upload_channel)
+
+        async def parts() -> AsyncIterator[generation_pb2.UploadMediaRequest]:
+            header = generation_pb2.UploadMediaHeader(num_bytes=len(content), context=context)
+            yield generation_pb2.UploadMediaRequest(header=header)
+            for start in range(0, len(content), _UPLOAD_CHUNK_BYTES):
+                yield generation_pb2.UploadMediaRequest(data=content[start : start + _UPLOAD_CHUNK_BYTES])
+
+        async with self._uploads:
+            return (await stub.UploadMedia(parts())).upload_id
+
+    async def serve(self) -> str:
+        await self._describe()
+        session: _Stream = self.generation.Session()
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            first = await asyncio.wait_for(session.read(), HANDSHAKE_TIMEOUT_S)
+            if not isinstance(first, generation_pb2.GenerationServiceSessionResponse):  # grpc.aio.EOF
+                return "it ended the session at once"
+            self.connected(first.instance, self.models[0] if self.models else common_pb2.ModelInfo())
+            tasks = [asyncio.create_task(self._send(session)), asyncio.create_task(self._watch_readiness())]
+            while isinstance(message := await session.read(), generation_pb2.GenerationServiceSessionResponse):
+                for response in message.responses:
+                    self._dispatch(response)
+                if message.going_away:
+                    self.goes_away()
+            return "it ended the session"
+        finally:
+            session.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def disconnected(self) -> None:
+        self._is_serving = False
+        self._starts.clear()
+        self._cancels.clear()
+        calls, self._calls = dict.fromkeys(self._calls.values()), {}
+        # Whatever ended the stream is no single call's fault.
+        error = ServiceUnavailableError("the model's frontend is away; try again")
+        for one in calls:
+            one.lost(error)
+        if self._upload_channel is not None:
+            channel, self._upload_channel = self._upload_channel, None
+            await channel.close()
+
+    async def _describe(self) -> None:
+        request = generation_pb2.GenerationServiceDescribeRequest()
+        self.models = (await self.generation.Describe(request, timeout=HANDSHAKE_TIMEOUT_S)).models
+
+    async def _watch_readiness(self) -> None:
+        """Follow whether it has an engine. The end of the watch is left to the session to notice."""
+        watch = self._health.Watch(health_pb2.HealthCheckRequest(service=READINESS))
+        try:
+            async for response in watch:
+                is_serving = response.status == health_pb2.HealthCheckResponse.SERVING
+                if is_serving:
+                    await self._describe()
+                self._is_serving = is_serving
+                if not self.is_going_away:
+                    self.why_away = "" if is_serving else "the frontend is not ready"
+                self.on_change()
+        except grpc.aio.AioRpcError as error:
+            log.debug("the health watch of the frontend at %s ended: %s", self.address, error.code().name)
+        finally:
+            watch.cancel()
+
+    def _dispatch(self, response: Response) -> None:
+        number = response.number
+        if response.HasField("usage") or response.HasField("error"):
+            if calls := self._calls.pop(number, None):
+                calls.put_last(number, response)
+        elif calls := self._calls.get(number):
+            calls.put(number, response)
+
+    async def _send(self, session: _Stream) -> None:
+        """Write what was asked for since the last message, until the stream is lost; the reader sees the same loss."""
+        while True:
+            await self._has_requests.wait()
+            self._has_requests.clear()
+            while self._starts or self._cancels:
+                message = generation_pb2.GenerationServiceSessionRequest(start=self._next_starts())
+                if not self._starts:  # a cancellation must not overtake its own call
+                    message.cancel.extend(self._cancels)
+                    self._cancels = []
+                try:
+                    await session.write(message)
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    return
+
+    def _next_starts(self) -> list[generation_pb2.GenerationCall]:
+        num_bytes, num_calls = 0, 0
+        for call in self._starts:
+            num_bytes += call.ByteSize()
+            if num_calls and num_bytes > _MAX_START_BYTES:
+                break
+            num_calls += 1
+        starts, self._starts = self._starts[:num_calls], self._starts[num_calls:]
+        return starts

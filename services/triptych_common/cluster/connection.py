@@ -1,0 +1,178 @@
+"""One supervised connection to one service: connect, learn who is there, watch, and connect again after each loss."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import grpc
+
+from triptych_common.cluster.endpoint import Endpoint
+from triptych_common.pb import common_pb2
+from triptych_common.rpc.channels import open_channel
+from triptych_common.rpc.errors import TriptychError
+from triptych_common.rpc.status import from_rpc_error, has_details
+
+log = logging.getLogger(__name__)
+#: Pause before connecting again, in seconds; doubles from the first to the last.
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 2.0
+
+
+class ConnectionRefusedByUsError(Exception):
+    """The service is there and is not the one that is wanted, e.g. it serves another model. The message says why."""
+
+
+class Connection(ABC):
+    """A service at one address. For the event loop alone.
+
+    A subclass says in `serve` what one life of the connection is. The pool runs `run`, which never ends by itself: whatever goes
+    wrong in one life, also an error of our own code, ends that life and not the supervision.
+
+    Args:
+        kind: what the service is, for people: engine, encoder, frontend.
+        address: host:port.
+    """
+
+    def __init__(self, kind: str, address: str) -> None:
+        self.kind = kind
+        self.address = address
+        self.channel = open_channel(address)
+        #: Who is there; None while nobody is.
+        self.instance: common_pb2.Instance | None = None
+        self.model = common_pb2.ModelInfo()
+        #: Why it takes no work; empty while it does.
+        self.why_away = "it was not reached yet"
+        #: It finishes what it has and takes no more.
+        self.is_going_away = False
+        #: Set when it did not answer a call. It comes after all others until it says again who it is.
+        self.in_doubt = asyncio.Event()
+        #: Set once the first attempt to reach it has come to an end, good or bad.
+        self.was_tried = asyncio.Event()
+        #: Called after each change of what the pool chooses by.
+        self.on_change: Callable[[], None] = lambda: None
+        #: Whether the last attempt was answered by the service itself, which may be ready any moment.
+        self._is_there = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the service is there, though it may take no new work."""
+        return self.instance is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new work can be sent."""
+        return self.instance is not None and not self.is_going_away
+
+    @property
+    def load(self) -> int:
+        """Requests that it works on, as far as this process knows."""
+        return 0
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """What is known of the service now."""
+        instance = self.instance or common_pb2.Instance()
+        state = common_pb2.SERVER_STATE_DRAINING if self.is_going_away and self.instance else instance.state
+        return Endpoint(self.address, instance.id, instance.address, self.model.name, state, self.load, self.why_away)
+
+    async def run(self) -> None:
+        """Connect, and connect again whenever the connection is lost, until cancelled."""
+        backoff_s = MIN_BACKOFF_S
+        try:
+            while True:
+                was_connected = await self._live_once()
+                backoff_s = MIN_BACKOFF_S if was_connected or self._is_there else min(backoff_s * 2, MAX_BACKOFF_S)
+                # Jitter keeps many clients from coming back in the same instant.
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1))
+        finally:
+            with contextlib.suppress(Exception):
+                await self.channel.close()
+
+    @abstractmethod
+    async def serve(self) -> str:
+        """One life of the connection: call `connected` once the service said who it is. Returns why it ended.
+
+        Raises:
+            grpc.aio.AioRpcError, TriptychError, TimeoutError: it was lost, or never there.
+            ConnectionRefusedByUsError: the service is not the one that is wanted.
+        """
+
+    async def disconnected(self) -> None:  # noqa: B027 - most have nothing to give up
+        """Called after a connection was lost: give up what it carried. Does nothing by default."""
+
+    def connected(self, instance: common_pb2.Instance, model: common_pb2.ModelInfo) -> None:
+        """The service is there. May be called again when it says something new of itself."""
+        is_new = self.instance is None or self.instance.id != instance.id
+        self.instance, self.model = instance, model
+        self.is_going_away = instance.state == common_pb2.SERVER_STATE_DRAINING
+        self.why_away = "it is draining" if self.is_going_away else ""
+        self.in_doubt.clear()
+        self.was_tried.set()
+        if is_new:
+            log.info("%s at %s serves %s, context %d", self.kind, self.address, model.name, model.max_model_len)
+        self.on_change()
+
+    def goes_away(self) -> None:
+        """It takes no new work. What it has may go on."""
+        if not self.is_going_away:
+            self.is_going_away, self.why_away = True, "it is draining"
+            log.info("%s at %s is draining", self.kind, self.address)
+            self.on_change()
+
+    def doubt(self) -> None:
+        """It did not answer a call: use it after all others until it says again who it is."""
+        if not self.in_doubt.is_set():
+            self.in_doubt.set()
+            self.on_change()
+
+    def check_fingerprint(self, model: common_pb2.ModelInfo, expected: common_pb2.ModelInfo) -> None:
+        """Raise ConnectionRefusedByUsError unless the service has the same model as this one."""
+        if model.fingerprint != expected.fingerprint:
+            raise ConnectionRefusedByUsError(
+                f"it serves another model: {model.name} (fingerprint {model.fingerprint[:12]}), not "
+                f"{expected.name} (fingerprint {expected.fingerprint[:12]})"
+            )
+
+    async def _live_once(self) -> bool:
+        """One life; True when the service was there."""
+        self._is_there, level = False, logging.INFO
+        try:
+            why = await self.serve()
+        except ConnectionRefusedByUsError as error:
+            why, level = str(error), logging.ERROR
+        except TimeoutError:
+            why = "it did not answer in time"
+        except grpc.aio.AioRpcError as error:
+            self._is_there = has_details(error)
+            is_silent = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            why = "it did not answer in time" if is_silent else from_rpc_error(error).message
+        except TriptychError as error:
+            why = error.message
+        except asyncio.CancelledError:
+            await self._lost("this service is stopping", logging.DEBUG)
+            raise
+        except Exception as error:
+            log.exception("unexpected error of the connection with the %s at %s", self.kind, self.address)
+            why = f"an internal error ({type(error).__name__}); the log has the details"
+        return await self._lost(why, level)
+
+    async def _lost(self, why: str, level: int) -> bool:
+        was_connected, had = self.is_connected, self.why_away
+        self.was_tried.set()
+        self.instance, self.is_going_away, self.why_away = None, False, why
+        if was_connected:
+            log.log(max(level, logging.WARNING), "%s at %s went away: %s", self.kind, self.address, why)
+        elif why != had:
+            # Once, not with each attempt, and without alarm: services start slowly.
+            log.log(level, "%s at %s is away: %s", self.kind, self.address, why)
+        try:
+            await self.disconnected()
+        except Exception:
+            log.exception("unexpected error after the %s at %s was lost", self.kind, self.address)
+        if was_connected or why != had:
+            self.on_change()
+        return was_connected

@@ -1,0 +1,77 @@
+"""One encoder, as frontends and engines see it: who it is, whether it takes work, and its stub."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from triptych_common.cluster.connection import Connection, ConnectionRefusedByUsError
+from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
+from triptych_common.rpc.control import READINESS
+
+_DESCRIBE_TIMEOUT_S = 10.0
+#: The same for one that did not answer another call; it is used meanwhile where there is no other.
+_DOUBT_TIMEOUT_S = 2.0
+
+
+class EncoderConnection(Connection):
+    """The encoder at one address.
+
+    Args:
+        address: host:port.
+        expected: the model that this service serves; an encoder of another fingerprint is not used.
+        others: gives the connected encoders; one whose embeddings differ from theirs is not used.
+    """
+
+    def __init__(
+        self, address: str, expected: common_pb2.ModelInfo, others: Callable[[], Iterable[EncoderConnection]] = tuple
+    ) -> None:
+        super().__init__("encoder", address)
+        self._expected = expected
+        self._others = others
+        self.stub = encoder_pb2_grpc.EncoderServiceStub(self.channel)
+        self._health = health_pb2_grpc.HealthStub(self.channel)
+        self.description = encoder_pb2.DescribeResponse()
+
+    async def serve(self) -> str:
+        await self._describe(_DOUBT_TIMEOUT_S if self.in_doubt.is_set() else _DESCRIBE_TIMEOUT_S)
+        watch = asyncio.create_task(self._watch_readiness())
+        doubted = asyncio.create_task(self.in_doubt.wait())
+        try:
+            while not watch.done():
+                await asyncio.wait((watch, doubted), return_when=asyncio.FIRST_COMPLETED)
+                if doubted.done() and not watch.done():
+                    await self._describe(_DOUBT_TIMEOUT_S)
+                    doubted = asyncio.create_task(self.in_doubt.wait())
+            watch.result()
+            return "it ended the connection"
+        finally:
+            for task in (watch, doubted):
+                task.cancel()
+            await asyncio.gather(watch, doubted, return_exceptions=True)
+
+    async def _describe(self, timeout_s: float) -> None:
+        description = await self.stub.Describe(encoder_pb2.DescribeRequest(), timeout=timeout_s)
+        self.check_fingerprint(description.model, self._expected)
+        for other in self._others():
+            if other is not self and other.is_connected and other.description.key_scope != description.key_scope:
+                raise ConnectionRefusedByUsError(
+                    f"its embeddings differ from those of {other.address}: other weights, processor or dtype"
+                )
+        self.description = description
+        self.connected(description.instance, description.model)
+
+    async def _watch_readiness(self) -> None:
+        """Follow whether it takes work; ends, or raises AioRpcError, when the connection does."""
+        watch = self._health.Watch(health_pb2.HealthCheckRequest(service=READINESS))
+        try:
+            async for response in watch:
+                if response.status == health_pb2.HealthCheckResponse.SERVING:
+                    if self.is_going_away and self.instance is not None:
+                        await self._describe(_DESCRIBE_TIMEOUT_S)
+                else:
+                    self.goes_away()
+        finally:
+            watch.cancel()

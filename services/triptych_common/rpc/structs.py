@@ -1,0 +1,37 @@
+"""JSON objects on the wire: google.protobuf.Struct, to and from dict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import json_format, struct_pb2
+
+
+def to_struct(value: Mapping[str, Any]) -> struct_pb2.Struct:
+    """A JSON object. Raises ValueError when it holds what JSON has not, e.g. NaN or bytes."""
+    struct = struct_pb2.Struct()
+    struct.update(value)
+    return struct
+
+
+def from_struct(struct: struct_pb2.Struct) -> dict[str, Any]:
+    """The object. A Struct has doubles only: numbers without a fraction become integers, which is what they were in most cases.
+
+    Raises:
+        ValueError: a number is infinite or none.
+    """
+    try:
+        return _whole_numbers(json_format.MessageToDict(struct))
+    except json_format.Error as error:
+        raise ValueError(f"is not a JSON object: {error}") from error
+
+
+def _whole_numbers(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_whole_numbers(item) for item in value]
+    return value

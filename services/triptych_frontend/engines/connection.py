@@ -1,0 +1,164 @@
+"""One engine, over `EngineService.Session`: one long-lived stream that carries the work of all calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Protocol
+
+import grpc
+from triptych_common.cluster.connection import MAX_BACKOFF_S, Connection
+from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
+from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
+from triptych_common.rpc.errors import InternalError, ServiceUnavailableError, TriptychError
+
+log = logging.getLogger(__name__)
+#: How long a new session may take to say what the engine serves.
+HANDSHAKE_TIMEOUT_S = 30.0
+#: Largest request, and most bytes of requests in one message: leaves room for aborts below the channel's limit.
+MAX_ADD_BYTES = MAX_MESSAGE_BYTES // 4
+
+_Session = grpc.aio.StreamStreamCall[engine_pb2.SessionRequest, engine_pb2.SessionResponse]
+
+
+class Carried(Protocol):
+    """A request that a connection carries."""
+
+    request: engine_pb2.EngineRequest
+
+    def put(self, output: engine_pb2.SequenceOutput) -> None:
+        """The engine brought something for one of its sequences."""
+        ...
+
+    def lost(self, error: TriptychError) -> None:
+        """The engine went away."""
+        ...
+
+
+class EngineConnection(Connection):
+    """A session with the engine at one address.
+
+    Args:
+        address: host:port of the engine.
+        expected: what this frontend serves; an engine of another fingerprint is refused.
+    """
+
+    def __init__(self, address: str, expected: common_pb2.ModelInfo) -> None:
+        super().__init__("engine", address)
+        self._expected = expected
+        self._stub = engine_pb2_grpc.EngineServiceStub(self.channel)
+        #: engine request id -> who asked
+        self._carried: dict[str, Carried] = {}
+        self._adds: list[engine_pb2.EngineRequest] = []
+        self._aborts: list[str] = []
+        self._sequence_aborts: list[engine_pb2.SequenceId] = []
+        self._has_requests = asyncio.Event()
+        self._reported = engine_pb2.Load()
+        #: Sequences that were sent since the engine reported its load.
+        self._num_unreported = 0
+
+    @property
+    def load(self) -> int:
+        """Sequences that run or wait there, those of other frontends included."""
+        return self._reported.num_running + self._reported.num_waiting + self._num_unreported
+
+    def send(self, carried: Carried) -> None:
+        """Hand a request to the engine. What is sent before the loop's next turn travels in one message.
+
+        Raises:
+            InternalError: its request id is that of a live request.
+        """
+        request = carried.request
+        if request.request_id in self._carried:
+            raise InternalError(f"the engine request id {request.request_id} is in use")
+        self._carried[request.request_id] = carried
+        self._adds.append(request)
+        self._num_unreported += request.n or 1
+        self._has_requests.set()
+
+    def abort(self, request_id: str) -> None:
+        """Ask the engine to end all sequences of a request."""
+        if self.is_connected:
+            self._aborts.append(request_id)
+            self._has_requests.set()
+
+    def abort_sequence(self, request_id: str, index: int) -> None:
+        """Ask the engine to end one sequence of a request."""
+        if self.is_connected:
+            self._sequence_aborts.append(engine_pb2.SequenceId(request_id=request_id, index=index))
+            self._has_requests.set()
+
+    def forget(self, request_id: str) -> None:
+        """Drop further outputs of a request."""
+        self._carried.pop(request_id, None)
+
+    async def serve(self) -> str:
+        session: _Session = self._stub.Session()
+        sender: asyncio.Task[None] | None = None
+        try:
+            first = await asyncio.wait_for(session.read(), HANDSHAKE_TIMEOUT_S)
+            if not isinstance(first, engine_pb2.SessionResponse):  # grpc.aio.EOF
+                return "it ended the session at once"
+            self.check_fingerprint(first.model, self._expected)
+            self._reported, self._num_unreported = first.load, 0
+            self.connected(first.instance, first.model)
+            sender = asyncio.create_task(self._send(session), name="engine session sender")
+            while isinstance(response := await session.read(), engine_pb2.SessionResponse):
+                self._dispatch(response)
+            return "it ended the session"
+        finally:
+            session.cancel()
+            if sender is not None:
+                sender.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await sender
+
+    async def disconnected(self) -> None:
+        self._adds.clear()
+        self._aborts.clear()
+        self._sequence_aborts.clear()
+        carried, self._carried = list(self._carried.values()), {}
+        if carried:
+            log.warning("%d requests were at the engine at %s", len(carried), self.address)
+        error = ServiceUnavailableError(
+            f"the engine went away while it worked on this request: {self.why_away}", retry_after_s=MAX_BACKOFF_S
+        )
+        for one in carried:
+            one.lost(error)
+
+    def _dispatch(self, response: engine_pb2.SessionResponse) -> None:
+        if response.HasField("load"):
+            self._reported, self._num_unreported = response.load, 0
+        for output in response.outputs:
+            carried = self._carried.get(output.request_id)
+            if carried is not None:
+                carried.put(output)
+        if response.going_away:
+            self.goes_away()
+
+    async def _send(self, session: _Session) -> None:
+        """Write what was asked for since the last message, until cancelled or the session is lost."""
+        while True:
+            await self._has_requests.wait()
+            self._has_requests.clear()
+            while self._adds or self._aborts or self._sequence_aborts:
+                message = engine_pb2.SessionRequest(add=self._next_adds())
+                if not self._adds:  # an abort must not overtake its own request
+                    message.abort.extend(self._aborts)
+                    message.abort_sequences.extend(self._sequence_aborts)
+                    self._aborts, self._sequence_aborts = [], []
+                try:
+                    await session.write(message)
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    return  # the reader sees the same loss, and tells the calls
+
+    def _next_adds(self) -> list[engine_pb2.EngineRequest]:
+        num_bytes, num_requests = 0, 0
+        for request in self._adds:
+            num_bytes += request.ByteSize()
+            if num_bytes > MAX_ADD_BYTES:
+                break
+            num_requests += 1
+        adds, self._adds = self._adds[:num_requests], self._adds[num_requests:]
+        return adds

@@ -1,0 +1,146 @@
+"""Sends requests to engines: which one, and to another one where the first took nothing up."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from triptych_common.cluster.pool import Pool
+from triptych_common.pb import common_pb2, engine_pb2
+from triptych_common.rpc.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
+from triptych_common.rpc.status import from_request_error
+
+from triptych_frontend.engines.connection import MAX_ADD_BYTES, EngineConnection
+
+log = logging.getLogger(__name__)
+#: A request with media goes to the engine that its first item belongs to, which may hold the item's embeddings and keys and values,
+#: unless that engine has more than this many requests, and twice as many as the least loaded.
+_MAX_STICKY_LOAD = 8
+#: What another engine may do better.
+_RETRYABLE = (ServiceUnavailableError, QueueFullError)
+
+
+class Listener(Protocol):
+    """Hears what becomes of a request's sequences. Its methods are called on the event loop, and must not raise."""
+
+    def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
+        """The engine brought something for the sequence of this index. The output keeps its whole step's message in memory."""
+        ...
+
+    def on_error(self, index: int, error: TriptychError) -> None:
+        """The engine refused or failed this sequence, or went away. Nothing more is heard of it."""
+        ...
+
+
+class EngineCall:
+    """One request and its sequences, in an engine. Made by `EngineRouter.start`."""
+
+    def __init__(self, router: EngineRouter, request: engine_pb2.EngineRequest, listener: Listener) -> None:
+        self._router = router
+        self._listener = listener
+        self.request = request
+        self._request_id = request.request_id
+        #: Indices of the sequences that have not ended.
+        self._live = set(range(request.n or 1))
+        self._connection: EngineConnection | None = None
+        #: Engines that did not take it, or were lost before they brought anything.
+        self._tried: frozenset[EngineConnection] = frozenset()
+        self._has_output = False
+
+    def abort(self, index: int) -> None:
+        """End one sequence in the engine. Its last output still comes."""
+        if index in self._live and self._connection is not None:
+            if self._live == {index}:
+                self._connection.abort(self._request_id)
+            else:
+                self._connection.abort_sequence(self._request_id, index)
+
+    def close(self) -> None:
+        """End what has not ended, and listen no more. May be called twice."""
+        if self._live and self._connection is not None:
+            self._connection.forget(self._request_id)
+            self._connection.abort(self._request_id)
+        self._live.clear()
+
+    def send_to(self, connection: EngineConnection) -> None:
+        """Hand the request to an engine."""
+        self._connection = connection
+        connection.send(self)
+
+    def put(self, output: engine_pb2.SequenceOutput) -> None:
+        index = output.index
+        if index not in self._live:
+            return
+        if output.finish_reason == common_pb2.FINISH_REASON_ERROR:
+            error = from_request_error(output.error)
+            if not self._sent_elsewhere(error):
+                self._end(index)
+                self._listener.on_error(index, error)
+            return
+        self._has_output = True
+        if output.finish_reason:
+            self._end(index)
+        self._listener.on_output(index, output)
+
+    def lost(self, error: TriptychError) -> None:
+        if not self._sent_elsewhere(error):
+            live, self._live = sorted(self._live), set()
+            for index in live:
+                self._listener.on_error(index, error)
+
+    def _end(self, index: int) -> None:
+        self._live.discard(index)
+        if not self._live and self._connection is not None:
+            self._connection.forget(self._request_id)
+
+    def _sent_elsewhere(self, error: TriptychError) -> bool:
+        """Hand the request to another engine, when nobody has heard of it yet and there is one."""
+        if self._has_output or not isinstance(error, _RETRYABLE) or self._connection is None:
+            return False
+        self._tried |= {self._connection}
+        other = self._router.choose(self.request, exclude=self._tried)
+        if other is None:
+            return False
+        log.info("the engine at %s did not take a request (%s); it goes to %s", self._connection.address, error, other.address)
+        self._connection.forget(self._request_id)
+        self.send_to(other)
+        return True
+
+
+class EngineRouter:
+    """Chooses an engine for each request."""
+
+    def __init__(self, pool: Pool[EngineConnection]) -> None:
+        self._pool = pool
+
+    def start(self, request: engine_pb2.EngineRequest, listener: Listener) -> EngineCall:
+        """Hand a request to an engine.
+
+        Raises:
+            ServiceUnavailableError: no engine is there.
+            InvalidRequestError: the request is too large for one message.
+            InternalError: its request id is that of a live request.
+        """
+        # Alone it would fail the session, and with it the calls of everybody else.
+        if (num_bytes := request.ByteSize()) > MAX_ADD_BYTES:
+            raise InvalidRequestError(
+                f"the request, encoded for the engine, may have at most {MAX_ADD_BYTES} bytes; it has {num_bytes}",
+                limit=MAX_ADD_BYTES,
+                value=num_bytes,
+            )
+        connection = self.choose(request)
+        if connection is None:
+            raise self._pool.none_left()
+        call = EngineCall(self, request, listener)
+        call.send_to(connection)
+        return call
+
+    def choose(
+        self, request: engine_pb2.EngineRequest, exclude: frozenset[EngineConnection] = frozenset()
+    ) -> EngineConnection | None:
+        """The engine for a request; None when there is none."""
+        least = self._pool.least_loaded(exclude)
+        if least is None or not request.media:
+            return least
+        own = next((c for c in self._pool.ranked(request.media[0].key) if c not in exclude), least)
+        return least if own.in_doubt.is_set() or own.load > _MAX_STICKY_LOAD + 2 * least.load else own

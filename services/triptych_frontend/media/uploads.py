@@ -1,0 +1,111 @@
+"""Media files that were handed over before the call that names them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from triptych_common.pb import generation_pb2
+from triptych_common.rpc.errors import InvalidRequestError
+
+from triptych_frontend.media.budget import MediaBudget, MediaHold
+
+#: How long a file is kept for a call that names it, in seconds.
+EXPIRES_S = 60.0
+#: How long an upload waits for room, in seconds: other calls give theirs back at their first tokens.
+_MAX_WAIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class _Upload:
+    content: bytes
+    tenant: str
+    hold: MediaHold
+    expiry: asyncio.TimerHandle
+
+
+class Uploads:
+    """Receives files and keeps each until a call takes it, or its time is over.
+
+    Args:
+        budget: gives room for the files, shared with the files of calls.
+        max_bytes: of one file.
+    """
+
+    def __init__(self, budget: MediaBudget, max_bytes: int) -> None:
+        self._budget = budget
+        self._max_bytes = max_bytes
+        self._uploads: dict[str, _Upload] = {}  # upload id -> file
+
+    def __len__(self) -> int:
+        return len(self._uploads)
+
+    async def receive(self, messages: AsyncIterator[generation_pb2.UploadMediaRequest]) -> generation_pb2.UploadMediaResponse:
+        """Take one file.
+
+        Raises:
+            InvalidRequestError: it is too large, or not of the length that was announced.
+            QueueFullError: there was no room for it in time.
+        """
+        first = await anext(aiter(messages), None)
+        if first is None or first.WhichOneof("part") != "header":
+            raise InvalidRequestError("the first message of an upload must be its header", field="header")
+        header = first.header
+        if not 0 < header.num_bytes <= self._max_bytes:
+            message = f"a media file must have 1 to {self._max_bytes} bytes (max_media_bytes); given: {header.num_bytes}"
+            raise InvalidRequestError(message, field="header.num_bytes", limit=self._max_bytes, value=header.num_bytes)
+        hold = self._budget.hold()
+        try:
+            await hold.take_when_free(header.num_bytes, "data", _MAX_WAIT_S)
+            content = await _read(messages, header.num_bytes)
+        except BaseException:
+            hold.release()
+            raise
+        upload_id = secrets.token_urlsafe(16)
+        expiry = asyncio.get_running_loop().call_later(EXPIRES_S, self._expire, upload_id)
+        self._uploads[upload_id] = _Upload(content, header.context.tenant, hold, expiry)
+        return generation_pb2.UploadMediaResponse(upload_id=upload_id, expires_s=EXPIRES_S)
+
+    def take(self, upload_id: str, tenant: str, field: str) -> bytes:
+        """The file, which is forgotten here; the caller takes room for it at once.
+
+        Raises:
+            InvalidRequestError: there is none of this id, or it is another tenant's.
+        """
+        upload = self._uploads.get(upload_id)
+        if upload is None or upload.tenant != tenant:
+            message = f"{field}.upload_id is not known here (any more); upload the file again"
+            raise InvalidRequestError(message, field=f"{field}.upload_id", value=upload_id)
+        self._forget(upload_id)
+        return upload.content
+
+    def close(self) -> None:
+        """Forget all files."""
+        for upload_id in list(self._uploads):
+            self._forget(upload_id)
+
+    def _expire(self, upload_id: str) -> None:
+        if upload_id in self._uploads:
+            self._forget(upload_id)
+
+    def _forget(self, upload_id: str) -> None:
+        upload = self._uploads.pop(upload_id)
+        upload.expiry.cancel()
+        upload.hold.release()
+
+
+async def _read(messages: AsyncIterator[generation_pb2.UploadMediaRequest], num_bytes: int) -> bytes:
+    content = bytearray()
+    async for part in messages:
+        if part.WhichOneof("part") != "data":
+            raise InvalidRequestError("an upload has one header, then data", field="header")
+        content += part.data
+        if len(content) > num_bytes:
+            break
+    if len(content) != num_bytes:
+        given = f"more than {num_bytes}" if len(content) > num_bytes else str(len(content))
+        message = f"the upload announced {num_bytes} bytes and has {given}"
+        raise InvalidRequestError(message, field="data", limit=num_bytes, value=len(content))
+    return bytes(content)

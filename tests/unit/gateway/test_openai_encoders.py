@@ -1,0 +1,77 @@
+"""Chunks are written as bytes; they must be the JSON that a careful writer would have made."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from triptych_common.pb import common_pb2, generation_pb2
+from triptych_common.rpc.errors import ServiceUnavailableError
+from triptych_gateway.dialects.chat import ChatEncoder
+from triptych_gateway.dialects.completions import CompletionEncoder
+from triptych_gateway.dialects.openai import OpenAiEncoder
+
+ENCODERS = [ChatEncoder, CompletionEncoder]
+texts = st.text(st.characters(codec="utf-8"), min_size=1)
+
+
+def chunk_of(event: bytes) -> dict[str, object]:
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    assert b"\n" not in event[:-2]
+    chunk: dict[str, object] = orjson.loads(event[6:])
+    return chunk
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("include_usage", [False, True])
+@given(text=texts, index=st.integers(0, 200), model=texts)
+def test_plain_chunk(kind: type[OpenAiEncoder], include_usage: bool, text: str, index: int, model: str) -> None:
+    encoder = kind("r1", model, "fp_1", include_usage=include_usage)
+    chunk = chunk_of(encoder.delta(index, generation_pb2.ChoiceDelta(text=text)))
+    (choice,) = chunk.pop("choices")  # type: ignore[misc]
+    said = {"delta": {"content": text}} if kind is ChatEncoder else {"text": text}
+    assert choice == {"index": index, "logprobs": None, "finish_reason": None} | said
+    assert chunk.pop("created")
+    assert ("usage" in chunk) == include_usage
+    chunk.pop("usage", None)
+    assert chunk == {
+        "id": kind.id_prefix + "r1",
+        "object": kind.chunk_object_name,
+        "model": model,
+        "system_fingerprint": "fp_1",
+    }
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@given(text=texts)
+def test_plain_and_detailed_chunks_agree(kind: type[OpenAiEncoder], text: str) -> None:
+    delta = generation_pb2.ChoiceDelta(text=text)
+    plain = chunk_of(kind("r", "m", None).delta(0, delta))
+    detailed = chunk_of(kind("r", "m", None, with_logprobs=True, with_token_ids=True).delta(0, delta))
+    detailed["choices"][0].pop("token_ids")  # type: ignore[index]
+    assert {**plain, "created": 0} == {**detailed, "created": 0}
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_nothing_new_is_no_event(kind: type[OpenAiEncoder]) -> None:
+    assert kind("r", "m", None).delta(0, generation_pb2.ChoiceDelta()) == b""
+    assert kind("r", "m", None, with_token_ids=True).delta(0, generation_pb2.ChoiceDelta()) == b""
+
+
+@pytest.mark.parametrize(
+    ("reason", "name"),
+    [
+        (common_pb2.FINISH_REASON_STOP, "stop"),
+        (common_pb2.FINISH_REASON_LENGTH, "length"),
+    ],
+)
+def test_finish_reasons(reason: common_pb2.FinishReason, name: str) -> None:
+    chunk = chunk_of(ChatEncoder("r", "m", None).delta(0, generation_pb2.ChoiceDelta(finish_reason=reason)))
+    assert chunk["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": name, "stop_reason": None}]
+
+
+def test_what_others_aborted_is_an_error_and_no_finish_reason() -> None:
+    with pytest.raises(ServiceUnavailableError, match="aborted"):
+        ChatEncoder("r", "m", None).delta(0, generation_pb2.ChoiceDelta(finish_reason=common_pb2.FINISH_REASON_ABORT))

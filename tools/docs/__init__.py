@@ -1,0 +1,1 @@
+"""Tools for the documentation: the generated configuration reference and the link checker."""

@@ -1,0 +1,193 @@
+"""Writes docs/configuration.md from the settings classes: `make docs`. `--check` only says whether it is up to date."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+from triptych_cli.main import serve
+from triptych_cli.stack.service_flags import SERVICES, settings_class
+from triptych_common.media.limits import MediaLimitSettings
+from triptych_common.settings import DEFAULT_MODEL, GrpcServiceSettings, ServiceSettings, parse_bytes
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "docs" / "configuration.md"
+
+#: Defaults that depend on the machine: (service, setting) -> what the document says.
+_MACHINE_DEFAULTS = {
+    ("frontend", "num_tokenizer_threads"): "4, or the cores if fewer",
+    ("frontend", "num_media_threads"): "2, or the cores if fewer",
+}
+#: Settings that several services inherit: title, introduction, class.
+_SHARED = (
+    ("Every service", "In the names of variables, `<SERVICE>` is `GATEWAY`, `FRONTEND`, `ENCODER` or `ENGINE`.", ServiceSettings),
+    ("Frontend, encoder and engine", "The services that speak gRPC have these as well.", GrpcServiceSettings),
+    ("Frontend and encoder", "Limits of media. Set them alike for both: the frontend refuses first.", MediaLimitSettings),
+)
+_HEAD = """# Configuration
+
+This page is generated from the settings classes by `make docs`. Do not edit it by hand.
+
+- `triptych serve` takes the options of the [first table](#triptych-serve).
+- `triptych serve` also takes each setting of a service, with the service's name in front: `--engine.max-num-seqs 64`.
+- `triptych engine`, `triptych encoder`, `triptych frontend` and `triptych gateway` start one service and take its flags.
+- Each setting is also an environment variable. A flag wins over the variable.
+- A boolean setting is two flags: `--access-log` and `--no-access-log`.
+- A setting of the type `bytes` may have a unit: `512M`, `2GiB`.
+- A value out of range, an unknown flag and an unknown `TRIPTYCH_<SERVICE>_*` variable end the start with a message that names them.
+"""
+_ELSEWHERE = """## Other environment variables
+
+| variable | read by | meaning |
+|---|---|---|
+| `TRIPTYCH_CACHE` | command line, services | Directory of built-in models and compiled kernels. Default: `~/.cache/triptych`. |
+| `TRIPTYCH_CPU_ISA` | engine | [Instruction set](architecture/cpu-kernels.md#instruction-sets) of the kernels. Default: the best. |
+| `TRIPTYCH_KERNEL_DIR` | engine | Directory of prebuilt CPU kernels. The container images set it. |
+| `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE` | all that read models | Cache, token and offline mode of `huggingface_hub`. |
+| `TRIPTYCH_MODEL`, `TRIPTYCH_PORT` | `docker-compose.yml` | Model, and published port of the gateway. |
+| `PYTHON`, `VENV`, `MODEL`, `PORT`, `ARGS` | `Makefile` | Variables of `make`; `make help` lists the targets. |
+"""
+
+
+def document() -> str:
+    """The whole page."""
+    parts = [_HEAD, "## triptych serve\n", "\n".join(_serve_rows()) + "\n"]
+    for title, text, cls in _SHARED:
+        parts += [f"## {title}\n\n{text}\n", "\n".join(_setting_rows(cls, "TRIPTYCH_<SERVICE>_", _shared(cls))) + "\n"]
+    for service in reversed(SERVICES):
+        cls = settings_class(service)
+        prefix = str(cls.model_config.get("env_prefix", ""))
+        parts.append(f"## {service.capitalize()}\n\n`triptych {service}`; environment variables begin with `{prefix}`.\n")
+        parts.append("\n".join(_setting_rows(cls, prefix, _own(cls), service)) + "\n")
+    return "\n".join([*parts, _ELSEWHERE])
+
+
+def _own(cls: type[ServiceSettings]) -> list[str]:
+    """The settings that a class declares itself, in place of inheriting them."""
+    return [name for name in cls.model_fields if name in cls.__annotations__]
+
+
+def _shared(cls: type[ServiceSettings]) -> list[str]:
+    """The settings of a base class. Each service has a port of its own."""
+    return [name for name in _own(cls) if name != "port"]
+
+
+def _serve_rows() -> Iterator[str]:
+    yield "| flag | type | meaning |"
+    yield "|---|---|---|"
+    for name, annotation in typing.get_type_hints(serve, include_extras=True).items():
+        about = next((part for part in getattr(annotation, "__metadata__", ()) if hasattr(part, "help")), None)
+        if about is None:  # the context, and what is returned
+            continue
+        is_argument = isinstance(about, typer.models.ArgumentInfo)
+        text = f"{about.help}  [default: {DEFAULT_MODEL}]" if is_argument else str(about.help)
+        meaning = text.replace("  [default: ", " Default: `").replace("]", "`.")
+        yield _row(f"`{name.upper() if is_argument else '--' + name.replace('_', '-')}`", _kind(annotation), meaning)
+
+
+def _setting_rows(cls: type[ServiceSettings], prefix: str, names: Iterable[str], service: str = "") -> Iterator[str]:
+    yield "| flag | environment variable | type | default | meaning |"
+    yield "|---|---|---|---|---|"
+    for name in names:
+        info = cls.model_fields[name]
+        default = _MACHINE_DEFAULTS.get((service, name)) or _default(name, info)
+        meaning = (info.description or "").replace("|", r"\|")
+        flag, variable = f"`--{name.replace('_', '-')}`", f"`{prefix}{name.upper()}`"
+        yield _row(flag, variable, _type(info), default, meaning)
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
+
+
+def _is_bytes(info: FieldInfo) -> bool:
+    return any(getattr(part, "func", None) is parse_bytes for part in _metadata(info.annotation, info.metadata))
+
+
+def _metadata(annotation: Any, outer: list[Any]) -> Iterator[Any]:
+    """What is attached to a field's type, or to a type within it: constraints and validators."""
+    yield from outer
+    for part in getattr(annotation, "__metadata__", ()):
+        # A Field inside of Annotated carries its own constraints.
+        yield from part.metadata if isinstance(part, FieldInfo) else [part]
+    for inside in typing.get_args(annotation):
+        if typing.get_origin(annotation) is not typing.Literal:
+            yield from _metadata(inside, [])
+
+
+def _type(info: FieldInfo) -> str:
+    """A type for people, with its range."""
+    bounds = {name: value for part in _metadata(info.annotation, info.metadata) for name, value in _bounds(part)}
+    if _is_bytes(info):
+        return f"bytes, at most {_size(bounds['le'])}" if "le" in bounds else "bytes"
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    if "ge" in bounds and "le" in bounds:
+        ranges = [f"{_number(bounds['ge'])} to {_number(bounds['le'])}"]
+    else:
+        ranges = [f"{words[name]} {_number(value)}" for name, value in bounds.items()]
+    return ", ".join([_kind(info.annotation), *ranges])
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) and value >= 1_000_000 else f"{value:g}"
+
+
+def _size(value: float) -> str:
+    """Bytes, in the largest unit that divides them."""
+    units = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+    return next((f"{int(value) // size} {name}" for size, name in units if value % size == 0), f"{value} bytes")
+
+
+def _bounds(part: Any) -> Iterator[tuple[str, float]]:
+    for name in ("ge", "gt", "le", "lt"):
+        if (value := getattr(part, name, None)) is not None:
+            yield name, value
+
+
+def _kind(annotation: Any) -> str:
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " \\| ".join(f"`{value}`" for value in args)
+    if origin is typing.Annotated:
+        return _kind(args[0])
+    if origin in (typing.Union, types.UnionType):
+        return _kind(next(arg for arg in args if arg is not type(None)))
+    if origin in (tuple, list):
+        return "list, separated by commas"
+    return {bool: "bool", int: "int", float: "float", Path: "path", SecretStr: "secret"}.get(annotation, "text")
+
+
+def _default(name: str, info: FieldInfo) -> str:
+    value = info.get_default(call_default_factory=True)
+    if value is None or value == ():
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, (int, float)):
+        return _size(value) if name.endswith(("_bytes", "_memory")) else _number(value)
+    return f"`{','.join(value) if isinstance(value, tuple) else value}`"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; end with 1 where the page is out of date")
+    wanted, there = document(), FILE.read_text(encoding="utf-8") if FILE.is_file() else ""
+    if not parser.parse_args().check:
+        FILE.write_text(wanted, encoding="utf-8")
+        return
+    if wanted != there:
+        sys.stdout.writelines(difflib.unified_diff(there.splitlines(True), wanted.splitlines(True), "there", "wanted"))
+        sys.exit(f"{FILE.relative_to(ROOT)} differs from the settings: commit what `make docs` writes")
+
+
+if __name__ == "__main__":
+    main()
