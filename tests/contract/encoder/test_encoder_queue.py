@@ -134,5 +134,5 @@ async def test_what_options_make_impossible_is_the_requests_fault(data: bytes) -
         (asked,) = await served.client.encode(served.item(data, options={"size": 3}))
         stats = await served.stats()
     assert (own.error.reason, asked.error.reason) == ("INTERNAL", "INVALID_REQUEST")
-    assert asked.error.field == "processor_options_json"
+    assert asked.error.field == "processor_options"
     assert (stats.num_entries, stats.num_failed) == (0, 2)

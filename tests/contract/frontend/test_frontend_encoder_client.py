@@ -24,7 +24,7 @@ async def test_bytes_travel_once() -> None:
             encoding = await ensure(bench.client, [item()])
             (ref,) = encoding.refs
             assert ref.lease_id
-            assert ref.encoder_address in bench.addresses
+            assert ref.encoder_instance_id in {fake.instance.id for fake in bench.fakes}
             await encoding.close()
         home, other = bench.home(item())
         await bench.client.close()
@@ -51,7 +51,7 @@ async def test_references_are_there_before_the_embeddings() -> None:
         await encoding.announced()
         assert home.counts["key"] == 1
         (ref,) = encoding.refs
-        assert (ref.encoder_address, ref.lease_id) == (bench.pool.ranked(item().key)[0].address, "")
+        assert (ref.encoder_instance_id, ref.lease_id) == (home.instance.id, "")
         home.gate.set()
         await encoding.wait()
         assert encoding.refs[0].lease_id
@@ -173,5 +173,5 @@ async def test_the_engine_need_not_wait_for_an_encoder_that_hangs(monkeypatch: p
         bench.fakes[0].answers = asyncio.Event()
         encoding = MediaEncoding(bench.client, [item()])
         await asyncio.wait_for(encoding.announced(), 1)
-        assert encoding.refs[0].encoder_address == bench.addresses[0]
+        assert encoding.refs[0].encoder_instance_id == bench.fakes[0].instance.id
         await encoding.close()

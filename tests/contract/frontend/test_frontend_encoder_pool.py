@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.drivers.encoder_client import MODEL, encoders, item, until_connected
 from support.fakes.encoder import SCOPE, FakeEncoder
 from support.fakes.grpc_server import serving
 from support.fakes.waiting import until
+from triptych_common.cluster import encoder as cluster_encoder
 from triptych_common.rpc.errors import ServiceUnavailableError
-from triptych_frontend.encoders import pool as encoder_pool
 from triptych_frontend.encoders.encoding import ensure
 from triptych_frontend.encoders.pool import EncoderPool
 
@@ -43,44 +41,19 @@ async def test_an_encoder_with_other_embeddings_is_not_mixed_in() -> None:
         pool = EncoderPool([first, second], MODEL)
         watch = asyncio.create_task(pool.run())
         await until(lambda: "its embeddings differ" in pool.none_left().message)
-        assert len(pool.connected) == 1
+        assert len(pool.ready) == 1
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
 
 
-@given(st.binary(min_size=32, max_size=32))
-def test_only_the_keys_of_a_lost_encoder_move(key: bytes) -> None:
-    loop = asyncio.new_event_loop()
-    try:
-        loop.run_until_complete(_check_ranking(key))
-    finally:
-        loop.close()
-
-
-async def _check_ranking(key: bytes) -> None:
-    from triptych_common.pb import encoder_pb2
-    from triptych_frontend.encoders.pool import Encoder
-
-    pool = EncoderPool([], MODEL)
-    pool._encoders = [Encoder(f"10.0.0.{number}:1") for number in range(4)]
-    for encoder in pool._encoders:
-        encoder.description = encoder_pb2.DescribeResponse(key_scope=b"s")
-    ranked = [encoder.address for encoder in pool.ranked(key)]
-    assert len(set(ranked)) == 4
-    next(encoder for encoder in pool._encoders if encoder.address == ranked[2]).description = None
-    assert [encoder.address for encoder in pool.ranked(key)] == [ranked[0], ranked[1], ranked[3]]
-    for encoder in pool._encoders:
-        await encoder.channel.close()
-
-
 async def test_an_encoder_that_hangs_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_pool, "_DOUBT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(cluster_encoder, "_DOUBT_TIMEOUT_S", 0.2)
     async with encoders(encode_timeout_s=0.3) as bench:
         home, other = bench.home(item())
         home.answers = asyncio.Event()
         encoding = await ensure(bench.client, [item()])
         await encoding.close()
-        await until(lambda: len(bench.pool.connected) == 1)
+        await until(lambda: len(bench.pool.ready) == 1)
         again = await ensure(bench.client, [item()])
         await again.close()
         home.answers.set()
@@ -91,13 +64,12 @@ async def test_an_encoder_that_hangs_is_left_for_another_one(monkeypatch: pytest
 
 
 async def test_an_encoder_that_hangs_alone_is_an_error_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_pool, "_DOUBT_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(encoder_pool, "_GRACE_S", 0.2)
+    monkeypatch.setattr(cluster_encoder, "_DOUBT_TIMEOUT_S", 0.2)
     async with encoders(1, encode_timeout_s=0.3) as bench:
         bench.fakes[0].answers = asyncio.Event()
         with pytest.raises(ServiceUnavailableError, match=r"messages\[0\]\.content\[0\]\.media: .* did not answer within 0\.3 s"):
             await ensure(bench.client, [item()])
-        await until(lambda: not bench.pool.connected)
+        await until(lambda: not bench.pool.ready)
         with pytest.raises(ServiceUnavailableError, match="did not answer in time"):
             await bench.pool.until_some()
         bench.fakes[0].answers.set()

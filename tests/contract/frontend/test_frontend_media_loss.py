@@ -103,7 +103,7 @@ async def test_an_encoder_killed_while_it_encodes_has_a_successor() -> None:
         found = await stack.enter_async_context(
             frontend_bench(says([20]), model=path, engine_class=FakeMediaEngine, encoder_addresses=tuple(addresses))
         )
-        await until(lambda: len(found.frontend._encoders.connected) == 2)
+        await until(lambda: len(found.frontend._encoders.ready) == 2)
         answer = asyncio.create_task(MediaBench(found, encoders[0]).chat(PICTURE, "What is this?"))
         await found.engine.until(lambda: bool(found.engine.requests))
         await until(lambda: any(encoder.counts["bytes"] for encoder in encoders))
@@ -114,7 +114,10 @@ async def test_an_encoder_killed_while_it_encodes_has_a_successor() -> None:
     assert joined(responses)
     assert encoders[1 - home].counts == {"key": 1, "bytes": 1, "fetch": 1}
     first, second = found.engine.requests
-    assert (first.media[0].encoder_address, second.media[0].encoder_address) == (addresses[home], addresses[1 - home])
+    assert [one.media[0].encoder_instance_id for one in (first, second)] == [
+        encoders[home].instance.id,
+        encoders[1 - home].instance.id,
+    ]
 
 
 async def test_a_name_whose_embeddings_are_gone_asks_for_the_item() -> None:

@@ -53,8 +53,8 @@ async def encoders(count: int = 2, num_tokens: int = 4, **options: float) -> Asy
 
 def item(content: bytes | None = b"content", key: bytes = b"", num_embeds: int = 4) -> PreparedMedia:
     key = key or media_key(SCOPE, IMAGE, content or b"content")
-    return PreparedMedia(IMAGE, key, MediaFile(content), "", Expansion("", num_embeds), "messages[0].content[0].media")
+    return PreparedMedia(IMAGE, key, MediaFile(content), {}, Expansion("", num_embeds), "messages[0].content[0].media")
 
 
 async def until_connected(pool: EncoderPool, count: int) -> None:
-    await until(lambda: len(pool.connected) == count, timeout_s=15)
+    await until(lambda: len(pool.ready) == count, timeout_s=15)

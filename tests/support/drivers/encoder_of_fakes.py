@@ -101,7 +101,7 @@ async def encoder_of_fakes(
     loop.attach(tower)
     cache = EmbeddingCache[EncodedItem](capacity_bytes, feed.publish)
     pipeline = EncodingPipeline(cache, FakePreprocessor(), loop, pool, store, QueueLimits(max_queue, max_queue_bytes, 8))
-    servicer = EncoderServicer(feed, max_items_per_request=32)
+    servicer = EncoderServicer(feed, max_items_per_request=32, instance=lambda: common_pb2.Instance(id="fake"))
     description = encoder_pb2.DescribeResponse(
         model=common_pb2.ModelInfo(name="fake"), key_scope=b"scope", modalities=[common_pb2.MODALITY_IMAGE]
     )

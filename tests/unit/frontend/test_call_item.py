@@ -27,7 +27,7 @@ ALLOWED = {
 
 
 def call_item() -> CallItem:
-    media = PreparedMedia(IMAGE, b"key", MediaFile(b"file"), "", Expansion("", 1), FIELD)
+    media = PreparedMedia(IMAGE, b"key", MediaFile(b"file"), {}, Expansion("", 1), FIELD)
     return CallItem(media, "the encoder it belongs to")
 
 
@@ -59,7 +59,7 @@ class ItemMachine(RuleBasedStateMachine):
         if self.item.state is ItemState.ENCODING:
             self.item.finish(encoded)
             self.open_leases.add(Lease(f"encoder {number}", f"lease {number}"))
-            assert self.item.encoder_address == f"encoder {number}"
+            assert self.item.encoder_id == f"encoder {number}"
         else:
             with pytest.raises(IllegalTransitionError, match="finish while"):
                 self.item.finish(encoded)
