@@ -38,7 +38,7 @@ async def error_of(call) -> TriptychError:
 
 async def test_chat_streams_text_then_usage_and_timings() -> None:
     async with frontend_bench(says(ids(TEXT), stop_token_id=IM_END_ID, cached_tokens=3)) as bench:
-        call = bench.generation.Chat(chat_request(), metadata=((REQUEST_ID_KEY, "my-id"),))
+        call = bench.chat(chat_request(), metadata=((REQUEST_ID_KEY, "my-id"),))
         responses = await collect(call)
         (request,) = bench.engine.requests
     assert joined(responses) == TEXT
@@ -59,8 +59,8 @@ async def test_chat_streams_text_then_usage_and_timings() -> None:
 
 async def test_one_response_per_choice_when_only_the_end_is_wanted() -> None:
     async with frontend_bench(says(ids(TEXT), stop_token_id=IM_END_ID)) as bench:
-        options = Options(output_mode=generation_pb2.OUTPUT_MODE_FINAL, n=2)
-        responses = await collect(bench.generation.Chat(chat_request(options=options)))
+        options = Options(n=2)
+        responses = await collect(bench.chat(chat_request(options=options), generation_pb2.OUTPUT_MODE_FINAL))
     choices = [choice for response in responses for choice in response.choices]
     assert sorted((choice.index, choice.text) for choice in choices) == [(0, TEXT), (1, TEXT)]
 
@@ -68,7 +68,7 @@ async def test_one_response_per_choice_when_only_the_end_is_wanted() -> None:
 async def test_choices_have_seeds_of_their_own_and_the_prompt_counts_once() -> None:
     async with frontend_bench() as bench:
         options = Options(n=3, sampling=Sampling(seed=7))
-        responses = await collect(bench.generation.Chat(chat_request(options=options)))
+        responses = await collect(bench.chat(chat_request(options=options)))
         requests = bench.engine.requests
         messages = bench.engine.messages
     assert [request.sampling.seed for request in requests] == [7, 8, 9]
@@ -86,7 +86,7 @@ async def test_a_stop_string_ends_the_choice_and_the_engines_work(tokens_per_ste
     async with frontend_bench(says(ids(TEXT), tokens_per_step=tokens_per_step)) as bench:
         await bench.engine.pause(after_steps=1000)
         options = Options(stop=["never", " are you"], include_stop_in_output=include_stop, return_token_ids=True)
-        responses = await collect(bench.generation.Chat(chat_request(options=options)))
+        responses = await collect(bench.chat(chat_request(options=options)))
         aborted = list(bench.engine.aborted)
         live = dict(bench.engine.live)
         (request,) = bench.engine.requests
@@ -105,13 +105,13 @@ async def test_a_stop_string_ends_the_choice_and_the_engines_work(tokens_per_ste
 
 async def test_text_that_might_begin_a_stop_string_is_never_sent() -> None:
     async with frontend_bench(says(ids("abc STO and STOP here"))) as bench:
-        responses = await collect(bench.generation.Chat(chat_request(options=Options(stop=["STOP"]))))
+        responses = await collect(bench.chat(chat_request(options=Options(stop=["STOP"]))))
     assert joined(responses) == "abc STO and "
 
 
 async def test_a_held_back_beginning_is_sent_when_the_text_ends_with_it() -> None:
     async with frontend_bench(says(ids("abc STO"))) as bench:
-        responses = await collect(bench.generation.Chat(chat_request(options=Options(stop=["STOP"]))))
+        responses = await collect(bench.chat(chat_request(options=Options(stop=["STOP"]))))
     assert joined(responses) == "abc STO"
     assert last_delta(responses).finish_reason == common_pb2.FINISH_REASON_LENGTH
 
@@ -120,7 +120,7 @@ async def test_stop_strings_wait_for_min_tokens() -> None:
     text = "one two one three"
     async with frontend_bench(says(ids(text))) as bench:
         options = Options(stop=["one"], sampling=Sampling(min_tokens=len(ids("one two"))))
-        responses = await collect(bench.generation.Complete(CompleteRequest(text="x", options=options)))
+        responses = await collect(bench.complete(CompleteRequest(text="x", options=options)))
     assert joined(responses) == "one two "
 
 
@@ -128,9 +128,9 @@ async def test_a_clients_stop_token_is_reported_and_is_no_text() -> None:
     (comma,) = ids(",")
     async with frontend_bench(says(ids("Hello"), stop_token_id=comma)) as bench:
         options = Options(sampling=Sampling(stop_token_ids=[comma]))
-        responses = await collect(bench.generation.Chat(chat_request(options=options)))
+        responses = await collect(bench.chat(chat_request(options=options)))
         options.include_stop_in_output = True
-        with_stop = await collect(bench.generation.Chat(chat_request(options=options)))
+        with_stop = await collect(bench.chat(chat_request(options=options)))
     assert (joined(responses), joined(with_stop)) == ("Hello", "Hello,")
     assert last_delta(responses).stop_token_id == comma
     assert responses[-1].usage.completion_tokens == len(ids("Hello")) + 1
@@ -139,22 +139,22 @@ async def test_a_clients_stop_token_is_reported_and_is_no_text() -> None:
 @pytest.mark.parametrize(("skip", "expected"), [(True, "Hello"), (False, "Hello<|im_start|>")])
 async def test_special_tokens_are_text_only_on_request(skip: bool, expected: str) -> None:
     async with frontend_bench(says(ids("Hello<|im_start|>"))) as bench:
-        responses = await collect(bench.generation.Chat(chat_request(options=Options(skip_special_tokens=skip))))
+        responses = await collect(bench.chat(chat_request(options=Options(skip_special_tokens=skip))))
     assert joined(responses) == expected
 
 
 async def test_complete_continues_with_the_right_space_and_echoes() -> None:
     async with frontend_bench(says(ids(" there"))) as bench:
-        plain = await collect(bench.generation.Complete(CompleteRequest(text="Hello")))
-        echoed = await collect(bench.generation.Complete(CompleteRequest(text="Hello", echo=True)))
+        plain = await collect(bench.complete(CompleteRequest(text="Hello")))
+        echoed = await collect(bench.complete(CompleteRequest(text="Hello", echo=True)))
         by_ids = CompleteRequest(token_ids=generation_pb2.TokenIds(ids=ids("Hello")), echo=True)
-        echoed_ids = await collect(bench.generation.Complete(by_ids))
+        echoed_ids = await collect(bench.complete(by_ids))
     assert (joined(plain), joined(echoed), joined(echoed_ids)) == (" there", "Hello there", "Hello there")
 
 
 async def test_special_tokens_of_a_raw_prompt_are_tokens() -> None:
     async with frontend_bench() as bench:
-        await collect(bench.generation.Complete(CompleteRequest(text="<|im_start|>user")))
+        await collect(bench.complete(CompleteRequest(text="<|im_start|>user")))
         (request,) = bench.engine.requests
     assert list(request.prompt_token_ids) == ids("<|im_start|>user")
 
@@ -162,7 +162,7 @@ async def test_special_tokens_of_a_raw_prompt_are_tokens() -> None:
 async def test_no_output_at_all_still_ends_in_a_reply() -> None:
     async with frontend_bench(says([])) as bench:
         options = Options(sampling=Sampling(max_tokens=0))
-        (response,) = await collect(bench.generation.Complete(CompleteRequest(text="Hello", options=options)))
+        (response,) = await collect(bench.complete(CompleteRequest(text="Hello", options=options)))
         assert bench.engine.requests[0].sampling.max_tokens == 0
     assert response.choices[0].finish_reason == common_pb2.FINISH_REASON_LENGTH
     assert response.usage.completion_tokens == 0
@@ -193,7 +193,7 @@ async def test_logprobs_carry_bytes_and_offsets_also_of_parts_of_characters() ->
     text = "The 😀é fox"
     async with frontend_bench(says_with_logprobs(ids(text))) as bench:
         options = Options(sampling=Sampling(logprobs=2), return_token_ids=True)
-        responses = await collect(bench.generation.Chat(chat_request(options=options)))
+        responses = await collect(bench.chat(chat_request(options=options)))
     choices = [choice for response in responses for choice in response.choices]
     logprobs = [entry for choice in choices for entry in choice.logprobs]
     assert [entry.token_id for entry in logprobs] == [token_id for choice in choices for token_id in choice.token_ids] == ids(text)
@@ -216,7 +216,7 @@ async def test_an_echoed_prompt_has_logprobs_with_offsets_into_the_echoed_text(b
             request.token_ids.ids.extend(ids(prompt))
         else:
             request.text = prompt
-        responses = await collect(bench.generation.Complete(request))
+        responses = await collect(bench.complete(request))
         assert bench.engine.requests[0].sampling.prompt_logprobs == 2
     logprobs = [entry for response in responses for entry in response.choices[0].logprobs]
     assert [entry.token_id for entry in logprobs] == ids(prompt) + ids(text)

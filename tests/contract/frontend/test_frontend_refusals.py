@@ -49,7 +49,7 @@ async def error_of(call) -> TriptychError:
 )
 async def test_the_engines_refusal_is_the_calls_status(error: TriptychError) -> None:
     async with frontend_bench(fails(to_request_error(error))) as bench:
-        caught = await error_of(bench.generation.Chat(chat_request(options=Options(n=2))))
+        caught = await error_of(bench.chat(chat_request(options=Options(n=2))))
     assert type(caught) is type(error)
     assert (caught.message, caught.field, caught.limit, caught.value, caught.retry_after_s) == (
         error.message,
@@ -67,7 +67,7 @@ async def test_one_failing_choice_ends_the_others() -> None:
         return [engine_pb2.SequenceOutput(token_ids=ids("Hello"))]  # and no end
 
     async with frontend_bench(script) as bench:
-        await error_of(bench.generation.Chat(chat_request(options=Options(n=3))))
+        await error_of(bench.chat(chat_request(options=Options(n=3))))
         await bench.engine.until(lambda: not bench.engine.live)
         assert sorted(request_id[-1] for request_id in bench.engine.aborted) == ["0", "2"]
 
@@ -100,7 +100,7 @@ _IMAGE = generation_pb2.ContentPart(media=common_pb2.MediaItem(modality=common_p
 )
 async def test_bad_chats_are_refused_by_field(fields: dict, field: str, message: str) -> None:
     async with frontend_bench() as bench:
-        error = await error_of(bench.generation.Chat(chat_request(**fields)))
+        error = await error_of(bench.chat(chat_request(**fields)))
         assert not bench.engine.requests
     assert type(error) is InvalidRequestError
     assert error.field == field
@@ -119,15 +119,15 @@ async def test_bad_chats_are_refused_by_field(fields: dict, field: str, message:
 )
 async def test_bad_prompts_are_refused_by_field(request_: CompleteRequest, field: str) -> None:
     async with frontend_bench(max_prompt_chars=5000) as bench:
-        error = await error_of(bench.generation.Complete(request_))
+        error = await error_of(bench.complete(request_))
     assert type(error) is InvalidRequestError
     assert error.field == field
 
 
 async def test_unknown_models_are_not_found_and_the_known_one_is_named() -> None:
     async with frontend_bench(served_model_name="known") as bench:
-        error = await error_of(bench.generation.Chat(chat_request(model="other")))
-        assert await collect(bench.generation.Chat(chat_request(model="known")))
+        error = await error_of(bench.chat(chat_request(model="other")))
+        assert await collect(bench.chat(chat_request(model="known")))
         models = (await bench.generation.ListModels(generation_pb2.ListModelsRequest())).models
     assert isinstance(error, ModelNotFoundError)
     assert "known" in error.message
@@ -136,9 +136,9 @@ async def test_unknown_models_are_not_found_and_the_known_one_is_named() -> None
 
 async def test_prompt_and_output_must_fit_the_context() -> None:
     async with frontend_bench(max_model_len=50) as bench:
-        long_prompt = await error_of(bench.generation.Complete(CompleteRequest(text="\n" * 60)))
+        long_prompt = await error_of(bench.complete(CompleteRequest(text="\n" * 60)))
         options = Options(sampling=Sampling(max_tokens=41))
-        long_output = await error_of(bench.generation.Complete(CompleteRequest(text="\n" * 10, options=options)))
+        long_output = await error_of(bench.complete(CompleteRequest(text="\n" * 10, options=options)))
     assert isinstance(long_prompt, ContextLengthError)
     assert (long_prompt.limit, long_prompt.value, long_prompt.field) == ("50", "60", "prompt")
     assert isinstance(long_output, ContextLengthError)
@@ -148,9 +148,9 @@ async def test_prompt_and_output_must_fit_the_context() -> None:
 async def test_calls_beyond_the_limit_are_refused_at_once() -> None:
     async with frontend_bench(max_live_requests=1) as bench:
         await bench.engine.pause()
-        first = bench.generation.Chat(chat_request())
+        first = bench.chat(chat_request())
         await bench.engine.until(lambda: bool(bench.engine.live))
-        error = await error_of(bench.generation.Chat(chat_request()))
+        error = await error_of(bench.chat(chat_request()))
         await bench.engine.resume()
         assert joined(await collect(first)) == "Hello there"
     assert isinstance(error, QueueFullError)

@@ -83,7 +83,7 @@ async def test_calls_are_answered_as_streams_of_their_own_would_be() -> None:
         complete = generation_pb2.CompleteRequest(text="Once", echo=True)
         await client.start(*(chat(number) for number in range(1, 9)), Call(number=9, complete=complete))
         await client.until_ended(range(1, 10))
-        alone = [response async for response in bench.generation.Chat(chat_request())]
+        alone = [response async for response in bench.chat(chat_request())]
         requests = bench.engine.requests
     for number in range(1, 9):
         responses = client.responses[number]

@@ -29,7 +29,7 @@ async def test_preprocess_tells_what_chat_would_send_to_the_engine() -> None:
     text = "Hi <|im_end|> there"
     async with frontend_bench() as bench:
         preprocessed = await bench.preprocess.Preprocess(PreprocessRequest(chat=chat_request(text)))
-        assert [response async for response in bench.generation.Chat(chat_request(text))]
+        assert [response async for response in bench.chat(chat_request(text))]
         (request,) = bench.engine.requests
     assert list(preprocessed.token_ids) == list(request.prompt_token_ids)
     assert preprocessed.prompt == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"

@@ -43,7 +43,7 @@ class MediaBench:
         return [response async for response in self.call(*parts, **options)]
 
     def call(self, *parts: str | bytes | Item, **options: Any) -> Any:
-        return self.bench.generation.Chat(request(*parts, **options))
+        return self.bench.chat(request(*parts, **options))
 
     async def error(self, *parts: str | bytes | Item) -> TriptychError:
         with pytest.raises(AioRpcError) as caught:
