@@ -62,5 +62,9 @@ class Outside:
     async def _read(self) -> None:
         while (taken := await self._mailbox.take()) is not None:
             step, outputs, load = taken
-            message = engine_pb2.SessionResponse(step=step, outputs=map(output_message, outputs), load=load_message(load))
+            message = engine_pb2.SessionResponse(
+                step=step,
+                outputs=[output_message(output, route.request_id, route.index) for route, output in outputs],
+                load=load_message(load),
+            )
             message.SerializeToString()

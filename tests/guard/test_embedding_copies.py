@@ -13,7 +13,7 @@ from support.builders.engine import traits
 from support.builders.multimodal import build_checkpoint
 from support.counting import device_work
 from support.drivers.engine import EngineDriver
-from support.fakes.encoder import FakeEncoder
+from support.fakes.encoder import FakeEncoder, encoder_pool
 from support.fakes.grpc_server import serving
 from triptych_common.pb import common_pb2, encoder_pb2
 from triptych_engine.media import fetcher as embedding_fetcher
@@ -51,11 +51,11 @@ async def test_a_fetched_item_is_in_memory_once() -> None:
     num_bytes = NUM_CHUNKS * CHUNK_BYTES
     encoder, results = FakeEncoder(common_pb2.ModelInfo(name="fake")), asyncio.Queue[Any]()
     encoder.fetches[KEY] = chunks(num_bytes // 4)
-    async with serving(encoder.register) as address:
-        fetcher = EmbeddingFetcher(traits(), 30.0, lambda number, result: results.put_nowait(result))
+    async with serving(encoder.register) as address, encoder_pool(address, common_pb2.ModelInfo(name="fake")) as encoders:
+        fetcher = EmbeddingFetcher(encoders, traits(), 30.0, lambda number, result: results.put_nowait(result))
         tracemalloc.start()
         try:
-            fetcher.submit([an_order(address, num_bytes // 4)], [])
+            fetcher.submit([an_order(encoder.instance.id, num_bytes // 4)], [])
             result = await results.get()
             _, peak = tracemalloc.get_traced_memory()
         finally:

@@ -62,7 +62,7 @@ async def test_scheduling_and_publishing_take_a_few_calls_per_sequence(async_sch
         scheduler = a_scheduler(1024, 16, max_num_seqs=MANY, max_num_batched_tokens=1024)
         core = EngineCore(scheduler, SameToken(), outbox.publish, async_scheduling=async_scheduling)  # type: ignore[arg-type]
         for number in range(num_seqs):
-            mailbox.expect(f"r{number}")
+            mailbox.expect(f"r{number}", [f"r{number}"])
             scheduler.add(a_request(f"r{number}", max_tokens=40))
         core.step()  # with asynchronous scheduling the first one brings nothing
         for _ in range(WARM_UP_STEPS):
@@ -73,7 +73,11 @@ async def test_scheduling_and_publishing_take_a_few_calls_per_sequence(async_sch
             taken = await mailbox.take()
             assert taken is not None
             step, outputs, load = taken
-            message = engine_pb2.SessionResponse(step=step, outputs=map(output_message, outputs), load=load_message(load))
+            message = engine_pb2.SessionResponse(
+                step=step,
+                outputs=[output_message(output, route.request_id, route.index) for route, output in outputs],
+                load=load_message(load),
+            )
         assert len(message.outputs) == num_seqs
         return calls
 
@@ -110,7 +114,7 @@ async def an_engine(runner: FakeRunner) -> AsyncIterator[engine_pb2_grpc.EngineS
     """The real step loop and servicer; each step waits for the runner's gate."""
     runner.gate = threading.Semaphore(0)
     outbox = Outbox(asyncio.get_running_loop(), lambda load: servicer.on_load(load))
-    servicer = EngineServicer(outbox)
+    servicer = EngineServicer(outbox, common_pb2.Instance)
     scheduler = a_scheduler(1024, max_num_seqs=MANY, max_num_batched_tokens=1024)
     core = EngineCore(scheduler, runner, outbox.publish)
     core.start()

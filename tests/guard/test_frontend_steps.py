@@ -33,6 +33,7 @@ async def frontend_steps(num_calls: int, **options: Any) -> AsyncIterator[Callab
     """The real frontend between an engine and a gateway; yields what takes a step and reads its one message."""
     async with frontend_bench(says(ids("Hello there, how are you?" * 3))) as bench:
         stream = bench.generation.Session()
+        assert (await stream.read()).instance.id
         await bench.engine.pause()
         request = chat_request(options=generation_pb2.GenerationOptions(**options))
         calls = [generation_pb2.GenerationCall(number=number, request_id=f"r{number}", chat=request) for number in range(num_calls)]

@@ -169,10 +169,10 @@ class Connection(ABC):
         elif why != had:
             # Once, not with each attempt, and without alarm: services start slowly.
             log.log(level, "%s at %s is away: %s", self.kind, self.address, why)
+        if was_connected or why != had:
+            self.on_change()  # first, so that what it carried is not sent to it again
         try:
             await self.disconnected()
         except Exception:
             log.exception("unexpected error after the %s at %s was lost", self.kind, self.address)
-        if was_connected or why != had:
-            self.on_change()
         return was_connected

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from triptych_common.pb import common_pb2, engine_pb2
-from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError, TriptychError, UnimplementedError
+from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError, UnimplementedError
 from triptych_common.rpc.status import to_request_error
 
 from triptych_engine.core import Load
@@ -90,11 +90,9 @@ def sequence_id(request_id: str, index: int, n: int) -> str:
     return request_id if n == 1 else f"{request_id} {index}"
 
 
-def refusals(message: engine_pb2.EngineRequest, error: TriptychError) -> list[SequenceOutput]:
-    """The outputs of a refused request: one for each of its sequences."""
-    n = min(max(message.n, 1), MAX_SEQUENCES)
-    ids = [sequence_id(message.request_id, index, n) for index in range(n)]
-    return [SequenceOutput(one, finish_reason=FinishReason.ERROR, error=error) for one in ids]
+def num_refusals(message: engine_pb2.EngineRequest) -> int:
+    """How many outputs a refused request gets: one for each of its sequences."""
+    return min(max(message.n, 1), MAX_SEQUENCES)
 
 
 def _of_sequence(sampling: SamplingParams, index: int, has_seed: bool) -> SamplingParams:
@@ -216,10 +214,9 @@ def _check_token_ids(token_ids: Iterable[int], field: str, vocab_size: int) -> N
             )
 
 
-def output_message(output: SequenceOutput) -> engine_pb2.SequenceOutput:
-    """The output as it travels."""
-    request_id, _, index = output.request_id.partition(" ")
-    message = engine_pb2.SequenceOutput(request_id=request_id, index=int(index or 0), token_ids=output.token_ids)
+def output_message(output: SequenceOutput, request_id: str, index: int = 0) -> engine_pb2.SequenceOutput:
+    """The output as it travels, under the client's name of its sequence."""
+    message = engine_pb2.SequenceOutput(request_id=request_id, index=index, token_ids=output.token_ids)
     if output.logprobs:
         message.logprobs.extend(map(_logprobs_message, output.logprobs))
     if output.prompt_logprobs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from triptych_engine.core import Load
 from triptych_engine.scheduling.output import SequenceOutput
@@ -12,7 +13,20 @@ from triptych_engine.scheduling.output import SequenceOutput
 log = logging.getLogger(__name__)
 
 #: What a stream gets of one step: step number, its requests' outputs, load.
-StepOutputs = tuple[int, list[SequenceOutput], Load]
+StepOutputs = tuple[int, list["Addressed"], Load]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where the outputs of a sequence go, and what the client calls it."""
+
+    mailbox: Mailbox
+    request_id: str
+    index: int
+
+
+#: An output, and whose it is.
+Addressed = tuple[Route, SequenceOutput]
 
 
 class Mailbox:
@@ -34,7 +48,7 @@ class Mailbox:
         self._outbox.route(request_id, sequence_ids, self)
         self.request_ids.update(sequence_ids)
 
-    def put(self, step: int, outputs: list[SequenceOutput], load: Load) -> None:
+    def put(self, step: int, outputs: list[Addressed], load: Load) -> None:
         if self._closed:
             return
         self._pending.append((step, outputs, load))
@@ -85,7 +99,7 @@ class Outbox:
     def __init__(self, loop: asyncio.AbstractEventLoop, on_load: Callable[[Load], None]) -> None:
         self._loop = loop
         self._on_load = on_load
-        self._routes: dict[str, Mailbox] = {}  # engine's id of a sequence -> where its outputs go
+        self._routes: dict[str, Route] = {}  # by the engine's id of a sequence
         self._sequences: dict[str, list[str]] = {}  # request id -> its live sequences, by the engine's ids
         self._idle = asyncio.Event()
         self._idle.set()
@@ -106,17 +120,17 @@ class Outbox:
         if request_id in self._sequences:
             raise KeyError(request_id)
         self._sequences[request_id] = list(sequence_ids)
-        self._routes.update(dict.fromkeys(sequence_ids, mailbox))
+        self._routes.update((one, Route(mailbox, request_id, index)) for index, one in enumerate(sequence_ids))
         self._idle.clear()
 
     def unroute(self, sequence_id: str) -> None:
-        if self._routes.pop(sequence_id, None) is None:
+        route = self._routes.pop(sequence_id, None)
+        if route is None:
             return
-        request_id = sequence_id.partition(" ")[0]
-        live = self._sequences[request_id]
+        live = self._sequences[route.request_id]
         live.remove(sequence_id)
         if not live:
-            del self._sequences[request_id]
+            del self._sequences[route.request_id]
         if not self._routes:
             self._idle.set()
 
@@ -129,12 +143,12 @@ class Outbox:
         await self._idle.wait()
 
     def _deliver(self, step: int, outputs: Sequence[SequenceOutput], load: Load) -> None:
-        by_mailbox: dict[Mailbox, list[SequenceOutput]] = {}
+        by_mailbox: dict[Mailbox, list[Addressed]] = {}
         for output in outputs:
-            mailbox = self._routes.get(output.request_id)
-            if mailbox is None:
+            route = self._routes.get(output.request_id)
+            if route is None:
                 continue  # refused before it had a route
-            by_mailbox.setdefault(mailbox, []).append(output)
+            by_mailbox.setdefault(route.mailbox, []).append((route, output))
             if output.finish_reason is not None:
                 log.debug(
                     "%s after %d tokens",
@@ -143,7 +157,7 @@ class Outbox:
                     extra={"request_id": output.request_id},
                 )
                 self.unroute(output.request_id)
-                mailbox.request_ids.discard(output.request_id)
+                route.mailbox.request_ids.discard(output.request_id)
         for mailbox, own in by_mailbox.items():
             mailbox.put(step, own, load)
         self._on_load(load)

@@ -18,8 +18,10 @@ from triptych_common.rpc.errors import (
 
 from triptych_engine.core import EngineCore, Load
 from triptych_engine.media.item import TEXT_ONLY, MediaTraits
-from triptych_engine.rpc.convert import load_message, output_message, refusals, to_requests
-from triptych_engine.rpc.outbox import Mailbox, Outbox
+from triptych_engine.rpc.convert import load_message, num_refusals, output_message, to_requests
+from triptych_engine.rpc.outbox import Mailbox, Outbox, Route
+from triptych_engine.scheduling.output import SequenceOutput
+from triptych_engine.scheduling.request import FinishReason
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +106,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                 step, outputs, load = taken
                 yield engine_pb2.SessionResponse(
                     step=step,
-                    outputs=map(output_message, outputs),
+                    outputs=[output_message(output, route.request_id, route.index) for route, output in outputs],
                     load=load_message(load),
                     going_away=mailbox.is_going_away,
                 )
@@ -124,7 +126,9 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                     try:
                         self._submit(request, mailbox)
                     except TriptychError as error:
-                        mailbox.put(0, refusals(request, error), core.load)
+                        refused = SequenceOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error)
+                        routes = [Route(mailbox, request.request_id, index) for index in range(num_refusals(request))]
+                        mailbox.put(0, [(route, refused) for route in routes], core.load)
                 aborted = self._outbox.sequences_of(message.abort)
                 for sequence in message.abort_sequences:
                     live = self._outbox.sequences_of([sequence.request_id])
@@ -147,10 +151,10 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             self._submit(request.request, mailbox)
             mailbox.end_when_idle()
             while (taken := await mailbox.take()) is not None:
-                for output in taken[1]:
+                for route, output in taken[1]:
                     if isinstance(output.error, TriptychError):
                         raise output.error
-                    yield engine_pb2.GenerateResponse(output=output_message(output))
+                    yield engine_pb2.GenerateResponse(output=output_message(output, route.request_id, route.index))
         finally:
             self._abort_rest(mailbox)
 

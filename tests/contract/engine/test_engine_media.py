@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 import grpc
 import pytest
 from support.builders.engine import GREEDY, a_media_message, a_scheduler, traits
-from support.fakes.encoder import FakeEncoder
+from support.fakes.encoder import FakeEncoder, encoder_pool
 from support.fakes.grpc_server import serving
 from support.fakes.runner import VOCAB_SIZE, FakeRunner, embedding, expected_output, seen
 from support.fakes.waiting import until
@@ -37,12 +37,13 @@ class Served:
 
     stub: engine_pb2_grpc.EngineServiceStub
     encoder: FakeEncoder
-    address: str
+    #: The encoder's instance id.
+    encoder_id: str
     core: EngineCore
     fetcher: EmbeddingFetcher
 
     def message(self, request_id: str, parts: list, address: str | None = None) -> engine_pb2.EngineRequest:
-        message = a_media_message(request_id, parts, self.address if address is None else address)
+        message = a_media_message(request_id, parts, self.encoder_id if address is None else address)
         message.sampling.CopyFrom(common_pb2.SamplingParams(max_tokens=8, temperature=0))
         return message
 
@@ -64,25 +65,25 @@ class Served:
 async def an_engine(timeout_s: float = 10.0) -> AsyncIterator[Served]:
     encoder = FakeEncoder(MODEL)
     outbox = Outbox(asyncio.get_running_loop(), lambda load: servicer.on_load(load))
-    servicer = EngineServicer(outbox)
-    fetcher = EmbeddingFetcher(traits(), timeout_s, lambda number, result: core.deliver(number, result))
+    servicer = EngineServicer(outbox, common_pb2.Instance)
     scheduler = a_scheduler()
-    core = EngineCore(scheduler, FakeRunner(), outbox.publish, fetcher=fetcher)
-    core.start()
-    servicer.attach(core, MODEL, scheduler.kv_cache.capacity_tokens, traits())
-    try:
+    async with AsyncExitStack() as stack:
+        encoder_address = await stack.enter_async_context(serving(encoder.register))
+        encoders = await stack.enter_async_context(encoder_pool(encoder_address, MODEL))
+        fetcher = EmbeddingFetcher(encoders, traits(), timeout_s, lambda number, result: core.deliver(number, result))
+        core = EngineCore(scheduler, FakeRunner(), outbox.publish, fetcher=fetcher)
+        core.start()
+        stack.push_async_callback(asyncio.to_thread, core.stop)
+        servicer.attach(core, MODEL, scheduler.kv_cache.capacity_tokens, traits())
         async with (
-            serving(encoder.register) as encoder_address,
             serving(lambda server: engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, server)) as address,
             open_channel(address) as channel,
         ):
-            yield Served(engine_pb2_grpc.EngineServiceStub(channel), encoder, encoder_address, core, fetcher)
+            yield Served(engine_pb2_grpc.EngineServiceStub(channel), encoder, encoder.instance.id, core, fetcher)
             scheduler.check_integrity()
             assert not scheduler.live_request_ids
             assert not scheduler._media.cache.holders()
             await fetcher.close()
-    finally:
-        await asyncio.to_thread(core.stop)
 
 
 def chunks(name: bytes, num_tokens: int = 6, shape: tuple[int, ...] = (6, 1)) -> list[encoder_pb2.FetchResponse]:
@@ -213,7 +214,7 @@ async def test_nobody_left_who_wants_an_item_ends_its_fetch():
 
 async def test_an_order_that_is_given_up_at_once_leaves_nothing() -> None:
     async with an_engine() as served:
-        order = FetchOrder(1_000_000, b"k" * 32, served.address, "", 6, Modality.IMAGE)
+        order = FetchOrder(1_000_000, b"k" * 32, served.encoder_id, "", 6, Modality.IMAGE)
         served.fetcher.submit([order], [order.number])
         await asyncio.sleep(0.05)
         assert not served.fetcher._tasks

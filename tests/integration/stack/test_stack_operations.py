@@ -87,7 +87,7 @@ def _refused(stack: Stack) -> httpx.Response:
 
 def _state(stack: Stack, service: str) -> int:
     info: control_pb2.GetServerInfoResponse = stack.control(service).GetServerInfo(control_pb2.GetServerInfoRequest())
-    return info.state
+    return info.instance.state
 
 
 @pytest.fixture

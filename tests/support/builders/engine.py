@@ -49,7 +49,7 @@ def a_media_message(
             prompt += [3] if number else []
             message.placeholders.add(offset=len(prompt), length=length, media_index=len(message.media))
             prompt += [PLACEHOLDER] * length
-        message.media.add(modality=common_pb2.MODALITY_IMAGE, key=name.ljust(32, b"."), encoder_address=address)
+        message.media.add(modality=common_pb2.MODALITY_IMAGE, key=name.ljust(32, b"."), encoder_instance_id=address)
     message.prompt_token_ids.extend(prompt)
     return message
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
+from triptych_common.cluster.encoder import EncoderConnection
+from triptych_common.cluster.pool import Pool
+from triptych_common.cluster.resolver import StaticResolver
 from triptych_common.media.key import canonical_options, media_key
 from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.control import Health
@@ -134,3 +138,16 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
     async def Release(self, request: encoder_pb2.ReleaseRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.ReleaseResponse:
         self.released += request.lease_ids
         return encoder_pb2.ReleaseResponse(num_released=len(request.lease_ids))
+
+
+@asynccontextmanager
+async def encoder_pool(address: str, model: common_pb2.ModelInfo) -> AsyncIterator[Pool[EncoderConnection]]:
+    """A pool of the encoder at this address, connected."""
+    pool = Pool("encoder", StaticResolver([address]), lambda one: EncoderConnection(one, model))
+    task = asyncio.create_task(pool.run())
+    try:
+        await pool.until_ready()
+        yield pool
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -87,8 +87,8 @@ def test_services_get_each_others_addresses_and_their_own_flags() -> None:
     assert (engine.name, frontend.name, gateway.name) == ("engine", "frontend", "gateway")
     assert engine.args[:2] == ("--port", "7003")
     assert engine.address == "127.0.0.1:7003"
-    assert "--engine-address 127.0.0.1:7003" in " ".join(frontend.args)
-    assert "--frontend-address 127.0.0.1:7001" in " ".join(gateway.args)
+    assert "--engine-addresses 127.0.0.1:7003" in " ".join(frontend.args)
+    assert "--frontend-addresses 127.0.0.1:7001" in " ".join(gateway.args)
     assert "--max-model-len 512" in " ".join(engine.args)
     assert "--max-model-len" not in gateway.args
     assert ["--quantization" in service.args for service in (engine, frontend, gateway)] == [True, False, False]
@@ -97,9 +97,9 @@ def test_services_get_each_others_addresses_and_their_own_flags() -> None:
 
 def test_the_frontend_is_told_of_the_encoder() -> None:
     options = ServeOptions(model="some/model", encoder_port=7002, served_model_name="m")
-    engine, encoder, frontend, gateway = plan(options, {"encoder": ["--cache-memory", "64M"]}, with_encoder=True)
+    encoder, engine, frontend, gateway = plan(options, {"encoder": ["--cache-memory", "64M"]}, with_encoder=True)
     assert (encoder.name, encoder.address) == ("encoder", "127.0.0.1:7002")
-    assert "--encoder-addresses 127.0.0.1:7002" in " ".join(frontend.args)
+    assert all("--encoder-addresses 127.0.0.1:7002" in " ".join(service.args) for service in (engine, frontend))
     assert "encoder" not in " ".join(gateway.args)
     assert encoder.args[:2] == ("--cache-memory", "64M")
     assert "--served-model-name m" in " ".join(encoder.args)
@@ -115,7 +115,7 @@ def test_the_engine_leaves_the_encoder_its_cores(
     num_cores: int, encoder_args: list[str], left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("triptych_cli.stack.plan.num_usable_cores", lambda: num_cores)
-    engine, *_ = plan(ServeOptions("some/model"), {"encoder": encoder_args}, with_encoder=True)
+    _, engine, *_ = plan(ServeOptions("some/model"), {"encoder": encoder_args}, with_encoder=True)
     assert f"--num-threads-while-encoding {left}" in " ".join(engine.args)
     alone, *_ = plan(ServeOptions("some/model"), {"encoder": encoder_args}, with_encoder=False)
     assert "--num-threads-while-encoding" not in alone.args
@@ -123,9 +123,26 @@ def test_the_engine_leaves_the_encoder_its_cores(
 
 def test_what_the_user_says_about_threads_wins() -> None:
     given = {"engine": ["--num-threads-while-encoding", "3"]}
-    engine, *_ = plan(ServeOptions("some/model"), given, with_encoder=True)
+    _, engine, *_ = plan(ServeOptions("some/model"), given, with_encoder=True)
     assert engine.args.count("--num-threads-while-encoding") == 1
     assert engine.args[:2] == ("--num-threads-while-encoding", "3")
+
+
+def test_several_of_a_kind_have_ports_of_their_own_and_are_all_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych_cli.stack.plan.num_usable_cores", lambda: 8)
+    options = ServeOptions("some/model", engines=2, encoders=2, frontends=3)
+    services = {service.name: service for service in plan(options, {}, with_encoder=True)}
+    assert list(services) == [
+        "encoder-1", "encoder-2", "engine-1", "engine-2", "frontend-1", "frontend-2", "frontend-3", "gateway"
+    ]  # fmt: skip
+    frontend, gateway = services["frontend-2"], services["gateway"]
+    assert "--engine-addresses 127.0.0.1:50053,127.0.0.1:50063" in " ".join(frontend.args)
+    assert "--encoder-addresses 127.0.0.1:50052,127.0.0.1:50062" in " ".join(frontend.args)
+    assert "--frontend-addresses 127.0.0.1:50051,127.0.0.1:50061,127.0.0.1:50071" in " ".join(gateway.args)
+    assert frontend.settings.resolved_control_port == 50161  # type: ignore[attr-defined]
+    assert all("--num-threads 4" in " ".join(services[name].args) for name in ("engine-1", "engine-2"))
+    check = [claim.port for claim in port_claims(list(services.values()))]
+    assert len(set(check)) == len(check)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +187,7 @@ def test_moving_the_gateway_moves_nothing_else() -> None:
 def test_port_zero_is_settled_before_the_others_are_told() -> None:
     engine, frontend, _ = plan(ServeOptions("some/model", engine_port=0), {}, with_encoder=False)
     assert engine.settings.port > 0
-    assert f"--engine-address {engine.address}" in " ".join(frontend.args)
+    assert f"--engine-addresses {engine.address}" in " ".join(frontend.args)
     assert parse_settings("engine", engine.args) == engine.settings
 
 

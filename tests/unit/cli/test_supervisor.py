@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,7 @@ async def running(
 ) -> AsyncIterator[tuple[Supervisor, RecordingReporter, asyncio.Task[None]]]:
     """A supervisor at work; stopped at the end unless the test did so."""
     reporter = RecordingReporter()
-    supervisor = Supervisor(specs, reporter, stop_grace_s)
+    supervisor = Supervisor([replace(one, stop_grace_s=stop_grace_s) for one in specs], reporter)
     task = asyncio.create_task(supervisor.run())
     try:
         yield supervisor, reporter, task
@@ -163,3 +164,24 @@ async def test_what_a_service_started_ends_with_it(tmp_path: Path) -> None:
         assert not child.is_running()
         gone, _ = psutil.wait_procs([grandchild], timeout=10)
         assert gone
+
+
+async def test_of_two_that_stand_in_for_each_other_one_may_die_as_often_as_it_likes(tmp_path: Path) -> None:
+    twins = [replace(spec(tmp_path, name), group="engine") for name in ("engine-1", "engine-2")]
+    async with running(twins) as (supervisor, reporter, task):
+        await reporter.wait_for("all ready")
+        for times in range(2, 6):
+            await tell_to_end(tmp_path, "engine-1", 7)
+            await reporter.wait_for("ready", "engine-1", times=times)
+        assert not task.done()
+        assert len(pids(tmp_path, "engine-2")) == 1
+        supervisor.stop()
+        await task
+
+
+async def test_when_all_of_a_group_refuse_to_start_nothing_goes_on(tmp_path: Path) -> None:
+    twins = [replace(spec(tmp_path, name, "refuse"), group="engine") for name in ("engine-1", "engine-2")]
+    async with running(twins) as (_, reporter, task):
+        with pytest.raises(ServiceFailedError, match="before it was ready"):
+            await task
+        assert [event[:1] for event in reporter.events].count(("left out",)) <= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from triptych_common.pb import common_pb2, engine_pb2
 from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError, QueueFullError, TriptychError, UnimplementedError
-from triptych_engine.rpc.convert import output_message, to_request
+from triptych_engine.rpc.convert import output_message, to_requests
 from triptych_engine.scheduling.output import SequenceOutput, Timings
 from triptych_engine.scheduling.request import FinishReason, TokenLogprobs
 
@@ -21,7 +21,8 @@ def message(prompt: list[int] | None = None, **sampling: object) -> engine_pb2.E
 
 
 def convert(request: engine_pb2.EngineRequest, capacity_tokens: int = 1000):
-    return to_request(request, MODEL, capacity_tokens)
+    (made,) = to_requests(request, MODEL, capacity_tokens)
+    return made
 
 
 def test_absent_fields_take_the_defaults_of_the_contract():
@@ -58,7 +59,7 @@ def test_ignore_eos_leaves_the_request_s_own_stop_tokens():
 
 def test_end_tokens_outside_of_the_vocabulary_are_left_out():
     model = common_pb2.ModelInfo(name="m", max_model_len=100, vocab_size=50, eos_token_ids=[2, 50])
-    assert to_request(message(min_tokens=1), model, 1000).sampling.stop_token_ids == {2}
+    assert to_requests(message(min_tokens=1), model, 1000)[0].sampling.stop_token_ids == {2}
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy():
@@ -140,7 +141,7 @@ def test_an_output_travels_whole():
         usage=(3, 1, 0),
         timings=Timings(0.1, 0.2, 0.3, 1),
     )
-    sent = output_message(output)
+    sent = output_message(output, "r")
     assert sent.finish_reason == common_pb2.FINISH_REASON_STOP
     assert (sent.usage.prompt_tokens, sent.usage.completion_tokens, sent.stop_token_id) == (3, 1, 5)
     assert list(sent.logprobs[0].top_token_ids) == [5, 6]
@@ -153,7 +154,27 @@ def test_an_output_travels_whole():
     [(QueueFullError("full", limit=1, value=1, retry_after_s=1.0), "QUEUE_FULL"), (RuntimeError("secret path"), "INTERNAL")],
 )
 def test_errors_travel_with_their_reason_and_strangers_without_their_text(error: Exception, reason: str):
-    sent = output_message(SequenceOutput("r", finish_reason=FinishReason.ERROR, error=error)).error
+    sent = output_message(SequenceOutput("r", finish_reason=FinishReason.ERROR, error=error), "r").error
     assert sent.reason == reason
     assert ("secret" in sent.message) is False
     assert isinstance(error, TriptychError) == sent.HasField("retry_after_s")
+
+
+def test_sequences_of_a_request_have_seeds_and_ids_of_their_own() -> None:
+    request = engine_pb2.EngineRequest(request_id="r", prompt_token_ids=[1], n=3)
+    request.sampling.CopyFrom(common_pb2.SamplingParams(max_tokens=1, seed=-1))
+    seeded = to_requests(request, MODEL, 1000)
+    assert [one.request_id for one in seeded] == ["r 0", "r 1", "r 2"]
+    assert [one.sampling.seed for one in seeded] == [2**64 - 1, 0, 1]
+    request.sampling.ClearField("seed")
+    assert len({one.sampling.seed for one in to_requests(request, MODEL, 1000)}) == 3
+
+
+def test_tenants_of_equal_salts_share_no_prefixes() -> None:
+    def salt(tenant: str, chosen: str) -> str:
+        request = engine_pb2.EngineRequest(request_id="r", prompt_token_ids=[1], cache_salt=chosen)
+        request.context.tenant = tenant
+        return to_requests(request, MODEL, 1000)[0].cache_salt
+
+    assert salt("", "s") == "s"
+    assert len({salt("a", "s"), salt("b", "s"), salt("", "s"), salt("a", ""), salt("as", ""), salt("1:as", "")}) == 6

@@ -65,7 +65,7 @@ def test_text_overtakes_a_request_that_waits_for_its_embeddings():
     driver = Driver(a_scheduler(max_num_batched_tokens=64))
     driver.add(a_media_request("picture", [1, CAT, 2]), a_request("text"))
     (order,) = driver.fetches()
-    assert (order.key, order.num_tokens, order.encoder_address) == (b"cat".ljust(32, b"."), 6, "encoder:1")
+    assert (order.key, order.num_tokens, order.encoder_id) == (b"cat".ljust(32, b"."), 6, "encoder:1")
     assert driver.step() == {"text": 3}
     assert driver.step() == {"text": 1}
     driver.deliver(order)
@@ -150,7 +150,7 @@ def test_an_item_that_one_encoder_lost_is_fetched_from_the_one_that_another_requ
     (order,) = driver.fetches()
     driver.note(driver.scheduler.arrive(order.number, EmbeddingUnavailableError("it is gone")))
     assert driver.outputs["lost"][-1].finish_reason is FinishReason.ERROR
-    assert [order.encoder_address for order in driver.fetches()] == ["encoder:2"]
+    assert [order.encoder_id for order in driver.fetches()] == ["encoder:2"]
 
 
 @pytest.mark.parametrize("bidirectional", [Bidirectional.IMAGES, Bidirectional.PROMPT])
