@@ -105,7 +105,7 @@ async def a_media_stack(path: Path, **engine_settings: Any) -> AsyncIterator[Med
     info = model_info(path, path.name)
     async with (
         an_encoder(path, dtype="float32", served_model_name=path.name) as encoder,
-        an_engine(path, **engine_settings) as engine,
+        an_engine(path, encoder_addresses=(f"127.0.0.1:{encoder.service.port}",), **engine_settings) as engine,
     ):
         pool = EncoderPool([f"127.0.0.1:{encoder.service.port}"], info)
         client, settings = EncoderClient(pool, 30), FrontendSettings(max_media_items=64)

@@ -127,7 +127,7 @@ class ChatTemplate:
         if self._source is None:
             raise InvalidRequestError("this model has no chat template; use Complete, or start the frontend with --chat-template")
         for name in variables.keys() & _reserved_variables():
-            raise InvalidRequestError(f"template_kwargs_json must not set {name!r}", field="template_kwargs_json", value=name)
+            raise InvalidRequestError(f"template_kwargs must not set {name!r}", field="template_kwargs", value=name)
         guard = UserTextGuard(self._control_pattern, self._normalize)
         try:
             rendered = self._apply(

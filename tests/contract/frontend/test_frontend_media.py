@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ from triptych_common.pb import common_pb2, generation_pb2, preprocess_pb2
 from triptych_common.rpc.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
 from triptych_common.rpc.principal import Principal
 from triptych_common.rpc.status import from_rpc_error
+from triptych_common.rpc.structs import to_struct
 from triptych_common.rpc.tensors import to_numpy
 
 IMAGE, AUDIO, VIDEO = common_pb2.MODALITY_IMAGE, common_pb2.MODALITY_AUDIO, common_pb2.MODALITY_VIDEO
@@ -63,7 +63,7 @@ async def test_an_image_becomes_ranges_and_a_reference() -> None:
         assert (found.length, found.media_index) == (16, 0)
         assert len(set(response.token_ids[found.offset : found.offset + 16])) == 1
         assert ref.key == media_key(SCOPE, IMAGE, content)
-        assert ref.encoder_address
+        assert ref.encoder_instance_id == encoder.instance.id
         assert response.prompt == "<|im_start|>user\n<image>\nWhat is this?<|im_end|>\n<|im_start|>assistant\n"
         assert encoder.requests == [], "nothing is encoded by preprocessing"
 
@@ -88,8 +88,8 @@ async def test_options_are_part_of_the_key_and_of_the_size() -> None:
     content, options = media.image(200, 150), {"size": {"shortest_edge": 3136, "longest_edge": 3136}}
     async with media_bench("qwen2_5_vl") as (bench, _):
         plain = await preprocess(bench, chat(Item(modality=IMAGE, data=content), "?"))
-        text = json.dumps({"images_kwargs": options})
-        small = await preprocess(bench, chat(Item(modality=IMAGE, data=content, processor_options_json=text), "?"))
+        own = to_struct({"images_kwargs": options})
+        small = await preprocess(bench, chat(Item(modality=IMAGE, data=content, processor_options=own), "?"))
     assert small.placeholders[0].length < plain.placeholders[0].length
     assert small.media[0].key == media_key(SCOPE, IMAGE, content, canonical_options(options))
 
@@ -146,23 +146,22 @@ async def test_names_stand_for_content_that_was_seen() -> None:
         ("llava_siglip", Item(modality=IMAGE, data=media.image(), uuid="x" * 300), ".uuid", "at most 256 characters"),
         ("llava_siglip", Item(modality=IMAGE, url="http://127.0.0.1:1/a.png"), ".url", "private, loopback"),
         ("llava_siglip", Item(modality=IMAGE, url="file:///etc/passwd"), ".url", "does not allow"),
-        ("llava_siglip", Item(modality=IMAGE, data=media.image(), processor_options_json="{"), ".processor_options_json", "JSON"),
         (
             "llava_siglip",
-            Item(modality=IMAGE, data=media.image(), processor_options_json="[]"),
-            ".processor_options_json",
-            "object",
+            Item(modality=IMAGE, data=media.image(), processor_options=to_struct({"size": float("nan")})),
+            ".processor_options",
+            "NaN",
         ),
         (
             "llava_siglip",
-            Item(modality=IMAGE, data=media.image(), processor_options_json='{"colour": 1}'),
-            ".processor_options_json",
+            Item(modality=IMAGE, data=media.image(), processor_options=to_struct({"colour": 1})),
+            ".processor_options",
             "no option 'colour'",
         ),
         (
             "qwen2_5_vl",
-            Item(modality=IMAGE, data=media.image(), processor_options_json='{"fps": 1}'),
-            ".processor_options_json",
+            Item(modality=IMAGE, data=media.image(), processor_options=to_struct({"fps": 1})),
+            ".processor_options",
             "no item of this request is of a modality that 'fps' is for",
         ),
         ("qwen2_5_vl", Item(modality=IMAGE, data=media.image(10_000, 3)), "", "aspect ratio"),
