@@ -35,17 +35,18 @@ from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.generator import Generator
 from triptych_frontend.media.fetch import MediaFetcher
-from triptych_frontend.media.placeholders import PlaceholderExpander
 from triptych_frontend.media.preparer import MediaPreparer
-from triptych_frontend.media.processor import default_chat_template, load_media_processor
+from triptych_frontend.media.processors.loading import default_chat_template, load_media_processor
+from triptych_frontend.media.processors.placeholders import PlaceholderExpander
 from triptych_frontend.metrics import families
 from triptych_frontend.no_torch import forbid_torch
+from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.prompt.chat_template import ChatTemplate
 from triptych_frontend.prompt.preprocess import Preprocessor
-from triptych_frontend.prompt.tokenizer import Tokenizer
 from triptych_frontend.rpc.servicers import DetokenizeServicer, GenerationServicer, PreprocessServicer
 from triptych_frontend.served_model import ServedModel
 from triptych_frontend.settings import FrontendSettings
+from triptych_frontend.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 SERVICES = (
@@ -98,7 +99,7 @@ class Frontend:
             self._preprocessor,
             EngineRouter(self._engines),
             self._encoder_client,
-            self._tokenizer,
+            OutputChains(self._tokenizer),
         )
         self.server = ServiceServer("frontend", settings, SERVICES, self.register, self, self._metrics)
         self._generation = GenerationServicer(
