@@ -46,7 +46,7 @@ class Outside:
 
     def expect(self, request_id: str) -> None:
         """Take a request's outputs."""
-        self._call(partial(self._mailbox.expect, request_id))
+        self._call(partial(self._mailbox.expect, request_id, [request_id]))
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Take no more of them."""

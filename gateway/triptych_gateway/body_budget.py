@@ -8,6 +8,9 @@ from collections import deque
 from triptych_common.rpc.errors import QueueFullError
 
 _RETRY_AFTER_S = 1.0
+#: Bodies that take no more than this do not wait while there is a reserve, which is kept for them.
+_SMALL_BYTES = 256 << 10
+_WITH_RESERVE = 1.125
 
 
 class BodyBudget:
@@ -35,7 +38,9 @@ class BodyBudget:
     async def take(self, num_bytes: int) -> BodyHold:
         """Hold so many bytes, or all that there are where it is more. Raises QueueFullError when there was no room in time."""
         num_bytes = min(num_bytes, self.max_bytes)
-        if self._waiting or self.used_bytes + num_bytes > self.max_bytes:
+        if num_bytes <= _SMALL_BYTES and self.used_bytes + num_bytes <= self.max_bytes * _WITH_RESERVE:
+            self.used_bytes += num_bytes  # a text does not wait behind pictures
+        elif self._waiting or self.used_bytes + num_bytes > self.max_bytes:
             await self._turn(num_bytes)
         else:
             self.used_bytes += num_bytes

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import uvicorn
 from pydantic import ValidationError
 from pydantic_settings import CliApp
+from triptych_common.host.memory import return_large_blocks
 from triptych_common.rpc.errors import StartupError
 from triptych_common.rpc.server import run_service
 from triptych_common.settings import startup_error
@@ -36,6 +37,7 @@ def main() -> None:
 
 def run(settings: GatewaySettings) -> None:
     """Serve until SIGINT or SIGTERM; exits with 1 and one line when the gateway cannot start."""
+    return_large_blocks()
     run_service("gateway", settings, lambda stop: serve(settings, stop))
 
 

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: EncoderSettings) -> None:
-    """Serve until SIGINT or SIGTERM; a model that takes text only has nothing to encode, and it ends at once."""
+    """Serve until SIGINT or SIGTERM. With a text-only model there is nothing to encode, and it returns at once."""
 
     async def serve(stop: asyncio.Event) -> None:
         path = await asyncio.to_thread(resolve_model, settings.model, WEIGHT_PATTERNS)

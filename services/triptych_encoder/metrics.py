@@ -1,4 +1,4 @@
-"""What Prometheus can scrape from the encoder."""
+"""The encoder's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def families(pipeline: EncodingPipeline) -> list[Metric]:
     num_store_failures = pipeline.store.num_failures if pipeline.store is not None else 0
     return [
         labelled_counter(f"{_PREFIX}_items", "Items that were asked for, by where they were found.", "tier", tiers),
-        counter(f"{_PREFIX}_failed_items", "Items that could not be encoded.", counters.num_failed),
+        counter(f"{_PREFIX}_failed_items", "Items that could not be encoded.", pipeline.queue.num_failed),
         counter(f"{_PREFIX}_uploaded_bytes", "Bytes of raw files that came with items.", counters.num_uploaded_bytes),
         counter(f"{_PREFIX}_fetched_bytes", "Bytes of tensors that were fetched.", counters.num_fetched_bytes),
         counter(f"{_PREFIX}_evictions", "Items that left the cache.", cache.num_evictions),
         counter(f"{_PREFIX}_store_failures", "Reads and writes of the shared store that failed.", num_store_failures),
-        gauge(f"{_PREFIX}_queue_length", "Items that are being encoded or wait for it.", pipeline.num_in_flight),
+        gauge(f"{_PREFIX}_queue_length", "Items that are being encoded or wait for it.", len(pipeline.queue)),
         gauge(f"{_PREFIX}_cache_items", "Items in the cache.", len(cache)),
         gauge(f"{_PREFIX}_cache_used_bytes", "Bytes of embeddings in the cache.", cache.used_bytes),
         gauge(f"{_PREFIX}_cache_capacity_bytes", "Most bytes that the cache may hold.", cache.capacity_bytes),

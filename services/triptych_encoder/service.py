@@ -27,7 +27,8 @@ from triptych_encoder.cache.embedding_cache import EmbeddingCache
 from triptych_encoder.cache.evictions import EvictionFeed
 from triptych_encoder.cache.item import EncodedItem
 from triptych_encoder.cache.store import SharedStore
-from triptych_encoder.media.preprocess import Prepared, Preprocessor
+from triptych_encoder.encoding_queue import QueueLimits
+from triptych_encoder.media.preprocess import Preprocessor, PreprocessResult
 from triptych_encoder.metrics import families
 from triptych_encoder.pipeline import EncodingPipeline
 from triptych_encoder.rpc.servicer import EncoderServicer
@@ -51,7 +52,7 @@ class _Loaded:
 
 
 class EncoderService:
-    """One encoder process: answers the control port from its first moment, serves once its towers are loaded."""
+    """One encoder process. It answers the control port at once, and serves requests when its towers are loaded."""
 
     def __init__(self, settings: EncoderSettings) -> None:
         self._settings = settings
@@ -69,10 +70,10 @@ class EncoderService:
         is_cpu = self._device.type == "cpu"
         self._device_loop = DeviceLoop(
             settings.max_batch_embeddings or (256 if is_cpu else 16_384),
-            self._yield_cores,
+            self._lower_priority,
             self._use_idle_cores if is_cpu and settings.num_threads is None else lambda: None,
         )
-        self._pool = ThreadPoolExecutor(settings.num_preprocess_threads, "preprocess", initializer=self._yield_cores)
+        self._pool = ThreadPoolExecutor(settings.num_preprocess_threads, "preprocess", initializer=self._lower_priority)
 
     # -- Controllable -----------------------------------------------------------------------------------------------------------
 
@@ -97,21 +98,21 @@ class EncoderService:
 
     @property
     def num_live_requests(self) -> int:
-        return self._pipeline.num_in_flight if self._pipeline is not None else 0
+        return len(self._pipeline.queue) if self._pipeline is not None else 0
 
     def model_info(self) -> common_pb2.ModelInfo | None:
         return self._model
 
     async def drain(self, timeout_s: float) -> bool:
-        """Encode nothing more; what is held can still be fetched."""
+        """Stop encoding. What the cache holds can still be fetched."""
         pipeline = self._loaded()
         self._servicer.refuse("the encoder is draining")
         self._state = State.SERVER_STATE_DRAINING
         await self._server.health.set_ready(False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await pipeline.wait_idle()
-        return pipeline.num_in_flight == 0
+                await pipeline.queue.wait_idle()
+        return not len(pipeline.queue)
 
     async def reset_cache(self) -> int:
         return self._loaded().cache.evict()
@@ -142,7 +143,7 @@ class EncoderService:
         """Serve until `stop` is set. Raises StartupError when it cannot.
 
         Args:
-            on_ready: set when requests are taken.
+            on_ready: set when requests are accepted.
         """
         settings = self._settings
         if self._device.type == "cpu":
@@ -169,7 +170,7 @@ class EncoderService:
             await asyncio.to_thread(self._device_loop.stop)
 
     async def _load(self, path: Path, name: str, stop: asyncio.Event) -> _Loaded | None:
-        """Load in the device thread; None when told to stop meanwhile."""
+        """Load in the device's thread. None when the service was told to stop meanwhile."""
         loading = asyncio.wrap_future(self._device_loop.call(lambda: self._load_and_warm_up(path, name)))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -187,18 +188,18 @@ class EncoderService:
         if not modalities:
             raise UnsupportedModelError(f"{name} ({config.model_type}) has towers for nothing that this encoder can read")
 
-        def prepare(*item: Any) -> Prepared:
+        def prepare(*item: Any) -> PreprocessResult:
             return self._pool.submit(preprocessor.prepare, *item).result()
 
         return _Loaded(tower, preprocessor, modalities, towers.key_scope, warm_up(tower, prepare, modalities, name))
 
     def _load_in_pool(self, preprocessor: Preprocessor) -> tuple[common_pb2.Modality, ...]:
-        """Load the processor in each thread of the pool; returns the modalities that it can preprocess."""
+        """Load the processor in each thread of the pool. Returns the modalities that it can preprocess."""
         num_threads = self._settings.num_preprocess_threads
         together = threading.Barrier(num_threads)
 
         def load() -> tuple[common_pb2.Modality, ...]:
-            together.wait()  # so that no thread loads twice and none not at all
+            together.wait()  # so that each thread loads exactly once
             return preprocessor.load()
 
         loads = [self._pool.submit(load) for _ in range(num_threads)]
@@ -216,9 +217,7 @@ class EncoderService:
             self._device_loop,
             self._pool,
             store,
-            max_queue=settings.max_queue,
-            max_queue_bytes=settings.max_queue_bytes,
-            max_prepared=settings.max_prepared,
+            QueueLimits(settings.max_queue, settings.max_queue_bytes, settings.max_prepared),
         )
         self._model = model
         description = encoder_pb2.DescribeResponse(model=model, key_scope=loaded.key_scope, modalities=loaded.modalities)
@@ -235,17 +234,17 @@ class EncoderService:
 
     @staticmethod
     def _use_idle_cores() -> None:
-        """Compute the next batch on the encoder's share of the cores, or on all that are idle, if those are more.
+        """Use the encoder's share of the cores for the next batch, or all idle cores if those are more.
 
-        A batch ends within a fraction of a second, so text that begins meanwhile waits for no longer than that.
+        A batch ends within a fraction of a second. Text generation that starts meanwhile waits for no longer than that.
         """
         num_cores = num_usable_cores()
         num_threads = max(encoder_share(num_cores), num_idle_cores(num_cores))
         if num_threads != torch.get_num_threads():
             torch.set_num_threads(num_threads)
 
-    def _yield_cores(self) -> None:
-        """Lower the priority of this thread, and of those that it starts: text that decodes on the same cores goes first."""
+    def _lower_priority(self) -> None:
+        """Lower the priority of this thread and of those that it starts, so that an engine on the same cores goes first."""
         niceness = self._settings.niceness
         if niceness is None:
             niceness = 10 if self._device.type == "cpu" else 0

@@ -13,6 +13,7 @@ from prometheus_client import Metric
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
 from triptych_common.host.garbage import objects_that_stay
+from triptych_common.host.memory import return_large_blocks
 from triptych_common.model.store import model_info, resolve_model, served_name
 from triptych_common.pb import (
     common_pb2,
@@ -34,17 +35,18 @@ from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.generator import Generator
 from triptych_frontend.media.fetch import MediaFetcher
-from triptych_frontend.media.placeholders import PlaceholderExpander
 from triptych_frontend.media.preparer import MediaPreparer
-from triptych_frontend.media.processor import default_chat_template, load_media_processor
+from triptych_frontend.media.processors.loading import default_chat_template, load_media_processor
+from triptych_frontend.media.processors.placeholders import PlaceholderExpander
 from triptych_frontend.metrics import families
 from triptych_frontend.no_torch import forbid_torch
+from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.prompt.chat_template import ChatTemplate
 from triptych_frontend.prompt.preprocess import Preprocessor
-from triptych_frontend.prompt.tokenizer import Tokenizer
 from triptych_frontend.rpc.servicers import DetokenizeServicer, GenerationServicer, PreprocessServicer
 from triptych_frontend.served_model import ServedModel
 from triptych_frontend.settings import FrontendSettings
+from triptych_frontend.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 SERVICES = (
@@ -97,7 +99,7 @@ class Frontend:
             self._preprocessor,
             EngineRouter(self._engines),
             self._encoder_client,
-            self._tokenizer,
+            OutputChains(self._tokenizer),
         )
         self.server = ServiceServer("frontend", settings, SERVICES, self.register, self, self._metrics)
         self._generation = GenerationServicer(
@@ -201,6 +203,7 @@ def _load_text_and_media(path: Path, max_pixels: int = 50_000_000) -> tuple[Toke
 def run(settings: FrontendSettings) -> None:
     """Run the frontend until SIGINT or SIGTERM."""
     forbid_torch()
+    return_large_blocks()
 
     async def main(stop: asyncio.Event) -> None:
         with objects_that_stay():

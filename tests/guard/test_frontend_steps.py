@@ -25,7 +25,7 @@ NUM_STEPS = 5
 
 # Per token: calls of our Python functions, and at most so many of built-in ones by those (an interpreter may do with fewer).
 #: Out of the engine's message to its call, through detokenizer and stop strings; then taken, and into the gateway's message.
-FRONTEND_CALLS, FRONTEND_BUILTINS = 20, 20
+FRONTEND_CALLS, FRONTEND_BUILTINS = 18, 20
 
 
 @asynccontextmanager

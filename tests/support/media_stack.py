@@ -15,7 +15,8 @@ from triptych_common.rpc.channels import open_channel
 from triptych_common.rpc.control import State
 from triptych_engine.service import EngineService
 from triptych_engine.settings import EngineSettings
-from triptych_frontend.encoders.client import EncoderClient, MediaEncoding
+from triptych_frontend.encoders.client import EncoderClient
+from triptych_frontend.encoders.encoding import MediaEncoding
 from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.preparer import MediaPreparer
@@ -65,7 +66,7 @@ class MediaStack:
 
     def begin(self, prompt: Prompt) -> MediaEncoding:
         """Have the prompt's media encoded."""
-        return self.client.begin(list(prompt.media))
+        return MediaEncoding(self.client, prompt.media)
 
     async def generate(
         self, prompt: Prompt, refs: Sequence[common_pb2.MediaRef], request_id: str = "r", max_tokens: int = 8, **more: Any
@@ -104,7 +105,7 @@ async def a_media_stack(path: Path, **engine_settings: Any) -> AsyncIterator[Med
     info = model_info(path, path.name)
     async with (
         an_encoder(path, dtype="float32", served_model_name=path.name) as encoder,
-        an_engine(path, **engine_settings) as engine,
+        an_engine(path, encoder_addresses=(f"127.0.0.1:{encoder.service.port}",), **engine_settings) as engine,
     ):
         pool = EncoderPool([f"127.0.0.1:{encoder.service.port}"], info)
         client, settings = EncoderClient(pool, 30), FrontendSettings(max_media_items=64)

@@ -12,18 +12,19 @@ from triptych_gateway.dialects import convert
 from triptych_gateway.dialects.dialect import Call, Encoder
 from triptych_gateway.dialects.media import rest_fields
 from triptych_gateway.dialects.openai import OpenAiEncoder, finite_logprob
+from triptych_gateway.file_parts import FileParts
 from triptych_gateway.schemas.chat import ChatCompletionRequest, has_media
 
 
 class ChatDialect:
     """Requests and answers of /v1/chat/completions."""
 
-    async def parse(self, body: ChatCompletionRequest, request_id: str) -> Call:
+    async def parse(self, body: ChatCompletionRequest, request_id: str, files: FileParts) -> Call:
         if not has_media(body.messages):
-            call = convert.chat_call(body, request_id)
+            call = convert.chat_call(body, request_id, files)
             return Call([call], body.num_choices, bool(body.stream))
         # Files are decoded, which takes milliseconds per megabyte.
-        call = await asyncio.to_thread(convert.chat_call, body, request_id)
+        call = await asyncio.to_thread(convert.chat_call, body, request_id, files)
         return Call([call], body.num_choices, bool(body.stream), rest_fields(body.messages))
 
     def encoder(self, body: ChatCompletionRequest, request_id: str, fingerprint: str | None) -> Encoder:

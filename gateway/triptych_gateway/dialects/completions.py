@@ -9,6 +9,7 @@ from triptych_common.pb import generation_pb2
 from triptych_gateway.dialects import convert
 from triptych_gateway.dialects.dialect import Call, Encoder
 from triptych_gateway.dialects.openai import OpenAiEncoder, finite_logprob
+from triptych_gateway.file_parts import FileParts
 from triptych_gateway.schemas.completions import MAX_PROMPTS, CompletionRequest
 
 #: Longer ids are replaced by the frontend, as the contract has it.
@@ -18,7 +19,7 @@ _MAX_REQUEST_ID_CHARS = 128
 class CompletionDialect:
     """Requests and answers of /v1/completions."""
 
-    async def parse(self, body: CompletionRequest, request_id: str) -> Call:
+    async def parse(self, body: CompletionRequest, request_id: str, files: FileParts) -> Call:
         # The ids of calls that run at the same time must differ, and one that is too long would be replaced.
         stem = request_id[: _MAX_REQUEST_ID_CHARS - len(f"-{MAX_PROMPTS}")]
         num_prompts = len(body.prompts)

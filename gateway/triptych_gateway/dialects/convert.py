@@ -11,6 +11,7 @@ from triptych_common.rpc.errors import InvalidRequestError
 from triptych_common.rpc.structs import to_struct
 
 from triptych_gateway.dialects.media import media_item
+from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
 from triptych_gateway.schemas.chat import ChatCompletionRequest, Message, TextPart, has_media
 from triptych_gateway.schemas.common import GenerationRequest
@@ -66,10 +67,10 @@ def output_mode(request: GenerationRequest) -> generation_pb2.OutputMode:
     return generation_pb2.OUTPUT_MODE_DELTA if request.stream else generation_pb2.OUTPUT_MODE_FINAL
 
 
-def chat_call(request: ChatCompletionRequest, request_id: str) -> FrontendCall:
+def chat_call(request: ChatCompletionRequest, request_id: str, parts: FileParts) -> FrontendCall:
     """One Chat call. With media in it this decodes files."""
     sampling = sampling_params(request, request.token_limit, request.num_logprobs)
-    messages, files = chat_messages(request.messages, request.mm_processor_kwargs)
+    messages, files = chat_messages(request.messages, parts, request.mm_processor_kwargs)
     chat = generation_pb2.ChatRequest(
         model=request.model,
         messages=messages,
@@ -102,9 +103,9 @@ def complete_calls(request: CompletionRequest, request_ids: Sequence[str]) -> li
     ]
 
 
-def tokenize_chat_request(request: TokenizeRequest) -> generation_pb2.ChatRequest:
+def tokenize_chat_request(request: TokenizeRequest, parts: FileParts) -> generation_pb2.ChatRequest:
     """The messages of /tokenize, for the first stage of Chat. Files are in it."""
-    messages, files = chat_messages(request.messages or (), request.mm_processor_kwargs)
+    messages, files = chat_messages(request.messages or (), parts, request.mm_processor_kwargs)
     chat = generation_pb2.ChatRequest(
         model=request.model,
         messages=messages,
@@ -132,27 +133,33 @@ def template_kwargs(value: dict[str, Any] | None) -> struct_pb2.Struct | None:
 
 
 def chat_messages(
-    messages: Sequence[Message], mm_processor_kwargs: dict[str, Any] | None = None
+    messages: Sequence[Message], parts: FileParts, mm_processor_kwargs: dict[str, Any] | None = None
 ) -> tuple[list[generation_pb2.ChatMessage], Files]:
-    """The turns of a conversation, and the files that came with them."""
+    """The turns of a conversation, and the files that came with them.
+
+    Args:
+        parts: files that were cut out of the body.
+    """
     if mm_processor_kwargs and not has_media(messages):
         field = "mm_processor_kwargs"
         raise InvalidRequestError(f"{field}: only allowed with media; there is none in the messages", field=field)
     files: Files = {}
     turns = []
     for number, message in enumerate(messages):
-        parts = []
+        pieces = []
         content = message.content
         if isinstance(content, str):
-            parts.append(generation_pb2.ContentPart(text=content))
+            pieces.append(generation_pb2.ContentPart(text=content))
         else:
             for index, part in enumerate(content):
                 if isinstance(part, TextPart):
-                    parts.append(generation_pb2.ContentPart(text=part.text))
+                    pieces.append(generation_pb2.ContentPart(text=part.text))
                     continue
-                item, file = media_item(part, f"messages[{number}].content[{index}]", mm_processor_kwargs)
-                parts.append(generation_pb2.ContentPart(media=item))
+                item, file = media_item(part, f"messages[{number}].content[{index}]", parts, mm_processor_kwargs)
+                pieces.append(generation_pb2.ContentPart(media=item))
                 if file is not None:
                     files[number, index] = file
-        turns.append(generation_pb2.ChatMessage(role=message.role, content=parts, name=message.name))
+        turns.append(generation_pb2.ChatMessage(role=message.role, content=pieces, name=message.name))
+    if parts:
+        raise InvalidRequestError("the body has the address of a file in a place that takes none")
     return turns, files

@@ -15,6 +15,7 @@ from triptych_common.rpc.errors import TriptychError
 
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.media import in_rest_terms
+from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import FrontendCall
 
 Body = TypeVar("Body", contravariant=True)
@@ -93,8 +94,12 @@ class Encoder(Protocol):
 class Dialect(Protocol[Body]):
     """One shape of requests and answers."""
 
-    async def parse(self, body: Body, request_id: str) -> Call:
-        """The call that a validated body asks for. Raises InvalidRequestError for files that cannot be decoded."""
+    async def parse(self, body: Body, request_id: str, files: FileParts) -> Call:
+        """The call that a validated body asks for. Raises InvalidRequestError for files that cannot be decoded.
+
+        Args:
+            files: that were in the body as it came; names stand for them in `body`.
+        """
         ...
 
     def encoder(self, body: Body, request_id: str, fingerprint: str | None) -> Encoder:

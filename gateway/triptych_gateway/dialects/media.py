@@ -13,6 +13,7 @@ from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.rpc.errors import InvalidRequestError, TriptychError
 from triptych_common.rpc.structs import to_struct
 
+from triptych_gateway.file_parts import FileParts
 from triptych_gateway.schemas.chat import AudioPart, AudioUrlPart, ImagePart, MediaUrl, Message, TextPart, VideoPart
 
 #: Largest file that is decoded here; the body's limit and the frontend's own are below it.
@@ -22,12 +23,16 @@ _RENAMED = {".processor_options": ".mm_processor_kwargs", ".uuid": ".uuid"}
 
 
 def media_item(
-    part: ImagePart | AudioPart | AudioUrlPart | VideoPart, field: str, request_options: Mapping[str, Any] | None
+    part: ImagePart | AudioPart | AudioUrlPart | VideoPart,
+    field: str,
+    parts: FileParts,
+    request_options: Mapping[str, Any] | None,
 ) -> tuple[common_pb2.MediaItem, bytes | None]:
     """One item, and its file where that came inline. Decodes it, so this belongs beside the event loop.
 
     Args:
         field: the part's path, e.g. `messages[0].content[1]`.
+        parts: files that were cut out of the body.
         request_options: processor options of the whole request; the part's own come first.
 
     Raises:
@@ -43,15 +48,15 @@ def media_item(
         return item, _from_base64(part.input_audio.data, f"{field}.input_audio.data")
     if isinstance(part, ImagePart):
         item.modality = common_pb2.MODALITY_IMAGE
-        return item, _set_url(item, part.image_url, f"{field}.image_url.url")
+        return item, _set_url(item, part.image_url, parts, f"{field}.image_url.url")
     if isinstance(part, AudioUrlPart):
         item.modality = common_pb2.MODALITY_AUDIO
-        return item, _set_url(item, part.audio_url, f"{field}.audio_url.url")
+        return item, _set_url(item, part.audio_url, parts, f"{field}.audio_url.url")
     item.modality = common_pb2.MODALITY_VIDEO
-    return item, _set_url(item, part.video_url, f"{field}.video_url.url")
+    return item, _set_url(item, part.video_url, parts, f"{field}.video_url.url")
 
 
-def _set_url(item: common_pb2.MediaItem, address: MediaUrl | None, field: str) -> bytes | None:
+def _set_url(item: common_pb2.MediaItem, address: MediaUrl | None, parts: FileParts, field: str) -> bytes | None:
     """Name the address, or return the file that it holds."""
     if address is None:
         return None
@@ -59,7 +64,8 @@ def _set_url(item: common_pb2.MediaItem, address: MediaUrl | None, field: str) -
         item.url = address.url
         return None
     try:
-        return decode_data_url(address.url, _MAX_BYTES)
+        file = parts.take(address.url)
+        return file if file is not None else decode_data_url(address.url, _MAX_BYTES)
     except ValueError as error:
         raise InvalidRequestError(f"{field}: {error}", field=field) from error
 

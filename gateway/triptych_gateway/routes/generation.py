@@ -15,7 +15,7 @@ from triptych_gateway.dialects.chat import ChatDialect
 from triptych_gateway.dialects.completions import CompletionDialect
 from triptych_gateway.dialects.dialect import Dialect
 from triptych_gateway.errors import openapi_responses
-from triptych_gateway.routes.json_body import JsonRoute, take_hold
+from triptych_gateway.routes.json_body import JsonRoute, files_of, take_hold
 from triptych_gateway.schemas.chat import ChatCompletion, ChatCompletionRequest
 from triptych_gateway.schemas.common import GenerationRequest
 from triptych_gateway.schemas.completions import Completion, CompletionRequest
@@ -45,7 +45,7 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
 async def answer(request: Request, body: GenerationRequest, dialect: Dialect[Any]) -> Response:
     """Answer a generation request in its dialect."""
     gateway, request_id = gateway_of(request), request_id_of(request)
-    call = await dialect.parse(body, request_id)
+    call = await dialect.parse(body, request_id, files_of(request))
     # From here on the body is not needed any more, only the files, until a frontend has answered.
     release = take_hold(request, call.num_file_bytes)
     context = common_pb2.CallContext(tenant=request.state.principal.tenant)

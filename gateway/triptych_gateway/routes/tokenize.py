@@ -12,7 +12,7 @@ from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.dialects import convert
 from triptych_gateway.dialects.media import in_rest_terms, rest_fields
 from triptych_gateway.errors import openapi_responses
-from triptych_gateway.routes.json_body import JsonRoute
+from triptych_gateway.routes.json_body import JsonRoute, files_of
 from triptych_gateway.schemas.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from triptych_gateway.state import gateway_of, request_id_of
 
@@ -32,7 +32,7 @@ async def _tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse
     reply: preprocess_pb2.PreprocessResponse | preprocess_pb2.TokenizeResponse
     if body.messages is not None:
         # Media are decoded, which takes milliseconds per megabyte.
-        chat = await asyncio.to_thread(convert.tokenize_chat_request, body)
+        chat = await asyncio.to_thread(convert.tokenize_chat_request, body, files_of(request))
         try:
             reply = await frontend.preprocess(preprocess_pb2.PreprocessRequest(chat=chat), request_id)
         except TriptychError as error:

@@ -1,1 +1,1 @@
-"""The embedding cache, its shared second tier, and who waits for what."""
+"""The embedding cache, the store that encoders share, and waiting for embeddings."""

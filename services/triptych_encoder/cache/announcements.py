@@ -1,4 +1,4 @@
-"""Keys whose bytes somebody is about to send: fetches of such a key wait for them."""
+"""Announced keys: their bytes are about to be sent, so fetches of them wait."""
 
 from __future__ import annotations
 
@@ -7,39 +7,59 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-#: Announcements that are remembered; the oldest is forgotten first.
+#: Most announcements that are remembered. The oldest is forgotten first.
 _MAX_ANNOUNCED = 65_536
 
 
 @dataclass
 class _Announcement:
     until_s: float = 0.0
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Callers that were asked for the bytes, and that were not refused since.
+    num_senders: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Announcements:
-    """Who asked for a key without its bytes was told to send them. Lives on the event loop."""
+    """Remembers which keys callers were asked to send the bytes of. For the event loop alone."""
 
     def __init__(self) -> None:
         self._by_key: OrderedDict[bytes, _Announcement] = OrderedDict()
 
     def announce(self, key: bytes, for_s: float) -> None:
-        """The key's bytes will come, within so many seconds from now."""
+        """Note that one more caller was asked for the key's bytes, which should come within `for_s` seconds."""
         announcement = self._by_key.setdefault(key, _Announcement())
         announcement.until_s = time.monotonic() + for_s
+        announcement.num_senders += 1
         self._by_key.move_to_end(key)
         if len(self._by_key) > _MAX_ANNOUNCED:
             self._forget(*next(iter(self._by_key.items())))
 
-    def begin(self, key: bytes) -> None:
-        """The bytes are here: whoever waits for them goes on."""
+    def withdraw(self, key: bytes) -> None:
+        """Note that one caller's bytes came and were refused. Fetches give up when no other caller was asked for them."""
+        announcement = self._by_key.get(key)
+        if announcement is not None:
+            announcement.num_senders -= 1
+            if announcement.num_senders <= 0:
+                self._forget(key, announcement)
+
+    def withdraw_all(self) -> None:
+        """Note that no bytes will be accepted any more."""
+        for key, announcement in list(self._by_key.items()):
+            self._forget(key, announcement)
+
+    def fulfil(self, key: bytes) -> None:
+        """Note that the bytes were accepted. Fetches that wait for them go on."""
         announcement = self._by_key.pop(key, None)
         if announcement is not None:
-            announcement.begun.set()
+            announcement.changed.set()
 
     async def wait_for(self, key: bytes) -> bool:
-        """Wait until the bytes of an announced key are here, or it is worth while to look again; False when nobody announced it, or
-        nothing came."""
+        """Wait until the bytes of an announced key were accepted, or until the announcement was withdrawn.
+
+        Returns:
+            True when the caller should look for the key again. False when nobody announced it, or when its bytes did not come in
+            time.
+        """
         announcement = self._by_key.get(key)
         if announcement is None:
             return False
@@ -49,16 +69,16 @@ class Announcements:
             return False
         try:
             async with asyncio.timeout(left_s):
-                await announcement.begun.wait()
+                await announcement.changed.wait()
         except TimeoutError:
-            # In the same turn of the loop the bytes may have come, and announced again it may be.
-            if not announcement.begun.is_set() and announcement.until_s <= time.monotonic():
+            # The bytes may have come in the same turn of the event loop, or the key may have been announced again.
+            if not announcement.changed.is_set() and announcement.until_s <= time.monotonic():
                 self._forget(key, announcement)
                 return False
         return True
 
     def _forget(self, key: bytes, announcement: _Announcement) -> None:
-        """Others who wait for it look again: nobody would tell them any more."""
+        """Remove an announcement. Others who wait for it look for the key again, as nobody would wake them later."""
         if self._by_key.get(key) is announcement:
             del self._by_key[key]
-        announcement.begun.set()
+        announcement.changed.set()

@@ -1,6 +1,6 @@
-"""The embedding cache: least recently used by bytes, with leases. Knows neither torch nor gRPC nor clocks.
+"""The embedding cache: bounded in bytes, with leases. It evicts the least recently used items, and never a leased one.
 
-What is leased is never evicted. Time is handed in, in seconds of any one clock.
+It knows neither torch nor gRPC. Callers pass the time, in seconds of any one clock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T", bound=Sized)
 class _Entry(Generic[T]):
     item: T
     lease_ids: set[str] = field(default_factory=set)
-    is_doomed: bool = False  # goes when its last lease ends
+    is_doomed: bool = False  # is evicted when its last lease ends
 
 
 class EmbeddingCache(Generic[T]):
@@ -36,7 +36,7 @@ class EmbeddingCache(Generic[T]):
 
     Args:
         capacity_bytes: never exceeded.
-        on_evict: hears the keys that leave, whatever the reason.
+        on_evict: called with the keys that leave the cache, whatever the reason.
     """
 
     def __init__(self, capacity_bytes: int, on_evict: Callable[[Sequence[bytes]], None] = lambda keys: None) -> None:
@@ -64,19 +64,19 @@ class EmbeddingCache(Generic[T]):
         return sum(entry.item.num_bytes for entry in self._entries.values() if entry.lease_ids)
 
     def peek(self, key: bytes) -> T | None:
-        """The item, without making it recently used."""
+        """The item, without marking it as used."""
         entry = self._entries.get(key)
         return entry.item if entry else None
 
     def use(self, key: bytes) -> T | None:
-        """The item, which becomes the most recently used."""
+        """The item. It becomes the most recently used one."""
         if key not in self._entries:
             return None
         self._entries.move_to_end(key)
         return self._entries[key].item
 
     def put(self, key: bytes, item: T) -> bool:
-        """Keep an item, evicting others as needed; False, and nothing changes, when what is leased leaves no room for it."""
+        """Keep an item, and evict others as needed. Returns False, and changes nothing, when leased items leave no room for it."""
         if key in self._entries:
             self._entries.move_to_end(key)
             self._entries[key].is_doomed = False
@@ -97,7 +97,7 @@ class EmbeddingCache(Generic[T]):
         return True
 
     def lease(self, key: bytes, ends_at: float) -> str:
-        """Keep the item until the lease ends; returns the lease's id. Raises KeyError when the key is not held."""
+        """Keep the item until the lease ends. Returns the lease's id. Raises KeyError when the cache does not hold the key."""
         entry = self._entries[key]
         lease_id = secrets.token_hex(16)
         entry.lease_ids.add(lease_id)
@@ -106,7 +106,7 @@ class EmbeddingCache(Generic[T]):
         return lease_id
 
     def release(self, lease_id: str) -> bool:
-        """End a lease; whether it was alive."""
+        """End a lease. Returns whether it was alive."""
         lease = self._leases.pop(lease_id, None)
         if lease is None:
             return False
@@ -115,7 +115,7 @@ class EmbeddingCache(Generic[T]):
         entry.lease_ids.discard(lease_id)
         if entry.is_doomed and not entry.lease_ids:
             self._remove([key])
-        # Released leases stay in the heap until their time; without this, many short ones of long leases would pile up.
+        # Released leases stay in the heap until their time. This bounds the heap when long leases are released early.
         if len(self._ends) > 2 * len(self._leases) + 64:
             self._ends = [end for end in self._ends if end[2] in self._leases]
             heapq.heapify(self._ends)
@@ -131,7 +131,7 @@ class EmbeddingCache(Generic[T]):
         return True
 
     def expire(self, now: float) -> int:
-        """End the leases whose time is over; returns how many."""
+        """End the leases whose time is over. Returns how many ended."""
         num_ended = 0
         while self._ends and self._ends[0][0] <= now:
             lease_id = heapq.heappop(self._ends)[2]
@@ -141,7 +141,7 @@ class EmbeddingCache(Generic[T]):
         return num_ended
 
     def evict(self, keys: Iterable[bytes] | None = None) -> int:
-        """Forget keys, or everything: those that are leased when their last lease ends. Returns how many go now."""
+        """Evict keys, or everything. Leased ones are evicted when their last lease ends. Returns how many were evicted now."""
         named = [key for key in dict.fromkeys(keys) if key in self._entries] if keys is not None else list(self._entries)
         for key in named:
             self._entries[key].is_doomed = True
@@ -157,7 +157,7 @@ class EmbeddingCache(Generic[T]):
             self._on_evict(keys)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError when the books do not balance; for tests."""
+        """Raise AssertionError when the counts do not match the items. For tests."""
         held = sum(entry.item.num_bytes for entry in self._entries.values())
         if held != self.used_bytes or held > self.capacity_bytes:
             raise AssertionError(f"{held} bytes are held, {self.used_bytes} are booked, {self.capacity_bytes} may be")

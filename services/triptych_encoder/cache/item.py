@@ -11,13 +11,13 @@ from triptych_common.rpc.tensors import DATA_TYPES, num_bytes
 
 
 @dataclass(frozen=True)
-class PreparedItem:
+class PreprocessedItem:
     """What the towers take for one item."""
 
     modality: common_pb2.Modality
-    inputs: Mapping[str, torch.Tensor]  # argument of the tower -> tensor whose first extent grows with the number of items
-    num_tokens: int  # that it takes in a prompt, each one embedding
-    layout: Mapping[str, torch.Tensor]  # what positions depend on, by the name that the modeling code has for it
+    inputs: Mapping[str, torch.Tensor]  # argument of the tower -> tensor; its first dimension grows with the number of items
+    num_tokens: int  # that it takes in a prompt; one embedding each
+    layout: Mapping[str, torch.Tensor]  # what positions depend on, by the modeling code's names
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class EncodedItem:
         return sum(len(tensor.data) for tensor in self.tensors.values())
 
 
-def encoded(item: PreparedItem, embeddings: Mapping[str, torch.Tensor]) -> EncodedItem:
+def encoded(item: PreprocessedItem, embeddings: Mapping[str, torch.Tensor]) -> EncodedItem:
     """Join an item's embeddings and its layout."""
     tensors = {name: HostTensor.from_torch(tensor) for name, tensor in (*embeddings.items(), *item.layout.items())}
     return EncodedItem(tensors, item.num_tokens)

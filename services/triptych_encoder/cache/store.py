@@ -1,4 +1,4 @@
-"""The second tier: embeddings in Valkey or Redis, shared by encoders of one key scope. Its failures never fail a request."""
+"""The second tier: embeddings in Valkey or Redis, shared by encoders with the same key scope. Its failures never fail a request."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from triptych_encoder.cache.wire import from_stored, to_stored
 
 log = logging.getLogger(__name__)
 _PREFIX = b"triptych:embedding:"
-#: The store is a help; a slow one must not hold requests up for longer than encoding would.
+#: A slow store must not delay requests for longer than encoding would take.
 _TIMEOUT_S = 2.0
-#: After it did not answer in time it is left alone for so long: else each item would wait in vain, more than once.
+#: How long the store is not used after it did not answer in time. Otherwise each item would wait for it, more than once.
 _PAUSE_S = 15.0
 _WARN_EVERY_S = 30.0
 
 
 class SharedStore:
-    """Keeps items by key until their time to live is over; keys name the key scope already.
+    """Keeps items by key until their time to live is over. The key scope is part of each key.
 
     Args:
         url: redis://[user:password@]host:port/db, rediss:// or unix://.
@@ -40,7 +40,7 @@ class SharedStore:
         self.num_failures = 0
 
     async def get(self, key: bytes) -> EncodedItem | None:
-        """The item; None when it is not there, is damaged, or the store is away."""
+        """The item. None when the store does not have it, when it is damaged, or when the store is away."""
         if self._is_paused:
             return None
         try:
@@ -56,7 +56,7 @@ class SharedStore:
         return item
 
     async def put(self, key: bytes, item: EncodedItem) -> None:
-        """Write an item; a failure is counted, not raised."""
+        """Write an item. A failure is counted, not raised."""
         if item.num_bytes > self._max_value_bytes or self._is_paused:
             return
         value = await asyncio.to_thread(to_stored, item)
@@ -66,7 +66,7 @@ class SharedStore:
             self._failed("write", error)
 
     async def has(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which keys are there; none when the store is away."""
+        """Which keys the store has; none when it is away."""
         if not keys or self._is_paused:
             return [False] * len(keys)
         try:
@@ -79,7 +79,7 @@ class SharedStore:
             return [False] * len(keys)
 
     async def evict(self, keys: Sequence[bytes]) -> None:
-        """Forget keys; a failure is counted, not raised."""
+        """Delete keys. A failure is counted, not raised."""
         try:
             if keys:
                 await self._redis.delete(*(_PREFIX + key for key in keys))

@@ -1,4 +1,4 @@
-"""Encoded items as bytes (for the shared store) and as the chunks of a Fetch."""
+"""Encoded items as bytes for the shared store, and as the chunks of a Fetch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triptych_common.rpc.errors import InvalidRequestError
 from triptych_encoder.cache.item import EncodedItem, HostTensor
 from triptych_encoder.pb import storage_pb2
 
-#: Begins every stored value; changes whenever their layout does.
+#: Every stored value begins with it. It changes whenever the layout of values does.
 _MAGIC = b"TPE1"
 _DIGEST_BYTES = 32
 
@@ -30,7 +30,7 @@ def to_stored(item: EncodedItem) -> bytes:
 
 
 def from_stored(value: bytes) -> EncodedItem | None:
-    """The inverse of `to_stored`; None for what is damaged or of another version."""
+    """The inverse of `to_stored`. None when the value is damaged or of another version."""
     body = value[len(_MAGIC) + _DIGEST_BYTES :]
     if not value.startswith(_MAGIC) or hashlib.sha256(body).digest() != value[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES]:
         return None
@@ -44,7 +44,7 @@ def from_stored(value: bytes) -> EncodedItem | None:
     }
     try:
         is_whole = bool(tensors) and all(tensor.has_consistent_size() for tensor in tensors.values())
-    except InvalidRequestError:  # of an element type or a shape that is none
+    except InvalidRequestError:  # an unknown element type, or an impossible shape
         return None
     return EncodedItem(tensors, stored.num_tokens) if is_whole else None
 

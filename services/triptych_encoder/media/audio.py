@@ -21,10 +21,10 @@ _BLOCK_SAMPLES = 1 << 16
 def decode_audio(data: bytes, rate: int, limits: MediaLimits) -> np.ndarray:
     """Samples, shape (num_samples,), float32, the mean of all channels, at `rate` samples per second.
 
-    Reads block by block, so that a header which promises too much or too little costs no memory.
+    It reads block by block, so that a wrong length in the header costs no memory.
 
     Raises:
-        InvalidRequestError: it is no sound, has no samples, is damaged, or crosses a limit; says which.
+        InvalidRequestError: the file is no sound, has no samples, is damaged, or crosses a limit.
     """
     check_size("audio", data, limits)
     try:
@@ -79,7 +79,7 @@ def _gather(blocks: Iterator[np.ndarray], rate: int, limits: MediaLimits) -> np.
 
 
 def _decode_container(data: bytes, limits: MediaLimits) -> tuple[int, np.ndarray]:
-    """What libsndfile cannot read: m4a, webm, the sound track of a video. Returns rate and samples."""
+    """Rate and samples of a file that libsndfile cannot read: m4a, webm, the sound track of a video."""
     try:
         with open_container(data, limits.max_pixels) as container:
             if not container.streams.audio:

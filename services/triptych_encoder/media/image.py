@@ -14,25 +14,25 @@ from triptych_common.media.limits import IMAGE_FORMATS, MediaLimits
 from triptych_encoder.media.limits import bad_media, check_pixels, check_size
 
 Image.init()
-#: As far as this Pillow was built with them.
+#: The formats that this build of Pillow can read.
 FORMATS = tuple(name for name in IMAGE_FORMATS if name in Image.OPEN)
-#: Of a JPEG; progressive ones have about ten.
+#: Of a JPEG. Progressive ones have about ten scans.
 _MAX_SCANS, _MAX_PARTS = 100, 10_000
-#: What begins a part of a JPEG: no stuffed 0xff, no restart inside a scan. Between parts there may be anything.
+#: Begins a part of a JPEG. It is neither a stuffed 0xff nor a restart inside a scan. Between parts there may be anything.
 _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
 #: What Pillow's decoders raise for broken files.
 _DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error, zlib.error)
 
-# The limit is ours, and checked before a pixel is decoded; Pillow's own would only warn.
+# Our own limit is checked before a pixel is decoded. Pillow's would only warn.
 Image.MAX_IMAGE_PIXELS = None
 ImageFile.LOAD_TRUNCATED_IMAGES = False
 
 
 def decode_image(data: bytes, limits: MediaLimits) -> Image.Image:
-    """The picture in RGB, turned as its EXIF orientation says; of an animation the first frame.
+    """The picture in RGB, turned as its EXIF orientation says. Of an animation, the first frame.
 
     Raises:
-        InvalidRequestError: it is no picture, is damaged, or crosses a limit; says which.
+        InvalidRequestError: the file is no picture, is damaged, or crosses a limit.
     """
     check_size("image", data, limits)
     try:
@@ -52,7 +52,7 @@ def decode_image(data: bytes, limits: MediaLimits) -> Image.Image:
 
 
 def _check_scans(data: bytes) -> None:
-    """Refuse a JPEG of more scans than any encoder writes: each may take a few bytes, and the time of the whole picture."""
+    """Refuse a JPEG with more scans than any encoder writes. A scan of a few bytes takes as long as the whole picture."""
     position, num_parts, num_scans = 2, 0, 0
     while found := _MARKER.search(data, position):
         if found[1] == b"\xd9":

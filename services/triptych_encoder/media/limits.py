@@ -1,4 +1,4 @@
-"""What is said of media files that cross a limit (see triptych_common.media.limits) or cannot be used."""
+"""Errors for media files that cross a limit (see triptych_common.media.limits) or cannot be used."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from triptych_common.rpc.errors import InvalidRequestError
 
 
 def bad_media(kind: str, what: str, limit: object = "", value: object = "") -> InvalidRequestError:
-    """The error for a file that cannot be used. `what` continues a sentence that begins with the kind."""
+    """The error for a file that cannot be used. Its message is `the {kind} {what}`."""
     return InvalidRequestError(f"the {kind} {what}", field="data", limit=limit, value=value)
 
 
 def check_size(kind: str, data: bytes, limits: MediaLimits) -> None:
-    """Raises InvalidRequestError for an empty file and for one of too many bytes."""
+    """Raise InvalidRequestError for an empty file and for one with too many bytes."""
     if not data:
         raise bad_media(kind, "file is empty (0 bytes)", value=0)
     if len(data) > limits.max_bytes:
@@ -22,7 +22,7 @@ def check_size(kind: str, data: bytes, limits: MediaLimits) -> None:
 
 
 def check_pixels(kind: str, width: int, height: int, limits: MediaLimits) -> None:
-    """Raises InvalidRequestError for no pixels and for too many."""
+    """Raise InvalidRequestError for no pixels and for too many."""
     if width < 1 or height < 1:
         raise bad_media(kind, f"has no pixels ({width}x{height})", value=f"{width}x{height}")
     if width * height > limits.max_pixels:
@@ -35,13 +35,13 @@ def check_pixels(kind: str, width: int, height: int, limits: MediaLimits) -> Non
 
 
 class DecodeClock:
-    """The time that a file has to be decoded; to be looked at between two pieces of it."""
+    """The time limit of decoding one file. To be checked between two pieces of it."""
 
     def __init__(self, kind: str, limits: MediaLimits) -> None:
         self._kind, self._limit_s = kind, limits.max_decode_s
         self._end_s = time.monotonic() + limits.max_decode_s
 
     def check(self) -> None:
-        """Raises InvalidRequestError when the time is over."""
+        """Raise InvalidRequestError when the time is over."""
         if time.monotonic() > self._end_s:
             raise bad_media(self._kind, f"takes longer than {self._limit_s:g} s to decode (max_decode_s)", self._limit_s)

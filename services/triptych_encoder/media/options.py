@@ -1,4 +1,4 @@
-"""Options of the model's processor that a request sends along, see triptych_common.media.processor_options."""
+"""A request's options for the model's processor, see triptych_common.media.processor_options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parse_options(struct: struct_pb2.Struct) -> dict[str, Any]:
 
 
 def check_options(kind: str, options: Mapping[str, Any], valid: frozenset[str], limits: MediaLimits) -> None:
-    """Raises InvalidRequestError for options that the processor does not know, and for numbers that ask for too much."""
+    """Raise InvalidRequestError for options that the processor does not know, and for numbers out of range."""
     known = valid - NOT_FOR_REQUESTS
     for name in options:
         if name not in known:

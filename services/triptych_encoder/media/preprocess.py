@@ -1,4 +1,4 @@
-"""Raw file to what the towers take: decoded, then preprocessed by the checkpoint's own processor."""
+"""Raw file to the inputs of the towers: decoded, then preprocessed by the checkpoint's own processor."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from triptych_common.model import store as model_store
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.errors import InvalidRequestError, TriptychError, UnimplementedError
 
-from triptych_encoder.cache.item import PreparedItem
+from triptych_encoder.cache.item import PreprocessedItem
 from triptych_encoder.media.audio import decode_audio
 from triptych_encoder.media.image import decode_image
 from triptych_encoder.media.limits import bad_media
 from triptych_encoder.media.options import check_options
-from triptych_encoder.media.processors import VIDEO_MODEL_TYPES, bound_pictures, load_processor, video_config
+from triptych_encoder.media.processors import VIDEO_MODEL_TYPES, limit_made_pixels, load_processor, video_config
 from triptych_encoder.media.video import SampledVideo, decode_video
 
 Modality = common_pb2.Modality
 _KINDS = {Modality.MODALITY_IMAGE: "image", Modality.MODALITY_AUDIO: "audio", Modality.MODALITY_VIDEO: "video"}
-#: Results of processors that positions depend on.
+#: Outputs of processors that positions depend on.
 _LAYOUT = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid", "image_sizes")
-#: For the media alone: PaliGemma's processor stumbles over token ids that are tensors.
+#: For the media alone: PaliGemma's processor fails when its token ids are tensors.
 _TENSORS = {"return_tensors": "pt"}
-#: What processors raise for media and options that they cannot use.
+#: Raised by processors for media and options that they cannot use.
 _PROCESSOR_ERRORS = (
     ValueError,
     TypeError,
@@ -49,16 +49,16 @@ _TEXT_RESULTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A preprocessed item, and what that took in seconds."""
+class PreprocessResult:
+    """A preprocessed item, and how long that took in seconds."""
 
-    item: PreparedItem
+    item: PreprocessedItem
     decode_s: float
     preprocess_s: float
 
 
 class Preprocessor:
-    """Decodes and preprocesses items; may be called by several threads at once, each of which loads its own processor.
+    """Decodes and preprocesses items. Several threads may use it at once; each of them loads its own processor.
 
     Args:
         path: the checkpoint.
@@ -71,18 +71,18 @@ class Preprocessor:
         self._per_thread = threading.local()
 
     def load(self) -> tuple[common_pb2.Modality, ...]:
-        """Load this thread's processor, which the first item would wait for; returns the modalities that it can preprocess."""
+        """Load this thread's processor, so that no item waits for it. Returns the modalities that it can preprocess."""
         calls = self._calls()
         video = (Modality.MODALITY_VIDEO,) if self._config.model_type in VIDEO_MODEL_TYPES else ()
         image = (Modality.MODALITY_IMAGE,) if calls.image_processor is not None else ()
         audio = (Modality.MODALITY_AUDIO,) if calls.feature_extractor is not None else ()
         return image + audio + video
 
-    def prepare(self, modality: common_pb2.Modality, data: bytes, options: Mapping[str, Any]) -> Prepared:
+    def prepare(self, modality: common_pb2.Modality, data: bytes, options: Mapping[str, Any]) -> PreprocessResult:
         """Decode and preprocess one item.
 
         Raises:
-            InvalidRequestError: the file or the options cannot be used; says why.
+            InvalidRequestError: the file or the options cannot be used.
         """
         calls, kind = self._calls(), _KINDS[modality]
         check_options(kind, options, calls.valid_options(kind), self._limits)
@@ -91,7 +91,7 @@ class Preprocessor:
             media = self._decode(modality, data, options)
         except TriptychError:
             raise
-        # Decoders of many formats run here on files that anybody may have written; beside their own errors they stumble.
+        # Decoders of many formats run here on files that anybody may have written. They raise more than their own errors.
         except Exception as error:
             raise bad_media(kind, f"is damaged, or of a kind that cannot be decoded: {_reason(error)}") from error
         decoded_s = time.perf_counter()
@@ -103,7 +103,7 @@ class Preprocessor:
             raise bad_media(kind, f"cannot be preprocessed for this model: {_reason(error)}") from error
         if item.num_tokens < 1:
             raise bad_media(kind, "is too small or too short to give any embeddings", value=0)
-        return Prepared(item, decoded_s - start_s, time.perf_counter() - decoded_s)
+        return PreprocessResult(item, decoded_s - start_s, time.perf_counter() - decoded_s)
 
     def _decode(self, modality: common_pb2.Modality, data: bytes, options: Mapping[str, Any]) -> Any:
         if modality == Modality.MODALITY_IMAGE:
@@ -124,7 +124,7 @@ class Preprocessor:
 
 
 class ProcessorCalls:
-    """Calls the checkpoint's processor with one item and one placeholder, and counts what the placeholder became."""
+    """Calls the checkpoint's processor with one item and one placeholder, and counts the tokens that the placeholder became."""
 
     image_processor: Any
     feature_extractor: Any
@@ -137,7 +137,7 @@ class ProcessorCalls:
 
     @property
     def sampling_rate(self) -> int:
-        """Samples per second that the model takes."""
+        """The sampling rate of the model, in Hz."""
         return int(self.feature_extractor.sampling_rate)
 
     def valid_options(self, kind: str) -> frozenset[str]:
@@ -147,7 +147,7 @@ class ProcessorCalls:
         part = self.image_processor if kind == "image" else self.feature_extractor
         return frozenset(getattr(getattr(part, "valid_kwargs", None), "__annotations__", ()))
 
-    def preprocess(self, modality: common_pb2.Modality, media: Any, options: Mapping[str, Any]) -> PreparedItem:
+    def preprocess(self, modality: common_pb2.Modality, media: Any, options: Mapping[str, Any]) -> PreprocessedItem:
         kind = _KINDS[modality]
         arguments: dict[str, Any]
         if modality == Modality.MODALITY_VIDEO:
@@ -167,12 +167,12 @@ class ProcessorCalls:
         return prepared_item(modality, features, num_tokens)
 
     def _placeholder(self, kind: str) -> str:
-        # Gemma3's pictures stand in prompts as another token than the one that is repeated.
+        # In Gemma3's prompts a picture is another token than the one that is repeated.
         name = "boi_token" if kind == "image" and hasattr(self._processor, "boi_token") else f"{kind}_token"
         return getattr(self._processor, name)
 
     def _check_window(self, samples: np.ndarray) -> None:
-        """Whisper's feature extractor cuts off in silence what its window does not hold."""
+        """Refuse longer sounds: Whisper's feature extractor silently cuts off what does not fit into its window."""
         if self._config.model_type not in ("qwen2_audio", "qwen2_5_omni_thinker"):
             longest = getattr(self._processor, "max_audio_len", None)
             limit = longest * self.sampling_rate if longest else None
@@ -188,12 +188,12 @@ class PixtralCalls(ProcessorCalls):
 
     def __init__(self, path: Path, config: PretrainedConfig, max_pixels: int) -> None:
         self.image_processor, self.feature_extractor = AutoImageProcessor.from_pretrained(path), None
-        bound_pictures(self.image_processor, max_pixels)
+        limit_made_pixels(self.image_processor, max_pixels)
         settings = model_store.read_json(path / "processor_config.json")
         patch_size = settings.get("patch_size") or config.vision_config.patch_size
         self._patch_size = patch_size * (settings.get("spatial_merge_size") or getattr(config, "spatial_merge_size", 1))
 
-    def preprocess(self, modality: common_pb2.Modality, media: Any, options: Mapping[str, Any]) -> PreparedItem:
+    def preprocess(self, modality: common_pb2.Modality, media: Any, options: Mapping[str, Any]) -> PreprocessedItem:
         features = self.image_processor([media], **{**options, "patch_size": self._patch_size}, return_tensors="pt")
         height, width = torch.as_tensor(features["image_sizes"][0]).tolist()
         return prepared_item(modality, features, (height // self._patch_size) * (width // self._patch_size))
@@ -212,7 +212,7 @@ class VoxtralCalls(ProcessorCalls):
         audio = config.audio_config
         self._tokens_per_window = audio.max_source_positions * audio.hidden_size // audio.intermediate_size
 
-    def preprocess(self, modality: common_pb2.Modality, media: Any, options: Mapping[str, Any]) -> PreparedItem:
+    def preprocess(self, modality: common_pb2.Modality, media: Any, options: Mapping[str, Any]) -> PreprocessedItem:
         extractor = self.feature_extractor
         window = self._WINDOW_S * extractor.sampling_rate
         features = extractor(
@@ -235,8 +235,8 @@ def _calls_for(path: Path, config: PretrainedConfig, max_pixels: int) -> Process
     return ProcessorCalls(path, config, max_pixels)
 
 
-def prepared_item(modality: common_pb2.Modality, features: Mapping[str, Any], num_tokens: int) -> PreparedItem:
-    """Sort a processor's results into what the towers take and what positions depend on."""
+def prepared_item(modality: common_pb2.Modality, features: Mapping[str, Any], num_tokens: int) -> PreprocessedItem:
+    """Sort a processor's outputs into the inputs of the towers and the tensors that positions depend on."""
     inputs = {
         name: tensor if isinstance(tensor, torch.Tensor) else torch.as_tensor(tensor)
         for name, tensor in features.items()
@@ -246,7 +246,7 @@ def prepared_item(modality: common_pb2.Modality, features: Mapping[str, Any], nu
     mask = inputs.get("feature_attention_mask")
     if mask is not None:
         layout["audio_seqlens"] = mask.sum(-1)
-    return PreparedItem(modality, inputs, num_tokens, layout)
+    return PreprocessedItem(modality, inputs, num_tokens, layout)
 
 
 def _reason(error: Exception) -> str:

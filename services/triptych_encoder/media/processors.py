@@ -1,7 +1,7 @@
 """Loads the checkpoint's processor with transformers, also where torchvision is absent.
 
-Many families' processors insist on a video processor, which needs torchvision, though pictures do not. Without torchvision one of
-ours stands in: it serves Qwen's videos; other families' videos are refused.
+Many families' processors require a video processor, which needs torchvision, although pictures do not. Without torchvision, one of
+our own replaces it. It serves Qwen's videos; videos of other families are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triptych_common.rpc.errors import StartupError
 from triptych_encoder.media.video_processor import QwenVideoProcessor
 
 log = logging.getLogger(__name__)
-#: Files that say how media are preprocessed; a change of one changes embeddings.
+#: Files that say how media are preprocessed. When one of them changes, embeddings do.
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 #: Model types whose videos are served.
 VIDEO_MODEL_TYPES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
@@ -34,7 +34,7 @@ def load_processor(path: Path, config: PretrainedConfig, max_pixels: int) -> Pro
     """The processor of a checkpoint.
 
     Args:
-        max_pixels: see `bound_pictures`.
+        max_pixels: see `limit_made_pixels`.
 
     Raises:
         StartupError: its files are missing or broken, or transformers has no such processor.
@@ -52,14 +52,15 @@ def load_processor(path: Path, config: PretrainedConfig, max_pixels: int) -> Pro
     except (OSError, ValueError, TypeError, ImportError, AttributeError) as error:
         raise StartupError(f"cannot load the processor of {config.model_type}: {str(error).strip().splitlines()[0]}") from error
     if getattr(processor, "image_processor", None) is not None:
-        bound_pictures(processor.image_processor, max_pixels)
+        limit_made_pixels(processor.image_processor, max_pixels)
     return processor
 
 
-def bound_pictures(image_processor: Any, max_pixels: int) -> None:
-    """From now on it raises ValueError before it makes a picture of more pixels, see `check_made_pixels`."""
+def limit_made_pixels(image_processor: Any, max_pixels: int) -> None:
+    """Have the processor raise ValueError before it makes a picture of more pixels, see `check_made_pixels`."""
     family = type(image_processor)
-    # Between the family's own methods, which have sizes of their own kinds, and the backend's, which get heights and widths.
+    # The check goes between the family's own methods, which have their own kinds of sizes, and the backend's, which get heights and
+    # widths.
     backend = next((base for base in family.__mro__ if base in (PilBackend, TorchvisionBackend)), None)
     if backend is None:
         return
@@ -111,7 +112,7 @@ def _with_video_stand_in(cls: type[ProcessorMixin], path: Path, config: Pretrain
 
 
 def _without_class_check(cls: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """The class, taking a video processor that is not transformers' own; it keeps its name, which messages show."""
+    """A class that accepts a video processor that is not transformers' own. It keeps its name, which messages show."""
 
     class Lenient(cls):
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
@@ -124,7 +125,7 @@ def _without_class_check(cls: type[ProcessorMixin]) -> type[ProcessorMixin]:
 
 
 def _qwen_video_settings(path: Path) -> dict[str, Any]:
-    """The settings that the stand-in knows; an image processor's pixel budget is not a video's."""
+    """The settings that our video processor knows. The pixel limits of an image processor are not those of a video."""
     known = ("patch_size", "merge_size", "temporal_patch_size", "image_mean", "image_std", "rescale_factor")
     config = video_config(path)
     is_video = "video_processor_type" in config
@@ -133,7 +134,7 @@ def _qwen_video_settings(path: Path) -> dict[str, Any]:
 
 
 def _without_num2words(cls: type[ProcessorMixin]) -> None:
-    """SmolVLM's processor refuses to exist without num2words, which only spells out numbers in prompts of videos."""
+    """Let SmolVLM's processor load without num2words, which only spells out numbers in prompts with videos."""
     module = importlib.import_module(cls.__module__)
     if getattr(module, "num2words", "absent") is None:
         module.num2words = str  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Videos: raw file to the frames that the family samples."""
+"""Videos: raw file to the frames that the model family samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triptych_encoder.media.limits import DecodeClock, bad_media, check_pixels, 
 
 @dataclass(frozen=True)
 class SampledVideo:
-    """Frames of a video and where they stood in it."""
+    """Frames of a video, and their places in it."""
 
     frames: np.ndarray  # [num_frames, height, width, 3] uint8
     indices: np.ndarray  # [num_frames] int64, ascending
@@ -25,10 +25,10 @@ class SampledVideo:
 
 
 def decode_video(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> SampledVideo:
-    """The sampled frames. Frames between them are decoded, as codecs need it, and dropped at once.
+    """The sampled frames. Codecs need the frames between them, which are decoded and dropped.
 
     Raises:
-        InvalidRequestError: it is no video, has no frames, is damaged, or crosses a limit; says which.
+        InvalidRequestError: the file is no video, has no frames, is damaged, or crosses a limit.
     """
     check_size("video", data, limits)
     try:
@@ -65,7 +65,7 @@ def _open(data: bytes, limits: MediaLimits) -> tuple[Any, Any]:
         container.close()
         raise bad_media("video", "file has no picture track")
     stream = container.streams.video[0]
-    # One thread: several videos are decoded at once, and an engine may share the cores.
+    # One thread, because several videos are decoded at once and an engine may share the cores.
     stream.codec_context.thread_count = 1
     return container, stream
 
@@ -95,7 +95,7 @@ def _decode(data: bytes, indices: np.ndarray, width: int, height: int, limits: M
                 break
             clock.check()
             if index == indices[taken]:
-                # A stream that changes its size keeps the first one's.
+                # When the stream changes its size, all frames get the first size.
                 image = frame.to_ndarray(format="rgb24", width=width, height=height)
                 while taken < len(indices) and indices[taken] == index:
                     frames[taken] = image

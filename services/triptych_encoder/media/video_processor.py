@@ -1,7 +1,7 @@
 """Qwen's video preprocessing without torchvision: sampled frames to patches, as transformers' own video processors do it.
 
-Follows `Qwen2VLVideoProcessor` and `Qwen3VLVideoProcessor` in transformers; resizing is torch's bicubic interpolation on bytes,
-which is what torchvision's calls.
+It follows `Qwen2VLVideoProcessor` and `Qwen3VLVideoProcessor` in transformers. It resizes by torch's bicubic interpolation of
+bytes, which torchvision calls, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from transformers import BatchFeature
 from transformers.video_processing_utils import VideoProcessorMixin
 
-#: Ratio of the longer to the shorter side beyond which the families refuse.
+#: Largest ratio of the longer to the shorter side that the families accept.
 MAX_ASPECT_RATIO = 200
 _QWEN2_DEFAULTS: dict[str, Any] = {
     "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768},
@@ -35,11 +35,11 @@ _DEFAULTS = {"temporal_patch_size": 2, "merge_size": 2, "rescale_factor": 1 / 25
 
 
 class QwenVideoProcessor(VideoProcessorMixin):
-    """Stands where transformers' video processor would, and takes frames that were sampled already.
+    """Replaces transformers' video processor. Its frames were sampled already.
 
     Args:
-        config: video_preprocessor_config.json, or what a checkpoint has instead.
-        budget_per_video: the pixel budget is of the whole video (Qwen3-VL) rather than of a frame (Qwen2-VL).
+        config: video_preprocessor_config.json, or its equivalent in the checkpoint.
+        budget_per_video: the limit of pixels is for the whole video (Qwen3-VL), not for a frame (Qwen2-VL).
     """
 
     def __init__(self, config: Mapping[str, Any], budget_per_video: bool) -> None:
@@ -82,7 +82,7 @@ class QwenVideoProcessor(VideoProcessorMixin):
         )
 
     def _resized(self, num_frames: int, height: int, width: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-        """Height and width that are multiples of a merged patch, within the budget, at about the same aspect ratio."""
+        """Height and width: multiples of a merged patch, within the limit of pixels, at about the same aspect ratio."""
         factor, frame_step = self.patch_size * self.merge_size, self.temporal_patch_size
         capped = self._config["cap_pixels_per_frame"]
         if self._budget_per_video:

@@ -15,20 +15,21 @@ from triptych_common.rpc.status import to_request_error
 
 from triptych_encoder.cache.evictions import EvictionFeed
 from triptych_encoder.cache.wire import chunks
+from triptych_encoder.encoding_queue import ItemRequest
 from triptych_encoder.media.options import parse_options
-from triptych_encoder.pipeline import EncodingPipeline, Obtained, Wanted
+from triptych_encoder.pipeline import EncodingPipeline, LeasedItem
 
 log = logging.getLogger(__name__)
 _KEY_BYTES = 32
 _LEASE_S, _MAX_LEASE_S = 30.0, 600.0
 _FETCH_TIMEOUT_S, _MAX_FETCH_TIMEOUT_S = 30.0, 3600.0
 _CHUNK_BYTES, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 1 << 20, 64 << 10, 3 << 20
-#: Larger files are hashed in a thread, so that the event loop answers others meanwhile.
+#: Larger files are hashed in a thread, so that the event loop can answer others meanwhile.
 _HASH_INLINE_BYTES = 64 << 10
 
 
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
-    """Serves one pipeline, from the moment that it is attached; before that, calls are refused as unavailable.
+    """Serves one pipeline. Until it is attached, calls are refused as unavailable.
 
     Args:
         instance: says which encoder this is.
@@ -40,15 +41,17 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         self._max_items = max_items_per_request
         self._pipeline: EncodingPipeline | None = None
         self._description = encoder_pb2.DescribeResponse()
-        self._refusal: str | None = "the encoder is loading its model"  # why nothing is encoded; None while it is
+        self._refusal: str | None = "the encoder is loading its model"  # why items are refused; None while they are accepted
 
     def attach(self, pipeline: EncodingPipeline, description: encoder_pb2.DescribeResponse) -> None:
-        """Take requests from now on."""
+        """Accept requests from now on."""
         self._pipeline, self._description, self._refusal = pipeline, description, None
 
     def refuse(self, reason: str) -> None:
-        """Encode nothing more; what is held can still be fetched."""
+        """Refuse to encode. What the cache holds can still be fetched."""
         self._refusal = reason
+        if self._pipeline is not None:
+            self._pipeline.expect_no_bytes()
 
     def accept(self) -> None:
         """Encode again after `refuse`."""
@@ -80,7 +83,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 limit=self._max_items,
                 value=len(request.items),
             )
-        # Under one group: when the call is cancelled, each item is, and what nobody else waits for is not computed.
+        # When the call is cancelled, the group cancels each item. Items that no other call waits for are not computed.
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._encode_item(item, lease_s)) for item in request.items]
         return encoder_pb2.EncodeResponse(results=[task.result() for task in tasks])
@@ -88,32 +91,32 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     async def _encode_item(self, item: encoder_pb2.EncodeItem, lease_s: float) -> encoder_pb2.EncodeResult:
         start_s = time.perf_counter()
         try:
-            obtained = await self._attached.obtain(await self._wanted(item), lease_s)
+            leased = await self._attached.get_or_encode(await self._checked(item), lease_s)
         except TriptychError as error:
             return encoder_pb2.EncodeResult(key=item.key, error=to_request_error(error))
         except Exception as error:
             log.error("unexpected error on item %s", item.key.hex()[:12], exc_info=error)
             return encoder_pb2.EncodeResult(key=item.key, error=to_request_error(error))
-        _log_item(item, obtained, time.perf_counter() - start_s)
-        timings = obtained.timings
+        _log_item(item, leased, time.perf_counter() - start_s)
+        times = leased.times
         return encoder_pb2.EncodeResult(
             key=item.key,
-            lease_id=obtained.lease_id,
-            num_tokens=obtained.item.num_tokens,
-            tier=obtained.tier,
+            lease_id=leased.lease_id,
+            num_tokens=leased.item.num_tokens,
+            tier=leased.tier,
             timings=encoder_pb2.EncodeTimings(
-                queue_s=timings.queue_s, decode_s=timings.decode_s, preprocess_s=timings.preprocess_s, encode_s=timings.encode_s
+                queue_s=times.queue_s, decode_s=times.decode_s, preprocess_s=times.preprocess_s, encode_s=times.encode_s
             ),
         )
 
-    async def _wanted(self, item: encoder_pb2.EncodeItem) -> Wanted:
+    async def _checked(self, item: encoder_pb2.EncodeItem) -> ItemRequest:
         _check_key(item.key)
         self._attached.counters.num_uploaded_bytes += len(item.data)
         if item.modality not in self._description.modalities:
             name = common_pb2.Modality.Name(item.modality).removeprefix("MODALITY_").lower()
             raise InvalidRequestError(f"{self._description.model.name} takes no {name}", field="modality", value=name)
         options = parse_options(item.processor_options)
-        data = item.data  # once: each time is a copy
+        data = item.data  # each access is a copy
         if data:
             arguments = (self._description.key_scope, item.modality, data, canonical_options(options), item.tenant_salt)
             is_large = len(data) > _HASH_INLINE_BYTES
@@ -125,7 +128,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                     limit=expected.hex(),
                     value=item.key.hex(),
                 )
-        return Wanted(item.key, item.modality, data, options)
+        return ItemRequest(item.key, item.modality, data, options)
 
     async def Fetch(
         self, request: encoder_pb2.FetchRequest, context: grpc.aio.ServicerContext
@@ -148,7 +151,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 _check_key(key)
                 item = await pipeline.wait_for(key, max(0.0, deadline_s - time.monotonic()))
             except Exception as error:
-                # One item's; what is not ours to show is reported as internal, and was logged where it happened.
+                # The error of this item alone. Unexpected errors are reported as internal; they were logged where they happened.
                 yield encoder_pb2.FetchResponse(key=key, last_chunk_of_item=True, error=to_request_error(error))
                 continue
             for chunk in chunks(key, item, chunk_bytes):
@@ -191,14 +194,14 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             capacity_bytes=cache.capacity_bytes,
             leased_bytes=cache.leased_bytes,
             num_leases=cache.num_leases,
-            queue_length=pipeline.num_in_flight,
+            queue_length=len(pipeline.queue),
             num_local_hits=counters.num_local_hits,
             num_shared_hits=counters.num_shared_hits,
             num_joined=counters.num_joined,
             num_misses=counters.num_misses,
             num_evictions=cache.num_evictions,
             num_store_failures=pipeline.store.num_failures if pipeline.store is not None else 0,
-            num_failed=counters.num_failed,
+            num_failed=pipeline.queue.num_failed,
         )
 
     async def WatchEvictions(
@@ -206,7 +209,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     ) -> AsyncIterator[encoder_pb2.WatchEvictionsResponse]:
         _ = self._attached
         with self._evictions.watch() as watcher:
-            # An empty one first: the watcher hears of everything from here on.
+            # An empty one first: from here on the watcher hears of every eviction.
             yield encoder_pb2.WatchEvictionsResponse()
             while True:
                 yield encoder_pb2.WatchEvictionsResponse(keys=await watcher.take())
@@ -225,17 +228,17 @@ def _within(field: str, value: float, least: float, most: float) -> float:
     return value
 
 
-def _log_item(item: encoder_pb2.EncodeItem, obtained: Obtained, seconds: float) -> None:
+def _log_item(item: encoder_pb2.EncodeItem, leased: LeasedItem, seconds: float) -> None:
     log.info(
         "item %s %s: %d tokens, %s, %.1f ms (queue %.1f, decode %.1f, preprocess %.1f, encode %.1f)",
         item.key.hex()[:12],
         common_pb2.Modality.Name(item.modality).removeprefix("MODALITY_").lower(),
-        obtained.item.num_tokens,
-        encoder_pb2.CacheTier.Name(obtained.tier).removeprefix("CACHE_TIER_").lower(),
-        *(1e3 * s for s in (seconds, *_stages(obtained))),
+        leased.item.num_tokens,
+        encoder_pb2.CacheTier.Name(leased.tier).removeprefix("CACHE_TIER_").lower(),
+        *(1e3 * s for s in (seconds, *_stages(leased))),
     )
 
 
-def _stages(obtained: Obtained) -> Sequence[float]:
-    timings = obtained.timings
-    return timings.queue_s, timings.decode_s, timings.preprocess_s, timings.encode_s
+def _stages(leased: LeasedItem) -> Sequence[float]:
+    times = leased.times
+    return times.queue_s, times.decode_s, times.preprocess_s, times.encode_s

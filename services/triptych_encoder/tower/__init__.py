@@ -1,1 +1,1 @@
-"""The towers and projector of a checkpoint, and the thread that runs them."""
+"""The towers and the projector of a checkpoint, and the thread that runs them."""

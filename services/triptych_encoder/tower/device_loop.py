@@ -1,4 +1,4 @@
-"""The batching loop: one thread that owns the device and the towers on it."""
+"""The batching loop: one thread owns the device and the towers on it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Any, Protocol
 import torch
 from triptych_common.rpc.errors import InternalError
 
-from triptych_encoder.cache.item import EncodedItem, PreparedItem, encoded
+from triptych_encoder.cache.item import EncodedItem, PreprocessedItem, encoded
 
 log = logging.getLogger(__name__)
 
 
-class Encodes(Protocol):
+class ItemEncoder(Protocol):
     """What the loop needs of the towers."""
 
-    def signature(self, item: PreparedItem) -> tuple[object, ...]: ...
-    def encode(self, items: Sequence[PreparedItem]) -> list[dict[str, torch.Tensor]]: ...
+    def signature(self, item: PreprocessedItem) -> tuple[object, ...]: ...
+    def encode(self, items: Sequence[PreprocessedItem]) -> list[dict[str, torch.Tensor]]: ...
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """An item's result, and what it took in seconds."""
+    """An item's embeddings, and how long they took in seconds."""
 
     item: EncodedItem
     queue_s: float
@@ -37,20 +37,20 @@ class Encoding:
 
 @dataclass
 class _Job:
-    item: PreparedItem
+    item: PreprocessedItem
     signature: tuple[object, ...]
     future: Future[Encoding] = field(default_factory=Future)
     submitted_s: float = field(default_factory=time.perf_counter)
 
 
 class DeviceLoop:
-    """Encodes what is submitted, in batches of equal signature, oldest first.
+    """Encodes submitted items in batches of equal signature, oldest first.
 
-    The queue is bounded by who submits. A job whose future is cancelled before its batch begins costs nothing.
+    It has no limit of its own: its caller bounds the queue. A job whose future is cancelled before its batch begins costs nothing.
 
     Args:
-        max_batch_embeddings: budget of a batch; an item beyond it is computed alone.
-        prepare_thread: runs first in the thread, e.g. to set its priority.
+        max_batch_embeddings: most embeddings of a batch. A larger item is encoded alone.
+        prepare_thread: runs once, first in the thread, e.g. to set its priority.
         prepare_batch: runs before each batch, e.g. to choose the number of compute threads.
     """
 
@@ -65,24 +65,24 @@ class DeviceLoop:
         self._jobs: deque[_Job | Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._stopping = False
-        self._tower: Encodes | None = None
+        self._tower: ItemEncoder | None = None
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def attach(self, tower: Encodes, *, alone: bool = False) -> None:
-        """Encode with these towers from now on; before the first submit.
+    def attach(self, tower: ItemEncoder, *, alone: bool = False) -> None:
+        """Use these towers. Must be called before the first `submit`.
 
         Args:
-            alone: never two items in one batch.
+            alone: put each item into a batch of its own.
         """
         self._tower = tower
         if alone:
             self._budget = 0
 
     def call(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run something in the thread, after what was submitted before."""
+        """Run a function in the thread, after everything that was submitted before."""
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -95,7 +95,7 @@ class DeviceLoop:
         self._enqueue(run)
         return future
 
-    def submit(self, item: PreparedItem) -> Future[Encoding]:
+    def submit(self, item: PreprocessedItem) -> Future[Encoding]:
         """Encode an item."""
         if self._tower is None:
             raise RuntimeError("no towers are attached yet")
@@ -108,7 +108,7 @@ class DeviceLoop:
         return len(self._jobs)
 
     def stop(self) -> None:
-        """Finish the batch in hand, cancel what waits, end the thread."""
+        """Finish the current batch, cancel the jobs that wait, and end the thread."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -137,7 +137,7 @@ class DeviceLoop:
                 first()
 
     def _gather(self, first: _Job) -> list[_Job]:
-        """Take the jobs that go along with the oldest out of the queue."""
+        """Remove from the queue the jobs that can share a batch with the oldest one."""
         batch, rest = [first], deque[_Job | Callable[[], None]]()
         room = self._budget - first.item.num_tokens
         for job in self._jobs:

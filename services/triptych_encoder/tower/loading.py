@@ -1,4 +1,4 @@
-"""Loads the towers and projector of a checkpoint with transformers, never its language model."""
+"""Loads the towers and the projector of a checkpoint with transformers, without its language model."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from triptych_encoder.tower.packed_linear import compute_dtype, pack_linears
 from triptych_encoder.tower.tower import TOWER_METHODS, WITHOUT_METHOD
 
 log = logging.getLogger(__name__)
-#: What Omni checkpoints have beside the thinker.
+#: Parts of Omni checkpoints beside the thinker.
 _OMNI_SPEECH = ("talker", "token2wav", "code2wav")
 
 
 @dataclass(frozen=True)
 class LoadedTowers:
-    """A model without its language model, and what names its results."""
+    """A model without its language model, and what identifies its embeddings."""
 
     model: PreTrainedModel
     config: PretrainedConfig
-    dtype: torch.dtype  # that they compute in
+    dtype: torch.dtype  # in which they compute
     embedding_dtype: torch.dtype
     device: torch.device
-    #: sha256 of what every embedding depends on.
+    #: sha256 of everything that all embeddings depend on.
     key_scope: bytes
 
 
 def load_config(path: Path, name: str) -> PretrainedConfig:
-    """The configuration of the part with the towers: of an Omni model, the thinker's."""
+    """The configuration of the part with the towers. Of an Omni model, that is the thinker."""
     try:
         config = AutoConfig.from_pretrained(path)
     except (ValueError, OSError) as error:
@@ -54,8 +54,8 @@ def load_towers(
     """Load the towers of a checkpoint onto a device.
 
     Args:
-        dtype: of the embeddings; None takes the checkpoint's own. Towers compute in it too, but in float32 on a CPU to which it is
-            foreign: there it would be emulated, several times slower.
+        dtype: of the embeddings; None for the checkpoint's own. The towers compute in it, too. On a CPU without instructions for it
+            they compute in float32, because emulating it is several times slower.
 
     Raises:
         UnsupportedModelError: the model has no towers, or is unknown to transformers.
@@ -94,8 +94,8 @@ def _model_class(config: PretrainedConfig, name: str) -> type[PreTrainedModel]:
 def _towers_only(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """A class that builds the model without its language model.
 
-    Under from_pretrained this happens on the meta device, so the language model's weights are never read. The class keeps its name:
-    transformers looks conversions and configurations up by it.
+    from_pretrained builds it on the meta device, so the language model's weights are never read. The class keeps its name, because
+    transformers looks up conversions and configurations by it.
     """
 
     class TowersOnly(cls):
@@ -112,7 +112,7 @@ def _towers_only(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
 
 def _drop_language_model(model: Any) -> list[str]:
-    """Set the language model and the output head to None; returns the names that they had."""
+    """Set the language model and the output head to None. Returns their names."""
     inner = getattr(model, model.base_model_prefix, model)
     decoder = inner.get_decoder() if hasattr(inner, "get_decoder") else getattr(inner, "language_model", None)
     dropped = []
@@ -128,7 +128,7 @@ def _drop_language_model(model: Any) -> list[str]:
 
 
 def _key_scope(model: nn.Module, path: Path, dtypes: str) -> bytes:
-    """sha256 over the weights that are loaded, not only their files' names: fine-tunes differ in nothing else."""
+    """sha256 over the configuration and the loaded weights. Fine-tuned models differ in their weights alone."""
     digest = hashlib.sha256(f"{transformers.__version__}:{dtypes}:torchvision={is_torchvision_available()}".encode())
     for file in ("config.json", *PROCESSOR_FILES):
         content = (path / file).read_bytes() if (path / file).is_file() else b""

@@ -1,5 +1,4 @@
-"""What makes products fast on CPUs: a dtype that the CPU has instructions for, weights in oneDNN's own layout, activations in its
-epilogues."""
+"""Fast linear layers on CPUs: a dtype that the CPU has instructions for, weights in oneDNN's own layout, fused activations."""
 
 from __future__ import annotations
 
@@ -11,20 +10,20 @@ from transformers import PreTrainedModel
 from triptych_common.host import cpu
 
 log = logging.getLogger(__name__)
-#: Rows that the layout is chosen for: about a picture's patches. Any number can be computed with it.
+#: The number of rows that the layout is optimised for: about a picture's patches. It works with any number.
 _PACK_FOR_ROWS = 256
 
 
 class PackedLinear(nn.Module):
     """nn.Linear whose weight is packed once instead of at each call. x: [..., in_features], dtype of the weight."""
 
-    #: What is computed of the sums, before they are rounded: oneDNN's name of it, and of the way to compute it.
+    #: oneDNN's names of a fused activation and its algorithm. It is computed before the sums are rounded.
     epilogue = ("none", "")
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        # Modeling code asks its layers for the dtype.
+        # Modeling code reads the dtype from its layers.
         self.register_buffer("weight", torch.empty(0, dtype=linear.weight.dtype), persistent=False)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data, _PACK_FOR_ROWS)
         self._bias = None if linear.bias is None else linear.bias.data
@@ -35,17 +34,17 @@ class PackedLinear(nn.Module):
 
 
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype to compute in where embeddings of `dtype` are wanted: float32 on a CPU that would emulate it."""
+    """The dtype to compute embeddings of `dtype` in: float32 on a CPU that would have to emulate it."""
     if device.type != "cpu" or (cpu.computes_bfloat16() and dtype == torch.bfloat16):
         return dtype
     return torch.float32
 
 
 def pack_linears(model: PreTrainedModel) -> int:
-    """Replace the linear layers of a bfloat16 model on a CPU that computes in bfloat16; returns how many, 0 anywhere else.
+    """Replace the linear layers of a bfloat16 model on a CPU that computes in bfloat16. Returns how many; 0 anywhere else.
 
-    Classes derived from nn.Linear, which may compute something else, are left alone, and so is what has a parent that reads weights
-    itself (`nn.MultiheadAttention`).
+    Two kinds are left as they are: classes derived from nn.Linear, which may compute something else, and layers whose parent reads
+    their weights itself (`nn.MultiheadAttention`).
     """
     is_packable = model.dtype == torch.bfloat16 and model.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if not is_packable:
@@ -65,9 +64,9 @@ def pack_linears(model: PreTrainedModel) -> int:
 
 @torch.inference_mode()
 def _join_gelu(mlp: nn.Module) -> bool:
-    """Have an MLP's first product compute its GELU, too, which is a pass over the widest rows of a tower, and slow in bfloat16.
+    """Fuse the GELU of an MLP into its first linear layer. Alone it is a pass over the widest rows of a tower, slow in bfloat16.
 
-    The MLP is known by the names that CLIP gave its parts, and tried: what computes something else is left as it is.
+    An MLP is recognised by CLIP's names of its parts. The fused one is tried, and undone when it computes something else.
     """
     parts = dict(mlp.named_children())
     first, activation = parts.get("fc1"), parts.get("activation_fn")
@@ -86,7 +85,7 @@ def _join_gelu(mlp: nn.Module) -> bool:
 
 
 def _gelu_algorithm(activation: nn.Module) -> str | None:
-    """oneDNN's name of the way in which this computes a GELU, if it does."""
+    """oneDNN's name of the algorithm by which a module computes a GELU; None when it computes something else."""
     x = torch.linspace(-8, 8, 1000)
     for algorithm in ("none", "tanh"):
         if torch.allclose(activation(x), nn.functional.gelu(x, approximate=algorithm), rtol=1e-5, atol=1e-6):

@@ -1,13 +1,13 @@
 """The towers and projector of a checkpoint: preprocessed items to embeddings, in batches.
 
-transformers' `get_image_features`, `get_audio_features` and `get_video_features` do the work. They differ in what they take and
-return; the differences are in this file alone:
+transformers' `get_image_features`, `get_audio_features` and `get_video_features` do the work. Their arguments and results differ
+between families. This file alone knows the differences:
 
-- what they take is read from their signatures;
-- embeddings are a tuple or list with one tensor per picture, one tensor of rows, or one of [tiles, rows]: all in the
-  order of the items, so the rows are put together and cut by the number of tokens that each item takes in a prompt;
-- Omni's sounds are in `last_hidden_state`; Qwen3-VL adds `deepstack_features`, one tensor of rows per layer;
-- Qwen2-Audio has no such method: what its forward does stands here.
+- The arguments are read from the signatures.
+- Embeddings are a tuple or list with one tensor per picture, one tensor of rows, or one of [tiles, rows]. All are in the order of
+  the items. So the rows are concatenated, and cut by the number of tokens that each item takes in a prompt.
+- Omni's sounds are in `last_hidden_state`. Qwen3-VL adds `deepstack_features`, one tensor of rows per layer.
+- Qwen2-Audio has no such method. This file does what its forward does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.errors import InternalError
 
-from triptych_encoder.cache.item import PreparedItem
+from triptych_encoder.cache.item import PreprocessedItem
 
 Modality = common_pb2.Modality
 #: What computes the embeddings of each modality, in transformers' models.
@@ -30,14 +30,14 @@ TOWER_METHODS = {
     Modality.MODALITY_AUDIO: "get_audio_features",
     Modality.MODALITY_VIDEO: "get_video_features",
 }
-#: Model types that have a tower and no such method.
+#: Model types that have a tower, but no such method.
 WITHOUT_METHOD = frozenset({"qwen2_audio"})
-#: Inputs that say where things are, rather than what they look like: never converted to the model's dtype.
+#: Inputs that describe positions. They are never converted to the model's dtype.
 _FLOATING_GEOMETRY = frozenset({"second_per_grid_ts", "video_second_per_grid"})
 
 
 class Tower:
-    """Computes embeddings. Owned by one thread.
+    """Computes embeddings. One thread owns it.
 
     Args:
         model: the checkpoint's model without its language model.
@@ -54,16 +54,16 @@ class Tower:
 
     @property
     def modalities(self) -> tuple[common_pb2.Modality, ...]:
-        """What the model has a tower for."""
+        """The modalities that the model has a tower for."""
         return tuple(self._methods)
 
-    def signature(self, item: PreparedItem) -> tuple[object, ...]:
-        """Items of equal signatures can be computed together: their inputs differ at most in the first extent."""
+    def signature(self, item: PreprocessedItem) -> tuple[object, ...]:
+        """Items of equal signatures can share a batch: their inputs differ at most in the first dimension."""
         shapes = ((name, tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in sorted(self._inputs(item).items()))
         return (item.modality, *shapes)
 
     @torch.inference_mode()
-    def encode(self, items: Sequence[PreparedItem]) -> list[dict[str, torch.Tensor]]:
+    def encode(self, items: Sequence[PreprocessedItem]) -> list[dict[str, torch.Tensor]]:
         """Embeddings of items of one signature.
 
         Returns:
@@ -73,7 +73,7 @@ class Tower:
             InternalError: the tower gave another number of embeddings than the items take tokens.
         """
         if sum(item.num_tokens for item in items) == 1:
-            # A single row is squeezed away by some (Mistral3), and two are not.
+            # Some models (Mistral3) squeeze a single row away, and not two.
             return self.encode([items[0], items[0]])[:1]
         modality = items[0].modality
         parts = [self._inputs(item) for item in items]
@@ -86,7 +86,7 @@ class Tower:
         split = {name: _cut(tensor.to(self._embedding_dtype), lengths) for name, tensor in rows.items()}
         return [{name: tensors[index] for name, tensors in split.items()} for index in range(len(items))]
 
-    def _inputs(self, item: PreparedItem) -> dict[str, torch.Tensor]:
+    def _inputs(self, item: PreprocessedItem) -> dict[str, torch.Tensor]:
         return {name: tensor for name, tensor in item.inputs.items() if name in self._takes[item.modality]}
 
     def _to_device(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,7 @@ def _find_methods(model: PreTrainedModel) -> dict[common_pb2.Modality, Callable[
     inner = getattr(model, getattr(model, "base_model_prefix", ""), model)
     methods: dict[common_pb2.Modality, Callable[..., Any]] = {}
     for modality, name in TOWER_METHODS.items():
-        # The inner model's first: the outer one's is a shell around it, which may hide what it takes.
+        # The inner model's first: the outer one's wraps it, and may hide its arguments.
         method = getattr(inner, name, None) or getattr(model, name, None)
         if method is not None:
             methods[modality] = method
@@ -143,7 +143,7 @@ def _embeddings(output: Any) -> Any:
 
 
 def _rows(features: Any) -> torch.Tensor:
-    """[num_rows, hidden] of whatever shape the family has."""
+    """The features as [num_rows, hidden], whatever their shape."""
     if isinstance(features, (tuple, list)):
         return torch.cat([_rows(feature) for feature in features])
     return features.reshape(-1, features.shape[-1])

@@ -1,4 +1,4 @@
-"""A first item of each modality before the service is ready: allocates what is needed, and shows whether to trust the towers."""
+"""Encodes a first item of each modality before the service is ready. It allocates memory, and checks that the towers work."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from PIL import Image
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.errors import TriptychError, UnsupportedModelError
 
-from triptych_encoder.cache.item import PreparedItem
-from triptych_encoder.media.preprocess import Prepared
+from triptych_encoder.cache.item import PreprocessedItem
+from triptych_encoder.media.preprocess import PreprocessResult
 from triptych_encoder.tower.tower import Tower
 
 log = logging.getLogger(__name__)
 Modality = common_pb2.Modality
 _EDGE, _SAMPLES, _RATE = 96, 16_000, 16_000
-#: Least cosine similarity of an item's embeddings, alone and in a batch.
+#: Least cosine similarity between an item's embeddings when encoded alone and in a batch.
 _MIN_SIMILARITY = {torch.float32: 0.9999}
 _MIN_SIMILARITY_ROUNDED = 0.99
 
 
-def warm_up(tower: Tower, prepare: Callable[..., Prepared], modalities: Iterable[common_pb2.Modality], name: str) -> bool:
+def warm_up(tower: Tower, prepare: Callable[..., PreprocessResult], modalities: Iterable[common_pb2.Modality], name: str) -> bool:
     """Encode two made-up items of each modality, alone and together.
 
     Args:
-        prepare: `Preprocessor.prepare`, wherever it shall run.
+        prepare: calls `Preprocessor.prepare`, in the thread where it should run.
 
     Returns:
-        Whether items may share a batch: a family whose results depend on the company must be encoded one by one.
+        Whether items may share a batch. They may not in families where the other items of a batch change the result.
 
     Raises:
-        UnsupportedModelError: the towers do not give as many embeddings as the processor promises, or give no numbers.
+        UnsupportedModelError: the towers give another number of embeddings than the processor says, or values that are not finite.
     """
     may_share = True
     for modality in modalities:
         if modality == Modality.MODALITY_VIDEO:
-            continue  # its tower is that of pictures
+            continue  # it uses the tower of pictures
         make = _picture if modality == Modality.MODALITY_IMAGE else _sound
         try:
             items = [prepare(modality, make(seed), {}).item for seed in (1, 2)]
@@ -56,7 +56,7 @@ def warm_up(tower: Tower, prepare: Callable[..., Prepared], modalities: Iterable
     return may_share
 
 
-def _together(tower: Tower, items: Sequence[PreparedItem]) -> list[dict[str, torch.Tensor]] | None:
+def _together(tower: Tower, items: Sequence[PreprocessedItem]) -> list[dict[str, torch.Tensor]] | None:
     if tower.signature(items[0]) != tower.signature(items[1]):
         return None
     return tower.encode(items)

@@ -1,18 +1,13 @@
-"""The frontend's side of EncoderService: media are encoded once, found again by key, and made again when they are lost.
+"""The frontend's side of EncoderService: has one media item encoded, by one encoder or another.
 
-    encoding = client.begin(prompt.media)      # returns at once
-    await encoding.announced()                 # a round trip: from now on fetches of the keys wait for what is still being encoded
-    requests = [... media=encoding.refs ...]   # to the engine
-    await encoding.wait()                      # beside the generation: raises the error of an item that cannot be had
-    await encoding.again()                     # when the engine answers EMBEDDING_UNAVAILABLE: then submit once more, with new refs
-    encoding.settle()                          # at the first token
-    encoding.end()                             # in the end, whatever it was
+For each item these steps are taken in order, until one succeeds. Each is counted in `EncoderClient.counts`.
 
-`await client.ensure(items)` is begin and wait.
+1. The encoder that the item belongs to: by key alone, and with the bytes when it does not hold the key.
+2. The same encoder once more, unless it is full or did not answer.
+3. The other encoders.
+4. An error, for this request alone.
 
-What is tried for an item, in this order, each step counted in `EncoderClient.counts`: its encoder, by key alone and with the bytes
-when it does not hold the key; the same encoder once more, unless it is full or did not answer; the other encoders; then an error
-for this request alone. An encoder that did not answer is used again once it answers at all.
+An encoder that did not answer is used again as soon as it answers at all.
 """
 
 from __future__ import annotations
@@ -38,20 +33,20 @@ from triptych_common.rpc.errors import (
 from triptych_common.rpc.status import from_request_error, from_rpc_error, has_details
 from triptych_common.rpc.structs import to_struct
 
-from triptych_frontend.encoders.encoding import EncodedItem, MediaEncoding
+from triptych_frontend.encoders.item import Encoded, Lease
 from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.media.item import PreparedMedia
 
 log = logging.getLogger(__name__)
-#: How long an encoder keeps an embedding for the engine; a request that waits longer has it encoded again.
+#: How long an encoder keeps an embedding for the engine, in seconds. A request that waits longer has it encoded again.
 LEASE_S = 60.0
-#: How long the engine is kept from a request while an encoder does not say whether it holds a key, in seconds. Most say so in a
-#: millisecond; one that is encoding the item for another request says so when that is done.
+#: How long a request waits for an encoder to say whether it holds a key before it goes to the engine, in seconds. Most encoders
+#: answer in a millisecond. One that is encoding the item for another request answers when that is done.
 _ASK_S = 2.0
 _RELEASE_TIMEOUT_S = 5.0
-#: What the transport says of an encoder that ends or is not there.
+#: Statuses of a connection to an encoder that ended or was not there.
 _TRANSPORT_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-#: Items whose bytes are on their way, or being encoded, at the same time: what this frontend may put into its encoders' queues.
+#: Most items whose bytes are being sent or encoded at the same time. It bounds what this frontend puts into its encoders' queues.
 _MAX_UPLOADS = 256
 
 
@@ -59,8 +54,8 @@ class EncoderClient:
     """Has media encoded. For the event loop alone.
 
     Args:
-        pool: the encoders; whoever owns it runs it.
-        encode_timeout_s: longest wait for one encoder, each time that it is asked.
+        pool: the encoders. Its owner runs it.
+        encode_timeout_s: longest wait for one answer of an encoder.
     """
 
     def __init__(self, pool: EncoderPool, encode_timeout_s: float) -> None:
@@ -68,28 +63,10 @@ class EncoderClient:
         self._timeout_s = encode_timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
-        #: What happened how often: local, shared, joined, miss (tiers of results), bytes_sent, same_encoder, other_encoder, failed
-        #: (rungs of the ladder), again (embeddings that were lost on the way to the engine), resubmitted (to it, for that reason).
+        #: What happened how often. Written here: local, shared, joined, miss (tiers of results), bytes_sent, same_encoder,
+        #: other_encoder (steps 2 and 3). Written by MediaEncoding and MediaCall: again (embeddings that the engine could not fetch
+        #: were made again), resubmitted (requests were sent to the engine again), failed (items that could not be had).
         self.counts: Counter[str] = Counter()
-
-    def begin(self, items: list[PreparedMedia], on_drop: Callable[[], None] = lambda: None) -> MediaEncoding:
-        """Start to encode the items of a call. Raises ServiceUnavailableError when no encoder is there.
-
-        Args:
-            items: handed over, see `MediaEncoding.drop_bytes`.
-            on_drop: called when their raw files are let go of; more than once, perhaps.
-        """
-        return MediaEncoding(self, items, on_drop)
-
-    async def ensure(self, items: list[PreparedMedia]) -> MediaEncoding:
-        """Encode the items of a call. Raises as `MediaEncoding.wait` does, and then leaves nothing behind."""
-        encoding = self.begin(items)
-        try:
-            await encoding.wait()
-        except BaseException:
-            await encoding.close()
-            raise
-        return encoding
 
     def ranked(self, key: bytes) -> list[EncoderConnection]:
         """Encoders for a key, best first. Raises ServiceUnavailableError when there is none."""
@@ -99,20 +76,20 @@ class EncoderClient:
         return ranked
 
     def encoder_id_of(self, key: bytes) -> str:
-        """The encoder that a key belongs to, by its instance id. Raises ServiceUnavailableError when there is none."""
+        """The instance id of the encoder that a key belongs to. Raises ServiceUnavailableError when there is none."""
         return encoder_id(self.ranked(key)[0])
 
-    async def encode(self, item: PreparedMedia, on_asked: Callable[[], None]) -> EncodedItem:
-        """Encode one item, down the ladder. Raises the error of the last step, naming the item.
+    async def encode(self, item: PreparedMedia, on_asked: Callable[[], None]) -> Encoded:
+        """Encode one item, step by step as described above. Raises the error of the last step, naming the item.
 
         Args:
-            on_asked: called once the first encoder knows of the key, or did not answer in time.
+            on_asked: called when the first encoder knows the key, or did not answer in time. May be called more than once.
         """
         ranked = self.ranked(item.key)
         error: TriptychError | None = None
         for number, encoder in enumerate([ranked[0], ranked[0], *ranked[1:]]):
             if number == 1 and isinstance(error, (QueueFullError, _SilentEncoderError)):
-                continue  # its queue is no shorter now, nor will it answer
+                continue  # its queue is still full, or it still does not answer
             if number:
                 self.counts["same_encoder" if number == 1 else "other_encoder"] += 1
             try:
@@ -122,15 +99,14 @@ class EncoderClient:
             except TriptychError as failure:
                 error = failure
                 log.warning("encoder at %s failed for %s: %s", encoder.address, item.field, error)
-        self.counts["failed"] += 1
-        if isinstance(error, EmbeddingUnavailableError):
+        if isinstance(error, EmbeddingUnavailableError) and not item.file.is_dropped:
             # The client named it by its uuid alone, and can send it.
             raise InvalidRequestError(error.message, field=f"{item.field}.uuid") from error
         assert error is not None  # noqa: S101 - there is at least one encoder
         raise _named(error, item)
 
-    async def _encode_at(self, encoder: EncoderConnection, item: PreparedMedia, on_asked: Callable[[], None]) -> EncodedItem:
-        """One encoder: by key alone first. Raises TriptychError."""
+    async def _encode_at(self, encoder: EncoderConnection, item: PreparedMedia, on_asked: Callable[[], None]) -> Encoded:
+        """Ask one encoder, by key alone first. Raises TriptychError."""
         start_s = time.perf_counter()
         impatience = asyncio.get_running_loop().call_later(_ASK_S, on_asked)
         try:
@@ -139,14 +115,15 @@ class EncoderClient:
             impatience.cancel()
             on_asked()
         if result.HasField("error") and result.error.code == Code.NOT_FOUND:
-            if item.content is None:
+            content = item.file.content
+            if content is None:
                 raise EmbeddingUnavailableError(f"the encoder no longer holds {item.field}; send the item itself")
             self.counts["bytes_sent"] += 1
             async with self._uploads:
-                result = await self._call(encoder, item, item.content)
+                result = await self._call(encoder, item, content)
         if result.HasField("error"):
             if result.error.field == "key":
-                # It was started anew, with other weights, after the key was made.
+                # It was restarted with other weights after the key was made.
                 raise ServiceUnavailableError(f"the encoder at {encoder.address} has changed its model", retry_after_s=1)
             raise _named(from_request_error(result.error), item)
         if result.num_tokens != item.expansion.num_embeds:
@@ -161,7 +138,7 @@ class EncoderClient:
         self.counts[tier] += 1
         timings = result.timings
         inside_s = timings.queue_s + timings.decode_s + timings.preprocess_s + timings.encode_s
-        return EncodedItem(encoder_id(encoder), result, max(time.perf_counter() - start_s - inside_s, 0.0))
+        return Encoded(encoder_id(encoder), result, max(time.perf_counter() - start_s - inside_s, 0.0))
 
     async def _call(self, encoder: EncoderConnection, item: PreparedMedia, content: bytes) -> encoder_pb2.EncodeResult:
         request = encoder_pb2.EncodeRequest(
@@ -191,8 +168,8 @@ class EncoderClient:
             raise ServiceUnavailableError(f"the encoder answered with {len(response.results)} results for one item")
         return response.results[0]
 
-    def release(self, leases: Sequence[tuple[str, str]]) -> None:
-        """End leases, given as (encoder's instance id, lease id), in the background; they end by themselves where this fails."""
+    def release(self, leases: Sequence[Lease]) -> None:
+        """End leases in the background. Where this fails, they end by themselves."""
         by_encoder: dict[str, list[str]] = {}
         for instance_id, lease_id in leases:
             by_encoder.setdefault(instance_id, []).append(lease_id)
@@ -202,7 +179,7 @@ class EncoderClient:
                 self.in_background(self._release(encoder, lease_ids))
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what nobody waits for but `close`."""
+        """Run work that nothing but `close` waits for."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -215,17 +192,17 @@ class EncoderClient:
 
     async def close(self) -> None:
         """Wait for what runs in the background."""
-        while self._tasks:  # the end of an encoding begins the release of its leases
+        while self._tasks:  # closing an encoding starts the release of its leases
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 def encoder_id(encoder: EncoderConnection) -> str:
-    """By which the engine finds the encoder; empty when it went away meanwhile."""
+    """The instance id, by which the engine finds the encoder. Empty when the encoder went away meanwhile."""
     return encoder.instance.id if encoder.instance is not None else ""
 
 
 class _SilentEncoderError(ServiceUnavailableError):
-    """An encoder took a call and did not answer it."""
+    """An encoder accepted a call and did not answer it."""
 
 
 def _named(error: TriptychError, item: PreparedMedia) -> TriptychError:

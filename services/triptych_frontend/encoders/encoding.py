@@ -1,149 +1,167 @@
-"""The media of one call on their way through the encoders. See encoder_client for how it is used."""
+"""The media of one call on their way through the encoders.
+
+    encoding = MediaEncoding(client, prompt.media, prompt.hold)   # returns at once
+    await encoding.announced()    # a round trip: from now on, fetches of the keys wait for what is still being encoded
+    ... media=encoding.refs ...   # to the engine
+    await encoding.wait()         # beside the generation: raises the error of an item that cannot be had
+    encoding.lose()               # when the engine could not fetch; `wait` makes the items again, then `refs` are new
+    encoding.settle()             # when all sequences have their first token
+    encoding.end()                # in the end, whatever happened
+
+`generation.media_call` does so for each call with media.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 
-from triptych_common.pb import common_pb2, encoder_pb2
+from triptych_common.pb import common_pb2
+from triptych_common.rpc.errors import InternalError, InvalidRequestError, TriptychError
 from triptych_common.rpc.tensors import from_numpy
 
+from triptych_frontend.encoders.client import EncoderClient
+from triptych_frontend.encoders.item import CallItem, Encoded, ItemState, Lease
+from triptych_frontend.media.budget import MediaHold
 from triptych_frontend.media.item import PreparedMedia
 
-if TYPE_CHECKING:
-    from triptych_frontend.encoders.client import EncoderClient
-
-
-@dataclasses.dataclass(frozen=True)
-class EncodedItem:
-    """What became of one item, and what it cost."""
-
-    #: The instance id of the encoder that has it.
-    encoder_id: str
-    result: encoder_pb2.EncodeResult
-    #: Wall time of the calls to the encoder, less what the encoder itself reports; in seconds.
-    transfer_s: float
+log = logging.getLogger(__name__)
 
 
 class MediaEncoding:
-    """The media of one call, encoded or about to be. See the module for how to use it."""
+    """Owns the items of one call and their states. Encoding starts with the constructor.
 
-    def __init__(self, client: EncoderClient, items: list[PreparedMedia], on_drop: Callable[[], None]) -> None:
+    Args:
+        media: the items, in the order of the prompt. Equal ones are encoded once.
+        hold: the room of their files. From `settle` on it is spare: the files are kept only while nobody else needs the room. None
+            keeps them until the end.
+
+    Raises:
+        ServiceUnavailableError: no encoder is there.
+    """
+
+    def __init__(self, client: EncoderClient, media: Sequence[PreparedMedia], hold: MediaHold | None = None) -> None:
         self._client = client
-        self._on_drop = on_drop
-        self._items = items
-        # Equal items of one call are encoded once.
-        self._by_key = {item.key: item for item in items}
-        self._encoder_ids = {key: client.encoder_id_of(key) for key in self._by_key}
-        #: key -> what became of it
-        self._encoded: dict[bytes, EncodedItem] = {}
-        #: (encoder's instance id, lease id) of leases that were not ended
-        self._leases: list[tuple[str, str]] = []
-        self._unasked = set(self._by_key)
-        self._asked = asyncio.Event()
-        self._task = self._start()
+        self._media = media
+        self._hold = hold
+        self._items = {one.key: CallItem(one, client.encoder_id_of(one.key)) for one in media}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._not_asked = set(self._items)
+        self._announced = asyncio.Event()
+        for item in self._items.values():
+            self._start(item)
 
     @property
     def refs(self) -> list[common_pb2.MediaRef]:
-        """Where each item is, or will be, in the order of the items. Leases are named once `wait` returned."""
-        return [self._ref(item) for item in self._items]
+        """Where each item is, or will be, in the order of the prompt. Leases are named once `wait` returned."""
+        items = [self._items[one.key] for one in self._media]
+        return [media_ref(item.media, item.encoder_id, item.lease.lease_id if item.lease else "") for item in items]
 
-    @property
-    def results(self) -> list[EncodedItem]:
-        """What became of each item, in the order of the items; after `wait`."""
-        return [self._encoded[item.key] for item in self._items]
-
-    def result_of(self, key: bytes) -> EncodedItem | None:
-        """What became of an item; None while it is on its way."""
-        return self._encoded.get(key)
+    def result_of(self, key: bytes) -> Encoded | None:
+        """What an encoder answered about an item; None before its first answer."""
+        return self._items[key].encoded
 
     async def announced(self) -> None:
-        """Until the encoders know the keys: a fetch then waits for an item that is being encoded. Raises nothing."""
-        await self._asked.wait()
+        """Wait until the encoders know the keys. Raises nothing."""
+        await self._announced.wait()
 
     async def wait(self) -> None:
-        """Until all items are encoded.
+        """Wait until no item is being encoded. Lost items are encoded again first.
 
         Raises:
-            InvalidRequestError: an item cannot be encoded, by anybody.
-            TriptychError: no encoder could; names the item.
+            InvalidRequestError: no encoder can ever encode an item.
+            TriptychError: no encoder could encode an item now; names the item.
         """
-        # Shielded: a caller that stops to wait does not stop the work, `close` does.
-        await asyncio.shield(self._task)
+        for item in self._in(ItemState.LOST):
+            self._start(item)
+        while True:
+            failed = next(self._in(ItemState.FAILED), None)
+            if failed is not None and failed.error is not None:
+                raise failed.error
+            if not self._tasks:
+                return
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
-    async def again(self) -> None:
-        """The engine could not fetch embeddings: ask their encoders for them, and others when they are gone for good.
-
-        Raises as `wait` does.
-        """
+    def lose(self) -> None:
+        """The engine could not fetch embeddings. Those that were held count as lost; others are on their way already."""
+        held = [*self._in(ItemState.READY, ItemState.SETTLED)]
+        if not held:
+            return
         self._client.counts["again"] += 1
-        if not self._task.done():
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        self._release()
-        self._encoded.clear()
-        self._task = self._start()
-        await self.wait()
-
-    def drop_bytes(self) -> None:
-        """Let go of the raw files, in the list that was handed over too: their KV is computed, or on its way."""
-        self._items[:] = [dataclasses.replace(item, content=None) for item in self._items]
-        self._by_key = {item.key: item for item in self._items}
-        self._on_drop()
+        if self._hold is not None:
+            self._hold.need()
+        self._end_leases(item.lose() for item in held)
 
     def settle(self) -> None:
-        """The engine has what it needs: stop what still runs, let go of the raw files, and end the leases."""
-        self._task.cancel()
-        self.drop_bytes()
-        self._release()
+        """The engine computed the tokens of all items: stop encoding, end the leases, and keep the files only as spare ones."""
+        self._cancel()
+        self._end_leases(item.settle() for item in self._in(ItemState.ENCODING, ItemState.READY))
+        if self._hold is not None:
+            self._hold.spare(self._drop_files)
 
     def end(self) -> None:
         """`close`, in the background."""
         self._client.in_background(self.close())
 
     async def close(self) -> None:
-        """Stop what still runs, let go of the raw files, and end the leases."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self.drop_bytes()
-        self._release()
+        """Stop encoding, end the leases, and drop the files."""
+        tasks = self._cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._end_leases(item.release() for item in self._items.values() if item.state is not ItemState.RELEASED)
+        if self._hold is not None:
+            self._hold.release()
 
-    def _start(self) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._encode_all(), name="encode media")
-        # Whoever never waits has learnt the error from the engine.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task
+    def _in(self, *states: ItemState) -> Iterator[CallItem]:
+        return iter([item for item in self._items.values() if item.state in states])
 
-    async def _encode_all(self) -> None:
-        async def encode(item: PreparedMedia) -> None:
-            encoded = await self._client.encode(item, lambda: self._note_asked(item.key))
-            self._encoded[item.key] = encoded
-            self._leases.append((encoded.encoder_id, encoded.result.lease_id))
-            self._encoder_ids[item.key] = encoded.encoder_id
+    def _start(self, item: CallItem) -> None:
+        item.start()
+        task = asyncio.create_task(self._encode(item), name="encode media")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-        tasks = [asyncio.create_task(encode(item)) for item in self._by_key.values()]
+    async def _encode(self, item: CallItem) -> None:
+        key = item.media.key
         try:
-            await asyncio.gather(*tasks)
+            item.finish(await self._client.encode(item.media, lambda: self._note_asked(key)))
+        except TriptychError as error:
+            if not isinstance(error, InvalidRequestError):
+                self._client.counts["failed"] += 1
+            item.fail(error)
+        except Exception as error:
+            log.exception("unexpected error")
+            item.fail(InternalError(f"internal error ({type(error).__name__}); the service's log has the details"))
         finally:
-            self._asked.set()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._note_asked(key)
 
     def _note_asked(self, key: bytes) -> None:
-        self._unasked.discard(key)
-        if not self._unasked:
-            self._asked.set()
+        self._not_asked.discard(key)
+        if not self._not_asked:
+            self._announced.set()
 
-    def _release(self) -> None:
-        leases, self._leases = self._leases, []
-        self._client.release(leases)
+    def _cancel(self) -> set[asyncio.Task[None]]:
+        for task in self._tasks:
+            task.cancel()
+        return self._tasks.copy()
 
-    def _ref(self, item: PreparedMedia) -> common_pb2.MediaRef:
-        encoded = self._encoded.get(item.key)
-        return media_ref(item, self._encoder_ids[item.key], encoded.result.lease_id if encoded is not None else "")
+    def _end_leases(self, leases: Iterable[Lease | None]) -> None:
+        self._client.release([lease for lease in leases if lease is not None])
+
+    def _drop_files(self) -> None:
+        for item in self._items.values():
+            item.media.file.drop()
+
+
+async def ensure(client: EncoderClient, media: Sequence[PreparedMedia]) -> MediaEncoding:
+    """Encode the items of a call, and wait for them. When it raises, it leaves nothing behind."""
+    encoding = MediaEncoding(client, media)
+    try:
+        await encoding.wait()
+    except BaseException:
+        await encoding.close()
+        raise
+    return encoding
 
 
 def media_ref(item: PreparedMedia, encoder_id: str = "", lease_id: str = "") -> common_pb2.MediaRef:

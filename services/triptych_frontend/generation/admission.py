@@ -1,4 +1,4 @@
-"""Which calls are let in, and when none is left."""
+"""Admission control: limits the number of concurrent calls, and tells when the frontend is idle."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _RETRY_AFTER_S = 1.0
 
 
 class Admission:
-    """Counts live calls, refuses more than the limit, and refuses all while it drains.
+    """Counts live calls. It refuses calls beyond the limit, and all calls while the frontend drains.
 
     Args:
-        max_live: calls at the same time.
+        max_live: most calls at the same time.
     """
 
     def __init__(self, max_live: int) -> None:
@@ -27,7 +27,7 @@ class Admission:
 
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """Hold a place for the time of one call. Raises ServiceUnavailableError or QueueFullError."""
+        """Count one call while the block runs. Raises ServiceUnavailableError or QueueFullError."""
         if self.is_draining:
             raise ServiceUnavailableError("the frontend is draining and takes no more requests", retry_after_s=_RETRY_AFTER_S)
         if self.num_live >= self._max_live:
@@ -47,15 +47,15 @@ class Admission:
                 self._idle.set()
 
     def close(self) -> None:
-        """Let no more in."""
+        """Refuse new calls."""
         self.is_draining = True
 
     def open(self) -> None:
-        """Let calls in again after `close`."""
+        """Accept calls again after `close`."""
         self.is_draining = False
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """True when no call was left within the time."""
+        """Wait until no call is live. False when calls were left after the time."""
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:

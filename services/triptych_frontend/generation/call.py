@@ -1,4 +1,4 @@
-"""One call from its first token to its last: the engine's outputs become text as they arrive, and wait to be taken."""
+"""One call from its first token to its last: the engine's outputs become text as they arrive, and wait until they are taken."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.errors import InternalError, TriptychError
 from triptych_common.rpc.status import to_request_error
 
-from triptych_frontend.encoders.call import MediaCall
 from triptych_frontend.generation.choice import Choice
+from triptych_frontend.generation.media_call import MediaCall
 from triptych_frontend.media.item import AUDIO, IMAGE, VIDEO
 from triptych_frontend.prompt.preprocess import Prompt
 
@@ -34,13 +34,13 @@ class Sequences(Protocol):
 class Generation:
     """The choices of one call, and what is new in them.
 
-    It has no task of its own: the session with the engine fills it, the client's stream or session empties it. What waits is
-    merged, so that a slow reader costs the memory of its own answer and nothing more.
+    It has no task of its own. The session with the engine fills it, and the client's stream or session empties it. What waits is
+    merged into one response. So a slow reader costs the memory of its own answer and nothing more.
 
     Args:
         method: the contract's name of the call, for the log.
         request_id: of the client's request, for the log.
-        on_news: called when something waits to be taken, once until it was.
+        on_news: called when something waits to be taken, and not again until it was taken.
         on_end: called once, when the last response was taken or the call was closed.
     """
 
@@ -62,21 +62,21 @@ class Generation:
         self._on_end = on_end
         self._call: Sequences | None = None
         self._media: MediaCall | None = None
-        #: Indices of choices that the engine spoke of since the last `take`, in that order.
+        #: Indices of choices with outputs since the last `take`, in the order of the outputs.
         self._fed: dict[int, None] = {}
         self._is_announced = False
         self._is_closed = False
         self._start_s = time.perf_counter()
-        #: What ended the call, when it failed.
+        #: The error that ended the call; None while there is none.
         self.error: TriptychError | None = None
 
     def attach(self, call: Sequences, media: MediaCall | None = None) -> None:
-        """Say which sequences of the engine the choices are, and what reports on their media."""
+        """Set the engine's sequences of the choices, and what reports on their media."""
         self._call = call
         self._media = media
 
     def take(self) -> generation_pb2.GenerationCallResponse | None:
-        """What is new since the last time; None when that is nothing. One with usage or an error is the last."""
+        """What is new since the last call; None when nothing is. A response with usage or an error is the last one."""
         self._is_announced = False
         deltas = [delta for index in self._fed if (delta := self._choices[index].take()) is not None]
         self._fed.clear()
@@ -91,7 +91,7 @@ class Generation:
         return generation_pb2.GenerationCallResponse(choices=deltas, usage=usage, timings=timings, media=media)
 
     def close(self) -> None:
-        """End what still runs in the engine, and log what the call cost. May be called twice."""
+        """End the sequences that still run, and log what the call cost. May be called twice."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -116,13 +116,13 @@ class Generation:
 
     def _feed(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         choice = self._choices[index]
-        had_matched = choice.has_matched_stop
+        had_stopped = choice.has_stopped
         choice.feed(output)
         self._fed[index] = None
         if choice.is_finished:
             self._num_running -= 1
-        elif choice.has_matched_stop and not had_matched and self._call is not None:
-            # Its finish waits for the engine's word, a step at most, which brings cached tokens and timings.
+        elif choice.has_stopped and not had_stopped and self._call is not None:
+            # The choice finishes with the engine's last output, a step later at most, which has cached tokens and timings.
             self._call.abort(index)
         self._announce()
 
@@ -155,8 +155,9 @@ def _usage(prompt: Prompt, choices: Sequence[Choice]) -> common_pb2.Usage:
     usage = common_pb2.Usage(
         prompt_tokens=len(prompt.token_ids),
         completion_tokens=sum(choice.num_tokens for choice in choices),
-        # The prompt counts once, so do its cached tokens: further choices find what the first one computed.
-        cached_tokens=first.usage.cached_tokens if first is not None else 0,
+        # The prompt counts once, and so do its cached tokens: further choices find what the first one computed. A sequence that was
+        # sent to the engine again may have found output tokens in the cache, too.
+        cached_tokens=min(first.usage.cached_tokens, len(prompt.token_ids)) if first is not None else 0,
         cached_media_tokens=first.usage.cached_media_tokens if first is not None else 0,
     )
     if prompt.media:

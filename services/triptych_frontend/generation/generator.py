@@ -1,4 +1,4 @@
-"""Starting a call: admission control, checks, the prompt, and one request to an engine."""
+"""Starts calls: admission control, checks, the prompt, and one request to an engine."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import TypeAlias
 
 from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.errors import UnimplementedError
+from triptych_common.rpc.principal import ANONYMOUS, Principal
 from triptych_common.telemetry.logs import request_id_var
 
-from triptych_frontend.encoders.call import MediaCall
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.call import Generation
 from triptych_frontend.generation.choice import Choice
+from triptych_frontend.generation.media_call import MediaCall
 from triptych_frontend.generation.sampling import GenerationParams, check_options, max_output_tokens
+from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.prompt.preprocess import Preprocessor, Prompt
-from triptych_frontend.prompt.tokenizer import Tokenizer
 from triptych_frontend.served_model import ServedModel
 
 Request: TypeAlias = generation_pb2.ChatRequest | generation_pb2.CompleteRequest
@@ -35,14 +36,14 @@ class Generator:
         preprocessor: Preprocessor,
         engines: EngineRouter,
         encoders: EncoderClient,
-        tokenizer: Tokenizer,
+        chains: OutputChains,
     ) -> None:
         self._admission = admission
         self._model = model
         self._preprocessor = preprocessor
         self._engines = engines
         self._encoders = encoders
-        self._tokenizer = tokenizer
+        self._chains = chains
         self._eos_token_ids = frozenset(model.info.eos_token_ids)
 
     async def start(
@@ -54,36 +55,37 @@ class Generator:
         context: common_pb2.CallContext | None = None,
         keeps_request: bool = False,
     ) -> Generation:
-        """Hand a request to the engine. The generation holds a place until it ended or was closed, which is the caller's duty.
+        """Send a request to the engine. It counts as a live call until the generation ended or was closed. The caller closes it.
 
         Args:
             on_news: see Generation.
             is_final_only: answer each choice once, when it has ended.
-            context: who asks, and which trace the call belongs to.
-            keeps_request: whether the caller keeps the request, and with it the files in it, until the generation ends.
+            context: who asks, and which trace the call belongs to. Callers of different tenants share no cache.
+            keeps_request: the caller keeps the request, with the files in it, until the generation ends.
 
         Raises:
             InvalidRequestError: the request is at fault; ContextLengthError when prompt and output do not fit the model's context.
-            QueueFullError: there is no place left.
+            QueueFullError: too many calls are live, or their media files take too many bytes.
             ServiceUnavailableError: no engine is there, no encoder is there for media, or this frontend drains.
         """
         with contextlib.ExitStack() as place:
             place.enter_context(self._admission.admit())
             self._model.check_name(request.model)
             refuse_unserved(request)
+            principal = Principal(context.tenant) if context is not None else ANONYMOUS
             if isinstance(request, generation_pb2.ChatRequest):
                 method, prompt_field, echo = "Chat", "messages", False
                 params = check_options(request.options, self._model.info.vocab_size, is_final_only=is_final_only)
-                prompt = await self._preprocessor.chat(request)
+                prompt = await self._preprocessor.chat(request, principal)
             else:
                 method, prompt_field, echo = "Complete", "prompt", request.echo
                 params = check_options(request.options, self._model.info.vocab_size, echo, is_final_only)
                 prompt = await self._preprocessor.complete(request, with_offsets=params.wants_prompt_logprobs)
             place.callback(prompt.release)
             choices = [
-                Choice(index, prompt, params, self._tokenizer, self._eos_token_ids, echo) for index in range(params.num_choices)
+                Choice(index, prompt, params, self._chains, self._eos_token_ids, echo) for index in range(params.num_choices)
             ]
-            engine_request = self._engine_request(prompt, params, prompt_field, context)
+            engine_request = self._engine_request(prompt, params, prompt_field, principal, context)
             generation = Generation(method, request_id_var.get(), prompt, choices, on_news, place.pop_all().close)
             try:
                 if prompt.media:
@@ -97,19 +99,24 @@ class Generator:
             return generation
 
     def _engine_request(
-        self, prompt: Prompt, params: GenerationParams, prompt_field: str, context: common_pb2.CallContext | None
+        self,
+        prompt: Prompt,
+        params: GenerationParams,
+        prompt_field: str,
+        principal: Principal,
+        context: common_pb2.CallContext | None,
     ) -> engine_pb2.EngineRequest:
         num_prompt_tokens = len(prompt.token_ids)
         max_tokens: int | None = max_output_tokens(params.sampling, num_prompt_tokens, self._model.info.max_model_len, prompt_field)
         if not params.sampling.HasField("max_tokens") and not self._model.shortens_context:
-            max_tokens = None  # the engine bounds it, and knows its KV cache
+            max_tokens = None  # the engine sets it, and knows its KV cache
         return engine_pb2.EngineRequest(
             # A client may use one request id for several calls; the engine's must be unique.
             request_id=f"{request_id_var.get()}-{secrets.token_hex(8)}",
             prompt_token_ids=prompt.token_ids,
             sampling=params.for_engine(max_tokens),
             priority=params.priority,
-            cache_salt=params.cache_salt,
+            cache_salt=principal.scoped_salt(params.cache_salt),
             n=params.num_choices,
             context=context,
         )

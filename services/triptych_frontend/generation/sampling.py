@@ -1,7 +1,7 @@
 """Checks and completes what a client asks of a generation, before the engine hears of it.
 
-Defaults are the contract's. The temperature, top_p and top_k that some models carry in generation_config.json are not applied:
-the same request means the same thing for every model.
+The defaults are the contract's. The temperature, top_p and top_k in some models' generation_config.json are not applied, so that
+the same request means the same for every model.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from functools import cached_property
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError
 
-from triptych_frontend.output.stop_strings import StopAutomaton
+from triptych_frontend.output.chain import OutputOptions
 
 MAX_STOP_STRINGS = 16
-#: Longest stop string, in characters: it is held in memory for each choice.
+#: Longest stop string, in characters. Each choice may hold back as much text.
 MAX_STOP_CHARS = 1024
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 _FIELD = "options.sampling"
 
-#: 0.01 as the message's float32 has it, which is a little less.
+#: 0.01 as a float32 of the message, which is slightly smaller.
 _LEAST_REPETITION_PENALTY = common_pb2.SamplingParams(repetition_penalty=0.01).repetition_penalty
-#: field -> least, most, and whether the least itself is out of range.
+#: field -> least value, greatest value, and whether the least value itself is out of range
 _RANGES: dict[str, tuple[float, float, bool]] = {
     "temperature": (0, 100, False),
     "top_p": (0, 1, True),
@@ -45,9 +45,7 @@ class GenerationParams:
 
     #: As the client sent it; `for_engine` completes it.
     sampling: common_pb2.SamplingParams
-    stop: tuple[str, ...]
-    include_stop: bool
-    skip_special_tokens: bool
+    output: OutputOptions
     num_choices: int
     is_final_only: bool
     return_token_ids: bool
@@ -55,11 +53,6 @@ class GenerationParams:
     cache_salt: str
 
     @cached_property
-    def stop_automaton(self) -> StopAutomaton:
-        """Finds the stop strings; built once for all choices."""
-        return StopAutomaton(self.stop)
-
-    @property
     def wants_logprobs(self) -> bool:
         return self.sampling.HasField("logprobs")
 
@@ -87,7 +80,7 @@ def check_options(
     """The options, checked. Raises InvalidRequestError naming field, limit and value.
 
     Args:
-        echo: the prompt's text is part of the answer, and then its log probabilities can be.
+        echo: the prompt's text is part of the answer, so its log probabilities may be, too.
         is_final_only: answer each choice once, when it has ended.
     """
     sampling = common_pb2.SamplingParams()
@@ -106,9 +99,12 @@ def check_options(
     _check_range("options.n", num_choices, 1, MAX_CHOICES)
     return GenerationParams(
         sampling=sampling,
-        stop=_stop_strings(options.stop),
-        include_stop=options.include_stop_in_output,
-        skip_special_tokens=options.skip_special_tokens if options.HasField("skip_special_tokens") else True,
+        output=OutputOptions(
+            stop=_stop_strings(options.stop),
+            include_stop=options.include_stop_in_output,
+            skip_special_tokens=options.skip_special_tokens if options.HasField("skip_special_tokens") else True,
+            min_tokens=sampling.min_tokens,
+        ),
         num_choices=num_choices,
         is_final_only=is_final_only,
         return_token_ids=options.return_token_ids,
@@ -118,7 +114,7 @@ def check_options(
 
 
 def max_output_tokens(sampling: common_pb2.SamplingParams, num_prompt_tokens: int, max_model_len: int, prompt_field: str) -> int:
-    """How many tokens may be generated: what was asked for, else what is left of the context. Raises ContextLengthError."""
+    """How many tokens may be generated: the requested number, else what is left of the context. Raises ContextLengthError."""
     left = max_model_len - num_prompt_tokens
     asked = sampling.max_tokens if sampling.HasField("max_tokens") else None
     if left < 0 or (asked is None and left == 0):
@@ -157,7 +153,7 @@ def _check_ranges(sampling: common_pb2.SamplingParams) -> None:
 
 
 def _check_range(field: str, value: float, least: float, most: float, is_open: bool = False) -> None:
-    # Written so that NaN, which is in no order with anything, is out of range.
+    # NaN, which compares false with everything, is out of range.
     if least <= value <= most and not (is_open and value == least):
         return
     interval = f"{'(' if is_open else '['}{least:g}, {most:g}]"
@@ -165,7 +161,7 @@ def _check_range(field: str, value: float, least: float, most: float, is_open: b
 
 
 def _check_tokens(sampling: common_pb2.SamplingParams, vocab_size: int) -> None:
-    """Refuse what is not in the vocabulary, and drop repeats."""
+    """Refuse token ids that are not in the vocabulary, and drop repeated ones."""
     _check_token_ids(f"{_FIELD}.logit_bias", sampling.logit_bias, vocab_size)
     for name in ("allowed_token_ids", "bad_token_ids", "stop_token_ids"):
         field, token_ids = f"{_FIELD}.{name}", getattr(sampling, name)

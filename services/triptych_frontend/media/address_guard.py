@@ -1,4 +1,4 @@
-"""Keeps fetches for clients away from this network: a name is resolved once, and what was checked is what is connected to."""
+"""Keeps fetches for clients away from this network. A name is resolved once, so the checked address is the connected one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import Any
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 
-#: At the same time; as many as there may be connections.
+#: Most lookups at the same time: as many as there may be connections.
 _MAX_LOOKUPS = 64
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 #: IPv6 prefixes whose last 32 bits are an IPv4 address that a gateway may forward to (NAT64, RFC 6052 and 8215).
 _NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
-#: All of IPv6 that is on the public internet. What else is called global is site-local, IPv4 in an old disguise, or of no use yet.
+#: All of IPv6 that is routed on the public internet. Other addresses that Python calls global are site-local, old forms of IPv4, or
+#: unassigned.
 _IPV6_ROUTED = (ipaddress.IPv6Network("2000::/3"), _NAT64[0])
-#: Not told by Python's `is_global` in all its versions: IETF's own (RFC 6890), documentation (RFC 9637).
+#: Special networks that `is_global` of some Python versions does not know: IETF's own (RFC 6890), documentation (RFC 9637).
 _SPECIAL = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv6Network("3fff::/20"))
 
 
@@ -32,7 +33,7 @@ class ForbiddenAddressError(Exception):
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address, as text, is one of the public internet."""
+    """Whether an IP address, as text, is on the public internet."""
     parsed: _Address = ipaddress.ip_address(address.partition("%")[0])
     if not parsed.is_global or parsed.is_multicast or any(parsed in network for network in _SPECIAL):
         return False
@@ -42,7 +43,7 @@ def is_public(address: str) -> bool:
 
 
 def _embedded(address: _Address) -> list[ipaddress.IPv4Address]:
-    """IPv4 addresses that an IPv6 address stands for."""
+    """The IPv4 addresses that an IPv6 address contains."""
     if isinstance(address, ipaddress.IPv4Address):
         return []
     teredo = address.teredo or ()
@@ -53,7 +54,7 @@ def _embedded(address: _Address) -> list[ipaddress.IPv4Address]:
 
 
 def check_literal(host: str) -> None:
-    """Raise ForbiddenAddressError for a host that is an IP address and no public one; names pass, see GuardedResolver."""
+    """Raise ForbiddenAddressError for a host that is an IP address and not public. Names pass; GuardedResolver checks them."""
     try:
         public = is_public(host)
     except ValueError:
@@ -63,11 +64,11 @@ def check_literal(host: str) -> None:
 
 
 class GuardedResolver(AbstractResolver):
-    """Resolves names to public addresses. aiohttp connects to what this returns, so no second answer can differ."""
+    """Resolves names to public addresses. aiohttp connects to what this returns, so no second lookup can give another address."""
 
     def __init__(self) -> None:
         self._lookups = _OwnThreads()
-        self._inner = ThreadedResolver(self._lookups)  # type: ignore[arg-type]  # of a loop it asks for nothing else
+        self._inner = ThreadedResolver(self._lookups)  # type: ignore[arg-type]  # it needs nothing else of a loop
 
     async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC) -> list[ResolveResult]:
         """Addresses of the host. Raises ForbiddenAddressError when any of them is not public, OSError when there are none."""
@@ -83,8 +84,8 @@ class GuardedResolver(AbstractResolver):
 
 
 class _OwnThreads:
-    """Looks names up in threads of its own: a lookup that nobody answers keeps its thread for longer than anybody waits for it, and
-    the event loop has only a few, which others need."""
+    """Looks names up in threads of its own. A lookup without an answer keeps its thread for longer than its caller waits, and the
+    event loop has only a few threads, which others need."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_MAX_LOOKUPS, thread_name_prefix="lookup")
@@ -98,5 +99,5 @@ class _OwnThreads:
         return await asyncio.get_running_loop().run_in_executor(self._pool, socket.getnameinfo, address, flags)
 
     def close(self) -> None:
-        """Wait for nobody."""
+        """Give the threads back without waiting for lookups."""
         self._pool.shutdown(wait=False, cancel_futures=True)

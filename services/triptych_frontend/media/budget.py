@@ -1,9 +1,10 @@
-"""How many bytes of media files live calls may hold together: a burst of uploads is refused, not the process killed."""
+"""The budget for bytes of media files in memory. A burst of uploads is refused, so that the process is not killed."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from triptych_common.rpc.errors import InvalidRequestError, QueueFullError
 
@@ -19,16 +20,37 @@ class MediaBudget:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        #: Bytes that live calls need.
         self.used_bytes = 0
-        #: Who waits for room, in order: bytes, and what is done when they are free.
+        #: Bytes that are kept in case they are needed once more. They are dropped when other calls need the room.
+        self.spare_bytes = 0
+        self._spare: dict[MediaHold, None] = {}  # holds that can be dropped, oldest first
+        #: The bytes that callers wait for, in order, each with a future that is set when they are free.
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def hold(self) -> MediaHold:
         """The share of one call, of nothing so far."""
         return MediaHold(self)
 
+    def make_room(self, num_bytes: int) -> None:
+        """Drop spare files, oldest first, until so many more bytes fit."""
+        while self._spare and self.used_bytes + self.spare_bytes + num_bytes > self.max_bytes:
+            next(iter(self._spare)).drop()
+
+    def add_spare(self, hold: MediaHold, num_bytes: int) -> None:
+        """Count a call's bytes as spare."""
+        self._spare[hold] = None
+        self.used_bytes -= num_bytes
+        self.spare_bytes += num_bytes
+
+    def remove_spare(self, hold: MediaHold, num_bytes: int) -> None:
+        """Count a call's spare bytes as used again."""
+        del self._spare[hold]
+        self.used_bytes += num_bytes
+        self.spare_bytes -= num_bytes
+
     async def until_free(self, num_bytes: int, timeout_s: float) -> bool:
-        """Wait until so many bytes are free, after those who wait already; True when the caller may take them, at once."""
+        """Wait until so many bytes are free, behind callers that wait already. True when the caller may take them at once."""
         if not self._waiting and self.used_bytes + num_bytes <= self.max_bytes:
             return True
         turn = asyncio.get_running_loop().create_future()
@@ -45,7 +67,7 @@ class MediaBudget:
         return self.used_bytes + num_bytes <= self.max_bytes
 
     def wake(self) -> None:
-        """Let those go on for whom there is room now."""
+        """Wake the callers for whom there is room now."""
         free = self.max_bytes - self.used_bytes
         while self._waiting and self._waiting[0][0] <= free:
             num_bytes, turn = self._waiting.popleft()
@@ -55,11 +77,13 @@ class MediaBudget:
 
 
 class MediaHold:
-    """What one call holds of the budget; whoever made it releases it."""
+    """What one call holds of the budget. Whoever made it releases it."""
 
     def __init__(self, budget: MediaBudget) -> None:
         self._budget = budget
         self._num_bytes = 0
+        #: What drops the files; None while the call needs them.
+        self._on_drop: Callable[[], None] | None = None
 
     def take(self, num_bytes: int, field: str) -> None:
         """Hold more bytes.
@@ -68,7 +92,7 @@ class MediaHold:
             field: whose bytes they are, for errors.
 
         Raises:
-            InvalidRequestError: the call alone wants more than there is for all.
+            InvalidRequestError: the call alone needs more than the whole budget.
             QueueFullError: other calls hold the rest.
         """
         limit, wanted = self._budget.max_bytes, self._num_bytes + num_bytes
@@ -78,17 +102,43 @@ class MediaHold:
         if self._budget.used_bytes + num_bytes > limit:
             message = f"{field}: the media of live requests take {self._budget.used_bytes} of {limit} bytes (max_live_media_bytes)"
             raise QueueFullError(message, field=field, limit=limit, value=wanted, retry_after_s=_RETRY_AFTER_S)
+        self._budget.make_room(num_bytes)
         self._num_bytes = wanted
         self._budget.used_bytes += num_bytes
 
     async def take_when_free(self, num_bytes: int, field: str, timeout_s: float) -> None:
-        """The same, after waiting for room. Raises as `take` does, QueueFullError after the time."""
+        """Wait for room, then `take`. Raises as `take` does, QueueFullError after the time."""
         if num_bytes <= self._budget.max_bytes:
             await self._budget.until_free(num_bytes, timeout_s)
         self.take(num_bytes, field)
 
+    def spare(self, on_drop: Callable[[], None]) -> None:
+        """The call can do without the files: keep them only while nobody else needs the room.
+
+        Args:
+            on_drop: called when the room is needed. It drops the files.
+        """
+        if self._num_bytes and self._on_drop is None:
+            self._on_drop = on_drop
+            self._budget.add_spare(self, self._num_bytes)
+            self._budget.wake()
+
+    def need(self) -> None:
+        """The call needs the files again, as far as they are still there."""
+        if self._on_drop is not None:
+            self._on_drop = None
+            self._budget.remove_spare(self, self._num_bytes)
+
+    def drop(self) -> None:
+        """Drop the spare files, and give their room back."""
+        if self._on_drop is not None:
+            on_drop = self._on_drop
+            self.release()
+            on_drop()
+
     def release(self) -> None:
-        """Give everything back. May be called twice."""
+        """Give all room back. May be called twice."""
+        self.need()
         self._budget.used_bytes -= self._num_bytes
         self._num_bytes = 0
         self._budget.wake()

@@ -1,4 +1,4 @@
-"""Media by address: http(s):, data: and file:, each within limits."""
+"""Fetches media by address: http(s):, data: and file:, each within limits."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from triptych_frontend.media.address_guard import ForbiddenAddressError, Guarded
 from triptych_frontend.media.item import AUDIO, IMAGE, VIDEO
 from triptych_frontend.settings import FrontendSettings
 
-#: Fetches at the same time; further ones wait, within their own time limit.
+#: Most fetches at the same time. Further ones wait, within their own time limit.
 _MAX_CONNECTIONS = 64
 _CHUNK_BYTES = 64 * 1024
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_SHOWN_CHARS = 120
-#: Modality -> first halves of the content types that it comes as.
+#: Modality -> the first parts of its content types.
 _CONTENT_TYPES = {IMAGE: ("image",), AUDIO: ("audio", "video"), VIDEO: ("video", "image")}
-#: What servers say when they do not know.
+#: Content types of servers that do not know the type.
 _UNKNOWN_TYPES = ("", "application/octet-stream", "binary/octet-stream", "application/ogg")
 
 
 class MediaFetcher:
-    """Gets media for clients; follows redirects hop by hop, so that each is checked. The environment's proxies are not used."""
+    """Fetches media for clients. It follows redirects one by one and checks each. It does not use the environment's proxies."""
 
     def __init__(self, settings: FrontendSettings) -> None:
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        """Close what connections are left."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -49,10 +49,10 @@ class MediaFetcher:
 
         Args:
             field: where the item stands in the request, for errors.
-            take: told of bytes as they come; what it raises ends the fetch.
+            take: called with the number of bytes as they arrive. An error that it raises ends the fetch.
 
         Raises:
-            InvalidRequestError: the address is not allowed, or the file cannot be had within the limits.
+            InvalidRequestError: the address is not allowed, or the file cannot be fetched within the limits.
         """
         field = f"{field}.url"
         scheme = url.partition(":")[0].lower()
@@ -85,7 +85,7 @@ class MediaFetcher:
             path = Path(urllib.parse.unquote(parts.path)).resolve(strict=True)
             if not path.is_relative_to(root.resolve(strict=True)):
                 raise refusal
-            # Without links, which are resolved; without waiting for the other end of a pipe.
+            # Links were resolved above, so a link here is refused. Opening a pipe must not wait for its other end.
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError, RuntimeError):
             raise refusal from None
@@ -124,7 +124,7 @@ class MediaFetcher:
         if url.scheme not in ("http", "https") or not url.host:
             raise ValueError(f"leads to {_shown(str(url))}, which is no http: or https: address")
         if not self._settings.allow_private_media_addresses:
-            # Names are checked where they are resolved; aiohttp asks no resolver about addresses.
+            # Names are checked when they are resolved. aiohttp does not ask the resolver about IP addresses.
             check_literal(url.host)
 
     async def _body(self, response: aiohttp.ClientResponse, modality: common_pb2.Modality, take: Callable[[int], None]) -> bytes:

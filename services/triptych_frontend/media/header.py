@@ -1,13 +1,14 @@
-"""What a media file says about itself: size, length, rate. Nothing is decoded that need not be, and nothing without a limit.
+"""What a media file says about itself: format, size, length, rate. It decodes as little as possible, and nothing without a limit.
 
-Must agree with what the encoder decodes: the same formats, the same orientation, the same ways to count samples and frames.
+It must agree with what the encoder decodes: the same formats, the same orientation, the same ways to count samples and frames.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeAlias
 
 import av
 import soundfile
@@ -25,28 +26,46 @@ _TURNED = frozenset({5, 6, 7, 8})
 _PNG_HEADER_BYTES = 8
 _BLOCK_SAMPLES = 1 << 16
 _PCM_BYTES = {"PCM_U8": 1, "PCM_S8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "FLOAT": 4, "DOUBLE": 8}
+#: Names of formats -> the names that this module has for them.
+_SYNONYMS = {
+    "jpg": "jpeg",
+    "tif": "tiff",
+    "wave": "wav",
+    "vnd.wave": "wav",
+    "mpeg": "mp3",
+    "mpga": "mp3",
+    "oga": "ogg",
+    "quicktime": "mov",
+    "mkv": "matroska",
+}
+#: A header, and names of the file's format, the usual one first.
+_Read: TypeAlias = tuple[MediaHeader, list[str]]
 
 # The limit is ours, and checked before a pixel is decoded; Pillow's own would only warn.
 Image.MAX_IMAGE_PIXELS = None
 
 
-def read_header(content: bytes, modality: common_pb2.Modality, limits: MediaLimits, field: str) -> MediaHeader:
+def read_header(
+    content: bytes, modality: common_pb2.Modality, limits: MediaLimits, field: str, declared_format: str = ""
+) -> MediaHeader:
     """Size and length of a raw file.
 
     Args:
         field: where the item stands in the request, for errors.
+        declared_format: what the client says the file is, e.g. `wav` or `audio/wav`; empty when it says nothing.
 
     Raises:
-        InvalidRequestError: it is no such file, it is damaged or empty, or it crosses a limit.
+        InvalidRequestError: the file is none of this modality, is not of the declared format, is damaged or empty, or crosses a
+            limit.
     """
     if not content:
         raise InvalidRequestError(f"{field} is an empty file (0 bytes)", field=field, limit=1, value=0)
     try:
-        if modality == IMAGE:
-            return _image_header(content, limits, field)
-        if modality == AUDIO:
-            return _audio_header(content, limits, field)
-        return _video_header(content, limits, field)
+        read = {IMAGE: _image_header, AUDIO: _audio_header}.get(modality, _video_header)
+        header, formats = read(content, limits, field)
+        if declared_format:
+            _check_format(declared_format, formats, field)
+        return header
     except InvalidRequestError:
         raise
     # Parsers of many formats run here on files that anybody may have written; beside their own errors they stumble.
@@ -57,19 +76,33 @@ def read_header(content: bytes, modality: common_pb2.Modality, limits: MediaLimi
         ) from error
 
 
-def _image_header(content: bytes, limits: MediaLimits, field: str) -> ImageHeader:
+def _check_format(declared: str, formats: Sequence[str], field: str) -> None:
+    """Refuse a file that is none of the format that the client declared.
+
+    Args:
+        formats: names of what the file is, the usual one first.
+    """
+    name = declared.strip().lower().rpartition("/")[2].removeprefix("x-")
+    if name not in formats and _SYNONYMS.get(name) not in formats:
+        message = f"{field} is declared as {declared}, and the file is {formats[0]}"
+        raise InvalidRequestError(message, field=f"{field}.format", limit=formats[0], value=declared)
+
+
+def _image_header(content: bytes, limits: MediaLimits, field: str) -> _Read:
     try:
         with Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
             width, height = image.size
             _check_pixels(width, height, limits, field)
             orientation = _orientation(image, content)
+            # MPO is a JPEG with further pictures behind the first.
+            formats = ["jpeg"] if image.format == "MPO" else [str(image.format).lower()]
     except UnidentifiedImageError as error:
         known = ", ".join(IMAGE_FORMATS)
         raise InvalidRequestError(f"{field} is no image of a known format; known are {known}", field=field, limit=known) from error
     # What Pillow's parsers raise for broken files.
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error) as error:
         raise InvalidRequestError(f"{field} is a damaged image: {error}", field=field) from error
-    return ImageHeader(height, width) if orientation in _TURNED else ImageHeader(width, height)
+    return ImageHeader(height, width) if orientation in _TURNED else ImageHeader(width, height), formats
 
 
 def _orientation(image: Image.Image, content: bytes) -> Any:
@@ -107,17 +140,18 @@ def _check_pixels(width: int, height: int, limits: MediaLimits, field: str) -> N
         )
 
 
-def _audio_header(content: bytes, limits: MediaLimits, field: str) -> AudioHeader:
+def _audio_header(content: bytes, limits: MediaLimits, field: str) -> _Read:
     try:
         with soundfile.SoundFile(BytesIO(content)) as file:
             rate = int(file.samplerate)
             _check_audio(rate, int(file.frames), limits, field)
             num_samples = _count_samples(file, len(content), limits, field)
+            formats = [file.format.removesuffix("EX").lower(), file.subtype.lower()]
     except (soundfile.LibsndfileError, RuntimeError):
-        rate, num_samples = _container_audio(content, limits, field)
+        rate, num_samples, formats = _container_audio(content, limits, field)
     if num_samples < 1:
         raise InvalidRequestError(f"{field} has no samples", field=field, limit=1, value=0)
-    return AudioHeader(num_samples, rate)
+    return AudioHeader(num_samples, rate), formats
 
 
 def _count_samples(file: soundfile.SoundFile, num_bytes: int, limits: MediaLimits, field: str) -> int:
@@ -142,8 +176,8 @@ def _check_audio(rate: int, num_samples: int, limits: MediaLimits, field: str) -
         raise InvalidRequestError(message, field=field, limit=most, value=seconds)
 
 
-def _container_audio(content: bytes, limits: MediaLimits, field: str) -> tuple[int, int]:
-    """Rate and samples of what libsndfile cannot read: m4a, webm, the sound track of a video. Decodes, and keeps nothing."""
+def _container_audio(content: bytes, limits: MediaLimits, field: str) -> tuple[int, int, list[str]]:
+    """Rate, samples and formats of what libsndfile cannot read: m4a, webm, the sound track of a video. Decodes without keeping."""
     try:
         with open_container(content, limits.max_pixels) as container:
             if not container.streams.audio:
@@ -153,14 +187,20 @@ def _container_audio(content: bytes, limits: MediaLimits, field: str) -> tuple[i
             for frame in container.decode(audio=0):
                 num_samples += frame.samples
                 _check_audio(rate, num_samples, limits, field)
-            return rate, num_samples
+            return rate, num_samples, _container_formats(container)
     except (av.FFmpegError, EOFError, ValueError) as error:
         raise InvalidRequestError(
             f"{field} is no sound of a known format, or damaged: {_first_line(error)}", field=field
         ) from error
 
 
-def _video_header(content: bytes, limits: MediaLimits, field: str) -> VideoHeader:
+def _container_formats(container: Any) -> list[str]:
+    """FFmpeg's names of what the container is, e.g. mov, mp4, m4a, which it does not tell apart. The most usual one comes first."""
+    names: list[str] = container.format.name.split(",")
+    return sorted(names, key=lambda name: name not in ("mp4", "matroska"))
+
+
+def _video_header(content: bytes, limits: MediaLimits, field: str) -> _Read:
     try:
         with open_container(content, limits.max_pixels) as container:
             if not container.streams.video:
@@ -169,7 +209,8 @@ def _video_header(content: bytes, limits: MediaLimits, field: str) -> VideoHeade
             width, height = stream.codec_context.width, stream.codec_context.height
             _check_pixels(width, height, limits, field)
             rate = stream.average_rate or stream.base_rate or stream.guessed_rate
-            # Headers may lie about the number of frames, or not know it.
+            formats = _container_formats(container)
+            # Headers may be wrong about the number of frames, or not have it.
             num_frames = 0
             for packet in container.demux(stream):
                 num_frames += packet.size > 0
@@ -189,7 +230,7 @@ def _video_header(content: bytes, limits: MediaLimits, field: str) -> VideoHeade
         seconds = f"{header.duration_s:.1f}"
         message = f"{field} is {seconds} s long; at most {limits.max_video_s:g} s are taken"
         raise InvalidRequestError(message, field=field, limit=limits.max_video_s, value=seconds)
-    return header
+    return header, formats
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Media items on their way through the frontend: what a client handed in, what its header says, what it becomes in the prompt."""
+"""Media items in the frontend: as the client sent them, what their headers say, and what they become in the prompt."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from triptych_common.pb import common_pb2
 
 IMAGE, AUDIO, VIDEO = common_pb2.MODALITY_IMAGE, common_pb2.MODALITY_AUDIO, common_pb2.MODALITY_VIDEO
-#: Modality -> its name in chat templates, in transformers' processors and in messages for people.
+#: Modality -> its name in chat templates, in transformers' processors and in error messages.
 MODALITY_NAMES: dict[common_pb2.Modality, str] = {IMAGE: "image", AUDIO: "audio", VIDEO: "video"}
 
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """An image's size as it is to be seen: after its EXIF orientation."""
+    """An image's size in pixels, after its EXIF orientation was applied."""
 
     width: int
     height: int
@@ -56,11 +56,11 @@ MediaHeader = ImageHeader | AudioHeader | VideoHeader
 class Expansion:
     """What a media item's placeholder becomes in the prompt."""
 
-    #: Placeholder tokens with whatever stands between and around them.
+    #: Placeholder tokens, and the text between and around them.
     text: str
     #: Tokens in it whose embeddings come from the encoder.
     num_embeds: int
-    #: What positions depend on, by the names of the arguments of get_rope_index; the first dimension counts items.
+    #: Tensors that positions depend on, named like the arguments of get_rope_index. The first dimension counts items.
     layout: tuple[tuple[str, np.ndarray], ...] = ()
 
 
@@ -73,13 +73,31 @@ class MediaPart:
 
 @dataclass(frozen=True)
 class MediaInput:
-    """A media item as the client handed it in."""
+    """A media item as the client sent it."""
 
     item: common_pb2.MediaItem
     #: Where it stands in the request, e.g. `messages[0].content[1].media`.
     field: str
-    #: The item's own processor options; checked against the model's processor later.
+    #: The item's own processor options.
     options: dict[str, Any]
+
+
+class MediaFile:
+    """A raw file that can be dropped while its item is still known.
+
+    Args:
+        content: None when the client named an item that only an encoder has.
+    """
+
+    def __init__(self, content: bytes | None) -> None:
+        self.content = content
+        #: The file was here, and is not any more.
+        self.is_dropped = False
+
+    def drop(self) -> None:
+        """Forget the bytes."""
+        self.is_dropped = self.is_dropped or self.content is not None
+        self.content = None
 
 
 @dataclass(frozen=True)
@@ -89,8 +107,7 @@ class PreparedMedia:
     modality: common_pb2.Modality
     #: See triptych_common.media.key.
     key: bytes
-    #: The raw file; kept until the first token, so that a lost embedding can be made again. None when only the encoder has it.
-    content: bytes | None
+    file: MediaFile
     #: Of the model's processor, part of the key.
     options: Mapping[str, Any]
     expansion: Expansion

@@ -1,25 +1,25 @@
-"""From a client's media items to what the encoder and the engine need: bytes, size, placeholder text, key."""
+"""From a client's media items to what encoder and engine need: bytes, size, placeholder text, key."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 from triptych_common.media.key import canonical_options, content_hash, media_key_of_hash
 from triptych_common.media.processor_options import check_option_numbers
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.errors import InvalidRequestError
+from triptych_common.rpc.principal import Principal
 from triptych_common.rpc.structs import from_struct
 
-from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.media.aliases import KnownMedia, UuidAliases
 from triptych_frontend.media.budget import MediaBudget, MediaHold
 from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.header import read_header
-from triptych_frontend.media.item import MODALITY_NAMES, MediaInput, PreparedMedia
-from triptych_frontend.media.placeholders import PlaceholderExpander
+from triptych_frontend.media.item import MODALITY_NAMES, MediaFile, MediaInput, PreparedMedia
+from triptych_frontend.media.processors.placeholders import PlaceholderExpander
 from triptych_frontend.media.uploads import Uploads
 from triptych_frontend.settings import FrontendSettings
 
@@ -28,13 +28,25 @@ _MAX_OPTIONS_BYTES = 16_384
 _MAX_UUID_CHARS = 256
 
 
+class KnowsEncoders(Protocol):
+    """What the preparer needs of the encoders."""
+
+    async def until_some(self) -> None:
+        """Wait a little for an encoder. Raises ServiceUnavailableError when none came."""
+        ...
+
+    def key_scope(self) -> bytes:
+        """What keys depend on beside the item. Raises ServiceUnavailableError while no encoder is there."""
+        ...
+
+
 class MediaPreparer:
-    """Fetches, inspects and names the media of a request.
+    """Fetches and inspects the media of a request, and computes their keys.
 
     Args:
-        expander: None for a model that takes text only, or whose processor does not run here.
+        expander: None for a text-only model, and for a model whose processor does not run here.
         why_text_only: why there is no expander.
-        encoders: say what keys depend on beside the item.
+        encoders: tell what keys depend on beside the item.
     """
 
     def __init__(
@@ -42,7 +54,7 @@ class MediaPreparer:
         expander: PlaceholderExpander | None,
         fetcher: MediaFetcher,
         settings: FrontendSettings,
-        encoders: EncoderPool,
+        encoders: KnowsEncoders,
         why_text_only: str = "this model takes text only",
     ) -> None:
         self._expander = expander
@@ -62,23 +74,24 @@ class MediaPreparer:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def prepare(
-        self, items: Sequence[tuple[str, common_pb2.MediaItem]], tenant_salt: str, hold: MediaHold
+        self, items: Sequence[tuple[str, common_pb2.MediaItem]], principal: Principal, salt: str, hold: MediaHold
     ) -> list[PreparedMedia]:
-        """What the items become, in their order. All of them are fetched at the same time.
+        """The items, ready to be encoded, in their order. All of them are fetched at the same time.
 
         Args:
             items: each with where it stands in the request.
-            tenant_salt: tenants of different salts share neither embeddings nor names.
-            hold: takes the bytes of the files; its owner releases it, also after an error.
+            principal: who asks. Principals share neither embeddings nor names.
+            salt: the client's own choice. Requests of different salts share neither.
+            hold: counts the bytes of the files. Its owner releases it, also after an error.
 
         Raises:
-            InvalidRequestError: the model or a limit does not allow them, or one cannot be had or read.
-            QueueFullError: live calls hold too many bytes of media already.
+            InvalidRequestError: the model or a limit does not allow them, or one cannot be fetched or read.
+            QueueFullError: the media of live calls take too many bytes.
             ServiceUnavailableError: no encoder is there.
         """
         inputs = self._checked(items)
-        await self._encoders.until_some()  # before anything is fetched for nothing
-        tasks = [asyncio.create_task(self._prepare_one(media, tenant_salt, hold)) for media in inputs]
+        await self._encoders.until_some()  # before anything is fetched in vain
+        tasks = [asyncio.create_task(self._prepare_one(media, principal, principal.scoped_salt(salt), hold)) for media in inputs]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -134,8 +147,8 @@ class MediaPreparer:
             message = f"this model takes at most {limit} {MODALITY_NAMES[modality]} per request; given: {count}"
             raise InvalidRequestError(message, field=field, limit=limit, value=count)
 
-    async def _prepare_one(self, media: MediaInput, tenant_salt: str, hold: MediaHold) -> PreparedMedia:
-        content = await self._content(media, hold)
+    async def _prepare_one(self, media: MediaInput, principal: Principal, tenant_salt: str, hold: MediaHold) -> PreparedMedia:
+        content = await self._content(media, principal, hold)
         if content is None:
             known = self._known(media, tenant_salt)
         else:
@@ -147,10 +160,10 @@ class MediaPreparer:
         expansion = await self._run(lambda: expander.expand(known.header, media.options, media.field))
         options_json = canonical_options(media.options)
         key = media_key_of_hash(self._encoders.key_scope(), known.modality, known.content_hash, options_json, tenant_salt)
-        return PreparedMedia(known.modality, key, content, media.options, expansion, media.field, tenant_salt)
+        return PreparedMedia(known.modality, key, MediaFile(content), media.options, expansion, media.field, tenant_salt)
 
-    async def _content(self, media: MediaInput, hold: MediaHold) -> bytes | None:
-        """The raw file; None when the client gave a name alone."""
+    async def _content(self, media: MediaInput, principal: Principal, hold: MediaHold) -> bytes | None:
+        """The raw file. None when the client sent a name alone."""
         item, kind = media.item, media.item.WhichOneof("source")
         if kind == "data":
             limit, content = self._settings.max_media_bytes, item.data
@@ -160,7 +173,7 @@ class MediaPreparer:
             hold.take(len(content), media.field)
             return content
         if kind == "upload_id":
-            content = self.uploads.take(item.upload_id, "", media.field)
+            content = self.uploads.take(item.upload_id, principal.tenant, media.field)
             hold.take(len(content), media.field)
             return content
         if kind == "url":
@@ -181,7 +194,7 @@ class MediaPreparer:
         return known
 
     def _inspect(self, content: bytes, media: MediaInput) -> KnownMedia:
-        header = read_header(content, media.item.modality, self._limits, media.field)
+        header = read_header(content, media.item.modality, self._limits, media.field, media.item.format)
         return KnownMedia(media.item.modality, content_hash(content), header)
 
     async def _run(self, work: Callable[[], Any]) -> Any:

@@ -1,1 +1,1 @@
-"""From output tokens to text."""
+"""From output tokens to what the client is sent."""

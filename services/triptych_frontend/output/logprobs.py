@@ -1,4 +1,4 @@
-"""Log probabilities of token ids, with the tokens' texts."""
+"""Log probabilities as clients get them: with the texts of the tokens."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from triptych_common.pb import engine_pb2, generation_pb2
 
-from triptych_frontend.output.token_text import TokenTexts
+from triptych_frontend.tokens.token_text import TokenTexts
 
 
 def token_logprob(logprobs: engine_pb2.TokenLogprobs, texts: TokenTexts, text_offset: int) -> generation_pb2.TokenLogprob:
-    """One position's log probabilities, as clients see them.
+    """The log probabilities of one position, as clients get them.
 
     Args:
         text_offset: where the token's text starts in the choice's text, in characters.
@@ -28,7 +28,7 @@ def token_logprob(logprobs: engine_pb2.TokenLogprobs, texts: TokenTexts, text_of
 def prompt_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[engine_pb2.TokenLogprobs], offsets: Sequence[int], texts: TokenTexts
 ) -> Iterator[generation_pb2.TokenLogprob]:
-    """The log probabilities of an echoed prompt. Its first token has none, as nothing stands before it.
+    """The log probabilities of an echoed prompt. Its first token has none, because nothing precedes it.
 
     Args:
         logprobs: entry i describes prompt token i + 1.

@@ -1,1 +1,1 @@
-"""From messages to prompt tokens."""
+"""From requests to prompt tokens."""

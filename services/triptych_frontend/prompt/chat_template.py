@@ -14,21 +14,22 @@ from triptych_common.pb import common_pb2
 from triptych_common.rpc.errors import InvalidRequestError, StartupError
 
 from triptych_frontend.media.item import MODALITY_NAMES, Expansion, MediaPart
-from triptych_frontend.media.placeholders import placeholder_ranges
-from triptych_frontend.prompt.tokenizer import Tokenizer
-from triptych_frontend.prompt.user_text import Piece, UserTextGuard, control_token_pattern
+from triptych_frontend.media.processors.placeholders import placeholder_ranges
+from triptych_frontend.tokens.tokenizer import Tokenizer
+from triptych_frontend.tokens.user_text import Piece, UserTextGuard, control_token_pattern
 
 _PROBE = "triptych probe"
-#: Template variables that a client may set although they are parameters of transformers' apply_chat_template.
-_CLIENT_VARIABLES = {"tools", "documents"}
+#: Template variables that a client may set although they are parameters of transformers' apply_chat_template. Tools are not among
+#: them: a request names them in a field of its own, or not at all.
+_CLIENT_VARIABLES = {"documents"}
 
 
 @dataclass(frozen=True)
 class ChatTurn:
-    """One message, as the template sees it."""
+    """One message, as the template gets it."""
 
     role: str
-    #: Texts and media in the order in which the model shall see them; no two texts follow each other.
+    #: Texts and media in the order of the message. No two texts follow each other.
     parts: tuple[str | MediaPart, ...]
     name: str | None = None
 
@@ -47,7 +48,7 @@ class ChatTurn:
 class RenderedChat:
     """A conversation as a prompt."""
 
-    #: As the template rendered it: one placeholder per media item.
+    #: As the template rendered it, with one placeholder per media item.
     text: str
     #: With the placeholders expanded.
     token_ids: list[int]
@@ -57,14 +58,14 @@ class RenderedChat:
 class ChatTemplate:
     """Renders and tokenizes conversations. Any number of threads may use it at once.
 
-    transformers renders, in its Jinja sandbox. Without special-token text in the conversation the token ids are those of
-    `apply_chat_template(tokenize=True)`; such text is tokenized as plain text (see `user_text`). Protected are all special
-    tokens, and of the other added tokens those with which the template itself marks turns (DeepSeek's `<｜User｜>`); tokens such
-    as `<think>` or `<tool_call>` are left alone, as assistant turns of a history contain them on purpose.
+    transformers renders, in its Jinja sandbox. Unless the conversation has the text of special tokens, the token ids are those of
+    `apply_chat_template(tokenize=True)`. Such text is tokenized as plain text (see `tokens.user_text`). All special tokens are
+    treated so, and those other added tokens with which the template marks turns (DeepSeek's `<｜User｜>`). Tokens such as `<think>`
+    or `<tool_call>` are not, because assistant turns of a history contain them on purpose.
 
     Args:
         source: a Jinja template to use instead of the model's own.
-        placeholders: of a multimodal model, the text that stands for an item of each modality before it is expanded.
+        placeholders: of a multimodal model: modality -> the text in place of an item before it is expanded.
         embed_token_ids: tokens whose embeddings come from an encoder.
 
     Raises:
@@ -87,7 +88,7 @@ class ChatTemplate:
             return
         try:
             self._takes_parts = not self._shows_probe(_PROBE) and self._shows_probe([{"type": "text", "text": _PROBE}])
-            # Others take a string, and placeholders in it as they are.
+            # Other templates take a string, with placeholders in it.
             self._places_media_parts = self._shows_media()
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(f"the chat template has a syntax error in line {error.lineno}: {error.message}") from error
@@ -117,8 +118,8 @@ class ChatTemplate:
         """The prompt of a conversation.
 
         Args:
-            variables: further variables for the template; may name neither parameters of the rendering nor `messages`.
-            expansions: what the media of the turns become, in their order.
+            variables: further variables for the template. Names of the rendering's own parameters and `messages` are refused.
+            expansions: what the media of the turns become, in the order of the turns.
 
         Raises:
             InvalidRequestError: the model has no template, or the template or its sandbox refused.
@@ -126,7 +127,7 @@ class ChatTemplate:
         if self._source is None:
             raise InvalidRequestError("this model has no chat template; use Complete, or start the frontend with --chat-template")
         for name in variables.keys() & _reserved_variables():
-            raise InvalidRequestError(f"template_kwargs_json must not set {name!r}", field="template_kwargs_json", value=name)
+            raise InvalidRequestError(f"template_kwargs must not set {name!r}", field="template_kwargs", value=name)
         guard = UserTextGuard(self._control_pattern, self._normalize)
         try:
             rendered = self._apply(
@@ -135,7 +136,7 @@ class ChatTemplate:
                 continue_final_message=continue_final_message,
                 **guard.protect(dict(variables)),
             )
-        # A template is code, and may fail in every way in which code can: undefined variables, types, raise_exception ...
+        # A template is code, and may raise anything: undefined variables, type errors, raise_exception ...
         except Exception as error:
             reason = guard.restore(str(error)) or type(error).__name__
             raise InvalidRequestError(f"the model's chat template refused the conversation: {reason}", field="messages") from error
@@ -151,10 +152,10 @@ class ChatTemplate:
     def _expanded(
         self, pieces: Iterable[Piece], expansions: Sequence[tuple[common_pb2.Modality, Expansion]]
     ) -> tuple[list[Piece], list[int]]:
-        """The pieces with placeholders expanded, and the indices of the media in the order in which the template placed them.
+        """The pieces with expanded placeholders, and the indices of the media in the order of the rendered text.
 
         Raises:
-            InvalidRequestError: the template did not place each item once.
+            InvalidRequestError: the template did not write one placeholder per item.
         """
         if not expansions:
             return list(pieces), []
@@ -171,7 +172,7 @@ class ChatTemplate:
             order.append(items.pop(0))
             return expansions[order[-1]][1].text
 
-        # What users wrote is plain, and so are the placeholders in it.
+        # Placeholders in users' text are plain text.
         expanded = [p if p.is_plain else Piece(self._placeholder_pattern.sub(expand, p.text), False) for p in pieces]
         left = next((modality for modality, items in waiting.items() if items), None)
         if left is not None:
@@ -224,7 +225,7 @@ class ChatTemplate:
         return False
 
     def _probe_turns(self) -> str:
-        """A short conversation as rendered: it shows the tokens that the template marks turns with."""
+        """A short rendered conversation, which shows the tokens with which the template marks turns."""
         content = [{"type": "text", "text": _PROBE}] if self._takes_parts else _PROBE
         system, user, assistant = ({"role": role, "content": content} for role in ("system", "user", "assistant"))
         for messages in ([system, user, assistant, user], [user, assistant, user], [user]):
@@ -236,7 +237,7 @@ class ChatTemplate:
 
 
 def _joins_to_control_token(texts: Sequence[str], pattern: re.Pattern[str]) -> bool:
-    """Whether texts, put together as templates do that place media first, would show a control token that none of them has."""
+    """Whether joined texts would have a control token that none of them has. Templates that place media first join texts."""
     alone = sum(len(pattern.findall(text)) for text in texts)
     strips = (str, str.strip, str.lstrip, str.rstrip)
     return any(len(pattern.findall("".join(map(strip, texts)))) != alone for strip in strips)
@@ -252,7 +253,7 @@ def _own_template(tokenizer: Tokenizer) -> str | None:
 
 @functools.cache
 def _reserved_variables() -> frozenset[str]:
-    """Names that mean something to the rendering itself: a client must not bring a template of its own through them."""
+    """Names of the rendering's own parameters. Through them a client could set a template of its own."""
     from transformers import PreTrainedTokenizerBase  # late: see no_torch
 
     parameters = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)

@@ -1,7 +1,7 @@
-"""From requests to prompts, in a pool of threads: the event loop neither renders nor tokenizes.
+"""From requests to prompts, in a pool of threads. The event loop neither renders nor tokenizes.
 
-One hop to the pool and back costs 20 to 30 us on one core of a Zen 5; rendering a one-line chat 20 us, tokenizing its 178
-characters 45 us, 10,000 characters 2.8 ms. Running short texts inline would save less than it complicates.
+A round trip to the pool takes 20 to 30 us on one core of a Zen 5. Rendering a one-line chat takes 20 us, tokenizing its 178
+characters 45 us, and tokenizing 10,000 characters 2.8 ms. Running short texts on the event loop would save little.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from typing import Any, TypeVar
 from google.protobuf import struct_pb2
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.errors import InvalidRequestError
+from triptych_common.rpc.principal import ANONYMOUS, Principal
 from triptych_common.rpc.structs import from_struct
 
-from triptych_frontend.generation.interruptible import Interrupted, InterruptibleJob
+from triptych_frontend.media.budget import MediaHold
 from triptych_frontend.media.item import MediaPart, PreparedMedia
 from triptych_frontend.media.preparer import MediaPreparer
-from triptych_frontend.output.detokenizer import IncrementalDetokenizer
 from triptych_frontend.prompt.chat_template import ChatTemplate, ChatTurn, RenderedChat
-from triptych_frontend.prompt.tokenizer import Tokenizer
+from triptych_frontend.prompt.interruptible import Interrupted, InterruptibleJob
 from triptych_frontend.settings import FrontendSettings
+from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
+from triptych_frontend.tokens.tokenizer import Tokenizer
 
-#: Ids that are decoded on the event loop (0.6 us each), as a hop to the pool would cost more.
+#: Most ids that are decoded on the event loop (0.6 us each). A round trip to the pool would take longer.
 _MAX_INLINE_TOKENS = 32
 ROLES = ("system", "developer", "user", "assistant", "tool")
 T = TypeVar("T")
@@ -36,27 +38,32 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the engine is to continue."""
+    """What the engine continues."""
 
     text: str
     token_ids: list[int]
-    #: What rendering and tokenizing took, waiting for a thread included.
+    #: Time of rendering and tokenizing, in seconds, with the wait for a thread.
     preprocess_s: float = 0.0
-    #: Where each token's text starts in `text`, in characters; empty unless asked for.
+    #: Where each token's text starts in `text`, in characters. None unless requested.
     offsets: list[int] | None = None
     #: Media of the prompt, in the order of the messages.
     media: list[PreparedMedia] = field(default_factory=list)
-    #: Where their embeddings stand, by offset.
+    #: The places of their embeddings, by offset.
     placeholders: list[common_pb2.PlaceholderRange] = field(default_factory=list)
-    #: To be called once the files of the media are not held any more; may be called twice.
-    release: Callable[[], None] = lambda: None
+    #: Room for the files of the media; None without media.
+    hold: MediaHold | None = None
+
+    def release(self) -> None:
+        """Give the room for files back. May be called twice."""
+        if self.hold is not None:
+            self.hold.release()
 
 
 class Preprocessor:
     """Renders, tokenizes and decodes in `num_tokenizer_threads` threads.
 
     Args:
-        vocab_size: token ids from clients must be below this.
+        vocab_size: token ids of clients must be smaller.
         media: prepares pictures, sounds and videos.
     """
 
@@ -74,8 +81,11 @@ class Preprocessor:
         """Give the threads back."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def chat(self, request: generation_pb2.ChatRequest) -> Prompt:
-        """The prompt of a conversation; to be released.
+    async def chat(self, request: generation_pb2.ChatRequest, principal: Principal = ANONYMOUS) -> Prompt:
+        """The prompt of a conversation. The caller releases it.
+
+        Args:
+            principal: who asks. Principals share neither media names nor embeddings.
 
         Raises:
             InvalidRequestError: the request is at fault.
@@ -91,7 +101,7 @@ class Preprocessor:
         hold = self._media.budget.hold()
         with contextlib.ExitStack() as on_error:
             on_error.callback(hold.release)
-            media = await self._media.prepare(items, request.options.cache_salt, hold) if items else []
+            media = await self._media.prepare(items, principal, request.options.cache_salt, hold) if items else []
             expansions = [(item.modality, item.expansion) for item in media]
             chat = await self._render(
                 lambda: self._template.render(turns, variables, add_generation_prompt, continue_final_message, expansions)
@@ -100,13 +110,13 @@ class Preprocessor:
                 raise InvalidRequestError("the chat template rendered an empty prompt", field="messages")
             on_error.pop_all()
         elapsed_s = time.perf_counter() - start_s
-        return Prompt(chat.text, chat.token_ids, elapsed_s, media=media, placeholders=chat.placeholders, release=hold.release)
+        return Prompt(chat.text, chat.token_ids, elapsed_s, media=media, placeholders=chat.placeholders, hold=hold)
 
     async def complete(self, request: generation_pb2.CompleteRequest, with_offsets: bool = False) -> Prompt:
         """The prompt of a completion. Raises InvalidRequestError.
 
         Args:
-            with_offsets: tell where each token's text starts, for log probabilities of an echoed prompt.
+            with_offsets: compute where each token's text starts, for log probabilities of an echoed prompt.
         """
         start_s = time.perf_counter()
         kind = request.WhichOneof("prompt")
@@ -165,7 +175,7 @@ class Preprocessor:
         )
 
     async def _render(self, work: Callable[[], RenderedChat]) -> RenderedChat:
-        """Like `_run`, but a template that does not end is ended, whether the caller still waits for it or not."""
+        """Like `_run`, but with a time limit for the template, also when the caller no longer waits."""
         loop = asyncio.get_running_loop()
         job = InterruptibleJob(work)
         timer = loop.call_later(self._settings.template_timeout_s, job.interrupt)
@@ -198,8 +208,8 @@ class Preprocessor:
         token_ids, spans = self._tokenizer.encode_with_offsets(text, add_special_tokens)
         starts, end = [], 0
         for span_start, span_end in spans:
-            # Spans of byte-level tokens leave out a leading space, and overlap when they share a character; tokens that the
-            # tokenizer added have an empty one.
+            # Spans of byte-level tokens leave out a leading space, and overlap when tokens share a character. Tokens that the
+            # tokenizer added have an empty span.
             starts.append(min(span_start, end) if span_end > span_start else end)
             end = max(end, span_end)
         return token_ids, starts
@@ -235,7 +245,7 @@ def _turn(message: generation_pb2.ChatMessage, field: str) -> ChatTurn:
         if kind == "media":
             parts.append(MediaPart(part.media.modality))
         elif parts and isinstance(parts[-1], str):
-            # One string, so that no template can join two parts into a special token. vLLM puts a line break between parts as well.
+            # One string, so that no template can join two parts to a special token. vLLM puts a line break between parts, too.
             parts[-1] += "\n" + part.text
         else:
             parts.append(part.text)
@@ -243,7 +253,7 @@ def _turn(message: generation_pb2.ChatMessage, field: str) -> ChatTurn:
 
 
 def _media_items(messages: Sequence[generation_pb2.ChatMessage]) -> list[tuple[str, common_pb2.MediaItem]]:
-    """The media of a conversation, each with where it stands."""
+    """The media of a conversation, each with its field."""
     return [
         (f"messages[{number}].content[{index}].media", part.media)
         for number, message in enumerate(messages)
@@ -253,7 +263,7 @@ def _media_items(messages: Sequence[generation_pb2.ChatMessage]) -> list[tuple[s
 
 
 def _prompt_end(request: generation_pb2.ChatRequest, last: ChatTurn) -> tuple[bool, bool]:
-    """Whether to start the assistant's turn, and whether to go on with the last message."""
+    """Whether to start the assistant's turn, and whether to continue the last message."""
     if not request.continue_final_message:
         return request.add_generation_prompt if request.HasField("add_generation_prompt") else True, False
     if request.add_generation_prompt:

@@ -25,11 +25,11 @@ from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.generator import Generator, Request
 from triptych_frontend.generation.whole import whole_choices
 from triptych_frontend.media.uploads import Uploads
-from triptych_frontend.output.detokenizer import IncrementalDetokenizer
 from triptych_frontend.prompt.preprocess import Preprocessor
-from triptych_frontend.prompt.tokenizer import Tokenizer
 from triptych_frontend.rpc.session import GenerationSession
 from triptych_frontend.served_model import ServedModel
+from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
+from triptych_frontend.tokens.tokenizer import Tokenizer
 
 _MEDIA_TRAILER = "triptych-media-bin"
 #: Metadata of more than 8 KiB make calls fail, and others add theirs.

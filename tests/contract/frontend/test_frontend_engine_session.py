@@ -60,7 +60,7 @@ async def until_idle(bench: Bench) -> None:
 
 async def test_a_cancelled_call_aborts_all_its_choices() -> None:
     async with frontend_bench(endless) as bench:
-        call = bench.generation.Chat(chat_request(options=Options(n=3)))
+        call = bench.chat(chat_request(options=Options(n=3)))
         await anext(aiter(call))
         call.cancel()
         await bench.engine.until(lambda: len(bench.engine.aborted) == 3 and not bench.engine.live)
@@ -96,17 +96,17 @@ async def test_a_slow_reader_gets_everything_in_fewer_messages() -> None:
 
 async def test_a_lost_engine_ends_live_calls_at_once_and_is_found_again() -> None:
     async with frontend_bench(endless) as bench:
-        call = bench.generation.Chat(chat_request())
+        call = bench.chat(chat_request())
         await anext(aiter(call))
         await bench.engine.go_down()
         lost = await error_of(call)
         await bench.until_ready(False)
-        away = await error_of(bench.generation.Chat(chat_request()))
+        away = await error_of(bench.chat(chat_request()))
         info = await bench.control.GetServerInfo(control_pb2.GetServerInfoRequest())
         bench.engine.script = hello()
         await bench.engine.come_back()
         await bench.until_ready()
-        assert joined(await collect(bench.generation.Chat(chat_request()))) == "Hello there"
+        assert joined(await collect(bench.chat(chat_request()))) == "Hello there"
     assert isinstance(lost, ServiceUnavailableError)
     assert "went away" in lost.message
     assert isinstance(away, ServiceUnavailableError)
@@ -129,7 +129,7 @@ async def test_an_engine_process_that_dies_is_found_again_on_its_port() -> None:
         assert info.state == common_pb2.SERVER_STATE_UNAVAILABLE
         async with serving(engine.register, port):
             await bench.until_ready()
-            assert joined(await collect(bench.generation.Chat(chat_request()))) == "Hello there"
+            assert joined(await collect(bench.chat(chat_request()))) == "Hello there"
         await bench.until_ready(False)
         async with serving(FakeEngine(model, hello()).register, port):
             await bench.until_ready()
@@ -151,9 +151,9 @@ async def test_an_engine_with_another_model_is_refused(caplog: pytest.LogCapture
     other = common_pb2.ModelInfo(name="other", fingerprint="f00d")
     with caplog.at_level(logging.ERROR):
         async with frontend_bench(engine_model=other, ready=False) as bench:
-            error = await error_of(bench.generation.Chat(chat_request()))
+            error = await error_of(bench.chat(chat_request()))
             while "another model" not in error.message:
-                error = await error_of(bench.generation.Chat(chat_request()))
+                error = await error_of(bench.chat(chat_request()))
             info = await bench.control.GetServerInfo(control_pb2.GetServerInfoRequest())
     assert isinstance(error, ServiceUnavailableError)
     assert info.state == common_pb2.SERVER_STATE_UNAVAILABLE
@@ -164,9 +164,9 @@ async def test_the_engines_shorter_context_holds() -> None:
     model = model_info(small_model_dir(), "small")
     model.max_model_len = 40
     async with frontend_bench(engine_model=model) as bench:
-        await collect(bench.generation.Complete(generation_pb2.CompleteRequest(text="\n" * 10)))
+        await collect(bench.complete(generation_pb2.CompleteRequest(text="\n" * 10)))
         too_long = Options(sampling=common_pb2.SamplingParams(max_tokens=31))
-        refused = await error_of(bench.generation.Complete(generation_pb2.CompleteRequest(text="\n" * 10, options=too_long)))
+        refused = await error_of(bench.complete(generation_pb2.CompleteRequest(text="\n" * 10, options=too_long)))
         info = await bench.control.GetModelInfo(control_pb2.GetModelInfoRequest())
     (request,) = bench.engine.requests
     assert not request.sampling.HasField("max_tokens")  # the engine bounds it, and knows its KV cache
@@ -177,7 +177,7 @@ async def test_the_engines_shorter_context_holds() -> None:
 
 async def test_many_calls_at_once_are_answered_each_with_its_own() -> None:
     async with frontend_bench() as bench:
-        calls = [bench.generation.Chat(chat_request(f"Hi {number}")) for number in range(64)]
+        calls = [bench.chat(chat_request(f"Hi {number}")) for number in range(64)]
         answers = await asyncio.gather(*(collect(call) for call in calls))
         assert len({request.request_id for request in bench.engine.requests}) == 64
     assert [joined(answer) for answer in answers] == ["Hello there"] * 64
@@ -214,7 +214,7 @@ async def test_a_huge_fan_out_is_sent_in_bounded_messages(monkeypatch: pytest.Mo
     async with frontend_bench() as bench:
         # The size is mostly the salt's: prompt tokens are not all that a request carries.
         request = generation_pb2.CompleteRequest(text="\n", options=Options(n=10, cache_salt="s" * 200))
-        responses = await collect(bench.generation.Complete(request))
+        responses = await collect(bench.complete(request))
         assert max(len(message.add) for message in bench.engine.messages) == 3
         assert max(message.ByteSize() for message in bench.engine.messages) < 1100
     assert {joined(responses, index) for index in range(10)} == {"Hello there"}
@@ -223,8 +223,8 @@ async def test_a_huge_fan_out_is_sent_in_bounded_messages(monkeypatch: pytest.Mo
 async def test_a_request_too_large_for_a_message_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triptych_frontend.engines.client._MAX_ADD_BYTES", 1000)
     async with frontend_bench() as bench:
-        refused = await error_of(bench.generation.Chat(chat_request(options=Options(cache_salt="s" * 1000))))
-        assert joined(await collect(bench.generation.Chat(chat_request()))) == "Hello there"
+        refused = await error_of(bench.chat(chat_request(options=Options(cache_salt="s" * 1000))))
+        assert joined(await collect(bench.chat(chat_request()))) == "Hello there"
         assert len(bench.engine.requests) == 1
     assert isinstance(refused, InvalidRequestError)
     assert refused.limit == "1000"
@@ -233,10 +233,10 @@ async def test_a_request_too_large_for_a_message_is_refused_alone(monkeypatch: p
 async def test_draining_finishes_live_calls_and_takes_no_more_until_it_is_woken() -> None:
     async with frontend_bench() as bench:
         await bench.engine.pause(after_steps=1)
-        call = bench.generation.Chat(chat_request())
+        call = bench.chat(chat_request())
         await anext(aiter(call))
         at_once = await bench.control.Drain(control_pb2.DrainRequest(timeout_s=0))
-        refused = await error_of(bench.generation.Chat(chat_request()))
+        refused = await error_of(bench.chat(chat_request()))
         await bench.until_ready(False)
         await bench.engine.resume()
         rest = await collect(call)
@@ -244,7 +244,7 @@ async def test_draining_finishes_live_calls_and_takes_no_more_until_it_is_woken(
         info = await bench.control.GetServerInfo(control_pb2.GetServerInfoRequest())
         await bench.control.WakeUp(control_pb2.WakeUpRequest())
         await bench.until_ready()
-        awake = await collect(bench.generation.Chat(chat_request()))
+        awake = await collect(bench.chat(chat_request()))
     assert (at_once.drained, at_once.num_live_requests) == (False, 1)
     assert isinstance(refused, ServiceUnavailableError)
     assert rest[-1].usage.completion_tokens
@@ -264,7 +264,7 @@ async def test_the_control_port_answers_for_what_the_frontend_has() -> None:
 async def test_nothing_is_left_behind() -> None:
     before = asyncio.all_tasks()
     async with frontend_bench(endless) as bench:
-        call = bench.generation.Chat(chat_request())
+        call = bench.chat(chat_request())
         await anext(aiter(call))
         await bench.engine.go_down()
         await error_of(call)

@@ -5,23 +5,24 @@ from __future__ import annotations
 import pytest
 from grpc.aio import AioRpcError
 from support.builders.frontend import chat_request, frontend_bench, ids, joined, last_delta
-from support.builders.tokenizer import IM_END_ID, MAX_MODEL_LEN
-from support.fakes.engine import fails, says
+from support.builders.tokenizer import IM_END_ID
+from support.fakes.engine import says
 from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.errors import (
-    ContextLengthError,
-    InvalidRequestError,
-    ModelNotFoundError,
-    NeverFitsError,
-    QueueFullError,
     TriptychError,
 )
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
-from triptych_common.rpc.status import from_rpc_error, to_request_error
+from triptych_common.rpc.status import from_rpc_error
 
 Options = generation_pb2.GenerationOptions
+
+
 Sampling = common_pb2.SamplingParams
+
+
 CompleteRequest = generation_pb2.CompleteRequest
+
+
 TEXT = "Hello there, 😀 how are you? I am fine. The end of the story."
 
 
@@ -37,7 +38,7 @@ async def error_of(call) -> TriptychError:
 
 async def test_chat_streams_text_then_usage_and_timings() -> None:
     async with frontend_bench(says(ids(TEXT), stop_token_id=IM_END_ID, cached_tokens=3)) as bench:
-        call = bench.generation.Chat(chat_request(), metadata=((REQUEST_ID_KEY, "my-id"),))
+        call = bench.chat(chat_request(), metadata=((REQUEST_ID_KEY, "my-id"),))
         responses = await collect(call)
         (request,) = bench.engine.requests
     assert joined(responses) == TEXT
@@ -58,8 +59,8 @@ async def test_chat_streams_text_then_usage_and_timings() -> None:
 
 async def test_one_response_per_choice_when_only_the_end_is_wanted() -> None:
     async with frontend_bench(says(ids(TEXT), stop_token_id=IM_END_ID)) as bench:
-        options = Options(output_mode=generation_pb2.OUTPUT_MODE_FINAL, n=2)
-        responses = await collect(bench.generation.Chat(chat_request(options=options)))
+        options = Options(n=2)
+        responses = await collect(bench.chat(chat_request(options=options), generation_pb2.OUTPUT_MODE_FINAL))
     choices = [choice for response in responses for choice in response.choices]
     assert sorted((choice.index, choice.text) for choice in choices) == [(0, TEXT), (1, TEXT)]
 
@@ -67,12 +68,11 @@ async def test_one_response_per_choice_when_only_the_end_is_wanted() -> None:
 async def test_choices_have_seeds_of_their_own_and_the_prompt_counts_once() -> None:
     async with frontend_bench() as bench:
         options = Options(n=3, sampling=Sampling(seed=7))
-        responses = await collect(bench.generation.Chat(chat_request(options=options)))
+        responses = await collect(bench.chat(chat_request(options=options)))
         requests = bench.engine.requests
         messages = bench.engine.messages
-    assert [request.sampling.seed for request in requests] == [7, 8, 9]
-    assert len({request.request_id for request in requests}) == 3
-    assert len(messages) == 1, "what starts together travels together"
+    assert [(request.n, request.sampling.seed) for request in requests] == [(3, 7)], "the engine numbers the seeds"
+    assert len(messages) == 1
     assert [joined(responses, index) for index in range(3)] == ["Hello there"] * 3
     usage = responses[-1].usage
     assert usage.prompt_tokens == len(requests[0].prompt_token_ids)
@@ -85,7 +85,7 @@ async def test_a_stop_string_ends_the_choice_and_the_engines_work(tokens_per_ste
     async with frontend_bench(says(ids(TEXT), tokens_per_step=tokens_per_step)) as bench:
         await bench.engine.pause(after_steps=1000)
         options = Options(stop=["never", " are you"], include_stop_in_output=include_stop, return_token_ids=True)
-        responses = await collect(bench.generation.Chat(chat_request(options=options)))
+        responses = await collect(bench.chat(chat_request(options=options)))
         aborted = list(bench.engine.aborted)
         live = dict(bench.engine.live)
         (request,) = bench.engine.requests
@@ -104,13 +104,13 @@ async def test_a_stop_string_ends_the_choice_and_the_engines_work(tokens_per_ste
 
 async def test_text_that_might_begin_a_stop_string_is_never_sent() -> None:
     async with frontend_bench(says(ids("abc STO and STOP here"))) as bench:
-        responses = await collect(bench.generation.Chat(chat_request(options=Options(stop=["STOP"]))))
+        responses = await collect(bench.chat(chat_request(options=Options(stop=["STOP"]))))
     assert joined(responses) == "abc STO and "
 
 
 async def test_a_held_back_beginning_is_sent_when_the_text_ends_with_it() -> None:
     async with frontend_bench(says(ids("abc STO"))) as bench:
-        responses = await collect(bench.generation.Chat(chat_request(options=Options(stop=["STOP"]))))
+        responses = await collect(bench.chat(chat_request(options=Options(stop=["STOP"]))))
     assert joined(responses) == "abc STO"
     assert last_delta(responses).finish_reason == common_pb2.FINISH_REASON_LENGTH
 
@@ -119,7 +119,7 @@ async def test_stop_strings_wait_for_min_tokens() -> None:
     text = "one two one three"
     async with frontend_bench(says(ids(text))) as bench:
         options = Options(stop=["one"], sampling=Sampling(min_tokens=len(ids("one two"))))
-        responses = await collect(bench.generation.Complete(CompleteRequest(text="x", options=options)))
+        responses = await collect(bench.complete(CompleteRequest(text="x", options=options)))
     assert joined(responses) == "one two "
 
 
@@ -127,9 +127,9 @@ async def test_a_clients_stop_token_is_reported_and_is_no_text() -> None:
     (comma,) = ids(",")
     async with frontend_bench(says(ids("Hello"), stop_token_id=comma)) as bench:
         options = Options(sampling=Sampling(stop_token_ids=[comma]))
-        responses = await collect(bench.generation.Chat(chat_request(options=options)))
+        responses = await collect(bench.chat(chat_request(options=options)))
         options.include_stop_in_output = True
-        with_stop = await collect(bench.generation.Chat(chat_request(options=options)))
+        with_stop = await collect(bench.chat(chat_request(options=options)))
     assert (joined(responses), joined(with_stop)) == ("Hello", "Hello,")
     assert last_delta(responses).stop_token_id == comma
     assert responses[-1].usage.completion_tokens == len(ids("Hello")) + 1
@@ -138,22 +138,22 @@ async def test_a_clients_stop_token_is_reported_and_is_no_text() -> None:
 @pytest.mark.parametrize(("skip", "expected"), [(True, "Hello"), (False, "Hello<|im_start|>")])
 async def test_special_tokens_are_text_only_on_request(skip: bool, expected: str) -> None:
     async with frontend_bench(says(ids("Hello<|im_start|>"))) as bench:
-        responses = await collect(bench.generation.Chat(chat_request(options=Options(skip_special_tokens=skip))))
+        responses = await collect(bench.chat(chat_request(options=Options(skip_special_tokens=skip))))
     assert joined(responses) == expected
 
 
 async def test_complete_continues_with_the_right_space_and_echoes() -> None:
     async with frontend_bench(says(ids(" there"))) as bench:
-        plain = await collect(bench.generation.Complete(CompleteRequest(text="Hello")))
-        echoed = await collect(bench.generation.Complete(CompleteRequest(text="Hello", echo=True)))
+        plain = await collect(bench.complete(CompleteRequest(text="Hello")))
+        echoed = await collect(bench.complete(CompleteRequest(text="Hello", echo=True)))
         by_ids = CompleteRequest(token_ids=generation_pb2.TokenIds(ids=ids("Hello")), echo=True)
-        echoed_ids = await collect(bench.generation.Complete(by_ids))
+        echoed_ids = await collect(bench.complete(by_ids))
     assert (joined(plain), joined(echoed), joined(echoed_ids)) == (" there", "Hello there", "Hello there")
 
 
 async def test_special_tokens_of_a_raw_prompt_are_tokens() -> None:
     async with frontend_bench() as bench:
-        await collect(bench.generation.Complete(CompleteRequest(text="<|im_start|>user")))
+        await collect(bench.complete(CompleteRequest(text="<|im_start|>user")))
         (request,) = bench.engine.requests
     assert list(request.prompt_token_ids) == ids("<|im_start|>user")
 
@@ -161,7 +161,7 @@ async def test_special_tokens_of_a_raw_prompt_are_tokens() -> None:
 async def test_no_output_at_all_still_ends_in_a_reply() -> None:
     async with frontend_bench(says([])) as bench:
         options = Options(sampling=Sampling(max_tokens=0))
-        (response,) = await collect(bench.generation.Complete(CompleteRequest(text="Hello", options=options)))
+        (response,) = await collect(bench.complete(CompleteRequest(text="Hello", options=options)))
         assert bench.engine.requests[0].sampling.max_tokens == 0
     assert response.choices[0].finish_reason == common_pb2.FINISH_REASON_LENGTH
     assert response.usage.completion_tokens == 0
@@ -192,7 +192,7 @@ async def test_logprobs_carry_bytes_and_offsets_also_of_parts_of_characters() ->
     text = "The 😀é fox"
     async with frontend_bench(says_with_logprobs(ids(text))) as bench:
         options = Options(sampling=Sampling(logprobs=2), return_token_ids=True)
-        responses = await collect(bench.generation.Chat(chat_request(options=options)))
+        responses = await collect(bench.chat(chat_request(options=options)))
     choices = [choice for response in responses for choice in response.choices]
     logprobs = [entry for choice in choices for entry in choice.logprobs]
     assert [entry.token_id for entry in logprobs] == [token_id for choice in choices for token_id in choice.token_ids] == ids(text)
@@ -215,7 +215,7 @@ async def test_an_echoed_prompt_has_logprobs_with_offsets_into_the_echoed_text(b
             request.token_ids.ids.extend(ids(prompt))
         else:
             request.text = prompt
-        responses = await collect(bench.generation.Complete(request))
+        responses = await collect(bench.complete(request))
         assert bench.engine.requests[0].sampling.prompt_logprobs == 2
     logprobs = [entry for response in responses for entry in response.choices[0].logprobs]
     assert [entry.token_id for entry in logprobs] == ids(prompt) + ids(text)
@@ -226,119 +226,3 @@ async def test_an_echoed_prompt_has_logprobs_with_offsets_into_the_echoed_text(b
     for position, entry in enumerate(logprobs):
         before = b"".join(earlier.token_bytes for earlier in logprobs[:position])
         assert entry.text_offset == len(before.decode(errors="ignore")), entry
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        QueueFullError("the queue is full", limit=4, value=5, retry_after_s=1.5),
-        NeverFitsError("too large", field="prompt", limit=10, value=11),
-    ],
-)
-async def test_the_engines_refusal_is_the_calls_status(error: TriptychError) -> None:
-    async with frontend_bench(fails(to_request_error(error))) as bench:
-        caught = await error_of(bench.generation.Chat(chat_request(options=Options(n=2))))
-    assert type(caught) is type(error)
-    assert (caught.message, caught.field, caught.limit, caught.value, caught.retry_after_s) == (
-        error.message,
-        error.field,
-        error.limit,
-        error.value,
-        error.retry_after_s,
-    )
-
-
-async def test_one_failing_choice_ends_the_others() -> None:
-    def script(request: engine_pb2.EngineRequest) -> list[engine_pb2.SequenceOutput]:
-        if request.request_id.endswith("-1"):
-            return list(fails(to_request_error(QueueFullError("the queue is full")))(request))
-        return [engine_pb2.SequenceOutput(token_ids=ids("Hello"))]  # and no end
-
-    async with frontend_bench(script) as bench:
-        await error_of(bench.generation.Chat(chat_request(options=Options(n=3))))
-        await bench.engine.until(lambda: not bench.engine.live)
-        assert sorted(request_id[-1] for request_id in bench.engine.aborted) == ["0", "2"]
-
-
-def _message(role: str = "user", *parts: generation_pb2.ContentPart) -> generation_pb2.ChatMessage:
-    return generation_pb2.ChatMessage(role=role, content=parts or [generation_pb2.ContentPart(text="Hi")])
-
-
-_IMAGE = generation_pb2.ContentPart(media=common_pb2.MediaItem(modality=common_pb2.MODALITY_IMAGE, data=b"x"))
-
-
-@pytest.mark.parametrize(
-    ("fields", "field", "message"),
-    [
-        ({"messages": []}, "messages", "must not be empty"),
-        ({"messages": [_message("king")]}, "messages[0].role", "king"),
-        ({"messages": [_message(), _message("user", _IMAGE)]}, "messages[1].content[0].media", "text only"),
-        ({"messages": [_message("user", generation_pb2.ContentPart())]}, "messages[0].content[0]", "empty"),
-        ({"messages": [_message("tool")]}, "messages", "tools are not supported: Hi"),
-        ({"template_kwargs_json": "{"}, "template_kwargs_json", "JSON"),
-        ({"template_kwargs_json": "[]"}, "template_kwargs_json", "object"),
-        ({"template_kwargs_json": '{"style": "\\ud800"}'}, "template_kwargs_json", "JSON"),
-        ({"template_kwargs_json": "[" * 100_000}, "template_kwargs_json", "JSON"),
-        ({"template_kwargs_json": '{"chat_template": "x"}'}, "template_kwargs_json", "chat_template"),
-        ({"continue_final_message": True}, "continue_final_message", "assistant"),
-        ({"options": Options(sampling=Sampling(temperature=-1))}, "options.sampling.temperature", "-1"),
-        ({"options": Options(sampling=Sampling(prompt_logprobs=1))}, "options.sampling.prompt_logprobs", "echo"),
-    ],
-)
-async def test_bad_chats_are_refused_by_field(fields: dict, field: str, message: str) -> None:
-    async with frontend_bench() as bench:
-        error = await error_of(bench.generation.Chat(chat_request(**fields)))
-        assert not bench.engine.requests
-    assert type(error) is InvalidRequestError
-    assert error.field == field
-    assert message in error.message
-
-
-@pytest.mark.parametrize(
-    ("request_", "field"),
-    [
-        (CompleteRequest(), "prompt"),
-        (CompleteRequest(text=""), "prompt"),
-        (CompleteRequest(token_ids=generation_pb2.TokenIds()), "prompt"),
-        (CompleteRequest(token_ids=generation_pb2.TokenIds(ids=[5, 100_000])), "token_ids.ids[1]"),
-        (CompleteRequest(text="x" * 5001), "text"),
-    ],
-)
-async def test_bad_prompts_are_refused_by_field(request_: CompleteRequest, field: str) -> None:
-    async with frontend_bench(max_prompt_chars=5000) as bench:
-        error = await error_of(bench.generation.Complete(request_))
-    assert type(error) is InvalidRequestError
-    assert error.field == field
-
-
-async def test_unknown_models_are_not_found_and_the_known_one_is_named() -> None:
-    async with frontend_bench(served_model_name="known") as bench:
-        error = await error_of(bench.generation.Chat(chat_request(model="other")))
-        assert await collect(bench.generation.Chat(chat_request(model="known")))
-        models = (await bench.generation.ListModels(generation_pb2.ListModelsRequest())).models
-    assert isinstance(error, ModelNotFoundError)
-    assert "known" in error.message
-    assert [(model.name, model.max_model_len) for model in models] == [("known", MAX_MODEL_LEN)]
-
-
-async def test_prompt_and_output_must_fit_the_context() -> None:
-    async with frontend_bench(max_model_len=50) as bench:
-        long_prompt = await error_of(bench.generation.Complete(CompleteRequest(text="\n" * 60)))
-        options = Options(sampling=Sampling(max_tokens=41))
-        long_output = await error_of(bench.generation.Complete(CompleteRequest(text="\n" * 10, options=options)))
-    assert isinstance(long_prompt, ContextLengthError)
-    assert (long_prompt.limit, long_prompt.value, long_prompt.field) == ("50", "60", "prompt")
-    assert isinstance(long_output, ContextLengthError)
-    assert (long_output.limit, long_output.value, long_output.field) == ("50", "51", "options.sampling.max_tokens")
-
-
-async def test_calls_beyond_the_limit_are_refused_at_once() -> None:
-    async with frontend_bench(max_live_requests=1) as bench:
-        await bench.engine.pause()
-        first = bench.generation.Chat(chat_request())
-        await bench.engine.until(lambda: bool(bench.engine.live))
-        error = await error_of(bench.generation.Chat(chat_request()))
-        await bench.engine.resume()
-        assert joined(await collect(first)) == "Hello there"
-    assert isinstance(error, QueueFullError)
-    assert error.retry_after_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +17,9 @@ from triptych_common.media.key import canonical_options, media_key
 from triptych_common.model.store import model_info
 from triptych_common.pb import common_pb2, generation_pb2, preprocess_pb2
 from triptych_common.rpc.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
+from triptych_common.rpc.principal import Principal
 from triptych_common.rpc.status import from_rpc_error
+from triptych_common.rpc.structs import to_struct
 from triptych_common.rpc.tensors import to_numpy
 
 IMAGE, AUDIO, VIDEO = common_pb2.MODALITY_IMAGE, common_pb2.MODALITY_AUDIO, common_pb2.MODALITY_VIDEO
@@ -62,7 +63,7 @@ async def test_an_image_becomes_ranges_and_a_reference() -> None:
         assert (found.length, found.media_index) == (16, 0)
         assert len(set(response.token_ids[found.offset : found.offset + 16])) == 1
         assert ref.key == media_key(SCOPE, IMAGE, content)
-        assert ref.encoder_address
+        assert ref.encoder_instance_id == encoder.instance.id
         assert response.prompt == "<|im_start|>user\n<image>\nWhat is this?<|im_end|>\n<|im_start|>assistant\n"
         assert encoder.requests == [], "nothing is encoded by preprocessing"
 
@@ -87,8 +88,8 @@ async def test_options_are_part_of_the_key_and_of_the_size() -> None:
     content, options = media.image(200, 150), {"size": {"shortest_edge": 3136, "longest_edge": 3136}}
     async with media_bench("qwen2_5_vl") as (bench, _):
         plain = await preprocess(bench, chat(Item(modality=IMAGE, data=content), "?"))
-        text = json.dumps({"images_kwargs": options})
-        small = await preprocess(bench, chat(Item(modality=IMAGE, data=content, processor_options_json=text), "?"))
+        own = to_struct({"images_kwargs": options})
+        small = await preprocess(bench, chat(Item(modality=IMAGE, data=content, processor_options=own), "?"))
     assert small.placeholders[0].length < plain.placeholders[0].length
     assert small.media[0].key == media_key(SCOPE, IMAGE, content, canonical_options(options))
 
@@ -98,7 +99,24 @@ async def test_salts_keep_keys_apart() -> None:
     async with media_bench() as (bench, _):
         options = generation_pb2.GenerationOptions(cache_salt="a tenant")
         response = await preprocess(bench, chat(Item(modality=IMAGE, data=content), "?", options=options))
-    assert response.media[0].key == media_key(SCOPE, IMAGE, content, "", "a tenant")
+    assert response.media[0].key == media_key(SCOPE, IMAGE, content, "", Principal().scoped_salt("a tenant"))
+
+
+async def test_principals_share_neither_names_nor_keys_whatever_their_salts() -> None:
+    named, name = Item(modality=IMAGE, data=media.image(), uuid="cat"), Item(modality=IMAGE, uuid="cat")
+    options = generation_pb2.GenerationOptions(cache_salt="salt")
+    async with media_bench() as (bench, _):
+        chat_as = bench.frontend._preprocessor.chat
+        first = await chat_as(chat(named, "?", options=options), Principal("first"))
+        with pytest.raises(InvalidRequestError, match="is not known here"):
+            await chat_as(chat(name, "?", options=options), Principal("second"))
+        with pytest.raises(InvalidRequestError, match="is not known here"):
+            await chat_as(chat(name, "?", options=options))
+        second = await chat_as(chat(named, "?", options=options), Principal("second"))
+        again = await chat_as(chat(name, "?", options=options), Principal("first"))
+        for prompt in (first, second, again):
+            prompt.release()
+    assert first.media[0].key == again.media[0].key != second.media[0].key
 
 
 async def test_names_stand_for_content_that_was_seen() -> None:
@@ -128,27 +146,27 @@ async def test_names_stand_for_content_that_was_seen() -> None:
         ("llava_siglip", Item(modality=IMAGE, data=media.image(), uuid="x" * 300), ".uuid", "at most 256 characters"),
         ("llava_siglip", Item(modality=IMAGE, url="http://127.0.0.1:1/a.png"), ".url", "private, loopback"),
         ("llava_siglip", Item(modality=IMAGE, url="file:///etc/passwd"), ".url", "does not allow"),
-        ("llava_siglip", Item(modality=IMAGE, data=media.image(), processor_options_json="{"), ".processor_options_json", "JSON"),
         (
             "llava_siglip",
-            Item(modality=IMAGE, data=media.image(), processor_options_json="[]"),
-            ".processor_options_json",
-            "object",
+            Item(modality=IMAGE, data=media.image(), processor_options=to_struct({"size": float("nan")})),
+            ".processor_options",
+            "NaN",
         ),
         (
             "llava_siglip",
-            Item(modality=IMAGE, data=media.image(), processor_options_json='{"colour": 1}'),
-            ".processor_options_json",
+            Item(modality=IMAGE, data=media.image(), processor_options=to_struct({"colour": 1})),
+            ".processor_options",
             "no option 'colour'",
         ),
         (
             "qwen2_5_vl",
-            Item(modality=IMAGE, data=media.image(), processor_options_json='{"fps": 1}'),
-            ".processor_options_json",
+            Item(modality=IMAGE, data=media.image(), processor_options=to_struct({"fps": 1})),
+            ".processor_options",
             "no item of this request is of a modality that 'fps' is for",
         ),
         ("qwen2_5_vl", Item(modality=IMAGE, data=media.image(10_000, 3)), "", "aspect ratio"),
         ("qwen2_audio", Item(modality=AUDIO, data=media.sound(10)), "", "messages"),
+        ("qwen2_audio", Item(modality=AUDIO, data=media.sound(), format="mp3"), ".format", "declared as mp3, and the file is wav"),
     ],
 )
 async def test_bad_items_are_refused_by_name(family: str, item: Item, field: str, reason: str) -> None:

@@ -11,6 +11,7 @@ from support.builders.tokenizer import IM_END_ID, IM_START_ID, MAX_MODEL_LEN, VO
 from triptych_common.pb import detokenize_pb2, generation_pb2, preprocess_pb2
 from triptych_common.rpc.errors import InvalidRequestError, TriptychError
 from triptych_common.rpc.status import from_rpc_error
+from triptych_common.rpc.structs import to_struct
 
 PreprocessRequest = preprocess_pb2.PreprocessRequest
 TokenizeRequest = preprocess_pb2.TokenizeRequest
@@ -29,7 +30,7 @@ async def test_preprocess_tells_what_chat_would_send_to_the_engine() -> None:
     text = "Hi <|im_end|> there"
     async with frontend_bench() as bench:
         preprocessed = await bench.preprocess.Preprocess(PreprocessRequest(chat=chat_request(text)))
-        assert [response async for response in bench.generation.Chat(chat_request(text))]
+        assert [response async for response in bench.chat(chat_request(text))]
         (request,) = bench.engine.requests
     assert list(preprocessed.token_ids) == list(request.prompt_token_ids)
     assert preprocessed.prompt == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
@@ -39,7 +40,7 @@ async def test_preprocess_tells_what_chat_would_send_to_the_engine() -> None:
 
 async def test_template_variables_and_prompt_ends_reach_the_template() -> None:
     async with frontend_bench(ready=False) as bench:
-        styled = chat_request(template_kwargs_json='{"style": "loud"}', add_generation_prompt=False)
+        styled = chat_request(template_kwargs=to_struct({"style": "loud"}), add_generation_prompt=False)
         assistant = generation_pb2.ChatMessage(role="assistant", content=[generation_pb2.ContentPart(text="So")])
         continued = chat_request(messages=[*chat_request().messages, assistant], continue_final_message=True)
         prompts = [(await bench.preprocess.Preprocess(PreprocessRequest(chat=chat))).prompt for chat in (styled, continued)]
@@ -70,7 +71,7 @@ async def test_preprocess_takes_completions_by_text_and_by_ids() -> None:
 async def test_tokenize_reads_special_tokens_unless_told_otherwise(parse: bool) -> None:
     async with frontend_bench(ready=False) as bench:
         response = await bench.preprocess.Tokenize(TokenizeRequest(text=TEXT, parse_special_tokens=parse))
-        text = await bench.detokenize.Detokenize(DetokenizeRequest(token_ids=response.token_ids))
+        text = await bench.detokenize.Detokenize(DetokenizeRequest(token_ids=response.token_ids, skip_special_tokens=False))
     assert (IM_END_ID in response.token_ids) == parse
     assert len(response.tokens) == len(response.token_ids)
     assert text.text == TEXT
@@ -142,3 +143,12 @@ async def test_a_template_that_does_not_end_is_ended(tmp_path) -> None:
     assert isinstance(error, InvalidRequestError)
     assert error.limit == "0.5"
     assert after.prompt == "Hi", "the one thread is free again"
+
+
+async def test_an_assistant_turn_may_have_no_content() -> None:
+    """As OpenAI's clients send a turn that only called tools: content null."""
+    async with frontend_bench() as bench:
+        silent = generation_pb2.ChatMessage(role="assistant")
+        messages = [*chat_request("Hi").messages, silent, *chat_request("Hello?").messages]
+        response = await bench.preprocess.Preprocess(preprocess_pb2.PreprocessRequest(chat=chat_request(messages=messages)))
+    assert "<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\nHello?" in response.prompt

@@ -70,6 +70,9 @@ async def test_too_large_body(announced: bool) -> None:
     assert "1024" in response.json()["error"]["message"]
 
 
+MIB = 1 << 20
+
+
 def bodies_of(client: httpx.AsyncClient) -> BodyBudget:
     """What the gateway behind a client knows of the bodies of live requests."""
     budget: BodyBudget = client._transport.app.state.gateway.bodies  # type: ignore[attr-defined]
@@ -86,11 +89,13 @@ async def test_bodies_of_live_requests_are_bounded_together(wait_s: float, statu
         await go_on.wait()
         yield orjson.dumps(CHAT)
 
-    async with gateway_client(max_live_body_bytes=20_000, body_wait_s=wait_s, max_body_bytes=10_000) as client:
+    async with gateway_client(max_live_body_bytes=2 * MIB, body_wait_s=wait_s, max_body_bytes=MIB) as client:
         headers = {"content-type": "application/json"}
         first = asyncio.create_task(client.post("/v1/chat/completions", content=slow(), headers=headers))
         await begun.wait()
-        second = asyncio.create_task(client.post("/v1/chat/completions", content=b" " * 600 + orjson.dumps(CHAT), headers=headers))
+        large = b" " * 200_000 + orjson.dumps(CHAT)
+        second = asyncio.create_task(client.post("/v1/chat/completions", content=large, headers=headers))
+        small = await client.post("/v1/chat/completions", json=CHAT)
         if wait_s:
             await until(lambda: bodies_of(client).num_waiting == 1)
         else:
@@ -105,6 +110,7 @@ async def test_bodies_of_live_requests_are_bounded_together(wait_s: float, statu
         assert (answered.json()["error"]["code"], answered.headers["retry-after"]) == ("queue_full", "1")
         assert "max_live_body_bytes" in answered.json()["error"]["message"]
     assert after.status_code == 200, "what was held is released"
+    assert small.status_code == 200, "a text does not wait behind pictures"
 
 
 async def test_unknown_model() -> None:

@@ -14,7 +14,9 @@ from support.drivers.encoder import an_encoder
 from triptych_common.model.store import model_info
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.errors import InvalidRequestError
+from triptych_common.rpc.principal import ANONYMOUS, Principal
 from triptych_frontend.encoders.client import EncoderClient
+from triptych_frontend.encoders.encoding import ensure
 from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.item import MODALITY_NAMES
@@ -65,9 +67,9 @@ async def test_what_is_expected_is_what_comes(family: str, tmp_path: Path) -> No
                     continue
                 for content in _FILES[name]:
                     item = common_pb2.MediaItem(modality=modality, data=content)
-                    prepared = await preparer.prepare([("item", item)], "a tenant", preparer.budget.hold())
-                    encoding = await client.ensure(prepared)
-                    (result,) = encoding.results
+                    prepared = await preparer.prepare([("item", item)], Principal("a tenant"), "", preparer.budget.hold())
+                    encoding = await ensure(client, prepared)
+                    result = encoding.result_of(prepared[0].key)
                     assert result.result.key == prepared[0].key
                     await encoding.close()
             assert client.counts["failed"] == client.counts["same_encoder"] == 0
@@ -90,9 +92,9 @@ async def test_damage_behind_the_header_is_found_by_the_encoder(tmp_path: Path) 
         watch = asyncio.create_task(pool.run())
         try:
             item = common_pb2.MediaItem(modality=common_pb2.MODALITY_IMAGE, data=file.getvalue()[:3000])
-            prepared = await preparer.prepare([("messages[0].content[0].media", item)], "", preparer.budget.hold())
+            prepared = await preparer.prepare([("messages[0].content[0].media", item)], ANONYMOUS, "", preparer.budget.hold())
             with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[0\].media: the image is truncated"):
-                await client.ensure(prepared)
+                await ensure(client, prepared)
         finally:
             await client.close()
             watch.cancel()

@@ -174,7 +174,7 @@ async def test_a_dead_encoder_fails_who_needs_it_and_leaves_text_alone(tmp_path:
         encoding = stack.begin(picture)
         await encoding.wait()
         refs = encoding.refs
-        refs[0].encoder_address = "127.0.0.1:1"
+        refs[0].encoder_instance_id = "an encoder that died"
         lost, answer = await asyncio.gather(
             stack.generate(picture, refs, "lost"), stack.generate(text, [], "text"), return_exceptions=True
         )

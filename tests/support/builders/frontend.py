@@ -51,6 +51,15 @@ class Bench:
         self.control = control_pb2_grpc.ControlServiceStub(self.control_channel)
         self._health = health_pb2_grpc.HealthStub(self.channel)
 
+    def chat(self, request: generation_pb2.ChatRequest, output_mode: int = 0, **call: Any) -> Any:
+        """A chat, streamed."""
+        return self.generation.ChatStream(streamed(request, output_mode=output_mode), **call)
+
+    def complete(self, request: generation_pb2.CompleteRequest, output_mode: int = 0, **call: Any) -> Any:
+        """A completion, streamed."""
+        message = generation_pb2.CompleteStreamRequest(complete=request, output_mode=output_mode)
+        return self.generation.CompleteStream(message, **call)
+
     async def until_ready(self, ready: bool = True) -> None:
         """Wait until the frontend reports readiness as it should be."""
         wanted = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING

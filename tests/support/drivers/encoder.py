@@ -14,6 +14,7 @@ import torch
 from triptych_common.media.key import canonical_options, media_key
 from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.channels import open_channel
+from triptych_common.rpc.structs import to_struct
 from triptych_common.rpc.tensors import DTYPE_NAMES
 from triptych_encoder.service import EncoderService
 from triptych_encoder.settings import EncoderSettings
@@ -49,7 +50,7 @@ class RunningEncoder:
             key=key,
             modality=MODALITIES[modality],
             data=data if with_data else b"",
-            processor_options_json=text,
+            processor_options=to_struct(options or {}),
             tenant_salt=tenant_salt,
         )
 

@@ -16,7 +16,7 @@ from triptych_encoder.media.image import decode_image
 from triptych_encoder.media.preprocess import Preprocessor
 from triptych_encoder.tower.loading import load_config
 from triptych_frontend.media.item import IMAGE, MODALITY_NAMES, ImageHeader, VideoHeader
-from triptych_frontend.media.placeholders import PlaceholderExpander
+from triptych_frontend.media.processors.placeholders import PlaceholderExpander
 from triptych_frontend.service import _load_text_and_media
 
 LIMITS = MediaLimits(1 << 25, 1_000_000, 600, 600, 1 << 28)

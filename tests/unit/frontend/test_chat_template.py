@@ -21,7 +21,7 @@ from tokenizers import AddedToken, normalizers
 from triptych_common.model.store import resolve_model
 from triptych_common.rpc.errors import InvalidRequestError, StartupError
 from triptych_frontend.prompt.chat_template import ChatTemplate, ChatTurn, RenderedChat
-from triptych_frontend.prompt.tokenizer import Tokenizer
+from triptych_frontend.tokens.tokenizer import Tokenizer
 
 ROLES = st.sampled_from(["system", "user", "assistant"])
 HARMLESS = st.text("Tabc <|>\n_é漢😀0123", max_size=20)
@@ -150,7 +150,7 @@ def test_a_failing_template_is_the_requests_error(tmp_path: Path, source: str, m
 def test_variables_cannot_replace_what_the_rendering_is_made_of(name: str) -> None:
     with pytest.raises(InvalidRequestError, match=name) as caught:
         render(template(), [ChatTurn("user", ("Hi",))], **{name: "x"})
-    assert caught.value.field == "template_kwargs_json"
+    assert caught.value.field == "template_kwargs"
 
 
 def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.builders.tokenizer import IM_END_ID, IM_START_ID, byte_level_tokenizer, metaspace_tokenizer
 from transformers import PreTrainedTokenizerFast
-from triptych_frontend.output.detokenizer import IncrementalDetokenizer
-from triptych_frontend.prompt.tokenizer import Tokenizer
+from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
+from triptych_frontend.tokens.tokenizer import Tokenizer
 
 #: Letters with and without merges, spaces, combining marks, characters of two, three and four bytes, and joined emoji.
 TEXTS = st.text("aTheo \n.é\u0301ß漢€😀👩\u200d🚀\ufffd", max_size=30)

@@ -53,7 +53,7 @@ def test_torch_cannot_be_forbidden_too_late() -> None:
         (["--port", "70000"], {}, "port"),
         (["--max-model-len", "100000"], {}, "max_model_len 100000"),
         ([], {"TRIPTYCH_FRONTEND_MODLE": "x"}, "TRIPTYCH_FRONTEND_MODLE"),
-        ([], {"TRIPTYCH_FRONTEND_ENGINE_ADDRESS": "here"}, "engine_address"),
+        ([], {"TRIPTYCH_FRONTEND_ENGINE_ADDRESSES": "here"}, "engine_addresses"),
     ],
 )
 def test_a_bad_setting_stops_the_start_and_is_named(args: list[str], environment: dict[str, str], message: str) -> None:

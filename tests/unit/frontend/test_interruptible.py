@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from triptych_frontend.generation.interruptible import Interrupted, InterruptibleJob
+from triptych_frontend.prompt.interruptible import Interrupted, InterruptibleJob
 
 
 def test_an_endless_job_ends_and_its_thread_goes_on() -> None:

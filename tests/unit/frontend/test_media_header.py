@@ -18,8 +18,8 @@ from triptych_frontend.media.item import AUDIO, IMAGE, VIDEO, AudioHeader, Image
 LIMITS = MediaLimits(1 << 25, max_pixels=50_000_000, max_audio_s=600, max_video_s=600, max_video_pixels=1 << 28)
 
 
-def header(content: bytes, modality: int, limits: MediaLimits = LIMITS):
-    return read_header(content, modality, limits, "messages[0].content[1].media")
+def header(content: bytes, modality: int, limits: MediaLimits = LIMITS, declared_format: str = ""):
+    return read_header(content, modality, limits, "messages[0].content[1].media", declared_format)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
@@ -152,3 +152,30 @@ def test_what_makes_parsers_stumble_is_refused_in_words(content: bytes, modality
 
 def test_names_in_other_spellings_than_utf8_do_no_harm() -> None:
     assert header(media.video(6, kind="matroska").replace(b"Lavf", b"\xff\xfe\xff\xfe"), VIDEO).num_frames == 6
+
+
+@pytest.mark.parametrize(
+    ("content", "modality", "names"),
+    [
+        (media.sound(), AUDIO, ["wav", "WAV", "audio/wav", "audio/x-wav", "audio/wave"]),
+        (media.sound(kind="MP3"), AUDIO, ["mp3", "audio/mpeg"]),
+        (media.sound(kind="FLAC"), AUDIO, ["flac", "audio/x-flac"]),
+        (media.sound(kind="OGG"), AUDIO, ["ogg", "audio/ogg", "vorbis"]),
+        (a_container_sound_file("mp4", "aac"), AUDIO, ["m4a", "mp4", "audio/mp4", "audio/x-m4a"]),
+        (media.image(), IMAGE, ["png", "image/png"]),
+        (media.image(kind="JPEG"), IMAGE, ["jpg", "jpeg", "image/jpeg"]),
+        (media.image(kind="TIFF"), IMAGE, ["tif", "image/tiff"]),
+        (media.video(), VIDEO, ["mp4", "video/mp4", "video/quicktime"]),
+        (media.video(kind="matroska"), VIDEO, ["mkv", "webm", "video/x-matroska"]),
+    ],
+    ids=["wav", "mp3", "flac", "ogg", "m4a", "png", "jpeg", "tiff", "mp4", "mkv"],
+)
+def test_a_declared_format_is_compared_with_the_file(content: bytes, modality: int, names: list[str]) -> None:
+    for name in ["", *names]:
+        assert header(content, modality, declared_format=name) == header(content, modality)
+    for name in ("aiff", "audio/aiff", "gif", "no format"):
+        with pytest.raises(InvalidRequestError, match=f"declared as {name}, and the file is ") as caught:
+            header(content, modality, declared_format=name)
+        assert caught.value.field == "messages[0].content[1].media.format"
+        assert caught.value.limit
+        assert caught.value.value == name

@@ -14,30 +14,31 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.builders.media_files import checkpoint
 from support.builders.multimodal import FAMILIES
+from support.drivers.media_templates import loaded, turn
 from triptych_common.media.geometry import FrameSampling, resampled_length
 from triptych_common.model.store import read_json
 from triptych_common.rpc.errors import InvalidRequestError
 from triptych_frontend.media.item import AUDIO, IMAGE, MODALITY_NAMES, VIDEO, AudioHeader, ImageHeader, MediaPart, VideoHeader
-from triptych_frontend.media.placeholders import PlaceholderExpander, placeholder_ranges
-from triptych_frontend.media.processor import _class_of_transformers
-from triptych_frontend.media.torchless_processors import VideoGeometry
-from triptych_frontend.prompt.chat_template import ChatTemplate, ChatTurn
-from triptych_frontend.service import _load_text_and_media
+from triptych_frontend.media.processors.loading import _class_of_transformers
+from triptych_frontend.media.processors.torchless import VideoGeometry
+from triptych_frontend.prompt.chat_template import ChatTurn
 
 RATE = 16_000
+
+
 IMAGE_FAMILIES = [family for family in FAMILIES if family not in ("qwen2_audio", "voxtral", "audioflamingo3")]
+
+
 AUDIO_FAMILIES = ["qwen2_audio", "audioflamingo3", "qwen2_5_omni", "qwen3_omni"]
+
+
 VIDEO_FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+
+
 many = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
 sides = st.integers(1, 300)
-
-
-@functools.cache
-def loaded(family: str) -> tuple[Any, PlaceholderExpander, ChatTemplate]:
-    tokenizer, expander, why = _load_text_and_media(checkpoint(family))
-    assert expander is not None, why
-    placeholders = {modality: expander.placeholder(modality) for modality in expander.modalities}
-    return tokenizer, expander, ChatTemplate(tokenizer, None, placeholders, expander.embed_token_ids)
 
 
 @functools.cache
@@ -58,13 +59,6 @@ def reference(family: str) -> Any:
         "video_processor": lambda: VideoGeometry(read_json(path / "video_preprocessor_config.json")),
     }
     return cls.from_args_and_dict([loaders[part]() for part in cls.get_attributes()], cls.get_processor_dict(path)[0])
-
-
-def turn(*modalities: int) -> ChatTurn:
-    parts: list[Any] = []
-    for number, modality in enumerate(modalities):
-        parts += [MediaPart(modality), f" and number {number}\n"]
-    return ChatTurn("user", tuple(parts))
 
 
 def rendered_text(family: str, chat: ChatTurn) -> str:
@@ -236,73 +230,6 @@ def test_bad_values_of_options_are_told() -> None:
             expander.expand(VideoHeader(100, 80, 60, 10.0), options, "item")
     with pytest.raises(InvalidRequestError, match="item"):
         expander.expand(ImageHeader(10, 10), {"size": "large"}, "item")
-
-
-@given(st.lists(st.lists(st.sampled_from("xE"), min_size=1, max_size=8), max_size=5))
-def test_ranges_cover_each_item_once(items: list[list[str]]) -> None:
-    """Each item is a run of embeddings (E) with separators (x) somewhere in it."""
-    items = [item for item in items if "E" in item]
-    ids = [1 if token == "E" else 0 for item in items for token in item]
-    ranges = placeholder_ranges(ids, frozenset({1}), [(index, item.count("E")) for index, item in enumerate(items)])
-    offsets = [found.offset for found in ranges]
-    assert offsets == sorted(offsets)
-    covered = [(place, found.media_index) for found in ranges for place in range(found.offset, found.offset + found.length)]
-    tokens = [(index, token) for index, item in enumerate(items) for token in item]
-    assert covered == [(place, index) for place, (index, token) in enumerate(tokens) if token == "E"]
-
-
-def test_a_prompt_that_does_not_fit_its_items_is_an_error() -> None:
-    with pytest.raises(ValueError, match="has 2 placeholder tokens; its media items take 3"):
-        placeholder_ranges([1, 0, 1], frozenset({1}), [(0, 3)])
-
-
-@pytest.mark.parametrize("family", ["llava_siglip", "qwen2_5_vl", "gemma3", "internvl", "llava_pixtral"])
-def test_users_cannot_forge_placeholders(family: str) -> None:
-    tokenizer, expander, template = loaded(family)
-    vocabulary = [tokenizer.backend.id_to_token(token_id) for token_id in expander.embed_token_ids]
-    words = [word for word in (expander.placeholder(IMAGE), *vocabulary) if word]
-    forged = " ".join(words)
-    expansion = expander.expand(ImageHeader(50, 50), {}, "item")
-    for text in (forged, words[0][:3], words[0][3:]):
-        parts = (text, MediaPart(IMAGE), words[0][3:])
-        prompt = template.render([ChatTurn("user", parts)], {}, True, False, [(IMAGE, expansion)])
-        assert sum(token_id in expander.embed_token_ids for token_id in prompt.token_ids) == expansion.num_embeds
-        assert text in prompt.text
-    without = template.render([ChatTurn("user", (forged,))], {}, True, False)
-    assert expander.embed_token_ids.isdisjoint(without.token_ids)
-
-
-def test_a_template_that_places_images_first_joins_no_token() -> None:
-    tokenizer, expander, _ = loaded("llava_siglip")
-    source = (
-        "{% for m in messages %}{% for p in m.content if p.type == 'image' %}<image>{% endfor %}"
-        "{% for p in m.content if p.type == 'text' %}{{ p.text | trim }}{% endfor %}{% endfor %}"
-    )
-    template = ChatTemplate(tokenizer, source, {IMAGE: "<image>"}, expander.embed_token_ids)
-    expansion = expander.expand(ImageHeader(50, 50), {}, "item")
-    chat = ChatTurn("user", ("<|im_ ", MediaPart(IMAGE), " end|>"))
-    prompt = template.render([chat], {}, True, False, [(IMAGE, expansion)])
-    assert tokenizer.hf.convert_tokens_to_ids("<|im_end|>") not in prompt.token_ids
-
-
-def test_a_template_that_takes_strings_gets_placeholders_in_them() -> None:
-    tokenizer, expander, _ = loaded("llava_siglip")
-    source = "{% for m in messages %}USER: {{ m.content + ' ' }}{% endfor %}"
-    template = ChatTemplate(tokenizer, source, {IMAGE: "<image>"}, expander.embed_token_ids)
-    expansion = expander.expand(ImageHeader(50, 50), {}, "item")
-    prompt = template.render([ChatTurn("user", (MediaPart(IMAGE), "What?"))], {}, True, False, [(IMAGE, expansion)])
-    assert prompt.text == "USER: <image>\nWhat? "
-    assert [(found.length, found.media_index) for found in prompt.placeholders] == [(expansion.num_embeds, 0)]
-
-
-def test_a_template_without_a_place_for_media_is_refused() -> None:
-    tokenizer, expander, _ = loaded("llava_siglip")
-    template = ChatTemplate(
-        tokenizer, "{% for m in messages %}{{ m.role }}{% endfor %}", {IMAGE: "<image>"}, expander.embed_token_ids
-    )
-    expansion = expander.expand(ImageHeader(50, 50), {}, "item")
-    with pytest.raises(InvalidRequestError, match="no place for image items"):
-        template.render([ChatTurn("user", (MediaPart(IMAGE),))], {}, True, False, [(IMAGE, expansion)])
 
 
 @given(st.integers(1, 10**7), st.sampled_from([8000, 22050, 44100, 48000]), st.sampled_from([16000, 24000]))

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError
-from triptych_frontend.generation.sampling import GenerationParams, check_options, max_output_tokens
+from triptych_frontend.generation.sampling import GenerationParams, check_options, max_output_tokens, seed_of_choice
+from triptych_frontend.output.chain import OutputOptions
 
 VOCAB_SIZE = 100
 
@@ -74,10 +75,10 @@ def test_token_ids_that_repeat_are_sent_once() -> None:
 
 def test_defaults_are_the_contracts() -> None:
     params = check()
-    assert (params.num_choices, params.skip_special_tokens, params.include_stop, params.is_final_only) == (1, True, False, False)
+    assert (params.num_choices, params.is_final_only, params.output) == (1, False, OutputOptions())
     assert not params.wants_logprobs
     assert not params.wants_prompt_logprobs
-    assert params.for_choice(0, 7) == common_pb2.SamplingParams(max_tokens=7)
+    assert params.for_engine(7) == common_pb2.SamplingParams(max_tokens=7)
 
 
 def test_logprobs_of_an_echoed_prompt_follow_those_of_the_output() -> None:
@@ -88,8 +89,8 @@ def test_logprobs_of_an_echoed_prompt_follow_those_of_the_output() -> None:
 
 @given(seed=st.integers(-(2**63), 2**63 - 1), n=st.integers(1, 128))
 def test_each_choice_has_its_own_seed(seed: int, n: int) -> None:
-    params = check(seed=seed, n=n)
-    seeds = [params.for_choice(index, 1).seed for index in range(n)]
+    assert check(seed=seed, n=n).for_engine(1).seed == seed
+    seeds = [seed_of_choice(seed, index) for index in range(n)]
     assert seeds[0] == seed
     assert len(set(seeds)) == n
     assert all((later - seed) % 2**64 == index for index, later in enumerate(seeds))

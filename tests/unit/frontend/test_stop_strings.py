@@ -2,70 +2,60 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from triptych_frontend.output.stop_strings import StopAutomaton, StopStringMatcher
+from support.drivers.output import merged, pieces_of, run_stage
+from triptych_frontend.output.events import Stopped, Text
+from triptych_frontend.output.stop_strings import StopStrings
+from triptych_frontend.output.text_matcher import TextMatcher
 
 # Few characters, so that stop strings occur, overlap and contain each other.
 TEXTS = st.text("ab<|", max_size=24)
 STOPS = st.lists(st.text("ab<|", min_size=1, max_size=5), min_size=1, max_size=4)
+CUTS = st.lists(st.integers(0, 24))
 
 
-def reference(text: str, stops: list[str], include_stop: bool) -> tuple[str, str | None]:
+def reference(text: str, stops: list[str], include_stop: bool) -> list[object]:
     """The text up to the stop string that ends first (the longest of those that end together), by looking at every prefix."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
             stop = max(ending, key=len)
-            return text[: end if include_stop else end - len(stop)], stop
-    return text, None
+            before = text[: end if include_stop else end - len(stop)]
+            return [before, Stopped(stop)] if before else [Stopped(stop)]
+    return [text] if text else []
 
 
-@given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 24)), include_stop=st.booleans())
+@given(text=TEXTS, stops=STOPS, cuts=CUTS, include_stop=st.booleans())
 @example(text="aab", stops=["aab", "ab"], cuts=[1, 2], include_stop=False)
-def test_streamed_text_ends_where_the_whole_text_would(text: str, stops: list[str], cuts: list[int], include_stop: bool) -> None:
-    matcher = StopStringMatcher(StopAutomaton(stops), include_stop)
-    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    streamed = ""
-    for start, end in pairwise(bounds):
-        streamed += matcher.feed(text[start:end])
-        # What was sent can never be taken back, so at no moment may it go beyond the final text.
-        assert reference(text, stops, include_stop)[0].startswith(streamed)
-    streamed += matcher.flush()
-    assert (streamed, matcher.matched) == reference(text, stops, include_stop)
+def test_the_events_do_not_depend_on_how_the_text_is_cut(text: str, stops: list[str], cuts: list[int], include_stop: bool) -> None:
+    stage = StopStrings(TextMatcher(stops), include_stop)
+    assert merged(run_stage(stage, pieces_of(text, cuts))) == reference(text, stops, include_stop)
 
 
 @given(text=TEXTS, stops=STOPS)
 def test_no_more_is_held_back_than_may_begin_a_stop_string(text: str, stops: list[str]) -> None:
-    matcher = StopStringMatcher(StopAutomaton(stops))
-    sent = "".join(matcher.feed(char) for char in text)
-    if matcher.matched is None:
-        held = text[len(sent) :]
-        assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)
+    stage = StopStrings(TextMatcher(stops))
+    events = [event for char in text for event in stage.feed(Text(char, 1))]
+    if any(isinstance(event, Stopped) for event in events):
+        return
+    held = text.removeprefix("".join(event.text for event in events if isinstance(event, Text)))
+    assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)
 
 
-def test_text_after_a_match_is_dropped() -> None:
-    matcher = StopStringMatcher(StopAutomaton(["END"]))
-    assert matcher.feed("the END of it") == "the "
-    assert matcher.feed("more") == ""
-    assert matcher.flush() == ""
-    assert matcher.matched == "END"
+@given(text=TEXTS, stops=STOPS, cuts=CUTS, min_tokens=st.integers(0, 4))
+def test_text_of_the_first_tokens_is_passed_on_as_it_is(text: str, stops: list[str], cuts: list[int], min_tokens: int) -> None:
+    pieces = pieces_of(text, cuts)
+    free, rest = "".join(pieces[:min_tokens]), "".join(pieces[min_tokens:])
+    events = run_stage(StopStrings(TextMatcher(stops), min_tokens=min_tokens), pieces)
+    joined = "".join(event.text for event in events if isinstance(event, Text))
+    expected = reference(rest, stops, False)
+    assert joined == free + "".join(part for part in expected if isinstance(part, str))
+    assert [event for event in events if isinstance(event, Stopped)] == [part for part in expected if isinstance(part, Stopped)]
 
 
-@pytest.mark.parametrize("length", [1, 1024])
-def test_a_stop_string_that_repeats_itself_is_found_in_linear_time(length: int) -> None:
-    matcher = StopStringMatcher(StopAutomaton(["a" * length + "b"]))
-    assert matcher.feed("a" * 100_000) == "a" * (100_000 - length)
-    assert matcher.feed("b") == ""
-    assert matcher.matched is not None
-
-
-def test_matchers_that_share_an_automaton_do_not_disturb_each_other() -> None:
-    automaton = StopAutomaton(["END"])
-    first, second = StopStringMatcher(automaton), StopStringMatcher(automaton)
-    assert (first.feed("a EN"), second.feed("b E")) == ("a ", "b ")
-    assert (first.feed("D"), second.feed("X")) == ("", "EX")
-    assert (first.matched, second.matched) == ("END", None)
+def test_nothing_comes_after_a_stop_string() -> None:
+    stage = StopStrings(TextMatcher(["END"]))
+    assert stage.feed(Text("the END of it", 1)) == [Text("the ", 1), Stopped("END")]
+    assert stage.feed(Text("more", 2)) == []
+    assert stage.finish() == []

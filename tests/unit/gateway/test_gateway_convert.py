@@ -15,11 +15,13 @@ from triptych_common.rpc.errors import InvalidRequestError
 from triptych_common.rpc.structs import from_struct
 from triptych_gateway.dialects.convert import chat_call, chat_messages, complete_calls
 from triptych_gateway.dialects.media import in_rest_terms, rest_fields
+from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import FrontendCall
 from triptych_gateway.schemas.chat import ChatCompletionRequest, Message
 from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest
 from triptych_gateway.schemas.completions import CompletionRequest
 
+NO_FILES = FileParts(bytearray())
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
 # REST field -> (value, path in ChatRequest, value there)
@@ -54,7 +56,7 @@ SAME: dict[str, tuple[Any, str, Any]] = {
 
 def chat_request(body: ChatCompletionRequest) -> generation_pb2.ChatRequest:
     """The request of the call, with its files in it."""
-    call = chat_call(body, "id")
+    call = chat_call(body, "id", NO_FILES)
     assert isinstance(call.request, generation_pb2.ChatRequest)
     return with_files(call)
 
@@ -116,7 +118,9 @@ def test_completions_have_openais_default_of_max_tokens() -> None:
 
 
 def test_streams_ask_for_deltas() -> None:
-    streamed, whole = (chat_call(ChatCompletionRequest.model_validate(CHAT | {"stream": stream}), "id") for stream in (True, False))
+    streamed, whole = (
+        chat_call(ChatCompletionRequest.model_validate(CHAT | {"stream": stream}), "id", NO_FILES) for stream in (True, False)
+    )
     assert streamed.output_mode == generation_pb2.OUTPUT_MODE_DELTA
     assert whole.output_mode == generation_pb2.OUTPUT_MODE_FINAL
 
@@ -134,7 +138,7 @@ def test_content_parts_keep_their_order() -> None:
             ],
         }
     )
-    (converted,), files = chat_messages([message])
+    (converted,), files = chat_messages([message], NO_FILES)
     image, text, audio, video = converted.content
     assert files == {(0, 0): b"\0", (0, 2): b"RIFF"}
     assert image.media.modality == common_pb2.MODALITY_IMAGE
@@ -171,7 +175,7 @@ def test_items_keep_names_and_options() -> None:
 def test_what_cannot_be_decoded_is_named(part: dict[str, Any], field: str) -> None:
     message = Message.model_validate({"role": "user", "content": [part]})
     with pytest.raises(InvalidRequestError) as caught:
-        chat_messages([message])
+        chat_messages([message], NO_FILES)
     assert caught.value.field == f"messages[0].content[0].{field}"
 
 
@@ -203,7 +207,7 @@ def test_errors_of_the_frontend_name_what_the_client_sent(field: str, renamed: s
 @given(st.text(st.characters(codec="utf-8")))
 def test_text_arrives_unchanged(text: str) -> None:
     message = Message.model_validate({"role": "user", "content": text})
-    (converted,), _ = chat_messages([message])
+    (converted,), _ = chat_messages([message], NO_FILES)
     assert converted.content[0].text == text
 
 

@@ -1,4 +1,4 @@
-"""What a media item becomes in the prompt, from its size alone: placeholder text, number of embeddings, what positions need."""
+"""What a media item becomes in the prompt, from its size alone: placeholder text, number of embeddings, layout for positions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from triptych_frontend.media.item import (
     MediaHeader,
     VideoHeader,
 )
-from triptych_frontend.media.processor import VIDEO_PROCESSORS, merged_options
-from triptych_frontend.media.sized_media import zeros
-from triptych_frontend.media.torchless_processors import MAX_ITEMS
+from triptych_frontend.media.processors.loading import VIDEO_PROCESSORS, merged_options
+from triptych_frontend.media.processors.sizes_only import zeros
+from triptych_frontend.media.processors.torchless import MAX_ITEMS
 
 _KINDS = {IMAGE: "images_kwargs", AUDIO: "audio_kwargs", VIDEO: "videos_kwargs"}
 _PARTS = {IMAGE: "image_processor", AUDIO: "feature_extractor", VIDEO: "video_processor"}
@@ -41,7 +41,7 @@ class PlaceholderExpander:
     Args:
         processor: from `load_media_processor`.
         config: transformers' configuration of the model.
-        encode: token ids of a text, special tokens read as such.
+        encode: token ids of a text, in which special tokens are read as such.
     """
 
     def __init__(self, processor: Any, config: Any, encode: Any) -> None:
@@ -49,7 +49,7 @@ class PlaceholderExpander:
         self._encode = encode
         #: Tokens whose embeddings come from an encoder.
         self.embed_token_ids = _embed_token_ids(config)
-        #: Of one item: more than the model's context are not even written down.
+        #: Most embeddings of one item: more than fit into the model's context are refused before they are written down.
         self.max_embeds = _MAX_EMBEDS
         self._is_omni = "omni" in str(getattr(config, "model_type", ""))
         self.modalities = frozenset(modality for modality in MODALITY_NAMES if self._takes(modality))
@@ -67,23 +67,23 @@ class PlaceholderExpander:
 
     @property
     def sampling_rate(self) -> int:
-        """The rate that sounds are resampled to, in Hz."""
+        """The sampling rate of the model, in Hz."""
         return int(self._processor.feature_extractor.sampling_rate)
 
     def max_items(self, modality: common_pb2.Modality) -> int | None:
-        """Items of the modality that one prompt may have; None for any number."""
+        """Most items of the modality in one prompt; None for no limit."""
         return MAX_ITEMS.get(type(self._processor).__name__) if modality == AUDIO else None
 
     def placeholder(self, modality: common_pb2.Modality) -> str:
-        """The text that chat templates put where an item shall stand."""
+        """The text that chat templates write in place of an item."""
         token: str = getattr(self._processor, f"{MODALITY_NAMES[modality]}_token")
         return token
 
     def options_for(self, modality: common_pb2.Modality, options: Mapping[str, Any], field: str) -> tuple[dict[str, Any], set[str]]:
-        """The options that concern an item of a modality, without nesting, and the names that were used up.
+        """The options for an item of a modality, without nesting, and the names that were used.
 
-        `images_kwargs`, `audio_kwargs` and `videos_kwargs` hold options of one modality; others are for each whose processor knows
-        them.
+        `images_kwargs`, `audio_kwargs` and `videos_kwargs` hold options of one modality. Other options are for each modality whose
+        processor knows them.
 
         Raises:
             InvalidRequestError: no part of the model's processor knows an option.
@@ -120,15 +120,15 @@ class PlaceholderExpander:
         if modality == VIDEO:
             return VIDEO_OPTIONS
         part = getattr(self._processor, _PARTS[modality])
-        # As the encoder has it; feature extractors have none.
+        # As in the encoder. Feature extractors have none.
         return frozenset(getattr(getattr(part, "valid_kwargs", None), "__annotations__", ())) - NOT_FOR_REQUESTS
 
     def expand(self, header: MediaHeader, options: Mapping[str, Any], field: str) -> Expansion:
-        """What an item becomes; remembered by size and options.
+        """What an item becomes. Results are cached by size and options.
 
         Raises:
             InvalidRequestError: the model's processor refuses the size or the options.
-            ContextLengthError: it would take more tokens than there can be.
+            ContextLengthError: the item takes more tokens than the model's context has.
         """
         key = (header, canonical_options(options))
         with self._lock:
@@ -140,7 +140,7 @@ class PlaceholderExpander:
             expansion = self._expand(header, dict(options), field)
         except InvalidRequestError:
             raise
-        # The processor's own code, which raises what it likes about sizes and options that it does not take.
+        # The processor's own code, which may raise anything for sizes and options that it does not support.
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InvalidRequestError(f"{field}: the model's processor refuses it: {reason}", field=field) from error
@@ -171,7 +171,7 @@ class PlaceholderExpander:
         merged = merged_options(self._processor, "audio_kwargs", {**options, "sampling_rate": self.sampling_rate})
         inputs, texts = self._processor._process_audio([samples], **merged)
         mask = inputs.get("feature_attention_mask")
-        # Of the families with rotary positions in three dimensions, only the Omni ones place sounds by their length.
+        # Of the families with three-dimensional rotary positions, only the Omni ones need the lengths of sounds.
         return self._expansion(texts[0], {"audio_seqlens": np.asarray(mask).sum(-1)} if self._is_omni and mask is not None else {})
 
     def _expand_video(self, header: VideoHeader, options: dict[str, Any], field: str) -> Expansion:
@@ -212,13 +212,13 @@ def _embed_token_ids(config: Any) -> frozenset[int]:
 def placeholder_ranges(
     token_ids: Sequence[int], embed_token_ids: frozenset[int], num_embeds: Sequence[tuple[int, int]]
 ) -> list[common_pb2.PlaceholderRange]:
-    """Where the embeddings of each item stand in a prompt.
+    """Where the embeddings of each item are in a prompt.
 
     Args:
-        num_embeds: in the prompt's order, each item's index and how many tokens it takes.
+        num_embeds: each item's index and its number of tokens, in the order of the prompt.
 
     Raises:
-        ValueError: the prompt has more or fewer such tokens than the items take.
+        ValueError: the prompt has another number of such tokens than the items.
     """
     ids = np.asarray(token_ids, np.int64)
     positions = np.flatnonzero(np.isin(ids, np.fromiter(embed_token_ids, np.int64)))
@@ -229,7 +229,7 @@ def placeholder_ranges(
     for media_index, count in num_embeds:
         own = positions[start : start + count]
         start += count
-        # A new range begins wherever a position does not follow the one before.
+        # A new range begins where positions are not consecutive.
         for run in np.split(own, np.flatnonzero(np.diff(own) != 1) + 1):
             ranges.append(common_pb2.PlaceholderRange(offset=int(run[0]), length=len(run), media_index=media_index))
     return ranges

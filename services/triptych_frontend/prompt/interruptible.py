@@ -1,4 +1,4 @@
-"""Work in a thread that can be ended from outside."""
+"""Work in a thread that another thread can end."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 class Interrupted(BaseException):
-    """The job was ended. No Exception, so that no handler inside the work takes it for one of its own errors."""
+    """The job was interrupted. It is no Exception, so that no handler inside the work catches it."""
 
 
 class InterruptibleJob(Generic[T]):
-    """A callable for a pool of threads; `interrupt` ends it wherever it is.
+    """A callable for a pool of threads. `interrupt` ends it wherever it is.
 
-    Python has no way to kill a thread, and a template that loops for ever would hold one, and with it the end of the process.
-    CPython can raise an exception in another thread, between two bytecodes; a call into C is not cut short.
+    Python cannot kill a thread. A template that loops for ever would keep its thread, and the process could not end. CPython can
+    raise an exception in another thread between two bytecodes. A call into C is not interrupted.
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -28,7 +28,7 @@ class InterruptibleJob(Generic[T]):
         self._is_interrupted = False
 
     def __call__(self) -> T:
-        """Do the work. Raises Interrupted when it was ended."""
+        """Do the work. Raises Interrupted when it was interrupted."""
         with self._lock:
             if self._is_interrupted:  # while it waited for a thread
                 raise Interrupted
@@ -36,12 +36,12 @@ class InterruptibleJob(Generic[T]):
         try:
             return self._work()
         finally:
-            # Whoever interrupts holds the lock, so the exception cannot strike after this, in the thread's next job.
+            # `interrupt` holds the lock, so it cannot raise the exception later, in the thread's next job.
             with self._lock:
                 self._thread_id = None
 
     def interrupt(self) -> None:
-        """End the job; does nothing once it is done. May be called from any thread."""
+        """End the job. Does nothing when the job is done. May be called from any thread."""
         with self._lock:
             self._is_interrupted = True
             if self._thread_id is not None:

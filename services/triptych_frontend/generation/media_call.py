@@ -1,7 +1,8 @@
-"""A call with media: its items are encoded while its sequences are in the engine already, and made again when they are lost.
+"""A call with media: its sequences go to the engine while its items are still being encoded, and again when items are lost.
 
-The engine gets the sequences as soon as the encoders know the keys. It computes the text before an item, and fetches the embeddings
-when they are there. What goes wrong on the way is put right here, a bounded number of times, or ends this call alone.
+The engine gets the sequences as soon as the encoders know the keys. It computes the text before an item meanwhile, and fetches the
+embeddings when they exist. When it cannot fetch them, the items are encoded again and the sequences that failed are sent again. A
+sequence that has produced tokens goes on behind them.
 """
 
 from __future__ import annotations
@@ -9,35 +10,86 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from enum import Enum
 
 from triptych_common.pb import engine_pb2, generation_pb2
 from triptych_common.rpc.errors import EmbeddingUnavailableError, InternalError, ServiceUnavailableError, TriptychError
 
 from triptych_frontend.encoders.client import EncoderClient
-from triptych_frontend.encoders.encoding import EncodedItem, MediaEncoding
+from triptych_frontend.encoders.encoding import MediaEncoding
+from triptych_frontend.encoders.item import Encoded
 from triptych_frontend.engines.router import EngineCall, EngineRouter, Listener
 from triptych_frontend.generation.sampling import seed_of_choice
 from triptych_frontend.prompt.preprocess import Prompt
 
 log = logging.getLogger(__name__)
-#: How often sequences whose embeddings were lost are handed to the engine again.
+#: How often the sequences of a call are sent to the engine again in a row, without all of them getting a token in between.
 _MAX_RESUBMISSIONS = 3
 _RETRY_AFTER_S = 1.0
 #: How the engine names an item.
 _ENGINE_FIELD = re.compile(r"media\[(\d+)\]")
 
 
+class _State(Enum):
+    #: The engine has it, and did not say anything yet.
+    SUBMITTED = "submitted"
+    #: The engine brought tokens, and so had all embeddings.
+    STARTED = "started"
+    #: It failed for want of embeddings, and is to be sent again.
+    LOST = "lost"
+
+
 class _MediaSequence:
-    """One choice in the engine; it may be handed over more than once until its first token."""
+    """One choice in the engine.
+
+    Args:
+        request: to the engine, without media.
+    """
 
     def __init__(self, owner: MediaCall, index: int, request: engine_pb2.EngineRequest) -> None:
         self._owner = owner
         self.index = index
-        self.request = request
+        self._request = request
+        self._num_submissions = 0
+        self.state = _State.SUBMITTED
         self.call: EngineCall | None = None
-        #: Whether the engine brought tokens, and so had all embeddings.
-        self.has_started = False
+        self.is_aborted = False
+        #: Output so far.
+        self.token_ids: list[int] = []
+        #: Why it was lost.
+        self.error: TriptychError | None = None
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the engine, given the output so far as a part of the prompt, would go on as if nothing had happened.
+
+        It would not with penalties that count output tokens, nor with a seed, whose random numbers belong to output positions.
+        """
+        if not self.token_ids:
+            return True
+        sampling = self._request.sampling
+        is_greedy = sampling.HasField("temperature") and sampling.temperature == 0
+        return not (sampling.presence_penalty or sampling.frequency_penalty or (sampling.HasField("seed") and not is_greedy))
+
+    def next_request(self) -> engine_pb2.EngineRequest:
+        """What to send to the engine, less the media: from the end of the output so far."""
+        request = engine_pb2.EngineRequest()
+        request.CopyFrom(self._request)
+        if self._num_submissions:
+            request.request_id += f"-{self._num_submissions}"
+        self._num_submissions += 1
+        num_done = len(self.token_ids)
+        if num_done:
+            sampling = request.sampling
+            request.prompt_token_ids.extend(self.token_ids)
+            if sampling.HasField("max_tokens"):
+                sampling.max_tokens -= num_done
+            sampling.min_tokens = max(0, sampling.min_tokens - num_done)
+            sampling.ClearField("prompt_logprobs")
+        return request
+
+    # What the engine's session calls, see engines.client.Listener.
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         self._owner.on_sequence_output(self, output)
@@ -47,7 +99,7 @@ class _MediaSequence:
 
 
 class MediaCall:
-    """The sequences of one call with media. Made by `start`; whoever made it closes it.
+    """The sequences of one call with media. It is made by `start`; its maker closes it.
 
     Args:
         request: to the engine, without media.
@@ -67,13 +119,9 @@ class MediaCall:
         self._encoders = encoders
         self._encoding = encoding
         self._prompt = prompt
-        #: Where each item stands in the client's request.
-        self._fields = [item.field for item in prompt.media]
         self._listener = listener
         self._sequences = [_MediaSequence(self, index, _of_one(request, index)) for index in range(request.n or 1)]
-        self._num_unstarted = len(self._sequences)
-        #: Sequences that ended without their embeddings, and are to be handed over again -> why
-        self._lost: dict[_MediaSequence, TriptychError] = {}
+        self._num_resubmissions = 0
         self._has_lost = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -88,7 +136,7 @@ class MediaCall:
         listener: Listener,
         keeps_request: bool = False,
     ) -> MediaCall:
-        """Announce the media to their encoders, then hand the sequences to the engine.
+        """Announce the media to their encoders, then send the sequences to the engine.
 
         Args:
             keeps_request: see `Generator.start`.
@@ -97,7 +145,7 @@ class MediaCall:
             ServiceUnavailableError: engine or encoders are away.
             InvalidRequestError: a request is too large for one message.
         """
-        encoding = encoders.begin(prompt.media) if keeps_request else encoders.begin(prompt.media, prompt.release)
+        encoding = MediaEncoding(encoders, prompt.media, None if keeps_request else prompt.hold)
         try:
             await encoding.announced()
             call = cls(engine, encoders, encoding, prompt, request, listener)
@@ -110,9 +158,10 @@ class MediaCall:
 
     def abort(self, index: int) -> None:
         """End one sequence in the engine. Its last output still comes."""
-        call = self._sequences[index].call
-        if call is not None:
-            call.abort(0)
+        sequence = self._sequences[index]
+        sequence.is_aborted = True
+        if sequence.call is not None:
+            sequence.call.abort(0)
 
     def close(self) -> None:
         """End everything, in engine and encoders, and listen no more. May be called twice."""
@@ -130,7 +179,7 @@ class MediaCall:
         """What each item cost.
 
         Args:
-            last: the engine's last words on the first choice; further choices find what that one fetched.
+            last: the engine's last output of the first choice. Further choices find what that one fetched.
         """
         fetches: Sequence[engine_pb2.MediaFetch] = last.media if last is not None else ()
         reports = []
@@ -142,72 +191,70 @@ class MediaCall:
             reports.append(report)
         return reports
 
-    # What the sequences hear of the engine.
-
     def on_sequence_output(self, sequence: _MediaSequence, output: engine_pb2.SequenceOutput) -> None:
-        if not sequence.has_started and (output.token_ids or output.finish_reason):
-            sequence.has_started = True
-            self._num_unstarted -= 1
-            if not self._num_unstarted:
-                # No sequence can lose its embeddings any more.
-                if self._keeper is not None:
-                    self._keeper.cancel()
+        """The engine brought something for a sequence."""
+        sequence.token_ids += output.token_ids
+        if sequence.state is _State.SUBMITTED and (output.token_ids or output.finish_reason):
+            sequence.state = _State.STARTED
+            if all(one.state is _State.STARTED for one in self._sequences):
+                self._num_resubmissions = 0
                 self._encoding.settle()
         self._listener.on_output(sequence.index, output)
 
     def on_sequence_error(self, sequence: _MediaSequence, error: TriptychError) -> None:
-        if _can_be_put_right(error) and not sequence.has_started:
+        """The engine failed a sequence."""
+        if _is_about_embeddings(error) and sequence.can_go_on:
             log.warning("the engine did not get embeddings: %s", error.message)
-            self._lost[sequence] = error
+            sequence.state, sequence.error = _State.LOST, error
+            self._encoding.lose()
             self._has_lost.set()
         else:
             if isinstance(error, EmbeddingUnavailableError):
-                # It was preempted after its first token, and its embeddings are gone by now, as are the files.
                 self._encoders.counts["failed"] += 1
             self._fail(error)
 
-    # The ladder.
-
     async def _keep_encoded(self) -> None:
-        """Wait for the encoders; then, as often as the engine did not get what it asked for, have it made again."""
+        """Wait for the encoders. Then, whenever the engine could not fetch, have the items encoded and send the sequences again."""
         try:
             await self._encoding.wait()
-            for _ in range(_MAX_RESUBMISSIONS):
-                if not self._lost:
-                    await self._has_lost.wait()
-                    await self._encoding.again()
-                # Else it asked in vain while the items were being encoded, which by now they are.
-                lost, self._lost = self._lost, {}
+            while True:
+                await self._has_lost.wait()
+                if self._num_resubmissions == _MAX_RESUBMISSIONS:
+                    self._encoders.counts["failed"] += 1
+                    break
+                self._num_resubmissions += 1
+                await self._encoding.wait()
                 self._has_lost.clear()
                 self._encoders.counts["resubmitted"] += 1
-                self._submit(list(lost))
-            await self._has_lost.wait()
-            self._encoders.counts["failed"] += 1
-            raise next(iter(self._lost.values()))
+                self._submit([one for one in self._sequences if one.state is _State.LOST])
+            self._fail(next(one.error for one in self._sequences if one.state is _State.LOST and one.error is not None))
         except TriptychError as error:
             self._fail(error)
         except Exception as error:
             log.exception("unexpected error")
             self._fail(InternalError(f"internal error ({type(error).__name__}); the service's log has the details"))
 
-    def _submit(self, sequences: Sequence[_MediaSequence]) -> None:
+    def _submit(self, sequences: Iterable[_MediaSequence]) -> None:
         refs = self._encoding.refs
         for sequence in sequences:
+            sequence.state = _State.SUBMITTED
             request = engine_pb2.EngineRequest(media=refs, placeholders=self._prompt.placeholders)
-            request.MergeFrom(sequence.request)
-            # One call for each, as each may be lost, and handed over again, alone. They travel in one message all the same.
+            request.MergeFrom(sequence.next_request())
+            # One call for each, because each may be lost and sent again alone. They travel in one message all the same.
             sequence.call = self._engine.start(request, sequence)
+            if sequence.is_aborted:
+                sequence.call.abort(0)
 
     def _fail(self, error: TriptychError) -> None:
         self.close()
         self._listener.on_error(0, self._in_terms_of_the_request(error))
 
     def _in_terms_of_the_request(self, error: TriptychError) -> TriptychError:
-        """The error with the engine's name of an item replaced by the client's, and of a class that tells the client what to do."""
+        """The error with the client's name of the item instead of the engine's, of a class that tells the client what to do."""
         found = _ENGINE_FIELD.match(error.field)
         field, message = error.field, error.message
-        if found is not None and int(found[1]) < len(self._fields):
-            field = self._fields[int(found[1])]
+        if found is not None and int(found[1]) < len(self._prompt.media):
+            field = self._prompt.media[int(found[1])].field
             message = message.replace(found[0], field) if found[0] in message else f"{field}: {message}"
         kind, retry_after_s = type(error), error.retry_after_s
         if isinstance(error, EmbeddingUnavailableError):
@@ -216,7 +263,7 @@ class MediaCall:
 
 
 def _of_one(request: engine_pb2.EngineRequest, index: int) -> engine_pb2.EngineRequest:
-    """The request for one of its sequences alone, which the engine would have numbered so."""
+    """The request for one of its sequences alone, numbered as the engine would number it."""
     one = engine_pb2.EngineRequest()
     one.CopyFrom(request)
     one.request_id, one.n = f"{request.request_id}-{index}", 1
@@ -225,15 +272,15 @@ def _of_one(request: engine_pb2.EngineRequest, index: int) -> engine_pb2.EngineR
     return one
 
 
-def _can_be_put_right(error: TriptychError) -> bool:
-    """Whether another encoder, or the same once more, may do what the engine's error says went wrong with an item."""
+def _is_about_embeddings(error: TriptychError) -> bool:
+    """Whether the engine failed for want of embeddings, which an encoder may still make."""
     if isinstance(error, EmbeddingUnavailableError):
         return True
-    # An encoder's failure can come by way of the engine before it comes from the encoder, and the ladder goes on meanwhile.
+    # An encoder's failure can come through the engine before it comes from the encoder, while other encoders are still asked.
     return isinstance(error, InternalError) and _ENGINE_FIELD.match(error.field) is not None
 
 
-def _add_encoding(report: generation_pb2.MediaReport, encoded: EncodedItem | None) -> None:
+def _add_encoding(report: generation_pb2.MediaReport, encoded: Encoded | None) -> None:
     if encoded is not None:
         report.tier = encoded.result.tier
         report.encode.CopyFrom(encoded.result.timings)

@@ -1,4 +1,4 @@
-"""One computation that many wait for: it goes on while anybody does."""
+"""A computation whose result several callers wait for."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
-class Flight(Generic[T]):
-    """A task whose result is shared; it is cancelled when the last who waited for it is gone.
+class SharedTask(Generic[T]):
+    """A task whose result is shared. It is cancelled when its last waiter is gone.
 
     Args:
-        on_end: called once, when the task has ended or is given up, before anybody hears of a result: nobody may join any more.
+        on_end: called once, when the task has ended or was cancelled. It is called before any waiter gets the result; nobody may
+            join after it.
     """
 
     def __init__(self, work: Coroutine[Any, Any, T], on_end: Callable[[], None]) -> None:
@@ -26,10 +27,13 @@ class Flight(Generic[T]):
         self._task.add_done_callback(self._finish)
 
     async def join(self, claim: Callable[[T], S]) -> S:
-        """Wait for the result and hand back what is claimed of it.
+        """Wait for the result, and return what `claim` makes of it.
 
         Args:
-            claim: called with the result in the moment that it is there, if whoever joined still waits.
+            claim: called with the result as soon as it exists, if this caller still waits for it. What it raises, `join` raises.
+
+        Raises:
+            ServiceUnavailableError: the task was cancelled.
         """
         waiter: asyncio.Future[S] = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = claim
@@ -41,7 +45,7 @@ class Flight(Generic[T]):
                 self.cancel()
 
     def cancel(self) -> None:
-        """End the computation; who waits for it is told that the encoder is stopping."""
+        """Cancel the task. Those who wait for it get a ServiceUnavailableError."""
         self._end()
         self._task.cancel()
 

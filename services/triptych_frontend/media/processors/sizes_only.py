@@ -1,9 +1,9 @@
-"""transformers' processors run on media that are not there: the sizes come out exact, and no pixel or sample is touched.
+"""Runs transformers' processors on sizes alone. The resulting sizes are exact, and no pixel or sample is computed.
 
-How many tokens an image takes follows from its size, through rounding, tiling and padding rules that each family writes its own
-way. Rather than repeat them, the family's own code runs here on arrays of stride 0, which take 4 bytes whatever their shape;
-the primitives at the bottom (resize, normalize, spectrogram) answer with such arrays too. Whatever a family does beside them is
-done for real on zeros, which is slower and as right.
+The size of an image determines its number of tokens, by rules for rounding, tiling and padding that differ between families.
+Instead of repeating these rules, this module runs the family's own code on arrays of stride 0. Such an array takes 4 bytes,
+whatever its shape. The basic operations (resize, normalize, spectrogram) are replaced by ones that return such arrays, too. Any
+other operation of a family runs for real, on zeros: slower, and equally right.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from triptych_common.media.geometry import check_made_pixels, resized
 
 
 def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-    """An array of zeros that takes the memory of one, read-only."""
+    """A read-only array of zeros that takes the memory of one element."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def ghost_image_processor(processor: Any, max_pixels: int) -> Any:
+def sized_image_processor(processor: Any, max_pixels: int) -> Any:
     """The same image processor (of transformers' PIL backend), working on sizes alone.
 
     Args:
-        max_pixels: of what it makes of a picture; its methods raise ValueError for more.
+        max_pixels: largest picture that it may make. Its methods raise ValueError for larger ones.
 
     Raises:
-        ValueError: it is none of that backend.
+        ValueError: it is not of that backend.
     """
     from transformers.image_processing_backends import PilBackend
 
     family = type(processor)
     if not issubclass(family, PilBackend):
         raise ValueError(f"{family.__name__} does not run without torch")
-    # Python's method resolution puts the ghost between the family's own methods and the primitives that those call.
-    bases = (family, _ghost_backend(PilBackend, max_pixels))
+    # In Python's method resolution order, the backend below comes between the family's own methods and the operations that they
+    # call.
+    bases = (family, _sized_backend(PilBackend, max_pixels))
     methods = {}
     if hasattr(family, "pad_to_square"):
 
@@ -49,7 +50,7 @@ def ghost_image_processor(processor: Any, max_pixels: int) -> Any:
 
 
 class _GridOnly:
-    """For Qwen2-VL's image processor, whose patches would be real arrays of up to hundreds of megabytes: the grid alone."""
+    """Computes the grid alone, for Qwen2-VL's image processor. Its patches would be real arrays of up to hundreds of megabytes."""
 
     def _preprocess(
         self: Any, images: list[np.ndarray], do_resize: bool, size: Any, resample: Any, patch_size: int, merge_size: int, **_: Any
@@ -60,12 +61,12 @@ class _GridOnly:
         return {"image_grid_thw": np.array(grids, np.int64)}
 
 
-def _ghost_backend(backend: type, max_pixels: int) -> type:
+def _sized_backend(backend: type, max_pixels: int) -> type:
     from transformers.image_transforms import get_resize_output_image_size, get_size_with_aspect_ratio
     from transformers.image_utils import ChannelDimension, get_image_size_for_max_height_width
 
-    class GhostBackend(backend):
-        """Primitives of the PIL backend, on shapes; images are (channels, height, width)."""
+    class SizedBackend(backend):
+        """The operations of the PIL backend on shapes. Images are (channels, height, width)."""
 
         def process_image(self, image: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
             return image
@@ -94,11 +95,11 @@ def _ghost_backend(backend: type, max_pixels: int) -> type:
         def normalize(self, image: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
             return zeros(*image.shape)
 
-    return GhostBackend
+    return SizedBackend
 
 
-def ghost_feature_extractor(extractor: Any) -> Any:
-    """The same feature extractor, without spectrograms: lengths and masks stay exact."""
+def sized_feature_extractor(extractor: Any) -> Any:
+    """The same feature extractor, without spectrograms. Lengths and masks stay exact."""
     family = type(extractor)
 
     def spectrogram(self: Any, waveform: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:

@@ -10,17 +10,17 @@ from typing import Any
 
 from triptych_common.rpc.errors import StartupError
 
-from triptych_frontend.output.token_text import TokenTexts
-from triptych_frontend.prompt.user_text import Piece, UserTextGuard, control_token_pattern
+from triptych_frontend.tokens.token_text import TokenTexts
+from triptych_frontend.tokens.user_text import Piece, UserTextGuard, control_token_pattern
 
 
 class Tokenizer:
     """A fast tokenizer of transformers, used through its Rust backend. Any number of threads may use it at once.
 
-    The backend is used directly because transformers' own `__call__` sets truncation and padding on it each time, which is not
-    safe between threads, and costs as much again as tokenizing a short text. Of the backend's methods the batch ones are used,
-    with batches of one: they release the interpreter's lock, `encode` and `decode` do not (tokenizers 0.23: 3 MB of text stop
-    every other thread for 1.3 s).
+    It uses the backend directly. transformers' own `__call__` sets truncation and padding on the backend each time, which is not
+    safe between threads, and which takes as long as tokenizing a short text. Of the backend's methods it uses the batch ones, with
+    batches of one, because they release the interpreter's lock. `encode` and `decode` do not (with tokenizers 0.23, 3 MB of text
+    stop every other thread for 1.3 s).
 
     Args:
         hf: a transformers tokenizer with a `backend_tokenizer`.
@@ -40,10 +40,10 @@ class Tokenizer:
         self.token_texts = TokenTexts(self.backend, {token_id: token.content for token_id, token in added.items()})
         self._special_pattern = control_token_pattern(token.content for token in added.values() if token.special)
         letter, line_break = self.encode("a", add_special_tokens=False), self.encode("\n", add_special_tokens=False)
-        #: What `_without_prefix` cuts off, and whether it has to.
+        #: What `_without_prefix` cuts off, and whether that is necessary.
         self._anchor_ids = line_break
         self._prefixes_start = self.encode("\na", add_special_tokens=False)[len(line_break) :] != letter
-        #: What the tokenizer adds around a text, e.g. a begin-of-sequence token.
+        #: Tokens that the tokenizer adds around a text, e.g. a begin-of-sequence token.
         self._added_before, self._added_after = _around(self.encode("a", add_special_tokens=True), letter)
 
     @classmethod
@@ -62,7 +62,7 @@ class Tokenizer:
         return tokenizer
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids; the text of special tokens is read as those tokens.
+        """Token ids. The text of special tokens is read as those tokens.
 
         Args:
             add_special_tokens: let the tokenizer add what it adds around a text, such as a begin-of-sequence token.
@@ -71,7 +71,7 @@ class Tokenizer:
         return ids
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
-        """Token ids, and where each token's text stands: (start, end) in characters."""
+        """Token ids, and the place of each token's text: (start, end) in characters."""
         encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         return encoding.ids, encoding.offsets
 
@@ -82,13 +82,13 @@ class Tokenizer:
         return [*self._added_before, *ids, *self._added_after] if add_special_tokens else ids
 
     def encode_pieces(self, pieces: Iterable[Piece], forbidden_ids: Set[int]) -> list[int]:
-        """Token ids of a text in pieces: added tokens are read as such, except in the plain ones.
+        """Token ids of a text in pieces. Added tokens are read as such, except in plain pieces.
 
         Args:
-            forbidden_ids: tokens that must not come out of plain pieces.
+            forbidden_ids: tokens that plain pieces must not have.
 
         Raises:
-            ValueError: the vocabulary can spell a plain piece only with one of them.
+            ValueError: a plain piece can be written only with one of them.
         """
         ids: list[int] = []
         plain: dict[str, list[int]] = {}
@@ -107,7 +107,7 @@ class Tokenizer:
         ids = self._without_prefix(text, self._encode_without_added_tokens)
         if forbidden_ids.isdisjoint(ids):
             return ids
-        # The model's own vocabulary has the token's text as a word (Unigram models do): spell it character by character.
+        # The model's own vocabulary has the token's text as a word, as Unigram models do. Encode it character by character.
         ids = [token_id for char in text for token_id in self._without_prefix(char, self._encode_without_added_tokens)]
         if not forbidden_ids.isdisjoint(ids):
             raise ValueError(f"the tokenizer cannot spell {text!r} as plain text")
@@ -121,9 +121,10 @@ class Tokenizer:
         return [token.id for word in words for token in backend.model.tokenize(word)]
 
     def _without_prefix(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
-        """Encode behind a line break and cut that off, where the tokenizer would otherwise begin the text with a space.
+        """Encode a text without the space that some tokenizers add in front of it.
 
-        The way of transformers' `_encode_chat_piece`.
+        With such a tokenizer it encodes a line break and the text, and cuts the line break off. transformers' `_encode_chat_piece`
+        does the same.
         """
         if not self._prefixes_start:
             return encode(text)
@@ -137,7 +138,7 @@ class Tokenizer:
         return text
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """The vocabulary's own string of each token; empty for ids that no token uses."""
+        """The vocabulary's own string of each token; empty for ids without a token."""
         return [self.backend.id_to_token(token_id) or "" for token_id in token_ids]
 
     def __len__(self) -> int:
@@ -146,7 +147,7 @@ class Tokenizer:
 
 
 def _around(ids: list[int], inner: list[int]) -> tuple[list[int], list[int]]:
-    """What stands before and after `inner` in `ids`."""
+    """The ids before and after `inner` in `ids`."""
     for start in range(len(ids) - len(inner) + 1):
         if ids[start : start + len(inner)] == inner:
             return ids[:start], ids[start + len(inner) :]
@@ -154,7 +155,7 @@ def _around(ids: list[int], inner: list[int]) -> tuple[list[int], list[int]]:
 
 
 def _give_memory_back() -> None:
-    """Return what parsing the vocabulary left behind to the system: about 30 MB with 49,152 tokens (glibc keeps it otherwise)."""
+    """Return memory to the system that parsing the vocabulary used. glibc keeps it otherwise: about 30 MB with 49,152 tokens."""
     gc.collect()
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:

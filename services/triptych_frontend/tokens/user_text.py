@@ -1,9 +1,8 @@
-"""User text cannot forge a chat turn: special tokens written by users stay text.
+"""Users cannot forge a chat turn: special tokens in their text stay text.
 
-A chat template mixes its own special tokens (`<|im_start|>`) with what users wrote, into one string. Whoever tokenizes that
-string can no longer tell the two apart. So before rendering, each special token's text in a user's string is replaced by a
-placeholder that nobody can guess; after rendering, the string is cut at the placeholders, and what they stand for is tokenized
-as plain text.
+A chat template writes its own special tokens (`<|im_start|>`) and the users' text into one string. In this string the two cannot
+be told apart. So before rendering, the text of each special token in a user's string is replaced by a placeholder that nobody can
+guess. After rendering, the string is cut at the placeholders, and the users' text in their places is tokenized as plain text.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ class Piece(NamedTuple):
     """A stretch of a rendered prompt."""
 
     text: str
-    #: Special tokens in it are a user's text, no tokens.
+    #: Special tokens in it are a user's text, not tokens.
     is_plain: bool
 
 
 class UserTextGuard:
     """Replaces control tokens in the strings of one request, and finds them again after rendering.
 
-    Placeholders are decimal digits, and nothing else, because templates pass text through filters (trim, upper, tojson,
-    escape): digits come out of each as they went in. The first 32 are random and fresh for each request.
+    Placeholders are decimal digits and nothing else. Templates apply filters to text (trim, upper, tojson, escape), and none of
+    them changes digits. The first 32 digits are random, and new for each request.
 
     Args:
-        control_tokens: matches each text that must not be read as a token, see `control_token_pattern`.
-        normalize: the tokenizer's normalizer, when it is applied before control tokens are looked for.
+        control_tokens: matches the texts that must not be read as tokens, see `control_token_pattern`.
+        normalize: the tokenizer's normalizer, if the tokenizer applies it before it looks for control tokens.
     """
 
     def __init__(self, control_tokens: re.Pattern[str], normalize: Callable[[str], str] | None = None) -> None:
@@ -44,7 +43,7 @@ class UserTextGuard:
         self._placeholder = re.compile(f"{self._nonce}([0-9]{{{_INDEX_DIGITS}}})")
 
     def protect(self, value: Any) -> Any:
-        """The same value, control tokens in its strings replaced; goes into lists and dictionaries, their keys included."""
+        """The same value, with control tokens in its strings replaced. So are strings in lists and dictionaries, keys included."""
         if isinstance(value, str):
             return self._protect_text(value)
         if isinstance(value, list):
@@ -54,13 +53,13 @@ class UserTextGuard:
         return value
 
     def as_plain(self, text: str) -> str:
-        """A placeholder for the text as a whole, which then is tokenized by itself."""
+        """A placeholder for the whole text, which is then tokenized by itself."""
         return self._placeholder_for(text) if text else text
 
     def _protect_text(self, text: str) -> str:
         protected = self._control_tokens.sub(lambda match: self._placeholder_for(match[0]), text)
         if self._normalize is not None and self._control_tokens.search(self._normalize(protected)):
-            # It becomes a control token only by being normalized ("＜" to "<"), so where it stands is not known.
+            # Normalization makes it a control token ("＜" becomes "<"), so its place in the text is not known.
             return self._placeholder_for(text)
         return protected
 
@@ -70,11 +69,11 @@ class UserTextGuard:
         return f"{self._nonce}{self._originals.index(text):0{_INDEX_DIGITS}d}"
 
     def restore(self, rendered: str) -> str:
-        """Rendered text with the users' text back in its place."""
+        """The rendered text, with the users' text in place of the placeholders."""
         return "".join(piece.text for piece in self.pieces(rendered))
 
     def pieces(self, rendered: str) -> Iterator[Piece]:
-        """Cut rendered text at the placeholders, and put the users' text back in their place."""
+        """Cut rendered text at the placeholders. The users' text takes their places."""
         if not self._originals:
             yield Piece(rendered, False)
             return
@@ -87,6 +86,6 @@ class UserTextGuard:
 
 
 def control_token_pattern(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of the texts, longer ones first; matches nothing when there are none."""
+    """Matches any of the texts, longer ones first. Without texts it matches nothing."""
     longest_first = sorted(set(texts), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

@@ -1,4 +1,4 @@
-"""What a single token stands for: its text and its bytes, also where those are a part of a character."""
+"""The text and the bytes of single tokens, also of tokens that are a part of a character."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CACHE_SIZE = 16_384
 class TokenText(NamedTuple):
     """A token by itself."""
 
-    #: U+FFFD stands for bytes that are no whole character.
+    #: Bytes that are no whole character are U+FFFD.
     text: str
     #: UTF-8, or a part of it.
     data: bytes
@@ -24,13 +24,13 @@ class TokenText(NamedTuple):
 class TokenTexts:
     """Text and bytes of each token of a vocabulary, looked up as needed.
 
-    A token decoded alone loses what matters here (a leading space, the bytes of half a character), so the vocabulary's own
-    string is read instead, the way in which the tokenizer's decoder would: byte-level (GPT-2's 256 printable stand-ins for
-    bytes), byte fallback (`<0x0A>`), or plain with U+2581 for a space.
+    A token that is decoded alone loses its leading space, or the bytes of half a character. So this class reads the vocabulary's
+    own string of the token, as the tokenizer's decoder does: byte-level (GPT-2's 256 printable characters for bytes), byte
+    fallback (`<0x0A>`), or plain with U+2581 for a space.
 
     Args:
         backend: a tokenizers.Tokenizer.
-        added_tokens: token id -> text, of the tokens beside the model's vocabulary; they stand for themselves.
+        added_tokens: token id -> text of the tokens that were added to the model's vocabulary.
     """
 
     def __init__(self, backend: Any, added_tokens: Mapping[int, str]) -> None:
@@ -57,7 +57,7 @@ class TokenTexts:
         return token.replace("\u2581", " ").encode()
 
     def clear(self) -> int:
-        """Forget what was looked up; returns how many tokens."""
+        """Clear the cache. Returns how many tokens it had."""
         size = self.get.cache_info().currsize
         self.get.cache_clear()
         return size
@@ -67,14 +67,14 @@ def _decoder_types(backend: Any) -> set[str]:
     """Type names in the tokenizer's decoder, e.g. {"Sequence", "ByteFallback", "Fuse"}."""
     if backend.decoder is None:
         return set()
-    # Pickling is the one public way to a decoder's configuration; the state is JSON.
+    # Pickling is the only public way to read a decoder's configuration. The state is JSON.
     state = json.loads(backend.decoder.__getstate__())
     return {state["type"], *(part["type"] for part in state.get("decoders", ()))}
 
 
 @lru_cache(1)
 def _bytes_by_stand_in() -> dict[str, bytes]:
-    """Printable character -> the byte that it stands for in byte-level vocabularies.
+    """Printable character -> its byte in byte-level vocabularies.
 
     GPT-2's table (`bytes_to_unicode` in github.com/openai/gpt-2, encoder.py): printable Latin-1 bytes stand for themselves, the
     others for the characters from U+0100 on.

@@ -1,4 +1,4 @@
-"""Stand-ins for the parts of transformers' processors that need torch, which this process does not have."""
+"""Replacements for the parts of transformers' processors that need torch, which this process does not have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class VideoGeometry:
-    """A video processor's numbers, without what decodes and resizes.
+    """The numbers of a video processor, which neither decodes nor resizes.
 
     Args:
         config: the checkpoint's video processor configuration.
@@ -26,7 +26,10 @@ class VideoGeometry:
         return "Qwen3" in str(self.config.get("video_processor_type", ""))
 
     def grid(self, num_frames: int, height: int, width: int, options: dict[str, Any]) -> tuple[int, int, int]:
-        """Patches in time, height and width of a video of so many sampled frames, as Qwen's video processors resize it.
+        """Patches in time, height and width of a video after Qwen's video processors resized it.
+
+        Args:
+            num_frames: sampled frames of the video.
 
         Raises:
             ValueError: the video is narrower than 1:200, or has too few frames.
@@ -51,7 +54,7 @@ class VideoGeometry:
         return num_steps, new[0] // self.patch_size, new[1] // self.patch_size
 
     def _pixel_limits(self, options: dict[str, Any]) -> tuple[int, int]:
-        """Fewest and most pixels: a request's come first, and in each place the older names min_pixels and max_pixels do."""
+        """Fewest and most pixels. A request's options come first, and in each place the older names min_pixels and max_pixels."""
         unit = 32 * 32 if self._is_qwen3 else 28 * 28
         limits = {"shortest_edge": 128 * unit, "longest_edge": 768 * unit}
         for source in (self.config, options):
@@ -86,7 +89,7 @@ def _resized_video(
 
 
 class WindowedAudio:
-    """For a processor that cuts a sound into windows: AudioFlamingo3's, whose own way needs torch."""
+    """For AudioFlamingo3's processor, which cuts a sound into windows. Its own code needs torch."""
 
     def _process_audio(self: Any, audio: Sequence[np.ndarray], **kwargs: Any) -> tuple[dict[str, Any], list[str]]:
         extractor = self.feature_extractor
@@ -103,7 +106,7 @@ class WindowedAudio:
 
 
 class PaddedAudio:
-    """For Voxtral's processor, which expands placeholders inside mistral-common: each begun 30 s take 375 tokens."""
+    """For Voxtral's processor, which expands placeholders inside mistral-common. Each begun window of 30 s takes 375 tokens."""
 
     _window_s, _tokens_per_window = 30, 375
 
@@ -117,7 +120,7 @@ def pixtral_processor() -> type:
     from transformers import ProcessorMixin
 
     class PixtralProcessor(ProcessorMixin):
-        """Rows of image tokens, each with a break behind it, the last with an end token."""
+        """Rows of image tokens. A break token follows each row, and an end token the last one."""
 
         def __init__(
             self,
@@ -147,7 +150,7 @@ def pixtral_processor() -> type:
     return PixtralProcessor
 
 
-#: Class of a processor -> what goes in front of its methods.
+#: Class of a processor -> class whose methods replace its own.
 ADAPTERS: dict[str, type] = {
     "AudioFlamingo3Processor": WindowedAudio,
     "MusicFlamingoProcessor": WindowedAudio,
@@ -155,7 +158,7 @@ ADAPTERS: dict[str, type] = {
 }
 #: Processors that take a fixed number of items of a modality per prompt.
 MAX_ITEMS: dict[str, int] = {"AudioFlamingo3Processor": 1, "MusicFlamingoProcessor": 1}
-#: Class of a processor -> a chat template for checkpoints that come without one, built as the processor builds its prompt.
+#: Class of a processor -> a chat template for checkpoints without one. It writes prompts as the processor does.
 CHAT_TEMPLATES = {
     "PaliGemmaProcessor": (
         "{% for message in messages %}{% for part in message.content %}{% if part.type == 'image' %}<image>{% endif %}{% endfor %}"

@@ -1,4 +1,4 @@
-"""The checkpoint's own processor of media, loaded without torch, for what it knows about sizes and placeholder text."""
+"""Loads the checkpoint's own media processor without torch, for what it knows about sizes and placeholder text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from triptych_common.model.store import read_json
 from triptych_common.rpc.errors import StartupError
 
-from triptych_frontend.media.sized_media import ghost_feature_extractor, ghost_image_processor
-from triptych_frontend.media.torchless_processors import ADAPTERS, CHAT_TEMPLATES, VideoGeometry, pixtral_processor
+from triptych_frontend.media.processors.sizes_only import sized_feature_extractor, sized_image_processor
+from triptych_frontend.media.processors.torchless import ADAPTERS, CHAT_TEMPLATES, VideoGeometry, pixtral_processor
 
 log = logging.getLogger(__name__)
-#: Where checkpoints keep the configuration of their processors, new ways first.
+#: Files in which checkpoints keep the configuration of their processors, newer ones first.
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 _VIDEO_FILES = ("video_preprocessor_config.json", "preprocessor_config.json")
-#: Model type -> its video processor: those whose sampling and resizing are known here.
+#: Model type -> its video processor. Sampling and resizing of these are known here.
 VIDEO_PROCESSORS = {
     "qwen2_vl": "Qwen2VLVideoProcessor",
     "qwen2_5_vl": "Qwen2VLVideoProcessor",
@@ -32,10 +32,10 @@ def load_media_processor(path: Path, hf_tokenizer: Any, max_pixels: int) -> Any 
 
     Args:
         hf_tokenizer: transformers' tokenizer; some processors add tokens to it.
-        max_pixels: of what it may make of a picture.
+        max_pixels: largest picture that the processor may make.
 
     Raises:
-        StartupError: the checkpoint has media, and its processor does not run here.
+        StartupError: the model takes media, and its processor does not run here.
     """
     class_name = _processor_class_name(path)
     if class_name is None:
@@ -72,7 +72,7 @@ def _processor_class_name(path: Path) -> str | None:
 
 
 def _load(path: Path, class_name: str, hf_tokenizer: Any, max_pixels: int) -> Any:
-    # Not from transformers itself, which in some versions hands out empty ones where it misses torchvision.
+    # Not from `transformers` itself: without torchvision, some versions export empty classes.
     from transformers.models.auto.feature_extraction_auto import AutoFeatureExtractor
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
@@ -83,10 +83,10 @@ def _load(path: Path, class_name: str, hf_tokenizer: Any, max_pixels: int) -> An
             parts.append(hf_tokenizer)
         elif attribute == "image_processor":
             loaded = AutoImageProcessor.from_pretrained(str(path), backend="pil", local_files_only=True)
-            parts.append(ghost_image_processor(loaded, max_pixels))
+            parts.append(sized_image_processor(loaded, max_pixels))
         elif attribute == "feature_extractor":
             loaded = AutoFeatureExtractor.from_pretrained(str(path), local_files_only=True)
-            parts.append(ghost_feature_extractor(loaded))
+            parts.append(sized_feature_extractor(loaded))
         elif attribute == "video_processor":
             parts.append(VideoGeometry(_video_config(path)))
         else:
@@ -96,22 +96,22 @@ def _load(path: Path, class_name: str, hf_tokenizer: Any, max_pixels: int) -> An
 
 
 def _processor_class(name: str) -> Any:
-    """The class, with its parts not checked for their classes, as stand-ins are among them."""
+    """The class, without the check of its parts' classes, because some parts are our own."""
     base: Any = pixtral_processor() if name == "PixtralProcessor" else _class_of_transformers(name)
     adapter = ADAPTERS.get(name)
     bases = (adapter, base) if adapter else (base,)
-    # from_args_and_dict reads the arguments' names off the function itself.
+    # from_args_and_dict reads the names of the arguments from the function itself.
     methods = {
         "check_argument_for_proper_class": lambda self, name, value: type(value),
         "__init__": base.__init__,
-        # transformers' own writes all parts as JSON, and is called for a log line.
+        # transformers' own writes all parts as JSON, only for a log line.
         "__repr__": object.__repr__,
     }
     return type(name, bases, methods)
 
 
 def _class_of_transformers(name: str) -> Any:
-    """The class from the module that defines it: `transformers` itself hands out empty ones where it misses torch."""
+    """The class from the module that defines it. Without torch, `transformers` itself exports empty classes."""
     from transformers.models.auto.configuration_auto import model_type_to_module_name
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
@@ -121,30 +121,30 @@ def _class_of_transformers(name: str) -> Any:
     family = model_type_to_module_name(model_type)
     module: Any = importlib.import_module(f"transformers.models.{family}.processing_{family}")
     if name == "SmolVLMProcessor" and not module.num2words:
-        # A package that it insists on and needs for videos alone, which are not taken here.
+        # It requires this package, which it needs for videos alone. They are not served here.
         module.num2words = str
     return getattr(module, name)
 
 
 def _video_config(path: Path) -> dict[str, Any]:
-    """The video processor's configuration, wherever the checkpoint has it."""
+    """The video processor's configuration, from whichever file the checkpoint has it in."""
     config = dict(read_json(path / "processor_config.json").get("video_processor") or {})
     for file in _VIDEO_FILES:
         config = config or dict(read_json(path / file))
     if config.get("video_processor_type") not in VIDEO_PROCESSORS.values():
-        # Older checkpoints of Qwen2-VL and 2.5-VL describe images alone, and leave the rest to the family.
+        # Older checkpoints of Qwen2-VL and 2.5-VL describe images alone.
         config["video_processor_type"] = VIDEO_PROCESSORS.get(read_json(path / "config.json").get("model_type", ""), "")
     return config
 
 
 def merged_options(processor: Any, kind: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What the processor calls its part for a modality with: its own defaults, then the options.
+    """The arguments with which the processor calls its part for a modality: its own defaults, then the options.
 
     Args:
         kind: images_kwargs, audio_kwargs or videos_kwargs.
 
     Raises:
-        ValueError, TypeError: an option has a value that the processor does not take.
+        ValueError, TypeError: the processor does not accept the value of an option.
     """
     init_kwargs = getattr(processor.tokenizer, "init_kwargs", {})
     merged = processor._merge_kwargs(

@@ -1,0 +1,171 @@
+"""The items that are being encoded: limits, decoding in a pool of threads, encoding on the device.
+
+The event loop owns the queue. The pool decodes and preprocesses, and the device's thread encodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from triptych_common.pb import common_pb2
+from triptych_common.rpc.errors import InvalidRequestError, QueueFullError
+
+from triptych_encoder.cache.item import EncodedItem, PreprocessedItem
+from triptych_encoder.cache.shared_task import SharedTask
+from triptych_encoder.media.preprocess import PreprocessResult
+from triptych_encoder.tower.device_loop import DeviceLoop, Encoding
+
+log = logging.getLogger(__name__)
+_RETRY_AFTER_S = 1.0
+
+
+class ItemPreprocessor(Protocol):
+    """What the queue needs of the preprocessor."""
+
+    def prepare(self, modality: common_pb2.Modality, data: bytes, options: dict[str, Any]) -> PreprocessResult: ...
+
+
+@dataclass(frozen=True)
+class ItemRequest:
+    """An item whose embeddings a caller asks for."""
+
+    key: bytes
+    modality: common_pb2.Modality
+    #: The raw file; empty when the caller sent the key alone.
+    data: bytes
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Wall time of an item's stages, in seconds."""
+
+    queue_s: float = 0.0
+    decode_s: float = 0.0
+    preprocess_s: float = 0.0
+    encode_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class EncodeOutcome:
+    """A freshly encoded item, and the time that it took."""
+
+    item: EncodedItem
+    times: StageTimes
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """How much the queue accepts."""
+
+    #: Most items in the queue.
+    max_items: int
+    #: Most bytes of their files together. A larger file is accepted when the queue is empty.
+    max_bytes: int
+    #: Most items that are decoded and not yet encoded. This bounds the memory of their pixels and samples.
+    max_prepared: int
+
+
+class EncodingQueue:
+    """Encodes items, each key once at a time however many callers wait for it.
+
+    Args:
+        on_encoded: called with each key and its embeddings before any caller gets them. What it raises, the callers get.
+    """
+
+    def __init__(
+        self,
+        preprocessor: ItemPreprocessor,
+        device_loop: DeviceLoop,
+        pool: Executor,
+        limits: QueueLimits,
+        on_encoded: Callable[[bytes, EncodedItem], None],
+    ) -> None:
+        self._preprocessor, self._device_loop, self._pool = preprocessor, device_loop, pool
+        self._limits, self._on_encoded = limits, on_encoded
+        self._tasks: dict[bytes, SharedTask[EncodeOutcome]] = {}  # key -> its computation
+        self._num_bytes = 0
+        self._prepared = asyncio.Semaphore(limits.max_prepared)
+        self._idle = asyncio.Event()
+        self._idle.set()
+        #: Items that could not be encoded.
+        self.num_failed = 0
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def find(self, key: bytes) -> SharedTask[EncodeOutcome] | None:
+        """The running computation of a key, if there is one."""
+        return self._tasks.get(key)
+
+    def start(self, request: ItemRequest) -> SharedTask[EncodeOutcome]:
+        """Start to encode an item whose key is not in the queue.
+
+        Raises:
+            QueueFullError: the queue is at one of its limits.
+        """
+        num_items, num_bytes = len(self._tasks), self._num_bytes + len(request.data)
+        if num_items >= self._limits.max_items:
+            message = f"{num_items} items are being encoded or wait for it; at most {self._limits.max_items} may"
+            raise QueueFullError(message, limit=self._limits.max_items, value=num_items, retry_after_s=_RETRY_AFTER_S)
+        if self._tasks and num_bytes > self._limits.max_bytes:
+            message = f"the files in the queue would have {num_bytes} bytes; at most {self._limits.max_bytes} may"
+            raise QueueFullError(message, limit=self._limits.max_bytes, value=num_bytes, retry_after_s=_RETRY_AFTER_S)
+        task = SharedTask(self._encode(request), on_end=lambda: self._remove(request))
+        self._tasks[request.key] = task
+        self._num_bytes = num_bytes
+        self._idle.clear()
+        return task
+
+    def cancel_all(self) -> None:
+        """Cancel all computations."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+    async def wait_idle(self) -> None:
+        """Wait until the queue is empty."""
+        await self._idle.wait()
+
+    def _remove(self, request: ItemRequest) -> None:
+        del self._tasks[request.key]
+        self._num_bytes -= len(request.data)
+        if not self._tasks:
+            self._idle.set()
+
+    async def _encode(self, request: ItemRequest) -> EncodeOutcome:
+        start_s = time.perf_counter()
+        try:
+            async with self._prepared:
+                loop = asyncio.get_running_loop()
+                prepared: PreprocessResult = await loop.run_in_executor(
+                    self._pool, self._preprocessor.prepare, request.modality, request.data, request.options
+                )
+                encoding = await self._run_tower(prepared.item, request)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self.num_failed += 1
+            log.info("item %s failed: %s", request.key.hex()[:12], error)
+            raise
+        self._on_encoded(request.key, encoding.item)
+        busy_s = prepared.decode_s + prepared.preprocess_s + encoding.encode_s
+        queue_s = max(0.0, time.perf_counter() - start_s - busy_s)
+        times = StageTimes(queue_s, prepared.decode_s, prepared.preprocess_s, encoding.encode_s)
+        return EncodeOutcome(encoding.item, times)
+
+    async def _run_tower(self, item: PreprocessedItem, request: ItemRequest) -> Encoding:
+        try:
+            return await asyncio.wrap_future(self._device_loop.submit(item))
+        except Exception as error:
+            if not request.options:
+                raise
+            # The options are at fault: they gave a size that the weights do not take, or a standard deviation of 0.
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            message = f"with these options the model cannot encode it: {reason}"
+            raise InvalidRequestError(message, field="processor_options") from error

@@ -1,0 +1,99 @@
+"""The output chain: output tokens go in, what the client is told comes out.
+
+    detokenize -> stop strings -> (reasoning -> tool calls)
+
+Each stage is a small class. A new one is added to `OutputChains.start`, its events to events.py, and what the client gets of them
+to delta.py. Nothing else needs to know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from triptych_frontend.output.events import Event, Text
+from triptych_frontend.output.stop_strings import StopStrings
+from triptych_frontend.output.text_matcher import TextMatcher
+from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
+from triptych_frontend.tokens.tokenizer import Tokenizer
+
+
+class Stage(Protocol):
+    """One step of the chain. It passes on the events that it has no use for.
+
+    The events that a stage gives out, put together, must not depend on how its text was cut.
+    """
+
+    def feed(self, event: Event) -> list[Event]:
+        """Take the next event. Returns what is certain now; text that may belong to a marker is held back."""
+        ...
+
+    def finish(self) -> list[Event]:
+        """The sequence has ended. Returns what was held back."""
+        ...
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """How the output tokens of a request become text."""
+
+    stop: tuple[str, ...] = ()
+    #: Send the stop string, too.
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    #: Tokens to generate before a stop string may end a choice.
+    min_tokens: int = 0
+
+    @cached_property
+    def stop_matcher(self) -> TextMatcher:
+        """Finds the stop strings. All choices of a request share it."""
+        return TextMatcher(self.stop)
+
+
+class OutputChain:
+    """The stages of one choice."""
+
+    def __init__(self, detokenizer: IncrementalDetokenizer, stages: Sequence[Stage]) -> None:
+        self._detokenizer = detokenizer
+        self._stages = stages
+        self._num_tokens = 0
+        #: Characters of the choice's text so far, those that stages hold back included.
+        self.num_chars = 0
+
+    def feed(self, token_id: int) -> list[Event]:
+        """Take the next output token. Returns what became certain with it."""
+        self._num_tokens += 1
+        text = self._detokenizer.feed(token_id)
+        if not text:
+            return []
+        self.num_chars += len(text)
+        events: list[Event] = [Text(text, self._num_tokens)]
+        for stage in self._stages:
+            events = [out for event in events for out in stage.feed(event)]
+        return events
+
+    def finish(self) -> list[Event]:
+        """The sequence has ended. Returns what was held back."""
+        text = self._detokenizer.flush()
+        events: list[Event] = [Text(text, self._num_tokens)] if text else []
+        for stage in self._stages:
+            events = [*(out for event in events for out in stage.feed(event)), *stage.finish()]
+        return events
+
+
+class OutputChains:
+    """Makes the chains of a model. What depends on the model alone is made once, here."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.token_texts = tokenizer.token_texts
+
+    def start(self, prompt_token_ids: Sequence[int], options: OutputOptions) -> OutputChain:
+        """The chain of a new choice, which continues the prompt."""
+        detokenizer = IncrementalDetokenizer(self._tokenizer, prompt_token_ids, options.skip_special_tokens)
+        stages: list[Stage] = []
+        if options.stop:
+            stages.append(StopStrings(options.stop_matcher, options.include_stop, options.min_tokens))
+        return OutputChain(detokenizer, stages)

@@ -1,0 +1,25 @@
+"""What the output chain's stages hand to each other, and in the end to the client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(slots=True)
+class Text:
+    """More of the answer's text."""
+
+    text: str
+    #: Output tokens up to the end of this text.
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class Stopped:
+    """A stop string was found. Nothing comes after it."""
+
+    stop_string: str
+
+
+Event: TypeAlias = Text | Stopped

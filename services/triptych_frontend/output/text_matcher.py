@@ -1,0 +1,103 @@
+"""Finds strings in text that arrives in pieces."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """An occurrence of a pattern. `start` and `end` count characters from the beginning of the text."""
+
+    pattern: str
+    start: int
+    end: int
+
+
+class TextMatcher:
+    """Finds every occurrence of several patterns, in linear time. It never changes: scans of many texts may share it.
+
+    It is an Aho-Corasick automaton (Aho and Corasick, "Efficient string matching", 1975). Its state after each character stands for
+    the longest suffix of the text that begins a pattern. So what it finds does not depend on how the text is cut into pieces.
+
+    Args:
+        patterns: the strings to find; none may be empty.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        # State 0 is the root: no suffix of the text begins a pattern.
+        self.children: list[dict[str, int]] = [{}]
+        #: state -> length of the suffix that it stands for
+        self.depth = [0]
+        #: state -> patterns that end here, longest first
+        self.found: list[tuple[str, ...]] = [()]
+        for pattern in patterns:
+            self._insert(pattern)
+        #: state -> state of the next shorter suffix that begins a pattern
+        self.fail = [0] * len(self.depth)
+        self._link()
+
+    def scan(self) -> TextScan:
+        """Start to look through one text."""
+        return TextScan(self)
+
+    def _insert(self, pattern: str) -> None:
+        state = 0
+        for char in pattern:
+            if char not in self.children[state]:
+                self.children[state][char] = len(self.depth)
+                self.children.append({})
+                self.depth.append(self.depth[state] + 1)
+                self.found.append(())
+            state = self.children[state][char]
+        self.found[state] = (pattern,)
+
+    def _link(self) -> None:
+        queue = deque(self.children[0].values())
+        while queue:
+            state = queue.popleft()
+            for char, child in self.children[state].items():
+                fallback = self.fail[state]
+                while fallback and char not in self.children[fallback]:
+                    fallback = self.fail[fallback]
+                self.fail[child] = self.children[fallback].get(char, 0)
+                # Patterns that are suffixes of this state end here as well.
+                self.found[child] += self.found[self.fail[child]]
+                queue.append(child)
+
+
+class TextScan:
+    """One text on its way through a matcher.
+
+    Example:
+        >>> scan = TextMatcher(["END"]).scan()
+        >>> scan.feed("the E"), scan.num_held, scan.feed("ND of it")
+        ([], 1, [Match(pattern='END', start=4, end=7)])
+    """
+
+    def __init__(self, matcher: TextMatcher) -> None:
+        self._matcher = matcher
+        self._state = 0
+        #: Characters that were fed.
+        self.position = 0
+
+    @property
+    def num_held(self) -> int:
+        """How many of the last characters may begin a pattern that is not complete yet."""
+        return self._matcher.depth[self._state]
+
+    def feed(self, text: str) -> list[Match]:
+        """Take more text. Returns the occurrences that end in it: by their end, and longest first among those of the same end."""
+        children, fail, found = self._matcher.children, self._matcher.fail, self._matcher.found
+        state, matches = self._state, []
+        for end, char in enumerate(text, start=self.position + 1):
+            while state and char not in children[state]:
+                state = fail[state]
+            state = children[state].get(char, 0)
+            if found[state]:
+                matches += [Match(pattern, end - len(pattern), end) for pattern in found[state]]
+        self._state = state
+        self.position += len(text)
+        return matches

@@ -1,0 +1,140 @@
+"""EncoderService over real gRPC, with a preprocessor and towers that have no model."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
+from triptych_common.rpc.channels import open_channel
+from triptych_common.rpc.errors import InvalidRequestError
+from triptych_encoder.cache.embedding_cache import EmbeddingCache
+from triptych_encoder.cache.evictions import EvictionFeed
+from triptych_encoder.cache.item import EncodedItem, PreprocessedItem
+from triptych_encoder.encoding_queue import QueueLimits
+from triptych_encoder.media.preprocess import PreprocessResult
+from triptych_encoder.pipeline import EncodingPipeline, Store
+from triptych_encoder.rpc.servicer import EncoderServicer
+from triptych_encoder.tower.device_loop import DeviceLoop
+
+from support.drivers.encoder import RunningEncoder
+from support.fakes.grpc_server import serving
+
+HIDDEN = 8
+
+
+#: Bytes of an item's embeddings per byte of its file.
+BYTES_PER_TOKEN = HIDDEN * 4
+
+
+class FakePreprocessor:
+    """An item of n bytes takes n tokens."""
+
+    def prepare(self, modality: common_pb2.Modality, data: bytes, options: Mapping[str, Any]) -> PreprocessResult:
+        if data.startswith(b"bad"):
+            raise InvalidRequestError("the image is bad", field="data")
+        values = torch.tensor(list(data), dtype=torch.float32)[:, None].expand(-1, HIDDEN).contiguous()
+        return PreprocessResult(PreprocessedItem(modality, {"pixel_values": values}, len(data), {}), 0.01, 0.02)
+
+
+@dataclass
+class FakeTower:
+    """Embeddings are what comes in. `gate`, when set, holds each batch until it is released."""
+
+    gate: threading.Semaphore | None = None
+    batches: list[int] = field(default_factory=list)
+    num_waiting: int = 0
+
+    def signature(self, item: PreprocessedItem) -> tuple[object, ...]:
+        return (item.modality,)
+
+    def encode(self, items: Sequence[PreprocessedItem]) -> list[dict[str, torch.Tensor]]:
+        if self.gate is not None:
+            self.num_waiting += 1
+            self.gate.acquire()
+            self.num_waiting -= 1
+        self.batches.append(len(items))
+        if any(item.inputs["pixel_values"][0, 0] == ord("!") for item in items):
+            raise RuntimeError("the tower stumbled")
+        if any(item.inputs["pixel_values"][0, 0] == 0 for item in items):
+            return [{"embeds": item.inputs["pixel_values"] / 0} for item in items]
+        return [{"embeds": item.inputs["pixel_values"]} for item in items]
+
+
+@dataclass
+class Served:
+    """A running encoder of fakes."""
+
+    client: RunningEncoder
+    tower: FakeTower
+    pipeline: EncodingPipeline
+    servicer: EncoderServicer
+    device_loop: DeviceLoop
+
+    def item(self, data: bytes, **options: Any) -> encoder_pb2.EncodeItem:
+        return self.client.item("image", data, **options)
+
+    async def stats(self) -> encoder_pb2.GetStatsResponse:
+        stats = await self.client.stub.GetStats(encoder_pb2.GetStatsRequest())
+        self.pipeline.cache.check_integrity()
+        return stats
+
+
+@asynccontextmanager
+async def encoder_of_fakes(
+    *,
+    gated: bool = False,
+    capacity_bytes: int = 1 << 20,
+    max_queue: int = 64,
+    store: Store | None = None,
+    max_queue_bytes: int = 1 << 20,
+) -> AsyncIterator[Served]:
+    tower = FakeTower(threading.Semaphore(0) if gated else None)
+    loop, feed, pool = DeviceLoop(max_batch_embeddings=1000), EvictionFeed(), ThreadPoolExecutor(2)
+    loop.start()
+    loop.attach(tower)
+    cache = EmbeddingCache[EncodedItem](capacity_bytes, feed.publish)
+    pipeline = EncodingPipeline(cache, FakePreprocessor(), loop, pool, store, QueueLimits(max_queue, max_queue_bytes, 8))
+    servicer = EncoderServicer(feed, max_items_per_request=32, instance=lambda: common_pb2.Instance(id="fake"))
+    description = encoder_pb2.DescribeResponse(
+        model=common_pb2.ModelInfo(name="fake"), key_scope=b"scope", modalities=[common_pb2.MODALITY_IMAGE]
+    )
+    servicer.attach(pipeline, description)
+    try:
+        async with (
+            serving(lambda server: encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)) as address,
+            open_channel(address) as channel,
+        ):
+            client = RunningEncoder(encoder_pb2_grpc.EncoderServiceStub(channel), description, None)  # type: ignore[arg-type]
+            yield Served(client, tower, pipeline, servicer, loop)
+    finally:
+        if tower.gate is not None:
+            tower.gate.release(10_000)
+        await pipeline.close()
+        await asyncio.to_thread(loop.stop)
+        pool.shutdown()
+
+
+class BrokenStore:
+    """A second tier that is away."""
+
+    num_failures = 0
+
+    async def get(self, key: bytes) -> EncodedItem | None:
+        self.num_failures += 1
+        return None
+
+    async def put(self, key: bytes, item: EncodedItem) -> None:
+        self.num_failures += 1
+
+    async def has(self, keys: Sequence[bytes]) -> list[bool]:
+        return [False] * len(keys)
+
+    async def evict(self, keys: Sequence[bytes]) -> None: ...
+    async def close(self) -> None: ...

@@ -1,0 +1,81 @@
+"""A frontend of a small LLaVA, between a fake engine that fetches and a fake encoder, all on real gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from grpc.aio import AioRpcError
+from triptych_common.media.key import media_key
+from triptych_common.model.store import model_info
+from triptych_common.pb import common_pb2, generation_pb2
+from triptych_common.rpc.errors import (
+    TriptychError,
+)
+from triptych_common.rpc.status import from_rpc_error
+
+import support.builders.media_files as media
+from support.builders.frontend import Bench, chat_request, frontend_bench
+from support.fakes.encoder import SCOPE, FakeEncoder
+from support.fakes.engine import says
+from support.fakes.grpc_server import serving
+from support.fakes.media_engine import FakeMediaEngine
+from support.fakes.waiting import until
+
+IMAGE = common_pb2.MODALITY_IMAGE
+Item = common_pb2.MediaItem
+PICTURE, OTHER = media.image(), media.image(20, 50)
+KEY = media_key(SCOPE, IMAGE, PICTURE)
+
+
+class MediaBench:
+    """A frontend of a small LLaVA, with its fakes."""
+
+    def __init__(self, bench: Bench, encoder: FakeEncoder) -> None:
+        self.bench, self.encoder = bench, encoder
+        assert isinstance(bench.engine, FakeMediaEngine)
+        self.engine = bench.engine
+        self.counts = bench.frontend._encoder_client.counts
+
+    async def chat(self, *parts: str | bytes | Item, **options: Any) -> list[generation_pb2.ChatResponse]:
+        return [response async for response in self.call(*parts, **options)]
+
+    def call(self, *parts: str | bytes | Item, **options: Any) -> Any:
+        return self.bench.chat(request(*parts, **options))
+
+    async def error(self, *parts: str | bytes | Item) -> TriptychError:
+        with pytest.raises(AioRpcError) as caught:
+            await self.chat(*parts)
+        return from_rpc_error(caught.value)
+
+    async def until_nothing_is_left(self) -> None:
+        await until(lambda: not self.bench.frontend.num_live_requests and not self.engine.live)
+        await self.bench.frontend._encoder_client.close()
+
+
+def request(*parts: str | bytes | Item, **options: Any) -> generation_pb2.ChatRequest:
+    content = [
+        generation_pb2.ContentPart(text=part)
+        if isinstance(part, str)
+        else generation_pb2.ContentPart(media=part if isinstance(part, Item) else Item(modality=IMAGE, data=part))
+        for part in parts
+    ]
+    return chat_request(
+        messages=[generation_pb2.ChatMessage(role="user", content=content)],
+        options=generation_pb2.GenerationOptions(**options),
+    )
+
+
+@asynccontextmanager
+async def media_bench(**settings: Any) -> AsyncIterator[MediaBench]:
+    path = media.checkpoint("llava_siglip")
+    encoder = FakeEncoder(model_info(path, path.name), lambda item: 16)
+    async with (
+        serving(encoder.register) as address,
+        frontend_bench(
+            says([20, 21, 22]), model=path, engine_class=FakeMediaEngine, encoder_addresses=(address,), **settings
+        ) as bench,
+    ):
+        yield MediaBench(bench, encoder)

@@ -1,0 +1,34 @@
+"""Runs a stage of the output chain over a text that was cut into pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from triptych_frontend.output.chain import Stage
+from triptych_frontend.output.events import Event, Text
+
+
+def pieces_of(text: str, cuts: Iterable[int]) -> list[str]:
+    """The text, cut at these positions; positions beyond its end are its end."""
+    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    return [text[start:end] for start, end in pairwise(bounds)]
+
+
+def run_stage(stage: Stage, pieces: Sequence[str]) -> list[Event]:
+    """Feed each piece as the text of one token, then finish. Returns all events."""
+    fed = [event for number, piece in enumerate(pieces, start=1) for event in stage.feed(Text(piece, number))]
+    return [*fed, *stage.finish()]
+
+
+def merged(events: Iterable[Event]) -> list[object]:
+    """The events, texts that follow each other joined into one string: what must not depend on how the text was cut."""
+    result: list[object] = []
+    for event in events:
+        if not isinstance(event, Text):
+            result.append(event)
+        elif result and isinstance(result[-1], str):
+            result[-1] += event.text
+        elif event.text:
+            result.append(event.text)
+    return result

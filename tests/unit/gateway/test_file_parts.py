@@ -1,0 +1,94 @@
+"""Files are cut out of bodies, and only where they are files."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from triptych_gateway import file_parts
+from triptych_gateway.file_parts import FileParts
+
+CONTENT = bytes(range(256)) * 40
+
+
+def url(content: bytes = CONTENT, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def body_of(*parts: dict[str, Any], **fields: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": parts}], **fields}).encode()
+
+
+def image(address: str, **fields: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {**fields, "url": address}}
+
+
+def addresses(parts: FileParts) -> list[str]:
+    """The addresses of the media parts, as the JSON has them now."""
+    found = []
+    for part in json.loads(parts.rest)["messages"][0]["content"]:
+        found += [value["url"] for name, value in part.items() if name.endswith("_url")]
+    return found
+
+
+@given(st.integers(3000, 20_000), st.integers(3100, 9000), st.integers(0, 255), st.booleans())
+def test_files_come_back_as_they_were(first: int, second: int, start: int, has_detail: bool) -> None:
+    files = [bytes((start + index) % 256 for index in range(length)) for length in (first, second)]
+    fields = {"detail": "auto"} if has_detail else {}
+    body = body_of(image(url(files[0]), **fields), {"type": "text", "text": "?"}, image(url(files[1])))
+    parts = FileParts(body)
+    # A payload is four thirds of its file; smaller ones than 4096 characters are not worth it.
+    is_worth_it = [(length + 2) // 3 * 4 >= 4096 for length in (first, second)]
+    assert [parts.take(address) for address in addresses(parts)] == [
+        file if worth else None for file, worth in zip(files, is_worth_it, strict=True)
+    ]
+    assert len(parts) == 0
+
+
+@pytest.mark.parametrize("step", [4, 4096])
+def test_decoding_in_steps_is_decoding(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_parts, "_STEP_BYTES", step)
+    for num_bytes in range(3072, 3080):
+        parts = FileParts(body_of(image(url(CONTENT[:num_bytes]))))
+        (address,) = addresses(parts)
+        assert parts.take(address) == CONTENT[:num_bytes]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        body_of({"type": "text", "text": f'{{"image_url": {{"url": "{url()}'}),
+        body_of({"type": "text", "text": url()}),
+        body_of(image("https://x/a.png")),
+        body_of(image(url(b"small"))),
+        body_of(image(url()), metadata=None).replace(b"+", b"%2B"),
+        body_of(image(url())).replace(b"/", b"\\/"),
+        body_of({"type": "input_audio", "input_audio": {"data": url()}}),
+        b'{"messages": "' + url().encode(),
+        b"",
+    ],
+    ids=["a text that quotes a part", "a text", "an address", "small", "percent", "escapes", "another field", "cut", "empty"],
+)
+def test_what_is_no_file_stays_as_it_is(body: bytes) -> None:
+    parts = FileParts(body)
+    assert parts.rest == body
+    assert len(parts) == 0
+
+
+def test_a_client_cannot_name_a_file_itself() -> None:
+    parts = FileParts(body_of(image(url()), image("data:image/png;base64,~0123456789abcdef:0")))
+    own, forged = addresses(parts)
+    assert parts.take(forged) is None
+    assert parts.take(own) == CONTENT
+    assert parts.take(own) is None
+
+
+@pytest.mark.parametrize("broken", ["=" * 5000, "A" * 5001, "AAAA" * 2000 + "=" + "AAAA" * 2000, "?" * 5000])
+def test_what_is_not_base64_is_told(broken: str) -> None:
+    parts = FileParts(body_of(image(f"data:image/png;base64,{broken}")))
+    with pytest.raises(ValueError, match="not base64"):
+        parts.take(addresses(parts)[0])
