@@ -12,8 +12,8 @@ from triptych_common.model import store as model_store
 
 bear_company()  # as the engine does before torch is imported
 
+from triptych_engine.executor.in_process import InProcessExecutor  # noqa: E402
 from triptych_engine.runner.cpu.attention import CpuAttention  # noqa: E402
-from triptych_engine.runner.model_runner import ModelRunner  # noqa: E402
 from triptych_engine.scheduling.scheduler import Scheduler  # noqa: E402
 from triptych_engine.service import make_scheduler, runner_config  # noqa: E402
 from triptych_engine.settings import EngineSettings  # noqa: E402
@@ -21,11 +21,11 @@ from triptych_engine.settings import EngineSettings  # noqa: E402
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """Model and scheduler; an EngineCore joins the two."""
+    """Executor and scheduler; an EngineCore joins the two."""
 
     path: Path
     scheduler: Scheduler
-    runner: ModelRunner
+    executor: InProcessExecutor
 
 
 def load_engine(
@@ -38,9 +38,9 @@ def load_engine(
     """
     path = model_store.resolve_model(settings.model, model_store.WEIGHT_PATTERNS)
     model = model_store.model_info(path, model_store.served_name(settings.model), settings.max_model_len)
-    runner = ModelRunner(runner_config(settings, model, path))
-    on_device_thread(runner.load)
-    costs = on_device_thread(runner.warm_up)
-    if isinstance(runner._backend, CpuAttention):
-        runner._backend.wait_for_prefault()  # as an engine is that has run for some seconds
-    return LoadedEngine(Path(path), make_scheduler(settings, model, runner, costs), runner)
+    config = runner_config(settings, model, path)
+    executor = InProcessExecutor(config)
+    loaded = on_device_thread(executor.load)
+    if isinstance(executor.runner._backend, CpuAttention):
+        executor.runner._backend.wait_for_prefault()  # as an engine is that has run for some seconds
+    return LoadedEngine(Path(path), make_scheduler(settings, config, loaded), executor)

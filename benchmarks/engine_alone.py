@@ -120,7 +120,7 @@ class _Engine:
         loaded = load_engine(settings, lambda work: device_thread.submit(work).result(LOAD_TIMEOUT_S))
         self._tokenizer = Tokenizer.from_file(str(loaded.path / "tokenizer.json"))
         self._loop: _ClosedLoop | None = None
-        self._core = EngineCore(loaded.scheduler, loaded.runner, self._on_outputs, device_thread=device_thread)
+        self._core = EngineCore(loaded.scheduler, loaded.executor, self._on_outputs, device_thread=device_thread)
         self._core.start()
 
     def run(self, prompts: Sequence[str], concurrency: int, max_tokens: int, timeout_s: float = 600.0) -> Figures:

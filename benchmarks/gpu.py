@@ -29,7 +29,8 @@ from gpu_arithmetic import Ceilings, Decode, ModelSize, measure_decode
 from machine import describe_commit, describe_machine, describe_versions
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 from triptych_engine.core import EngineCore, Load
-from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
+from triptych_engine.executor.in_process import InProcessExecutor
+from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import Request, SamplingParams
@@ -109,9 +110,9 @@ class Engine:
             device=device,
             cuda_graphs=args.cuda_graphs,
         )
-        self.runner = ModelRunner(self._config)
-        self.runner.load()
-        self.runner.warm_up()
+        self._executor = InProcessExecutor(self._config)
+        self._executor.load()
+        self.runner = self._executor.runner
 
     def generate(self, prompts: Sequence[list[int]], num_tokens: int) -> tuple[float, list[list[float]]]:
         """When it began, and when each token of each sequence came, in seconds."""
@@ -131,7 +132,7 @@ class Engine:
             max_waiting=len(prompts),
             max_model_len=self._config.max_model_len,
         )
-        core = EngineCore(scheduler, self.runner, note, async_scheduling=self._args.async_scheduling)
+        core = EngineCore(scheduler, self._executor, note, async_scheduling=self._args.async_scheduling)
         started = time.perf_counter()
         for request_id, prompt in zip(times, prompts, strict=True):
             scheduler.add(Request(request_id, prompt, SamplingParams(num_tokens, temperature=0.0)))

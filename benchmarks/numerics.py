@@ -24,7 +24,9 @@ import torch  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 from triptych_common.model.store import TEXT_MODEL, resolve_model  # noqa: E402
-from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig  # noqa: E402
+from triptych_engine.runner.builder import build_runner  # noqa: E402
+from triptych_engine.runner.config import RunnerConfig  # noqa: E402
+from triptych_engine.runner.model_runner import ModelRunner  # noqa: E402
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput  # noqa: E402
 from triptych_engine.scheduling.request import SamplingParams  # noqa: E402
 
@@ -51,9 +53,7 @@ def load_runner(
         path, "numerics", max(max_tokens, CONTEXT) + 64, num_seqs, max(max_tokens, num_seqs * CONTEXT), BLOCK_SIZE, 1 << 30,
         dtype=dtype, kv_cache_dtype=kv_cache_dtype, quantization=quantization,
     )  # fmt: skip
-    runner = ModelRunner(config)
-    runner.load()
-    return runner
+    return build_runner(config)
 
 
 def engine_logits(runner: ModelRunner, texts: Sequence[list[int]]) -> list[torch.Tensor]:

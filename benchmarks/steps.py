@@ -46,9 +46,9 @@ class Bench:
     """An engine on this thread, and requests to fill it with."""
 
     def __init__(self, loaded: LoadedEngine, outside: Outside) -> None:
-        self._scheduler, self._outside, self._vocab_size = loaded.scheduler, outside, loaded.runner.vocab_size
-        core = EngineCore(loaded.scheduler, loaded.runner, outside.publish)
-        self._steps = TimedSteps(core, loaded.scheduler, loaded.runner)
+        self._scheduler, self._outside, self._vocab_size = loaded.scheduler, outside, loaded.executor.runner.vocab_size
+        core = EngineCore(loaded.scheduler, loaded.executor, outside.publish)
+        self._steps = TimedSteps(core, loaded.scheduler, loaded.executor.runner)
         self._ids = itertools.count()
 
     def decode(self, num_seqs: int, context: int, num_steps: int) -> dict:

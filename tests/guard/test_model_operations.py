@@ -19,7 +19,7 @@ from support.counting import CountedLibrary, DeviceWork, device_work
 from support.drivers.engine import EngineDriver
 from transformers import GPTNeoXConfig, PretrainedConfig
 from triptych_engine.core import EngineCore
-from triptych_engine.runner import model_runner
+from triptych_engine.runner import builder
 from triptych_engine.runner.attention.paged import AttentionMetadata
 from triptych_engine.runner.cpu import kernels as cpu_kernels
 
@@ -137,7 +137,7 @@ def library() -> Iterator[CountedLibrary]:
     if kernels is None:
         pytest.skip("there are no kernels for this CPU")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_runner, "load_kernels", lambda: kernels)
+        patch.setattr(builder, "load_kernels", lambda: kernels)
         yield opened[-1]
 
 

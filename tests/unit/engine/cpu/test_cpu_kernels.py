@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from support.builders.engine import a_tiny_llama_config, save_random_model
 from support.drivers.attention import metadata, worst_difference
 from triptych_common.host.cpu import isas_of_this_cpu
-from triptych_engine.runner import model_runner
+from triptych_engine.runner import builder
 from triptych_engine.runner.attention.paged import LayerShape, TorchAttention
+from triptych_engine.runner.builder import build_runner
+from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu import attention as cpu_attention
 from triptych_engine.runner.cpu import kernel_build
 from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.kernels import LINEAR_METHODS, CpuKernels, load_kernels
-from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
@@ -300,10 +301,9 @@ def test_each_instruction_set_that_this_cpu_has_is_right(isa: str, kernels_for: 
 def test_a_forced_instruction_set_serves_a_model(isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Loading checks its logits against transformers'."""
     monkeypatch.setenv("TRIPTYCH_CPU_ISA", isa)
-    monkeypatch.setattr(model_runner, "load_kernels", load_kernels.__wrapped__)
+    monkeypatch.setattr(builder, "load_kernels", load_kernels.__wrapped__)
     path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
-    runner = ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20))
-    runner.load()
+    runner = build_runner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20))
     has_bfloat16 = "bf16" in isa or "amx" in isa
     assert runner._model.dtype == (torch.bfloat16 if has_bfloat16 else torch.float32)
     assert runner._backend.dtype == torch.bfloat16

@@ -29,7 +29,7 @@ class Driver:
     def step(self) -> dict[str, int]:
         """One step; returns how many tokens of which requests were computed."""
         scheduled = self.scheduler.schedule()
-        self.note(self.scheduler.update(scheduled, self.runner.execute(scheduled)))
+        self.note(self.scheduler.update_from_output(scheduled, self.runner.execute(scheduled)))
         self.scheduler.check_integrity()
         return scheduled.num_scheduled_tokens
 
