@@ -93,15 +93,15 @@ class KVCacheManager:
         """How many blocks a running request needs for its newest tokens."""
         return max(0, self.num_blocks_for(request.num_tokens) - len(request.block_ids))
 
-    def grow(self, request: Request) -> list[int] | None:
-        """Blocks that a running request needs for its newest tokens, often none. Returns None, and changes nothing, when too few
-        are free."""
+    def grow(self, request: Request) -> list[int]:
+        """Give a running request the blocks that it lacks for its newest tokens, often none; returns them. They must be free."""
         missing = self.num_missing_blocks(request)
         if not missing:
             return []
         blocks = self.pool.allocate(missing)
-        if blocks is not None:
-            request.block_ids += blocks
+        if blocks is None:
+            raise AssertionError(f"request {request.request_id} needs {missing} blocks, {self.pool.num_free_blocks} are free")
+        request.block_ids += blocks
         return blocks
 
     def grow_ahead(self, request: Request, num_ahead: int, max_blocks: int) -> tuple[int, list[int]]:

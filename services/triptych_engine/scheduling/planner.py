@@ -60,18 +60,24 @@ class StepPlanner:
 
     @property
     def needs_results_first(self) -> bool:
-        """Whether a step in flight has to complete before the next can be planned: there are not blocks for all requests that
-        decode, and blocks that a step writes to cannot be taken from a request."""
+        """Whether a step in flight has to complete before the next can be planned: blocks have to be taken from a request, and blocks
+        that a step writes to cannot be."""
+        return bool(self._states.in_flight) and self._lacks_blocks
+
+    @property
+    def _lacks_blocks(self) -> bool:
+        """Whether there are not blocks for the newest tokens of all requests that decode."""
         num_free, running = self._kv_cache.pool.num_free_blocks, self._states.running
-        if not self._states.in_flight or num_free >= len(running):
+        if num_free >= len(running):
             return False
         return sum(self._kv_cache.num_missing_blocks(request) for request in running if request.decodes) > num_free
 
     def plan(self) -> StepPlan:
         """The next step: first the requests that decode, then prompts. Requests about which an error comes up are ended, and named
         in `StepPlan.failed`."""
-        plan = self._new_plan()
         num_preemptions = self._states.num_preemptions
+        self._preempt()
+        plan = self._new_plan()
         self._schedule_decoding(plan)
         self._shortest_first = not self._shortest_first
         # Blocks that were just taken from a request are not for the next one to be admitted.
@@ -100,19 +106,23 @@ class StepPlanner:
                 max_prompt_tokens = min(max_prompt_tokens, paced)
         return StepPlan(self._gate, self._max_num_batched_tokens, max_prompt_tokens, self._reservation)
 
+    def _preempt(self) -> None:
+        """Take blocks from running requests until there are enough for those that decode."""
+        running = self._states.running
+        while self._lacks_blocks:
+            # The last in rank. But rather none that would need embeddings which are not here: they may be nowhere else.
+            victim = next((request for request in reversed(running) if self._needs.can_recompute(request)), running[-1])
+            self._states.preempt(victim)
+            self.park_unless_ready(victim)
+
     def _schedule_decoding(self, plan: StepPlan) -> None:
-        index, running = 0, self._states.running
-        while index < len(running) and not plan.is_full:  # preemption shortens the list behind the index
-            request = running[index]
-            index += 1
+        for request in list(self._states.running):
+            if plan.is_full:
+                break
             try:
                 if not request.decodes or not plan.chunk(request, request.num_scheduled_tokens):
                     continue
-                new_blocks = self._grow(request, index)
-                if new_blocks is None:  # it was preempted
-                    index -= 1
-                    continue
-                max_new_tokens = 1
+                new_blocks, max_new_tokens = self._kv_cache.grow(request), 1
                 if self._max_new_tokens > 1:
                     max_new_tokens += self._grow_ahead(plan, request, new_blocks)
                 if new_blocks:
@@ -120,24 +130,6 @@ class StepPlanner:
                 plan.put(request, 1, max_new_tokens)
             except Exception as error:
                 self._fail(plan, request, error)
-                index -= 1
-
-    def _grow(self, request: Request, num_settled: int) -> list[int] | None:
-        """Blocks for the request's newest token, if need be taken from running requests; None when it had to give up its own.
-
-        Args:
-            num_settled: so many running requests, the first ones up to this one, are in the step or cannot be.
-        """
-        running = self._states.running
-        while (blocks := self._kv_cache.grow(request)) is None:
-            candidates = running[num_settled - 1 :][::-1]
-            # Rather none that would need embeddings which are no longer here: they may be nowhere else.
-            victim = next((one for one in candidates if self._needs.can_recompute(one)), candidates[0])
-            self._states.preempt(victim)
-            self.park_unless_ready(victim)
-            if victim is request:
-                return None
-        return blocks
 
     def _grow_ahead(self, plan: StepPlan, request: Request, new_blocks: list[int]) -> int:
         """How many tokens beyond the next one the step may bring to a request. Adds the blocks for them to `new_blocks`."""
