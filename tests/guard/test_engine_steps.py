@@ -35,9 +35,8 @@ NUM_STEPS = 5
 # Per token: calls of our Python functions, and at most so many of built-in ones by those (an interpreter may do with fewer).
 #: It is scheduled (it decodes; there is room; its block), updated (its token, its end), routed to its stream, part of the message.
 SCHEDULER_CALLS, SCHEDULER_BUILTINS = 25, 20
-#: Arrays are read and written for all sequences at once. One by one: its row, whether its prompt's log probabilities are wanted,
-#: and that it has one token more; where it is drawn, whether the distribution is cut.
-RUNNER_CALLS, RUNNER_BUILTINS = {0.0: 3, 1.0: 4}, 0
+#: Arrays are read and written for all sequences at once; only the row of each is looked up one by one.
+RUNNER_CALLS, RUNNER_BUILTINS = {0.0: 1, 1.0: 1}, 0
 
 
 class SameToken:

@@ -17,7 +17,7 @@ from triptych_engine.runner.launched_step import LaunchedStep, ModelOutput, Step
 from triptych_engine.runner.media_inputs import MediaInputs, PlacedSlice
 from triptych_engine.runner.model.loader import LoadedModel
 from triptych_engine.runner.sampling.prompt_logprobs import PromptLogprobs
-from triptych_engine.runner.sampling.sampler import Sampler
+from triptych_engine.runner.sampling.sampler import Sampler, SamplingMetadata
 from triptych_engine.runner.transfer import HostToDevice, check_device, end_of_work
 from triptych_engine.runner.warm_up import WarmUp
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
@@ -61,8 +61,8 @@ class ModelRunner:
         self._batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size)
         self._transfer = HostToDevice(config.device)
         self._newest_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=config.device)  # [rows], sampled last
-        self._sampler = Sampler(config.max_num_seqs, self._model.vocab_size, config.device, parts.kernels)
-        self._prompt_logprobs = PromptLogprobs(self._batch, self._sampler, self._transfer)
+        self._sampler = Sampler(config.max_num_seqs, config.device, parts.kernels)
+        self._prompt_logprobs = PromptLogprobs(config.max_num_seqs, self._batch, self._transfer)
 
     @property
     def vocab_size(self) -> int:
@@ -149,6 +149,7 @@ class ModelRunner:
         for sequence in scheduled.new:
             row = self._batch.add(sequence, self._axis_positions(sequence))
             self._sampler.add(row, sequence.sampling, sequence.token_ids, sequence.num_prompt_tokens)
+            self._prompt_logprobs.add(row, sequence.sampling)
         for request_id, block_ids in scheduled.new_block_ids.items():
             self._batch.add_blocks(self._batch.row(request_id), block_ids)
 
@@ -196,7 +197,8 @@ class ModelRunner:
     def _sample(self, inputs: StepInputs, logits: torch.Tensor) -> StepSample:
         indices = np.flatnonzero(inputs.samples)
         rows = inputs.rows[indices]
-        pending = self._sampler.launch(logits, rows)
+        positions = self._batch.num_tokens[rows] - self._batch.num_prompt_tokens[rows]
+        pending = self._sampler.sample(logits, SamplingMetadata(rows, positions))
         (on_device,) = self._transfer(rows)
         self._newest_tokens.index_copy_(0, on_device, pending.token_ids)
         request_ids = [inputs.request_ids[index] for index in indices.tolist()]

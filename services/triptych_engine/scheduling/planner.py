@@ -60,8 +60,8 @@ class StepPlanner:
 
     @property
     def needs_results_first(self) -> bool:
-        """Whether a step in flight has to complete before the next can be planned: blocks have to be taken from a request, and blocks
-        that a step writes to cannot be."""
+        """Whether a step in flight has to complete before the next can be planned: blocks have to be taken from a request, and
+        those that a step writes to cannot be."""
         return bool(self._states.in_flight) and self._lacks_blocks
 
     @property
