@@ -113,7 +113,7 @@ class CountedEngine:
         for number, length in enumerate(prompt_lengths):
             prompt = [3 + (number + position) % 90 for position in range(length)]
             self._scheduler.add(a_request(f"r{number}", prompt, max_tokens=40, **sampling))
-        return EngineCore(self._scheduler, self._driver.runner, lambda *outputs: None)
+        return EngineCore(self._scheduler, self._driver.executor, lambda *outputs: None)
 
     def _count(self, core: EngineCore, num_steps_before: int) -> DeviceWork:
         for _ in range(num_steps_before):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from support.builders.engine import a_request, a_scheduler, a_tiny_llama_config, save_random_model
@@ -19,6 +18,7 @@ from triptych_engine.runner.cpu.decoder_layer import FusedDecoderLayer
 from triptych_engine.runner.cpu.kernels import LINEAR_METHODS, CpuKernels
 from triptych_engine.runner.cpu.layer_kernel import LayerKernel
 from triptych_engine.runner.model_runner import ModelRunner
+from triptych_engine.runner.sampling.sampler import SamplingMetadata
 
 _SHAPE = {
     "vocab_size": 97, "hidden_size": 40, "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -44,15 +44,15 @@ def _logits(path: Path, dtype: torch.dtype, *, whole: bool, quantization: str = 
         if not whole:
             layer.kernel = None
     seen: list[torch.Tensor] = []
-    launch = runner._sampler.launch
+    sample = runner._sampler.sample
 
-    def noting(logits: torch.Tensor, rows: np.ndarray):
+    def noting(logits: torch.Tensor, metadata: SamplingMetadata):
         seen.append(logits.clone())
         forced = torch.zeros_like(logits)  # the same tokens whatever the rounding
         forced[:, 3 + 7 * len(seen) % 90] = 1.0
-        return launch(forced, rows)
+        return sample(forced, metadata)
 
-    runner._sampler.launch = noting
+    runner._sampler.sample = noting
     scheduler = a_scheduler(block_size=16, max_num_batched_tokens=16)
     for name, length in (("a", 21), ("b", 1), ("c", 9)):
         scheduler.add(a_request(name, [3 + (7 * i + length) % 90 for i in range(length)], max_tokens=12))
