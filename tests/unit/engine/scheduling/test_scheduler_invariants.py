@@ -247,6 +247,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _note(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
             assert output.request_id not in self.ended, "an output after the last"
+            assert "failed in the engine's scheduler" not in str(output.error)
             self.tokens[output.request_id] += output.token_ids
             if output.finish_reason is not None:
                 self.ended[output.request_id] = output.finish_reason

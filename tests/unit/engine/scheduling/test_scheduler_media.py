@@ -52,17 +52,6 @@ class Driver:
             self.step()
         assert not self.scheduler.live_request_ids
 
-    def run_to_end_without(self, key: bytes) -> None:
-        """As `run_to_end`, where nobody has the embeddings of one item."""
-        for _ in range(1000):
-            orders = self.fetches()
-            assert not [order for order in orders if order.key.startswith(key)], "fetched, though nobody has it"
-            self.deliver(*orders)
-            if not self.scheduler.has_work:
-                break
-            self.step()
-        assert not self.scheduler.live_request_ids
-
     def text(self, request_id: str) -> list[int]:
         return [token_id for output in self.outputs[request_id] for token_id in output.token_ids]
 
@@ -207,17 +196,30 @@ def test_the_same_tokens_with_another_picture_share_nothing():
     assert PLACEHOLDER in a_media_request("cat", [CAT]).prompt_token_ids
 
 
-def test_a_request_that_is_preempted_after_its_first_token_needs_nobody_for_its_embeddings():
-    """By then the frontend has let go of the file, and nobody else need have the embeddings."""
+@pytest.mark.parametrize("other_arrives", [True, False])
+def test_a_request_that_is_preempted_after_its_first_token_needs_nobody_for_its_embeddings(other_arrives: bool):
+    """By then the frontend has let go of the file, and nobody else need have the embeddings. The room for embeddings is in use by
+    another request, which may still wait for its own."""
     driver = Driver(a_scheduler(num_blocks=8, enable_prefix_caching=False, max_embeddings=6, max_num_batched_tokens=64))
     first, picture = a_request("first", [1] * 10, max_tokens=14), a_media_request("picture", [1, CAT, 2], max_tokens=12)
     driver.add(first, picture)
     driver.deliver(*driver.fetches())
     driver.step()
     assert driver.outputs["picture"][0].token_ids
-    driver.add(a_media_request("other", [1, DOG], max_tokens=1))  # the embeddings of both do not fit
-    driver.run_to_end_without(b"cat")
-    assert picture.num_preemptions > 0
+    driver.add(a_media_request("other", [1, DOG], max_tokens=1))
+    dogs = driver.fetches()
+    if other_arrives:
+        driver.deliver(*dogs)
+    while not picture.num_preemptions:
+        driver.step()
+        dogs += driver.fetches()
+    for _ in range(100):
+        driver.step()
+        dogs += driver.fetches()
+    assert {order.key[:3] for order in dogs} == {b"dog"}, "nobody has the cat any more"
+    if not other_arrives:
+        driver.deliver(dogs[-1])
+    driver.run_to_end()
     assert driver.text("picture") == expected_output(seen(picture.prompt_token_ids, picture.media), picture.sampling)
     assert not driver.scheduler._embeddings.owner_ids()
 
