@@ -72,7 +72,13 @@ class EngineSettings(GrpcServiceSettings):
         ),
     ] = True
     embedding_cache_memory: Annotated[
-        int, BeforeValidator(parse_bytes), Field(gt=0, description="Embeddings of media held or on their way at once, in bytes.")
+        int,
+        BeforeValidator(parse_bytes),
+        Field(
+            gt=0,
+            description="Memory for embeddings of media that wait to be computed, in bytes. Embeddings that were computed are kept "
+            "beside it until their request ends, at most about one for each token of the KV cache.",
+        ),
     ] = 256 << 20
     embedding_timeout_s: Annotated[
         float, Field(gt=0, le=3600, description="Longest wait for a media item's embeddings, its encoding included, in seconds.")

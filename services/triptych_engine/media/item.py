@@ -106,7 +106,7 @@ class MediaItem:
     num_bytes: int = 0
 
     def ask(self, source: EmbeddingSource) -> None:
-        """Note where the embeddings are had from; the first time counts."""
+        """Note where the embeddings come from; the first time counts."""
         if self.source is None:
             self.source, self.asked_time = source, time.monotonic()
 

@@ -115,15 +115,15 @@ def _check_structure(runner: ModelRunner, parts: RunnerParts) -> None:
 
 
 def _check_media(runner: ModelRunner, parts: RunnerParts) -> str | None:
-    """Why a model for media can take none after all: it computes something else from embeddings than from the tokens that they are
-    of."""
+    """Why a model for media cannot take any: from the embeddings of tokens it computes something else than from the tokens. None
+    when it can."""
     if parts.media is None:
         return None
     model, probe = parts.model, parts.model.probe_token_ids.tolist()
     try:
         logits = runner.prompt_logits(probe, as_embeddings=True)
         check_parity(model, logits, parts.config.model_name, cache_dtype=parts.cache_dtype)
-    # The families' own code, which may insist on token ids.
+    # The model family's own code may insist on token ids.
     except Exception as error:
         log.warning("%s fails on embeddings: %s", model.config.model_type, error)
         return f"{model.config.model_type} does not run on embeddings alone; media items cannot be taken"

@@ -26,7 +26,7 @@ class ModelOutput:
     prompt_lines: tuple[np.ndarray, np.ndarray] | None = None
     #: request_id -> why it cannot be computed.
     errors: dict[str, str] = field(default_factory=dict)
-    #: Waits for the end of the forward pass. Chunks of prompts bring no results to wait for, but their steps take their time.
+    #: Waits for the end of the forward pass. A step with chunks of prompts alone has no other result to wait for.
     wait: Callable[[], None] | None = None
 
 
@@ -54,7 +54,7 @@ class LaunchedStep:
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """Tokens that a step samples, and who learns of them."""
+    """Tokens that a step samples, and the places that they go to."""
 
     request_ids: list[str]
     pending: PendingSample

@@ -70,7 +70,7 @@ class ModelRunner:
 
     @property
     def embedding_bytes(self) -> int:
-        """What one embedding of a media item takes, with its additions to early layers."""
+        """Memory of one embedding of a media item, with its additions to early layers."""
         traits = self.media_traits
         size = traits.hidden_size * (1 + traits.num_deepstack) if isinstance(traits, MediaTraits) else 1
         return size * self._model.dtype.itemsize
@@ -134,8 +134,8 @@ class ModelRunner:
         check_device(self.config.device)
 
     def _set_threads(self, encoding: bool) -> None:
-        """Leave the encoder its cores while it has work. Threads that share a core with it would be waited for by the others, at
-        the end of each of a step's hundreds of parallel regions."""
+        """Leave the encoder its cores while it has work. Each of a step's hundreds of parallel regions ends in a barrier: if a
+        thread shared a core with the encoder, all threads would wait for it."""
         wanted = self.config.num_threads_while_encoding if encoding else self.config.num_threads
         if wanted is not None and wanted != torch.get_num_threads():
             torch.set_num_threads(wanted)
@@ -176,7 +176,7 @@ class ModelRunner:
     def _forward(
         self, inputs: StepInputs, wanted: np.ndarray, slices: list[PlacedSlice], *, as_embeddings: bool = False
     ) -> torch.Tensor:
-        """Logits of the wanted tokens. as_embeddings: the model gets embeddings even where no media are among the tokens."""
+        """Logits of the wanted tokens. as_embeddings: pass embeddings to the model even if no media are among the tokens."""
         as_embeddings = as_embeddings or bool(slices)
         if self._graphs is not None and not as_embeddings and len(wanted) == len(inputs.rows) and self._graphs.takes(inputs):
             return self._graphs.run(inputs)
@@ -228,9 +228,9 @@ class ModelRunner:
         return torch.cat(pieces)
 
     def warm_up(self) -> StepCosts:
-        """Ready everything for the first requests, and measure what steps cost.
+        """Make everything ready for the first requests, and measure what steps cost.
 
-        On an accelerator that begins with the largest prefill that there can be: whether its memory suffices is known then.
+        On an accelerator the largest possible prefill comes first, which shows whether the memory suffices.
         """
         config = self.config
         self._graphs = self._record_decode()
@@ -238,7 +238,7 @@ class ModelRunner:
         max_num_seqs = min(config.max_num_seqs, self.num_blocks)
         costs = WarmUp(self, config.block_size, max_tokens, max_num_seqs).run(largest=config.device.type != "cpu")
         self._is_warm = True
-        self._prefault_cache()  # not before: it would be measured with the steps
+        self._prefault_cache()  # not earlier: it would be measured with the steps
         return costs
 
     def _prefault_cache(self) -> None:
