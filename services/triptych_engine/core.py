@@ -148,9 +148,9 @@ class EngineCore:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._run_commands(block=not (self._scheduler.has_work or self._in_flight))
+                self._run_commands(block=not (self._in_flight or self._scheduler.has_work))
                 self._order_embeddings()
-                if self._scheduler.has_work or self._in_flight:
+                if self._in_flight or self._scheduler.has_work:
                     self.step()
                     self._order_embeddings()
         except BaseException as error:

@@ -19,7 +19,7 @@ from triptych_common.rpc.server import ServiceServer
 
 from triptych_engine.core import EngineCore, Load, new_device_thread
 from triptych_engine.executor.in_process import InProcessExecutor
-from triptych_engine.executor.protocol import Executor, LoadedModel
+from triptych_engine.executor.protocol import Executor, ExecutorInfo
 from triptych_engine.media.fetcher import EmbeddingFetcher
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.rpc.outbox import Outbox
@@ -137,7 +137,7 @@ class EngineService:
         if self._died.is_set():
             raise StartupError("the engine loop died; see the log above")
 
-    async def _serve(self, executor: Executor, config: RunnerConfig, model: common_pb2.ModelInfo, loaded: LoadedModel) -> None:
+    async def _serve(self, executor: Executor, config: RunnerConfig, model: common_pb2.ModelInfo, loaded: ExecutorInfo) -> None:
         settings, traits = self._settings, loaded.media_traits
         model.vocab_size = loaded.vocab_size
         model.quantization = settings.quantization
@@ -173,7 +173,7 @@ class EngineService:
     def _on_load(self, load: Load) -> None:
         self._servicer.on_load(load)
 
-    async def _load(self, executor: Executor, stop: asyncio.Event) -> LoadedModel | None:
+    async def _load(self, executor: Executor, stop: asyncio.Event) -> ExecutorInfo | None:
         """What the executor has loaded; None when the service is to stop."""
         loading = asyncio.wrap_future(self._device_thread.submit(executor.load))
         stopping = asyncio.create_task(stop.wait())
@@ -189,7 +189,7 @@ class EngineService:
             task.cancel()
 
 
-def make_scheduler(settings: EngineSettings, config: RunnerConfig, loaded: LoadedModel) -> Scheduler:
+def make_scheduler(settings: EngineSettings, config: RunnerConfig, loaded: ExecutorInfo) -> Scheduler:
     """The scheduler for a loaded model. Steps are paced by time where the executor knows what they cost."""
     return Scheduler(
         KVCacheManager(loaded.num_blocks, loaded.block_size, settings.enable_prefix_caching),

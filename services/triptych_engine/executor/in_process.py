@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych_engine.executor.protocol import LoadedModel
+from triptych_engine.executor.protocol import ExecutorInfo
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.launched_step import LaunchedStep, ModelOutput
@@ -31,10 +31,10 @@ class InProcessExecutor:
             raise RuntimeError("the executor has not loaded its model")
         return self._runner
 
-    def load(self) -> LoadedModel:
+    def load(self) -> ExecutorInfo:
         runner = self._runner = build_runner(self._config)
         costs = runner.warm_up()
-        return LoadedModel(
+        return ExecutorInfo(
             vocab_size=runner.vocab_size,
             num_blocks=runner.num_blocks,
             block_size=self._config.block_size,

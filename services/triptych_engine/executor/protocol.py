@@ -11,8 +11,8 @@ from triptych_engine.scheduling.pacer import StepCosts
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """What the rest of the engine needs to know about the model that an executor has loaded."""
+class ExecutorInfo:
+    """What the rest of the engine needs to know about an executor and the model that it has loaded."""
 
     vocab_size: int
     num_blocks: int
@@ -33,7 +33,7 @@ class Executor(Protocol):
     other processes. All calls come from one thread, the one that called `load`.
     """
 
-    def load(self) -> LoadedModel:
+    def load(self) -> ExecutorInfo:
         """Load the model and make everything ready for the first step.
 
         Raises:

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from triptych_engine.executor.protocol import LoadedModel
+from triptych_engine.executor.protocol import ExecutorInfo
 from triptych_engine.media.item import Embeddings, EmbeddingTensor, PromptMedia
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
 from triptych_engine.scheduling.request import SamplingParams, TokenLogprobs
@@ -104,10 +104,11 @@ class FakeRunner:
         self.fail_next_step: Exception | None = None
         self.lost_device: Exception | None = None
         self.gate: threading.Semaphore | None = None  # when set, each step waits for one permit
+        self.is_held = False  # the newest step had to wait for its permit, or still does
         self.cache_allocated = True
 
-    def load(self) -> LoadedModel:
-        return LoadedModel(VOCAB_SIZE, 64, self._block_size, "the fake takes no media", 4, None)
+    def load(self) -> ExecutorInfo:
+        return ExecutorInfo(VOCAB_SIZE, 64, self._block_size, "the fake takes no media", 4, None)
 
     def allocate_cache(self) -> None:
         self.cache_allocated = True
@@ -189,7 +190,9 @@ class FakeRunner:
             return result
         assert self.cache_allocated
         if self.gate is not None:
-            self.gate.acquire()
+            self.is_held = not self.gate.acquire(blocking=False)
+            if self.is_held:
+                self.gate.acquire()
         if self.fail_next_step is not None:
             error, self.fail_next_step = self.fail_next_step, None
             for sequence, _, _ in step.chunks:

@@ -27,8 +27,8 @@ from triptych_engine.runner.model.refusals import check_supported, is_multimodal
 log = logging.getLogger(__name__)
 #: Tokens, at most, of the sequence on which the paged path is compared with the ordinary one.
 NUM_PROBE_TOKENS = 24
-#: Smallest similarity of a quantised model's logits to those of the unquantised one, on average over the probe's tokens: in a mixture
-#: of experts, single tokens go to another expert. Tiny random models reach 0.997 and more, SmolLM2-135M 0.9999.
+#: Smallest similarity of a quantised model's logits to those of the unquantised one, on average over the probe's tokens: in a
+#: mixture of experts, single tokens go to another expert. Tiny random models reach 0.997 and more, SmolLM2-135M 0.9999.
 _INT8_SIMILARITY = 0.99
 #: What Omni checkpoints have beside the thinker.
 _OMNI_SPEECH = ("talker", "token2wav", "code2wav")
