@@ -13,11 +13,11 @@ import torch
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
+from triptych_common.errors import ServiceUnavailableError, StartupError
 from triptych_common.host.cores import num_usable_cores
 from triptych_common.model import store as model_store
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.control import State
-from triptych_common.rpc.errors import ServiceUnavailableError, StartupError
 from triptych_common.rpc.server import ServiceServer
 
 from triptych_engine.core import EngineCore, Load, new_device_thread

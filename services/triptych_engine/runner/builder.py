@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 import torch
-from triptych_common.rpc.errors import StartupError
+from triptych_common.errors import StartupError
 
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner.backends import choose_backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from triptych_common.rpc.errors import TriptychError
+from triptych_common.errors import TriptychError
 
 from triptych_engine.media.item import NO_MEDIA, EmbeddingSlice, EmbeddingSource, Modality, PromptMedia
 from triptych_engine.scheduling.request import FinishReason, Request, SamplingParams, TokenLogprobs

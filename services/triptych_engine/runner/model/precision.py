@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
+from triptych_common.errors import StartupError
 from triptych_common.host import cpu
-from triptych_common.rpc.errors import StartupError
 
 
 def compute_dtype(checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
