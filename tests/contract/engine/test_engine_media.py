@@ -82,7 +82,7 @@ async def an_engine(timeout_s: float = 10.0) -> AsyncIterator[Served]:
             yield Served(engine_pb2_grpc.EngineServiceStub(channel), encoder, encoder.instance.id, core, fetcher)
             scheduler.check_integrity()
             assert not scheduler.live_request_ids
-            assert not scheduler._media.cache.holders()
+            assert not scheduler._embeddings.owner_ids()
             await fetcher.close()
 
 

@@ -13,7 +13,7 @@ from triptych_engine.scheduling.scheduler import Scheduler
 
 def step(scheduler: Scheduler, runner: FakeRunner) -> list[SequenceOutput]:
     scheduled = scheduler.schedule()
-    outputs = scheduler.update(scheduled, runner.execute(scheduled))
+    outputs = scheduler.update_from_output(scheduled, runner.execute(scheduled))
     scheduler.check_integrity()
     return outputs
 
