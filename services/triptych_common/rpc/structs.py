@@ -23,8 +23,8 @@ def from_struct(struct: struct_pb2.Struct) -> dict[str, Any]:
     """
     try:
         return _whole_numbers(json_format.MessageToDict(struct))
-    except json_format.Error as error:
-        raise ValueError(f"is not a JSON object: {error}") from error
+    except (json_format.Error, ValueError) as error:
+        raise ValueError("has a number that JSON does not have") from error
 
 
 def _whole_numbers(value: Any) -> Any:

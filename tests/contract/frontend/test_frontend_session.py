@@ -174,6 +174,16 @@ async def test_a_client_that_breaks_the_contract_loses_its_session(again: Call, 
     assert message in caught.value.details()
 
 
+async def test_a_session_says_who_serves_it_and_when_to_look_elsewhere() -> None:
+    async with a_session() as (bench, client):
+        assert await client.read()
+        assert client.messages[0].instance.id == bench.frontend.server.identity.id
+        await bench.control.Drain(control_pb2.DrainRequest(timeout_s=0))
+        assert await client.read()
+        assert client.messages[-1].going_away
+        assert not await client.read()
+
+
 async def test_draining_ends_the_session_after_its_last_call_and_takes_no_new_one() -> None:
     async with a_session(says(ids(TEXT))) as (bench, client):
         await client.start_and_hold(bench, chat(1))

@@ -74,6 +74,7 @@ class FakeFrontend(
         self.script: Script | Callable[[generation_pb2.CompleteRequest], Script] = says("Hel", "lo")
         self.requests: list[generation_pb2.ChatRequest | generation_pb2.CompleteRequest] = []
         self.request_ids: list[str] = []
+        self.contexts = []
         self.output_modes: list[generation_pb2.OutputMode] = []
         #: upload id -> the file
         self.uploads: dict[str, bytes] = {}

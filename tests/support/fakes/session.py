@@ -16,6 +16,8 @@ CallResponse = generation_pb2.GenerationCallResponse
 class SessionOverCalls(generation_pb2_grpc.GenerationServiceServicer):
     """Runs each call of a session as the stream that it would be alone; one response per message."""
 
+    #: Of the calls, in the order in which they came.
+    contexts: list[common_pb2.CallContext]
     instance = common_pb2.Instance(id="fake", service="frontend", state=common_pb2.SERVER_STATE_SERVING)
 
     async def Session(
@@ -46,6 +48,7 @@ class SessionOverCalls(generation_pb2_grpc.GenerationServiceServicer):
         async def read() -> None:
             async for message in request_iterator:
                 for call in message.start:
+                    self.contexts.append(call.context)
                     running[call.number] = asyncio.create_task(run(call))
                 for number in message.cancel:
                     if number in running:

@@ -1,0 +1,69 @@
+"""Which routes are open: those that say so, and no others."""
+
+from __future__ import annotations
+
+import pytest
+from support.fakes.frontend import FakeFrontend
+from support.fakes.gateway import CHAT, client_of, gateway_app, gateway_client
+from triptych_gateway.access.routes import Access, AccessRouter, OpenPaths
+from triptych_gateway.app import ROUTERS
+
+OPEN = {"/health", "/live", "/ready", "/version", "/metrics", "/docs", "/openapi.json"}
+
+
+async def test_all_routes_but_the_operators_need_the_key() -> None:
+    async with gateway_app(FakeFrontend(), api_key="secret") as app, client_of(app) as client:
+        paths = {str(getattr(route, "path", "")) for router in ROUTERS for route in router.routes} | {"/openapi.json"}
+        statuses = {path: (await client.get(path)).status_code for path in paths}
+    assert {path for path, status in statuses.items() if status != 401} == OPEN
+
+
+@pytest.mark.parametrize("path", ["/pooling", "/v2/anything", "/", "/docs/assets", "/health/", "/Health", "//live"])
+async def test_what_nobody_thought_of_is_closed(path: str) -> None:
+    async with gateway_client(api_key="secret") as client:
+        assert (await client.get(path)).status_code == 401
+
+
+def test_a_router_must_say_who_may_call_it() -> None:
+    with pytest.raises(TypeError, match="access"):
+        AccessRouter()  # type: ignore[call-arg]
+
+
+def test_an_open_path_with_a_parameter_would_open_more_than_it_says() -> None:
+    router = AccessRouter(access=Access.OPEN)
+    router.add_api_route("/files/{path:path}", lambda: None)
+    with pytest.raises(ValueError, match="parameter"):
+        OpenPaths([router])
+
+
+async def test_callers_are_anonymous_for_now() -> None:
+    frontend = FakeFrontend()
+    async with gateway_client(frontend) as client:
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+    assert [context.tenant for context in frontend.contexts] == [""]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "fake/model", "model": "fake/model", "messages": []}',
+        b'{"model": "fake/model", "messages": [{"role": "user", "content": "a", "content": "b"}]}',
+        b'{"model": "fake/model", "messages": [], "temperature": 0, "chat_template_kwargs": {"a": {"b": 1, "b": 2}}}',
+    ],
+)
+async def test_a_name_that_stands_twice_in_an_object_is_refused(body: bytes) -> None:
+    async with gateway_client() as client:
+        response = await client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert "twice" in response.json()["error"]["message"]
+
+
+async def test_an_assistants_turn_may_have_no_content() -> None:
+    frontend = FakeFrontend()
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}, {"role": "assistant"}]
+    async with gateway_client(frontend) as client:
+        taken = await client.post("/v1/chat/completions", json=CHAT | {"messages": turns})
+        refused = await client.post("/v1/chat/completions", json=CHAT | {"messages": [{"role": "user", "content": None}]})
+    assert taken.status_code == 200
+    assert [message.role for message in frontend.request.messages] == ["user", "assistant", "assistant"]  # type: ignore[union-attr]
+    assert refused.json()["error"]["param"] == "messages[0].content"

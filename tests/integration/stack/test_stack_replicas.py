@@ -1,0 +1,93 @@
+"""Two engines, two encoders, two frontends: one of a kind is killed under load, and nobody is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+from PIL import Image
+from support.stack import Serving, serving
+from triptych_common.settings import DEFAULT_MODEL
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+NUM_STREAMS = 64
+#: Load before the kill, and after it: longer than it takes to start the service again.
+BEFORE_S, AFTER_S = 3.0, 9.0
+
+
+@pytest.fixture(scope="module")
+def replicas() -> Iterator[tuple[Serving, str]]:
+    flags = ["--engines", "2", "--encoders", "2", "--frontends", "2", "--engine.kv-cache-memory", "256M"]
+    with serving(*flags) as stack:
+        yield stack, stack.wait_until_started()
+
+
+def processes(stack: Serving, kind: str) -> list[psutil.Process]:
+    """The processes of a kind of service."""
+    children = psutil.Process(stack.process.pid).children()
+    return [child for child in children if f"triptych_{kind}" in child.cmdline()]
+
+
+def picture(chance: random.Random) -> str:
+    """One that no encoder has seen."""
+    file = io.BytesIO()
+    Image.frombytes("RGB", (24, 24), chance.randbytes(24 * 24 * 3)).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+async def one(client: httpx.AsyncClient, chance: random.Random) -> str:
+    """One streamed request, half of them with a picture; how it ended."""
+    content: list[dict[str, object]] = [{"type": "text", "text": "Tell me something."}]
+    if chance.random() < 0.5:
+        content.insert(0, {"type": "image_url", "image_url": {"url": picture(chance)}})
+    body = {"model": DEFAULT_MODEL, "stream": True, "max_tokens": 12, "messages": [{"role": "user", "content": content}]}
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        text = (await response.aread()).decode()
+        if response.status_code != 200:
+            return f"refused with {response.status_code}: {text[:200]}"
+    if '"error"' in text:
+        return "error event"
+    return "whole" if text.endswith("data: [DONE]\n\n") else f"cut: {text[-100:]}"
+
+
+async def under_load(url: str, victim: psutil.Process) -> Counter[str]:
+    """How the requests of many clients end while a service is killed."""
+    chance = random.Random(victim.pid)
+    ends: Counter[str] = Counter()
+    stop_s = asyncio.get_running_loop().time() + BEFORE_S + AFTER_S
+
+    async def client_of() -> None:
+        while asyncio.get_running_loop().time() < stop_s:
+            ends[await one(client, chance)] += 1
+
+    limits = httpx.Limits(max_connections=NUM_STREAMS)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits, trust_env=False) as client:
+        clients = [asyncio.create_task(client_of()) for _ in range(NUM_STREAMS)]
+        await asyncio.sleep(BEFORE_S)
+        victim.kill()
+        await asyncio.gather(*clients)
+    return ends
+
+
+@pytest.mark.parametrize("kind", ["engine", "encoder", "frontend"])
+async def test_one_of_two_is_killed(replicas: tuple[Serving, str], kind: str) -> None:
+    stack, url = replicas
+    victim = processes(stack, kind)[0]
+    ends = await under_load(url, victim)
+    print(kind, dict(ends))
+    assert set(ends) <= {"whole", "error event"}, ends
+    assert ends["whole"] > NUM_STREAMS
+    # Streams that the killed one carried may have ended with it, and no others.
+    assert ends["error event"] <= (0 if kind == "encoder" else NUM_STREAMS)
+    for _ in range(600):
+        if len(processes(stack, kind)) == 2:
+            break
+        await asyncio.sleep(0.1)
+    assert len(processes(stack, kind)) == 2, "it is started again"

@@ -1,0 +1,118 @@
+"""A service's two servers: what they tell of it, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from triptych_common.pb import common_pb2, control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
+from triptych_common.rpc.channels import open_channel
+from triptych_common.rpc.server import ServiceServer
+from triptych_common.settings import GrpcServiceSettings
+
+SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
+
+
+class Settings(GrpcServiceSettings):
+    """Of a service with a store."""
+
+    store_url: str = "redis://user:geheim@store:6379/0"
+
+
+class SlowService(generation_pb2_grpc.GenerationServiceServicer):
+    """Streams until it is told to finish."""
+
+    def __init__(self) -> None:
+        self.finish = asyncio.Event()
+        self.num_live_requests = 0
+        self.state = common_pb2.SERVER_STATE_SERVING
+        self._idle = asyncio.Event()
+
+    async def ChatStream(  # noqa: N802
+        self, request: generation_pb2.ChatStreamRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[generation_pb2.ChatStreamResponse]:
+        self.num_live_requests += 1
+        try:
+            yield generation_pb2.ChatStreamResponse(request_id="begun")
+            await self.finish.wait()
+            yield generation_pb2.ChatStreamResponse(request_id="ended")
+        finally:
+            self.num_live_requests -= 1
+            self._idle.set()
+
+    def model_info(self) -> common_pb2.ModelInfo | None:
+        return None
+
+    async def drain(self, timeout_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def reset_cache(self) -> int:
+        return 0
+
+    async def sleep(self, timeout_s: float) -> int:
+        return 0
+
+    async def wake_up(self) -> None:
+        return None
+
+
+def a_server(service: SlowService, **settings: object) -> ServiceServer:
+    return ServiceServer(
+        "frontend",
+        Settings(port=0, control_port=0, **settings),  # type: ignore[arg-type]
+        [SERVICE],
+        lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server),
+        service,
+    )
+
+
+async def test_the_control_port_shows_no_password() -> None:
+    server = a_server(SlowService())
+    await server.start()
+    try:
+        async with open_channel(f"127.0.0.1:{server.control_port}") as channel:
+            stub = control_pb2_grpc.ControlServiceStub(channel)
+            info = await stub.GetServerInfo(control_pb2.GetServerInfoRequest())
+    finally:
+        service_stop = server.stop()
+        await asyncio.wait_for(service_stop, 60)
+    assert info.settings["store_url"] == "redis://user:***@store:6379/0"
+    assert "geheim" not in str(info)
+    assert (info.instance.service, info.instance.address) == ("frontend", f"127.0.0.1:{server.port}")
+    assert len(info.instance.id) == 16
+
+
+async def test_a_stopping_service_lets_its_streams_end_however_long_they_take() -> None:
+    service = SlowService()
+    server = a_server(service, shutdown_grace_s=60)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{server.port}") as channel:
+        # Nobody ends a health watch: it must not hold up the end.
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+        call = generation_pb2_grpc.GenerationServiceStub(channel).ChatStream(generation_pb2.ChatStreamRequest())
+        assert (await call.read()).request_id == "begun"
+        stopping = asyncio.create_task(server.stop())
+        await asyncio.sleep(0.2)
+        assert not stopping.done()
+        service.finish.set()
+        assert (await call.read()).request_id == "ended"
+        start_s = time.monotonic()
+        await asyncio.wait_for(stopping, 30)
+        assert time.monotonic() - start_s < 10
+
+
+async def test_streams_that_do_not_end_are_cut_after_the_grace() -> None:
+    server = a_server(SlowService(), shutdown_grace_s=0.2)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{server.port}") as channel:
+        call = generation_pb2_grpc.GenerationServiceStub(channel).ChatStream(generation_pb2.ChatStreamRequest())
+        await call.read()
+        await asyncio.wait_for(server.stop(), 30)
