@@ -37,6 +37,7 @@ class Serving:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.log = ""
+        self._has_ended = False
         self._grown = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -47,14 +48,16 @@ class Serving:
                 self.log += line
                 self._grown.notify_all()
         with self._grown:
+            self._has_ended = True
             self._grown.notify_all()
 
     def wait_for(self, pattern: str, times: int = 1, timeout_s: float = 240) -> re.Match[str]:
-        """Wait until a pattern was written so many times."""
+        """Wait until a pattern was written so many times; no longer than the process lives."""
         with self._grown:
-            found = self._grown.wait_for(lambda: len(re.findall(pattern, self.log)) >= times, timeout_s)
-            assert found, f"no {pattern!r} in:\n{self.log}"
-            return [*re.finditer(pattern, self.log)][times - 1]
+            self._grown.wait_for(lambda: self._has_ended or len(re.findall(pattern, self.log)) >= times, timeout_s)
+            found = [*re.finditer(pattern, self.log)]
+            assert len(found) >= times, f"no {pattern!r} in:\n{self.log}"
+            return found[times - 1]
 
     def wait_until_started(self) -> str:
         """The address of the gateway, once the stack answers."""

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from triptych_cli.errors import CommandError
 
+#: By `free_port`, in this process.
+_returned: set[int] = set()
+
 
 @dataclass(frozen=True)
 class PortClaim:
@@ -50,9 +53,13 @@ def _check(claim: PortClaim) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on now."""
-    with _bind(host, 0) as listener:
-        return int(listener.getsockname()[1])
+    """A port that nobody listens on now. Each call returns another one: the first is free until its service listens."""
+    while True:
+        with _bind(host, 0) as listener:
+            port = int(listener.getsockname()[1])
+        if port not in _returned:
+            _returned.add(port)
+            return port
 
 
 def _bind(host: str, port: int) -> socket.socket:

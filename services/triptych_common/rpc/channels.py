@@ -22,7 +22,7 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     *_COMMON_OPTIONS,
     # Without this a second server shares the port in silence and takes half of the connections.
     ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 ]
 
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [

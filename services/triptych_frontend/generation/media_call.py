@@ -53,7 +53,9 @@ class _MediaSequence:
         self._request = request
         self._num_submissions = 0
         self.state = _State.SUBMITTED
+        #: What carries it, and its index there: all sequences of a call travel in one request, those that are sent again alone.
         self.call: EngineCall | None = None
+        self.call_index = 0
         self.is_aborted = False
         #: Output so far.
         self.token_ids: list[int] = []
@@ -72,13 +74,18 @@ class _MediaSequence:
         is_greedy = sampling.HasField("temperature") and sampling.temperature == 0
         return not (sampling.presence_penalty or sampling.frequency_penalty or (sampling.HasField("seed") and not is_greedy))
 
+    def abort(self) -> None:
+        """End it in the engine. Its last output still comes."""
+        self.is_aborted = True
+        if self.call is not None:
+            self.call.abort(self.call_index)
+
     def next_request(self) -> engine_pb2.EngineRequest:
-        """What to send to the engine, less the media: from the end of the output so far."""
+        """What to send to the engine, less the media, after it was lost: from the end of the output so far."""
         request = engine_pb2.EngineRequest()
         request.CopyFrom(self._request)
-        if self._num_submissions:
-            request.request_id += f"-{self._num_submissions}"
         self._num_submissions += 1
+        request.request_id += f"-{self._num_submissions}"
         num_done = len(self.token_ids)
         if num_done:
             sampling = request.sampling
@@ -89,7 +96,7 @@ class _MediaSequence:
             sampling.ClearField("prompt_logprobs")
         return request
 
-    # What the engine's session calls, see engines.client.Listener.
+    # What the engine's answers call, see engines.router.Listener.
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         self._owner.on_sequence_output(self, output)
@@ -103,7 +110,7 @@ class MediaCall:
 
     Args:
         request: to the engine, without media.
-        listener: hears of the sequences, as in `EngineClient.start`.
+        listener: hears of the sequences, as in `EngineRouter.start`.
     """
 
     def __init__(
@@ -119,6 +126,7 @@ class MediaCall:
         self._encoders = encoders
         self._encoding = encoding
         self._prompt = prompt
+        self._request = request
         self._listener = listener
         self._sequences = [_MediaSequence(self, index, _of_one(request, index)) for index in range(request.n or 1)]
         self._num_resubmissions = 0
@@ -149,7 +157,7 @@ class MediaCall:
         try:
             await encoding.announced()
             call = cls(engine, encoders, encoding, prompt, request, listener)
-            call._submit(call._sequences)
+            call._submit_all()
         except BaseException:
             encoding.end()
             raise
@@ -158,10 +166,7 @@ class MediaCall:
 
     def abort(self, index: int) -> None:
         """End one sequence in the engine. Its last output still comes."""
-        sequence = self._sequences[index]
-        sequence.is_aborted = True
-        if sequence.call is not None:
-            sequence.call.abort(0)
+        self._sequences[index].abort()
 
     def close(self) -> None:
         """End everything, in engine and encoders, and listen no more. May be called twice."""
@@ -190,6 +195,14 @@ class MediaCall:
                 report.source, report.fetch_s = fetches[index].source, fetches[index].fetch_s
             reports.append(report)
         return reports
+
+    # What the engine's answers call while all sequences are in one request, see engines.router.Listener.
+
+    def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
+        self.on_sequence_output(self._sequences[index], output)
+
+    def on_error(self, index: int, error: TriptychError) -> None:
+        self.on_sequence_error(self._sequences[index], error)
 
     def on_sequence_output(self, sequence: _MediaSequence, output: engine_pb2.SequenceOutput) -> None:
         """The engine brought something for a sequence."""
@@ -226,7 +239,7 @@ class MediaCall:
                 await self._encoding.wait()
                 self._has_lost.clear()
                 self._encoders.counts["resubmitted"] += 1
-                self._submit([one for one in self._sequences if one.state is _State.LOST])
+                self._submit_again([one for one in self._sequences if one.state is _State.LOST])
             self._fail(next(one.error for one in self._sequences if one.state is _State.LOST and one.error is not None))
         except TriptychError as error:
             self._fail(error)
@@ -234,16 +247,22 @@ class MediaCall:
             log.exception("unexpected error")
             self._fail(InternalError(f"internal error ({type(error).__name__}); the service's log has the details"))
 
-    def _submit(self, sequences: Iterable[_MediaSequence]) -> None:
-        refs = self._encoding.refs
+    def _submit_all(self) -> None:
+        call = self._engine.start(self._with_media(self._request), self)
+        for sequence in self._sequences:
+            sequence.call, sequence.call_index = call, sequence.index
+
+    def _submit_again(self, sequences: Iterable[_MediaSequence]) -> None:
         for sequence in sequences:
             sequence.state = _State.SUBMITTED
-            request = engine_pb2.EngineRequest(media=refs, placeholders=self._prompt.placeholders)
-            request.MergeFrom(sequence.next_request())
-            # One call for each, because each may be lost and sent again alone. They travel in one message all the same.
-            sequence.call = self._engine.start(request, sequence)
+            sequence.call, sequence.call_index = self._engine.start(self._with_media(sequence.next_request()), sequence), 0
             if sequence.is_aborted:
-                sequence.call.abort(0)
+                sequence.abort()
+
+    def _with_media(self, request: engine_pb2.EngineRequest) -> engine_pb2.EngineRequest:
+        whole = engine_pb2.EngineRequest(media=self._encoding.refs, placeholders=self._prompt.placeholders)
+        whole.MergeFrom(request)
+        return whole
 
     def _fail(self, error: TriptychError) -> None:
         self.close()

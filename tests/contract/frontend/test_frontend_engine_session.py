@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 from grpc.aio import AioRpcError
-from support.builders.frontend import Bench, chat_request, frontend_bench, hello, ids, joined
+from support.builders.frontend import Bench, chat_request, frontend_bench, hello, ids, joined, streamed
 from support.builders.tokenizer import small_model_dir
 from support.fakes.engine import FakeEngine, says
 from support.fakes.grpc_server import serving
+from triptych_common.cluster import connection as cluster_connection
 from triptych_common.model.store import model_info
 from triptych_common.pb import common_pb2, control_pb2, engine_pb2, generation_pb2, generation_pb2_grpc
 from triptych_common.rpc.channels import open_channel
@@ -25,8 +26,8 @@ from triptych_common.rpc.errors import (
     TriptychError,
 )
 from triptych_common.rpc.status import from_rpc_error
-from triptych_frontend.engines import client as engine_client
-from triptych_frontend.engines.client import EngineCall
+from triptych_frontend.engines import connection as engine_connection
+from triptych_frontend.engines.router import EngineRouter
 
 Options = generation_pb2.GenerationOptions
 
@@ -53,6 +54,12 @@ async def slow_client(bench: Bench) -> AsyncIterator[generation_pb2_grpc.Generat
         yield generation_pb2_grpc.GenerationServiceStub(channel)
 
 
+def engine_of(bench: Bench) -> engine_connection.EngineConnection:
+    """The frontend's connection with its only engine."""
+    (connection,) = bench.frontend._engines.connections
+    return connection
+
+
 async def until_idle(bench: Bench) -> None:
     """Wait until the frontend counts no live call."""
     assert await bench.frontend._admission.wait_idle(30)
@@ -63,17 +70,18 @@ async def test_a_cancelled_call_aborts_all_its_choices() -> None:
         call = bench.chat(chat_request(options=Options(n=3)))
         await anext(aiter(call))
         call.cancel()
-        await bench.engine.until(lambda: len(bench.engine.aborted) == 3 and not bench.engine.live)
-        assert sorted(bench.engine.aborted) == sorted(request.request_id for request in bench.engine.requests)
+        await bench.engine.until(lambda: bool(bench.engine.aborted) and not bench.engine.live)
+        (request,) = bench.engine.requests
+        assert (request.n, bench.engine.aborted) == (3, [request.request_id])
         await until_idle(bench)
-        assert not bench.frontend._client._calls
+        assert not engine_of(bench)._carried
 
 
 async def test_a_client_that_leaves_without_reading_aborts_too() -> None:
     """The frontend is then stuck in writing, not in waiting for the engine."""
     many = [engine_pb2.SequenceOutput(token_ids=ids("Hello there " * 100)) for _ in range(2000)]
     async with frontend_bench(lambda request: many) as bench, slow_client(bench) as client:
-        call = client.Chat(chat_request())
+        call = client.ChatStream(streamed(chat_request()))
         await anext(aiter(call))
         await bench.engine.until(lambda: not any(sequence.outputs for sequence in bench.engine.live.values()))
         call.cancel()
@@ -86,7 +94,7 @@ async def test_a_slow_reader_gets_everything_in_fewer_messages() -> None:
     text = "Hello there, how are you today? " * 40_000
     async with frontend_bench(says(ids(text), tokens_per_step=100)) as bench, slow_client(bench) as client:
         bench.frontend._model.info.max_model_len = 1_000_000
-        call = client.Chat(chat_request())
+        call = client.ChatStream(streamed(chat_request()))
         await bench.engine.until(lambda: bool(bench.engine.requests) and not bench.engine.live)
         responses = await collect(call)
     assert joined(responses) == text
@@ -110,23 +118,23 @@ async def test_a_lost_engine_ends_live_calls_at_once_and_is_found_again() -> Non
     assert isinstance(lost, ServiceUnavailableError)
     assert "went away" in lost.message
     assert isinstance(away, ServiceUnavailableError)
-    assert "is away" in away.message
+    assert "no engine can take this request" in away.message
     assert away.retry_after_s
-    assert info.state == common_pb2.SERVER_STATE_UNAVAILABLE
+    assert info.instance.state == common_pb2.SERVER_STATE_UNAVAILABLE
 
 
 async def test_an_engine_process_that_dies_is_found_again_on_its_port() -> None:
     model = model_info(small_model_dir(), "small")
     async with frontend_bench(endless, engine_model=model) as bench:
-        address = bench.frontend._client._address
+        address = engine_of(bench).address
         await bench.engine.go_down()
         await bench.until_ready(False)
     # A frontend that starts before its engine waits for it.
     engine = FakeEngine(model, hello())
     port = int(address.rsplit(":", 1)[1])
-    async with frontend_bench(ready=False, engine_address=f"127.0.0.1:{port}") as bench:
+    async with frontend_bench(ready=False, engine_addresses=(f"127.0.0.1:{port}",)) as bench:
         info = await bench.control.GetServerInfo(control_pb2.GetServerInfoRequest())
-        assert info.state == common_pb2.SERVER_STATE_UNAVAILABLE
+        assert info.instance.state == common_pb2.SERVER_STATE_UNAVAILABLE
         async with serving(engine.register, port):
             await bench.until_ready()
             assert joined(await collect(bench.chat(chat_request()))) == "Hello there"
@@ -137,8 +145,8 @@ async def test_an_engine_process_that_dies_is_found_again_on_its_port() -> None:
 
 async def test_an_engine_that_answers_is_asked_again_without_longer_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be loading its model, and ready any moment."""
-    monkeypatch.setattr(engine_client, "MIN_BACKOFF_S", 0.01)
-    monkeypatch.setattr(engine_client, "MAX_BACKOFF_S", 1e6)  # pauses that doubled would be 20 minutes in all
+    monkeypatch.setattr(cluster_connection, "MIN_BACKOFF_S", 0.01)
+    monkeypatch.setattr(cluster_connection, "MAX_BACKOFF_S", 1e6)  # pauses that doubled would be 20 minutes in all
     async with frontend_bench() as bench:
         await bench.engine.go_down()
         async with asyncio.timeout(30):
@@ -156,7 +164,7 @@ async def test_an_engine_with_another_model_is_refused(caplog: pytest.LogCapture
                 error = await error_of(bench.chat(chat_request()))
             info = await bench.control.GetServerInfo(control_pb2.GetServerInfoRequest())
     assert isinstance(error, ServiceUnavailableError)
-    assert info.state == common_pb2.SERVER_STATE_UNAVAILABLE
+    assert info.instance.state == common_pb2.SERVER_STATE_UNAVAILABLE
     assert any("serves another model: other" in record.message for record in caplog.records)
 
 
@@ -192,36 +200,43 @@ class Heard:
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         self.outputs.put_nowait(output)
 
-    def on_error(self, error: TriptychError) -> None:
+    def on_error(self, index: int, error: TriptychError) -> None:
         raise AssertionError(error)
 
 
 async def test_an_engine_request_id_in_use_is_refused_and_its_owner_keeps_it() -> None:
     async with frontend_bench(endless) as bench:
-        client, heard = bench.frontend._client, Heard()
+        router, heard = EngineRouter(bench.frontend._engines), Heard()
         request = engine_pb2.EngineRequest(request_id="same", prompt_token_ids=[1])
-        first = client.start([request], heard)
+        first = router.start(request, heard)
         with pytest.raises(InternalError, match="same"):
-            client.start([request], Heard())
-        client.forget("same", EngineCall(client, ["same"], Heard()))
+            router.start(request, Heard())
         assert (await asyncio.wait_for(heard.outputs.get(), 30)).token_ids[0] == ids("Hello")[0]
         first.close()
-        assert not client._calls
+        assert not engine_of(bench)._carried
 
 
-async def test_a_huge_fan_out_is_sent_in_bounded_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych_frontend.engines.client._MAX_ADD_BYTES", 1000)
+async def test_many_requests_at_once_are_sent_in_bounded_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_connection, "MAX_ADD_BYTES", 1000)
     async with frontend_bench() as bench:
         # The size is mostly the salt's: prompt tokens are not all that a request carries.
-        request = generation_pb2.CompleteRequest(text="\n", options=Options(n=10, cache_salt="s" * 200))
-        responses = await collect(bench.complete(request))
-        assert max(len(message.add) for message in bench.engine.messages) == 3
+        request = generation_pb2.CompleteRequest(text="\n", options=Options(cache_salt="s" * 200))
+        answers = await asyncio.gather(*(collect(bench.complete(request)) for _ in range(10)))
+        assert max(len(message.add) for message in bench.engine.messages) <= 3
         assert max(message.ByteSize() for message in bench.engine.messages) < 1100
+    assert {joined(responses) for responses in answers} == {"Hello there"}
+
+
+async def test_choices_travel_in_one_request() -> None:
+    async with frontend_bench() as bench:
+        responses = await collect(bench.chat(chat_request(options=Options(n=10))))
+        (request,) = bench.engine.requests
+    assert request.n == 10
     assert {joined(responses, index) for index in range(10)} == {"Hello there"}
 
 
 async def test_a_request_too_large_for_a_message_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych_frontend.engines.client._MAX_ADD_BYTES", 1000)
+    monkeypatch.setattr("triptych_frontend.engines.router.MAX_ADD_BYTES", 1000)
     async with frontend_bench() as bench:
         refused = await error_of(bench.chat(chat_request(options=Options(cache_salt="s" * 1000))))
         assert joined(await collect(bench.chat(chat_request()))) == "Hello there"
@@ -249,7 +264,7 @@ async def test_draining_finishes_live_calls_and_takes_no_more_until_it_is_woken(
     assert isinstance(refused, ServiceUnavailableError)
     assert rest[-1].usage.completion_tokens
     assert drained.drained
-    assert info.state == common_pb2.SERVER_STATE_DRAINING
+    assert info.instance.state == common_pb2.SERVER_STATE_DRAINING
     assert joined(awake) == "Hello there"
 
 

@@ -199,6 +199,11 @@ def test_a_taken_port_is_told_with_service_and_flag() -> None:
     assert output == f"triptych: port {port} of the gateway is taken (127.0.0.1:{port}); choose another: --port\n"
 
 
+def test_a_free_port_is_given_once() -> None:
+    ports = [free_port("127.0.0.1") for _ in range(1000)]
+    assert len(set(ports)) == 1000, "or one service's control port is another's port"
+
+
 def test_two_services_cannot_have_one_port() -> None:
     port = free_port("127.0.0.1")
     with pytest.raises(CommandError, match=rf"port {port} is wanted by both the engine \(--a\) and the gateway \(--b\)"):

@@ -27,8 +27,12 @@ needs_bfloat16 = pytest.mark.skipif(
 )
 
 
+class _Model(PreTrainedModel):
+    """Not PreTrainedModel itself: transformers keeps what it finds out about a class on it, for all that inherit from it."""
+
+
 def a_model_of(mlp: nn.Module) -> PreTrainedModel:
-    model = PreTrainedModel(PretrainedConfig())
+    model = _Model(PretrainedConfig())
     model.mlp = mlp
     return model
 
