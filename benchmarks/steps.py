@@ -46,7 +46,7 @@ class Bench:
 
     def __init__(self, loaded: LoadedEngine, outside: Outside) -> None:
         self._scheduler, self._outside, self._vocab_size = loaded.scheduler, outside, loaded.runner.vocab_size
-        core = EngineCore(loaded.scheduler, loaded.runner, outside.publish)
+        core = EngineCore(loaded.scheduler, loaded.executor, outside.publish)
         self._steps = TimedSteps(core, loaded.scheduler, loaded.runner)
         self._ids = itertools.count()
 

@@ -14,6 +14,7 @@ from triptych_common.model import store as model_store
 bear_company()  # as the engine does before torch is imported
 
 from triptych_engine.core import EngineCore, Load, new_device_thread  # noqa: E402
+from triptych_engine.executor.in_process import InProcessExecutor  # noqa: E402
 from triptych_engine.runner.cpu.attention import CpuAttention  # noqa: E402
 from triptych_engine.runner.model_runner import ModelRunner  # noqa: E402
 from triptych_engine.scheduling.output import SequenceOutput  # noqa: E402
@@ -27,23 +28,27 @@ from benchmarks.load.figures import Answer  # noqa: E402
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """Model and scheduler; an EngineCore joins the two."""
+    """Executor and scheduler; an EngineCore joins the two."""
 
     path: Path
     scheduler: Scheduler
-    runner: ModelRunner
+    executor: InProcessExecutor
+
+    @property
+    def runner(self) -> ModelRunner:
+        return self.executor.runner
 
 
 def load_engine(settings: EngineSettings) -> LoadedEngine:
     """Load the model and warm it up. To be called on the thread that will run the step loop."""
     path = model_store.resolve_model(settings.model, model_store.WEIGHT_PATTERNS)
     model = model_store.model_info(path, model_store.served_name(settings.model), settings.max_model_len)
-    runner = ModelRunner(runner_config(settings, model, path))
-    runner.load()
-    costs = runner.warm_up()
-    if isinstance(runner._backend, CpuAttention):
-        runner._backend.wait_for_prefault()  # as an engine is that has run for some seconds
-    return LoadedEngine(Path(path), make_scheduler(settings, model, runner, costs), runner)
+    config = runner_config(settings, model, path)
+    executor = InProcessExecutor(config)
+    loaded = executor.load()
+    if isinstance(executor.runner._backend, CpuAttention):
+        executor.runner._backend.wait_for_prefault()  # as an engine is that has run for some seconds
+    return LoadedEngine(Path(path), make_scheduler(settings, config, loaded), executor)
 
 
 class LocalEngine:
@@ -57,7 +62,7 @@ class LocalEngine:
         on_gpu = loaded.runner.config.device.type != "cpu"
         self._core = EngineCore(
             loaded.scheduler,
-            loaded.runner,
+            loaded.executor,
             self._on_outputs,
             device_thread=device_thread,
             async_scheduling=on_gpu if settings.async_scheduling is None else settings.async_scheduling,

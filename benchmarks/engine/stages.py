@@ -86,9 +86,9 @@ class TimedSteps:
         clock.wrap(core, "step", UPDATE)
         clock.wrap(core, "_publish", PUBLISH)
         clock.wrap(scheduler, "schedule", SCHEDULE)
-        clock.wrap(runner, "launch", INPUTS)
+        clock.wrap(runner, "forward", INPUTS)
         clock.wrap(runner._backend, "forward", ATTENTION)
-        clock.wrap(runner, "_sample", SAMPLING)
+        clock.wrap(runner, "sample", SAMPLING)
         model = runner._model.model
         head = model.get_output_embeddings()
         clock.hook(model, OTHER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from triptych_common.rpc.errors import QueueFullError
+from triptych_common.errors import QueueFullError
 
 _RETRY_AFTER_S = 1.0
 #: Bodies that take no more than this do not wait while there is a reserve, which is kept for them.

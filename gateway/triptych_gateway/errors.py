@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from triptych_common.rpc.errors import (
+from triptych_common.errors import (
     ContextLengthError,
     DuplicateRequestError,
     InvalidRequestError,

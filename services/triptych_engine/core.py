@@ -1,9 +1,9 @@
-"""The step loop: one thread owns scheduler and runner, and does schedule -> launch -> wait -> update until it is told to stop.
+"""The step loop. One thread owns the scheduler and calls the executor: schedule, launch, sample, wait for the result, update.
 
-With asynchronous scheduling the next step is scheduled and launched before the one on the device is waited for, so the device need
-not wait for the host. What the host learns too late, it takes back: a token after a stop token is dropped.
+With asynchronous scheduling the next step is scheduled and launched before the loop waits for the one on the device. So the device
+does not wait for the host. What the host learns too late is dropped: a token after a stop token, for example.
 
-Others talk to the loop through a queue of commands; what each step brings goes to one callback, on the loop's thread.
+Other threads talk to the loop through a queue of commands. The outputs of each step go to one callback, on the loop's thread.
 """
 
 from __future__ import annotations
@@ -15,48 +15,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from triptych_common.rpc.errors import InternalError, ServiceUnavailableError, TriptychError, UnimplementedError
+from triptych_common.errors import InternalError, ServiceUnavailableError, TriptychError, UnimplementedError
 
-from triptych_engine.media.item import Embeddings, FetchOrder
-from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput, StepResult
-from triptych_engine.scheduling.request import FinishReason, Request
+from triptych_engine.executor.protocol import Executor
+from triptych_engine.media.item import Embeddings, Fetcher
+from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput
+from triptych_engine.scheduling.request import Request
 from triptych_engine.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-class LaunchedStep(Protocol):
-    """A step that the device computes."""
-
-    def result(self) -> StepResult:
-        """Wait for its end. To be called once, in the order in which steps were launched."""
-        ...
-
-
-class Runner(Protocol):
-    """What the loop needs of the device side."""
-
-    def launch(self, scheduled: SchedulerOutput) -> LaunchedStep:
-        """Have the device compute a step after those launched before it; need not wait for it."""
-        ...
-
-    def check_device(self) -> None:
-        """Raise when the device computes nothing any more, whatever it is told. Asked after a step that failed."""
-        ...
-
-    def allocate_cache(self) -> None: ...
-    def free_cache(self) -> None: ...
-
-
-class Fetcher(Protocol):
-    """What the loop needs of those who fetch embeddings; each order ends in one `EngineCore.deliver`, unless it is cancelled."""
-
-    def submit(self, orders: Sequence[FetchOrder], cancelled: Sequence[int]) -> None:
-        """Begin orders and give up earlier ones, by number. Called on the loop's thread; must return at once."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,37 +48,28 @@ class Load:
 OnOutputs = Callable[[int, Sequence[SequenceOutput], Load], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """A step on the device."""
-
-    scheduled: SchedulerOutput
-    launched: LaunchedStep
-    started_s: float
-
-
 def new_device_thread() -> ThreadPoolExecutor:
     """One thread, for all that computes: loading, warm-up and the step loop."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
 
 
 class EngineCore:
-    """Scheduler and runner on a thread of their own.
+    """Scheduler and executor on a thread of their own. Public methods may be called from other threads, except `step`.
 
     Args:
         on_outputs: gets every output; called on the loop's thread.
-        fetcher: fetches the embeddings of media; without it requests with media are refused.
-        async_scheduling: schedule and launch a step while the one before it runs.
-        on_death: called on the loop's thread when it ends by an error that it could not pin on requests.
-        device_thread: an executor of one thread, on which the loop runs. The model must have been loaded on the same thread: OpenMP
-            keeps a team of workers for each thread that ever computed, and with two teams on the cores it no longer spins between
+        on_death: called on the loop's thread when the loop ends by an error that belongs to no request.
+        device_thread: a pool of one thread, on which the loop runs. The model must have been loaded on the same thread: OpenMP
+            keeps a team of workers for each thread that ever computed. With two teams on the cores it no longer spins between
             parallel regions but sleeps, which halves the speed of small steps.
+        fetcher: fetches the embeddings of media; without it, requests with media are refused.
+        async_scheduling: schedule and launch a step while the one before it runs.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runner,
+        executor: Executor,
         on_outputs: OnOutputs,
         on_death: Callable[[BaseException], None] = lambda error: None,
         device_thread: ThreadPoolExecutor | None = None,
@@ -116,13 +77,13 @@ class EngineCore:
         async_scheduling: bool = False,
     ) -> None:
         self._scheduler = scheduler
-        self._runner = runner
+        self._executor = executor
         self._on_outputs = on_outputs
         self._on_death = on_death
         self._fetcher = fetcher
         self._max_in_flight = 1 if async_scheduling else 0  # steps that are left to run while the next is scheduled
-        self._in_flight: deque[_Flight] = deque()
-        self._landed_s = 0.0  # when the last step's result was there
+        self._in_flight: deque[tuple[SchedulerOutput, float]] = deque()  # each with when it was launched
+        self._completed_s = 0.0  # when the last step's result was there
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._asleep = False
@@ -130,8 +91,6 @@ class EngineCore:
         self.load = self._measure_load()
         self._device_thread = device_thread or new_device_thread()
         self._loop: Future[None] | None = None
-
-    # -- called from other threads ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._loop = self._device_thread.submit(self._run)
@@ -141,7 +100,7 @@ class EngineCore:
         self._commands.put(lambda: self._add(request))
 
     def deliver(self, number: int, result: Embeddings | TriptychError) -> None:
-        """Hand in what came of an order of embeddings."""
+        """Hand in the result of an order of embeddings."""
         self._commands.put(lambda: self._deliver(number, result))
 
     def abort(self, request_ids: Sequence[str]) -> Future[list[str]]:
@@ -168,7 +127,7 @@ class EngineCore:
         return self.call(self._scheduler.reset_caches)
 
     def sleep(self) -> Future[None]:
-        """Abort what is left, forget cached prefixes, give the KV cache back; requests are refused until `wake_up`."""
+        """Abort live requests, forget cached prefixes, give the KV cache back. Requests are refused until `wake_up`."""
         return self.call(self._sleep)
 
     def wake_up(self) -> Future[None]:
@@ -183,17 +142,15 @@ class EngineCore:
 
     @property
     def num_in_flight(self) -> int:
-        """Steps that were launched and are not booked."""
+        """Steps that were launched and are not completed."""
         return len(self._in_flight)
-
-    # -- on the loop's thread -----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._run_commands(block=not (self._scheduler.has_work or self._in_flight))
+                self._run_commands(block=not (self._in_flight or self._scheduler.has_work))
                 self._order_embeddings()
-                if self._scheduler.has_work or self._in_flight:
+                if self._in_flight or self._scheduler.has_work:
                     self.step()
                     self._order_embeddings()
         except BaseException as error:
@@ -214,55 +171,59 @@ class EngineCore:
             self._fetcher.submit(orders, cancelled)
 
     def step(self) -> None:
-        """Launch the next step, if there is one, then book the one before it; without asynchronous scheduling, the same.
+        """Launch the next step, if there is one, then complete the one before it; without asynchronous scheduling, the same one.
 
         An error in a step ends the requests that were part of it, and nothing else.
         """
-        if self._scheduler.must_book:
-            self._book_all()
+        if self._scheduler.needs_results_first:
+            self._complete_all()
         scheduled = self._scheduler.schedule()
+        if failed := self._scheduler.take_failed():
+            self._publish(failed)
         if not scheduled.is_empty:
             self._launch(scheduled)
         num_left = 0 if scheduled.is_empty else self._max_in_flight
         while len(self._in_flight) > num_left:
-            self._book()
+            self._complete()
 
     def _launch(self, scheduled: SchedulerOutput) -> None:
-        started_s = time.perf_counter()
+        launched_s = time.perf_counter()
         try:
-            launched = self._runner.launch(scheduled)
+            self._executor.launch(scheduled)
+            self._executor.sample(scheduled.step_id)
         except Exception as error:
             self._fail(scheduled, error)
         else:
-            self._in_flight.append(_Flight(scheduled, launched, started_s))
+            self._in_flight.append((scheduled, launched_s))
 
-    def _book(self) -> None:
-        """Wait for the oldest step in flight, and publish what it brought."""
-        flight = self._in_flight.popleft()
-        scheduled = flight.scheduled
+    def _complete(self) -> None:
+        """Wait for the oldest step in flight, and publish its outputs."""
+        scheduled, launched_s = self._in_flight.popleft()
         try:
-            result = flight.launched.result()
-            # The device began with it when it was launched, or when it was done with the one before.
-            started_s, self._landed_s = max(flight.started_s, self._landed_s), time.perf_counter()
-            self._scheduler.observe(scheduled, self._landed_s - started_s)
-            outputs = self._scheduler.update(scheduled, result)
+            result = self._executor.result(scheduled.step_id)
         except Exception as error:
             self._fail(scheduled, error)
-        else:
-            self._step += 1
-            self._publish(outputs)
+            return
+        # The device began with it when it was launched, or when it was done with the one before.
+        started_s, self._completed_s = max(launched_s, self._completed_s), time.perf_counter()
+        outputs = self._scheduler.update_from_output(scheduled, result)
+        self._step += 1
+        self._publish(outputs)
+        try:
+            self._scheduler.observe(scheduled, self._completed_s - started_s)
+        except Exception:
+            log.exception("the pacer learned nothing from a step")
 
-    def _book_all(self) -> None:
+    def _complete_all(self) -> None:
         while self._in_flight:
-            self._book()
+            self._complete()
 
     def _fail(self, scheduled: SchedulerOutput, error: Exception) -> None:
-        request_ids = ", ".join(scheduled.num_scheduled_tokens)
-        log.error("step %d failed with %d requests in it: %s", self._step, len(scheduled.parts), request_ids, exc_info=error)
+        log.error("step %d failed with these requests: %s", self._step, ", ".join(scheduled.num_scheduled_tokens), exc_info=error)
         failure = InternalError(f"the engine step failed ({type(error).__name__}); the engine's log has the details")
         self._step += 1
         self._publish(self._scheduler.fail_step(scheduled, failure))
-        self._runner.check_device()  # a process that is left with a lost one fails every request; one that ends is started again
+        self._executor.check_health()  # a process that lost its device fails every request; one that ends is started again
 
     def _publish(self, outputs: Sequence[SequenceOutput]) -> None:
         self.load = self._measure_load()
@@ -271,20 +232,30 @@ class EngineCore:
     def _add(self, request: Request) -> None:
         try:
             if self._asleep or self._stopping:
-                raise ServiceUnavailableError(
-                    "the engine is asleep" if self._asleep else "the engine is stopping", retry_after_s=5.0
-                )
+                state = "asleep" if self._asleep else "stopping"
+                raise ServiceUnavailableError(f"the engine is {state}", retry_after_s=5.0)
             if request.media.items and self._fetcher is None:
                 raise UnimplementedError("this engine fetches no embeddings; media items cannot be taken", field="media")
             self._scheduler.add(request)
-        except TriptychError as error:
-            usage = (request.num_prompt_tokens, 0, 0)
-            self._publish([SequenceOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error, usage=usage)])
+        except Exception as error:
+            self._publish(self._scheduler.refuse(request, self._reason("a request was added", error)))
 
     def _deliver(self, number: int, result: Embeddings | TriptychError) -> None:
-        outputs = self._scheduler.arrive(number, result)
+        awaiting = self._scheduler.ids_awaiting(number)
+        try:
+            outputs = self._scheduler.arrive(number, result)
+        except Exception as error:
+            outputs = self._scheduler.fail(awaiting, self._reason("embeddings arrived", error))
         if outputs:
             self._publish(outputs)
+
+    @staticmethod
+    def _reason(when: str, error: Exception) -> TriptychError:
+        """What requests are told about an error."""
+        if isinstance(error, TriptychError):
+            return error
+        log.error("unexpected error when %s", when, exc_info=error)
+        return InternalError(f"the engine failed when {when} ({type(error).__name__}); the engine's log has the details")
 
     def _abort(self, request_ids: Sequence[str]) -> list[str]:
         outputs = self._scheduler.abort(request_ids)
@@ -297,28 +268,29 @@ class EngineCore:
             return
         self._asleep = True
         self._abort(self._scheduler.live_request_ids)
-        self._book_all()
-        self._runner.launch(self._scheduler.schedule()).result()  # the runner forgets the sequences too
+        self._complete_all()
+        self.step()  # nothing is computed, but the executor forgets the sequences
+        self._complete_all()
         self._scheduler.reset_caches()
-        self._runner.free_cache()
+        self._executor.free_cache()
 
     def _wake_up(self) -> None:
         if self._asleep:
-            self._runner.allocate_cache()
+            self._executor.allocate_cache()
             self._asleep = False
 
     def _stop(self) -> None:
         self._stopping = True
         self._abort(self._scheduler.live_request_ids)
-        self._book_all()
+        self._complete_all()
 
     def _measure_load(self) -> Load:
-        scheduler, kv_cache = self._scheduler, self._scheduler.kv_cache
+        scheduler, kv_cache, pool = self._scheduler, self._scheduler.kv_cache, self._scheduler.kv_cache.pool
         return Load(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            num_blocks=kv_cache.pool.num_blocks,
-            num_free_blocks=kv_cache.pool.num_free_blocks,
+            num_blocks=pool.num_blocks,
+            num_free_blocks=pool.num_free_blocks,
             block_size=kv_cache.block_size,
             prefix_cache_queries=kv_cache.prefix_cache_queries,
             prefix_cache_hits=kv_cache.prefix_cache_hits,

@@ -1,4 +1,4 @@
-"""Wires the engine together: settings -> model -> scheduler -> step loop -> gRPC."""
+"""Wires the engine together: settings, executor, scheduler, step loop, gRPC."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ import torch
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
+from triptych_common.errors import ServiceUnavailableError, StartupError
 from triptych_common.host.cores import num_usable_cores
 from triptych_common.model import store as model_store
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.control import State
-from triptych_common.rpc.errors import ServiceUnavailableError, StartupError
 from triptych_common.rpc.server import ServiceServer
 
 from triptych_engine.core import EngineCore, Load, new_device_thread
+from triptych_engine.executor.in_process import InProcessExecutor
+from triptych_engine.executor.protocol import Executor, ExecutorInfo
 from triptych_engine.media.fetcher import EmbeddingFetcher
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.rpc.outbox import Outbox
 from triptych_engine.rpc.servicer import EngineServicer
-from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
+from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.scheduling.kv_cache import KVCacheManager
-from triptych_engine.scheduling.pacer import StepCosts, StepPacer
+from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.settings import EngineSettings
 
@@ -119,12 +121,13 @@ class EngineService:
         path = await asyncio.to_thread(model_store.resolve_model, settings.model, model_store.WEIGHT_PATTERNS)
         name = settings.served_model_name or model_store.served_name(settings.model)
         model = model_store.model_info(path, name, settings.max_model_len)
-        runner = ModelRunner(runner_config(settings, model, path))
+        config = runner_config(settings, model, path)
+        executor = InProcessExecutor(config)
         await self._server.start()
         try:
-            costs = await self._load(runner, stop)
-            if costs is not None:
-                await self._serve(runner, model, costs)
+            loaded = await self._load(executor, stop)
+            if loaded is not None:
+                await self._serve(executor, config, model, loaded)
                 await self._until_stopped(stop)
         finally:
             self._stopping = True
@@ -141,9 +144,9 @@ class EngineService:
         if self._died.is_set():
             raise StartupError("the engine loop died; see the log above")
 
-    async def _serve(self, runner: ModelRunner, model: common_pb2.ModelInfo, costs: StepCosts) -> None:
-        model.vocab_size = runner.vocab_size
-        settings, traits = self._settings, runner.media_traits
+    async def _serve(self, executor: Executor, config: RunnerConfig, model: common_pb2.ModelInfo, loaded: ExecutorInfo) -> None:
+        settings, traits = self._settings, loaded.media_traits
+        model.vocab_size = loaded.vocab_size
         model.quantization = settings.quantization
         if isinstance(traits, MediaTraits):
             encoders = Pool("encoder", resolver_of(settings.encoder_addresses), lambda address: EncoderConnection(address, model))
@@ -151,11 +154,11 @@ class EngineService:
             self._fetcher = EmbeddingFetcher(
                 encoders, traits, settings.embedding_timeout_s, lambda number, result: self._loaded().deliver(number, result)
             )
-        scheduler = make_scheduler(settings, model, runner, costs)
-        on_gpu = runner.config.device.type != "cpu"
+        scheduler = make_scheduler(settings, config, loaded)
+        on_gpu = config.device.type != "cpu"
         self._core = EngineCore(
             scheduler,
-            runner,
+            executor,
             self._outbox.publish,
             self._on_death,
             self._device_thread,
@@ -179,19 +182,14 @@ class EngineService:
     def _on_load(self, load: Load) -> None:
         self._servicer.on_load(load)
 
-    async def _load(self, runner: ModelRunner, stop: asyncio.Event) -> StepCosts | None:
-        """What steps cost; None when the service is to stop."""
-
-        def load() -> StepCosts:
-            runner.load()
-            return runner.warm_up()
-
-        loading = asyncio.wrap_future(self._device_thread.submit(load))
+    async def _load(self, executor: Executor, stop: asyncio.Event) -> ExecutorInfo | None:
+        """What the executor has loaded; None when the service is to stop."""
+        loading = asyncio.wrap_future(self._device_thread.submit(executor.load))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        costs = await loading
-        return None if stop.is_set() else costs
+        loaded = await loading
+        return None if stop.is_set() else loaded
 
     async def _until_stopped(self, stop: asyncio.Event) -> None:
         waiting = [asyncio.create_task(event.wait()) for event in (stop, self._died)]
@@ -200,16 +198,16 @@ class EngineService:
             task.cancel()
 
 
-def make_scheduler(settings: EngineSettings, model: common_pb2.ModelInfo, runner: ModelRunner, costs: StepCosts) -> Scheduler:
-    """The scheduler for a loaded model."""
+def make_scheduler(settings: EngineSettings, config: RunnerConfig, loaded: ExecutorInfo) -> Scheduler:
+    """The scheduler for a loaded model. Steps are paced by time where the executor knows what they cost."""
     return Scheduler(
-        KVCacheManager(runner.num_blocks, runner.config.block_size, settings.enable_prefix_caching),
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=runner.config.max_num_batched_tokens,
+        KVCacheManager(loaded.num_blocks, loaded.block_size, settings.enable_prefix_caching),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
         max_waiting=settings.max_waiting,
-        max_model_len=model.max_model_len,
-        max_embeddings=settings.embedding_cache_memory // runner.embedding_bytes,
-        pacer=StepPacer(costs, settings.max_step_ms / 1e3),
+        max_model_len=config.max_model_len,
+        max_embeddings=settings.embedding_cache_memory // loaded.embedding_bytes,
+        pacer=None if loaded.costs is None else StepPacer(loaded.costs, settings.max_step_ms / 1e3),
     )
 
 

@@ -73,7 +73,13 @@ class EngineSettings(GrpcServiceSettings):
         ),
     ] = True
     embedding_cache_memory: Annotated[
-        int, BeforeValidator(parse_bytes), Field(gt=0, description="Memory for embeddings of media that are held or being fetched.")
+        int,
+        BeforeValidator(parse_bytes),
+        Field(
+            gt=0,
+            description="Memory for embeddings of media that wait to be computed, in bytes. Embeddings that were computed are kept "
+            "beside it until their request ends, at most about one for each token of the KV cache.",
+        ),
     ] = 256 << 20
     encoder_addresses: Annotated[
         Targets, Field(description=f"host:port of the encoders, {TARGETS_HELP}. Needed by multimodal models.")

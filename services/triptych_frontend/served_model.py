@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from triptych_common.errors import ModelNotFoundError
 from triptych_common.pb import common_pb2
-from triptych_common.rpc.errors import ModelNotFoundError
 
 
 class ServedModel:

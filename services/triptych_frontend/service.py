@@ -12,6 +12,7 @@ import grpc
 from prometheus_client import Metric
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
+from triptych_common.errors import StartupError
 from triptych_common.host.garbage import objects_that_stay
 from triptych_common.host.memory import return_large_blocks
 from triptych_common.model.store import model_info, resolve_model, served_name
@@ -25,7 +26,6 @@ from triptych_common.pb import (
     preprocess_pb2_grpc,
 )
 from triptych_common.rpc.control import State, cannot_sleep
-from triptych_common.rpc.errors import StartupError
 from triptych_common.rpc.server import ServiceServer, run_service
 
 from triptych_frontend.encoders.client import EncoderClient

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from support.drivers.attention import worst_difference
-from triptych_engine.runner.attention.backends import try_kernel
 from triptych_engine.runner.attention.paged import LayerShape, TorchAttention
+from triptych_engine.runner.backends import try_kernel
 from triptych_engine.runner.cuda.attention import CudaAttention
 from triptych_engine.runner.cuda.varlen import find_varlen_kernel
 

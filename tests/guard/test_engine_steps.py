@@ -33,25 +33,26 @@ WARM_UP_STEPS = 3
 NUM_STEPS = 5
 
 # Per token: calls of our Python functions, and at most so many of built-in ones by those (an interpreter may do with fewer).
-#: It is scheduled (it decodes; there is room; its block), booked (its token, its end), routed to its stream, part of the message.
-SCHEDULER_CALLS, SCHEDULER_BUILTINS = 27, 20
-#: Arrays are read and written for all sequences at once. One by one: its row, whether its prompt's log probabilities are wanted,
-#: and that it has one token more; where it is drawn, whether the distribution is cut.
-RUNNER_CALLS, RUNNER_BUILTINS = {0.0: 3, 1.0: 4}, 0
+#: It is scheduled (it decodes; there is room; its block), updated (its token, its end), routed to its stream, part of the message.
+SCHEDULER_CALLS, SCHEDULER_BUILTINS = 25, 20
+#: Arrays are read and written for all sequences at once; only the row of each is looked up one by one.
+RUNNER_CALLS, RUNNER_BUILTINS = {0.0: 1, 1.0: 1}, 0
 
 
 class SameToken:
-    """A runner that computes nothing, and its own launched steps."""
+    """An executor that computes nothing."""
 
     def __init__(self) -> None:
         self._launched: deque[SchedulerOutput] = deque()
 
-    def launch(self, scheduled: SchedulerOutput) -> SameToken:
+    def launch(self, scheduled: SchedulerOutput) -> None:
         self._launched.append(scheduled)
-        return self
 
-    def result(self) -> StepResult:
-        return StepResult(token_ids=dict.fromkeys(self._launched.popleft().num_scheduled_tokens, 7))
+    def sample(self, step_id: int) -> None:
+        pass
+
+    def result(self, step_id: int) -> StepResult:
+        return StepResult(token_ids={request_id: [7] for request_id in self._launched.popleft().max_new_tokens})
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
@@ -92,7 +93,7 @@ def test_the_runner_takes_a_few_calls_per_sequence(runner: EngineDriver, tempera
             scheduler.add(a_request(f"r{number}", max_tokens=40, temperature=temperature))
         for _ in range(WARM_UP_STEPS):
             scheduled = scheduler.schedule()
-            scheduler.update(scheduled, runner.runner.execute(scheduled))
+            scheduler.update_from_output(scheduled, runner.runner.execute(scheduled))
         scheduled = scheduler.schedule()
         with python_calls("triptych_engine.runner") as calls:
             runner.runner.execute(scheduled)

@@ -19,7 +19,7 @@ from support.counting import CountedLibrary, DeviceWork, device_work
 from support.drivers.engine import EngineDriver
 from transformers import GPTNeoXConfig, PretrainedConfig
 from triptych_engine.core import EngineCore
-from triptych_engine.runner import model_runner
+from triptych_engine.runner import builder
 from triptych_engine.runner.attention.paged import AttentionMetadata
 from triptych_engine.runner.cpu import kernels as cpu_kernels
 
@@ -113,7 +113,7 @@ class CountedEngine:
         for number, length in enumerate(prompt_lengths):
             prompt = [3 + (number + position) % 90 for position in range(length)]
             self._scheduler.add(a_request(f"r{number}", prompt, max_tokens=40, **sampling))
-        return EngineCore(self._scheduler, self._driver.runner, lambda *outputs: None)
+        return EngineCore(self._scheduler, self._driver.executor, lambda *outputs: None)
 
     def _count(self, core: EngineCore, num_steps_before: int) -> DeviceWork:
         for _ in range(num_steps_before):
@@ -137,7 +137,7 @@ def library() -> Iterator[CountedLibrary]:
     if kernels is None:
         pytest.skip("there are no kernels for this CPU")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_runner, "load_kernels", lambda: kernels)
+        patch.setattr(builder, "load_kernels", lambda: kernels)
         yield opened[-1]
 
 

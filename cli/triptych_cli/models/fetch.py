@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from triptych_common.errors import StartupError
 from triptych_common.model.store import BUILTIN_MODELS, WEIGHT_PATTERNS, BuiltinModel, JoinedModel, builtin_dir, resolve_model
-from triptych_common.rpc.errors import StartupError
 
 from triptych_cli.errors import CommandError
 from triptych_cli.models.join_vision import VISION_WEIGHTS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from triptych_common.errors import InternalError, TriptychError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.errors import InternalError, TriptychError
 
 from triptych_gateway.answers.stream import DONE
 from triptych_gateway.dialects.cost import Cost

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf import struct_pb2
+from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.errors import InvalidRequestError
 from triptych_common.rpc.structs import to_struct
 
 from triptych_gateway.dialects.media import media_item

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from triptych_common.errors import TriptychError
 from triptych_common.pb import generation_pb2
-from triptych_common.rpc.errors import TriptychError
 
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.media import in_rest_terms

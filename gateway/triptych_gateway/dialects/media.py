@@ -7,10 +7,10 @@ import binascii
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from triptych_common.errors import InvalidRequestError, TriptychError
 from triptych_common.media.data_url import decode_data_url
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
-from triptych_common.rpc.errors import InvalidRequestError, TriptychError
 from triptych_common.rpc.structs import to_struct
 
 from triptych_gateway.file_parts import FileParts

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import orjson
+from triptych_common.errors import InternalError, ServiceUnavailableError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.errors import InternalError, ServiceUnavailableError
 
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.cost_json import triptych_json, usage_json

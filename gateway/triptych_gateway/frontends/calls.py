@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from triptych_common.errors import QueueFullError, ServiceUnavailableError, TriptychError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.errors import QueueFullError, ServiceUnavailableError, TriptychError
 from triptych_common.rpc.status import from_request_error
 
 Request = generation_pb2.ChatRequest | generation_pb2.CompleteRequest

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import grpc
 from triptych_common.cluster.pool import Pool
+from triptych_common.errors import ModelNotFoundError, ServiceUnavailableError
 from triptych_common.pb import common_pb2, detokenize_pb2, generation_pb2, preprocess_pb2
-from triptych_common.rpc.errors import ModelNotFoundError, ServiceUnavailableError
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 
 from triptych_gateway.frontends.connection import FrontendConnection

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from triptych_common.cluster.connection import Connection
+from triptych_common.errors import InvalidRequestError, ServiceUnavailableError
 from triptych_common.pb import (
     common_pb2,
     detokenize_pb2_grpc,
@@ -19,7 +20,6 @@ from triptych_common.pb import (
 )
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES, open_channel
 from triptych_common.rpc.control import READINESS
-from triptych_common.rpc.errors import InvalidRequestError, ServiceUnavailableError
 
 from triptych_gateway.frontends.calls import Calls, Response
 

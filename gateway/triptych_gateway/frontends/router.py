@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 import grpc
 from triptych_common.cluster.pool import Pool
+from triptych_common.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
-from triptych_common.rpc.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
 from triptych_common.rpc.status import from_rpc_error, has_details
 
 from triptych_gateway.frontends.calls import Calls, FrontendCall, Response

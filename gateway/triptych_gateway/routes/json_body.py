@@ -10,7 +10,7 @@ import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from triptych_common.rpc.errors import QueueFullError
+from triptych_common.errors import QueueFullError
 
 from triptych_gateway.body_budget import BodyHold
 from triptych_gateway.file_parts import FileParts

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from fastapi import Request, Response
+from triptych_common.errors import TriptychError
 from triptych_common.pb import detokenize_pb2, preprocess_pb2
-from triptych_common.rpc.errors import TriptychError
 
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.dialects import convert

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import grpc
 
 from triptych_common.cluster.endpoint import Endpoint
+from triptych_common.errors import TriptychError
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.channels import open_channel
-from triptych_common.rpc.errors import TriptychError
 from triptych_common.rpc.status import from_rpc_error, has_details
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from triptych_common.rpc.errors import StartupError
+from triptych_common.errors import StartupError
 
 log = logging.getLogger(__name__)
 #: How often a name is looked up again, in seconds, and how long after a lookup that failed.

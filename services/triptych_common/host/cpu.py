@@ -7,7 +7,7 @@ import os
 import platform
 from pathlib import Path
 
-from triptych_common.rpc.errors import StartupError
+from triptych_common.errors import StartupError
 
 #: Names one of `isas`, which our own code uses in place of the best: to compare them, or to leave out one that a CPU does badly. Of
 #: torch's own operations it changes nothing but the type that `auto` chooses for them.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from triptych_common.rpc.errors import InvalidRequestError
+from triptych_common.errors import InvalidRequestError
 
 #: How arrays are handed over is the services' own to decide; the size of patches is the weights'.
 NOT_FOR_REQUESTS = frozenset(

@@ -12,8 +12,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from triptych_common.errors import StartupError
 from triptych_common.pb import common_pb2
-from triptych_common.rpc.errors import StartupError
 
 #: Files whose content makes the fingerprint: services that disagree on one of them must not work together.
 _FINGERPRINT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from triptych_common.rpc.errors import InternalError, TriptychError
+from triptych_common.errors import InternalError, TriptychError
 from triptych_common.rpc.status import abort_call
 from triptych_common.telemetry.logs import request_id_var
 

@@ -15,16 +15,16 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from triptych_common.errors import StartupError, TriptychError
 from triptych_common.host.open_files import raise_open_files_limit
 from triptych_common.pb import control_pb2, control_pb2_grpc
 from triptych_common.rpc.channels import SERVER_OPTIONS
 from triptych_common.rpc.control import Controllable, ControlServicer, Health
-from triptych_common.rpc.errors import StartupError, TriptychError
 from triptych_common.rpc.identity import Identity
 from triptych_common.rpc.interceptors import CallInterceptor
+from triptych_common.rpc.metrics_server import Collect, MetricsServer
 from triptych_common.settings import GrpcServiceSettings, ServiceSettings
 from triptych_common.telemetry.logs import configure_logging
-from triptych_common.telemetry.metrics import Collect, MetricsServer
 
 log = logging.getLogger(__name__)
 #: Time for streams without requests, e.g. health watches, to end once the service is idle, in seconds.

@@ -8,8 +8,8 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2, message
 from google.rpc import error_details_pb2, status_pb2
 
+from triptych_common.errors import Code, InternalError, TriptychError, error_class
 from triptych_common.pb import common_pb2
-from triptych_common.rpc.errors import Code, InternalError, TriptychError, error_class
 
 DOMAIN = "triptych"
 #: Trailing metadata that carries an error of ours; absent when the transport failed.

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2
-from triptych_common.rpc.errors import InvalidRequestError
 
 #: Torch's name (and numpy's, but for bfloat16 and bool) of each element type.
 DTYPE_NAMES: dict[common_pb2.DataType, str] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from triptych_common.errors import InvalidRequestError
 from triptych_common.media.limits import MediaLimits
-from triptych_common.rpc.errors import InvalidRequestError
 
 
 def bad_media(kind: str, what: str, limit: object = "", value: object = "") -> InvalidRequestError:

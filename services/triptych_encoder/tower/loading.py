@@ -14,8 +14,8 @@ from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 from transformers.utils import is_torchvision_available
+from triptych_common.errors import StartupError, UnsupportedModelError
 from triptych_common.model.dtype import checkpoint_dtype
-from triptych_common.rpc.errors import StartupError, UnsupportedModelError
 
 from triptych_encoder.media.processors import PROCESSOR_FILES
 from triptych_encoder.tower.packed_linear import compute_dtype, pack_linears

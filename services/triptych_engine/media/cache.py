@@ -1,37 +1,42 @@
-"""Embeddings that the engine holds or fetches, within a budget of embeddings, shared by all sequences that need the same item.
+"""The embeddings that the engine holds or fetches, shared by all requests that need the same item, within a budget of embeddings.
 
-An entry is used by items of requests. One that nobody uses stays until its room is needed, the longest unused first; one that is
-still being fetched when its last user goes is given up.
+An item *uses* its entry while its tokens are to be computed, and *keeps* it after that, until its request ends: a preempted request
+is computed again, and by then nobody else may have the embeddings. Kept entries do not count against the budget. Their number is
+bounded by the KV cache, where a slot belongs to each of their tokens.
+
+An entry that nobody uses or keeps stays until its room is needed; the least recently used goes first. A fetch whose last user goes
+is cancelled.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Set
 from dataclasses import dataclass, field
 
-from triptych_common.rpc.errors import TriptychError
+from triptych_common.errors import TriptychError
 
 from triptych_engine.media.item import Embeddings, EmbeddingSource, FetchOrder, MediaItem
-from triptych_engine.scheduling.request import Request
 
-#: Key and number of tokens: a request that is wrong about the number harms none that is right.
+#: Key and number of tokens: a request that is wrong about the number does not harm one that is right.
 _EntryKey = tuple[bytes, int]
 
 
 @dataclass(slots=True)
 class _Entry:
     key: _EntryKey
-    order: FetchOrder | None  # while it is being fetched
+    order: FetchOrder | None = None  # while it is being fetched
     embeddings: Embeddings | None = None
-    users: dict[MediaItem, Request] = field(default_factory=dict)
+    users: dict[MediaItem, str] = field(default_factory=dict)  # item -> request_id
+    keepers: dict[MediaItem, str] = field(default_factory=dict)  # item -> request_id
+    is_counted: bool = False  # against the budget
 
 
 class EmbeddingCache:
     """Gives room to items and says what is to be fetched; fetches nothing itself.
 
     Args:
-        capacity_tokens: embeddings held or on their way at once.
+        capacity_tokens: embeddings that are held or being fetched at once, apart from those that are kept.
     """
 
     def __init__(self, capacity_tokens: int) -> None:
@@ -50,52 +55,77 @@ class EmbeddingCache:
         return len(self._fetching)
 
     def embeddings(self, item: MediaItem) -> Embeddings | None:
-        """The item's embeddings; None unless the item holds its entry and they have arrived."""
+        """The item's embeddings; None unless the item uses its entry and they have arrived."""
         entry = self._entries.get((item.key, item.num_tokens))
         return entry.embeddings if entry is not None and item in entry.users else None
 
-    def has_room(self, item: MediaItem) -> bool:
-        """Whether the item can be held: its entry is there, or unused ones leave room for it."""
-        key = (item.key, item.num_tokens)
-        unused = sum(num_tokens for _, num_tokens in self._unused)
-        return key in self._entries or self.used_tokens - unused + item.num_tokens <= self.capacity_tokens
+    def has(self, item: MediaItem) -> bool:
+        """Whether the item uses or keeps its entry, and the embeddings have arrived."""
+        entry = self._entries.get((item.key, item.num_tokens))
+        return entry is not None and entry.embeddings is not None and (item in entry.users or item in entry.keepers)
 
-    def hold(self, item: MediaItem, request: Request) -> bool:
-        """Make the item a user of its entry, which is fetched if it is not there; False, and nothing changed, without room."""
+    def has_room(self, item: MediaItem) -> bool:
+        """Whether the item can use its entry: it is counted already, or dropping unused entries makes room for it."""
+        entry = self._entries.get((item.key, item.num_tokens))
+        if entry is not None and entry.is_counted:
+            return True
+        unused = sum(num_tokens for _, num_tokens in self._unused)
+        return self.used_tokens - unused + item.num_tokens <= self.capacity_tokens
+
+    def hold(self, item: MediaItem, request_id: str) -> bool:
+        """Make the item a user of its entry, which is fetched if it is not there. Returns False, and changes nothing, when there is
+        no room."""
         if not self.has_room(item):
             return False
         key = (item.key, item.num_tokens)
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = _Entry(key, None)
-            self.used_tokens += item.num_tokens
-            while self.used_tokens > self.capacity_tokens:
-                self._remove(self._entries[next(iter(self._unused))])
+            entry = self._entries[key] = _Entry(key)
             self._order(entry, item)
         else:
-            self._unused.pop(key, None)
             item.ask(EmbeddingSource.ENGINE)
             if entry.embeddings is not None:
                 item.note_arrival(entry.embeddings.num_bytes)
-        entry.users[item] = request
+        entry.keepers.pop(item, None)
+        entry.users[item] = request_id
+        self._settle(entry)
+        return True
+
+    def keep(self, item: MediaItem, request_id: str) -> bool:
+        """Make the item a keeper of its entry, and no longer a user. Returns False, and changes nothing, where there are no
+        embeddings to keep."""
+        entry = self._entries.get((item.key, item.num_tokens))
+        if entry is None or entry.embeddings is None:
+            return False
+        entry.users.pop(item, None)
+        entry.keepers[item] = request_id
+        self._settle(entry)
         return True
 
     def release(self, item: MediaItem) -> None:
-        """End the item's use of its entry, if it uses it."""
+        """The item neither uses nor keeps its entry any longer."""
         entry = self._entries.get((item.key, item.num_tokens))
-        if entry is None or entry.users.pop(item, None) is None or entry.users:
+        if entry is None or (item not in entry.users and item not in entry.keepers):
             return
-        if entry.embeddings is None:
-            self._remove(entry)
-        else:
-            self._unused[entry.key] = None
+        entry.users.pop(item, None)
+        entry.keepers.pop(item, None)
+        self._settle(entry)
 
-    def holders(self) -> set[Request]:
-        """Requests that hold an entry."""
-        return {request for entry in self._entries.values() for request in entry.users.values()}
+    def user_ids(self) -> set[str]:
+        """The ids of requests that use an entry."""
+        return {request_id for entry in self._entries.values() for request_id in entry.users.values()}
 
-    def arrive(self, number: int, embeddings: Embeddings) -> list[Request]:
-        """Take fetched embeddings; returns the requests that wait for them. Orders that were given up are ignored."""
+    def owner_ids(self) -> set[str]:
+        """The ids of requests that use or keep an entry."""
+        return self.user_ids() | {request_id for entry in self._entries.values() for request_id in entry.keepers.values()}
+
+    def waiting_ids(self, number: int) -> list[str]:
+        """The ids of requests that wait for an order."""
+        entry = self._fetching.get(number)
+        return [] if entry is None else list(entry.users.values())
+
+    def arrive(self, number: int, embeddings: Embeddings) -> list[str]:
+        """Take fetched embeddings; returns the ids of requests that wait for them. Cancelled orders are ignored."""
         entry = self._fetching.pop(number, None)
         if entry is None:
             return []
@@ -104,8 +134,8 @@ class EmbeddingCache:
             item.note_arrival(embeddings.num_bytes)
         return list(entry.users.values())
 
-    def fail(self, number: int, error: TriptychError) -> list[tuple[Request, TriptychError]]:
-        """Note that a fetch failed; returns the requests that fail with it, each with the error that names its item.
+    def fail(self, number: int, error: TriptychError) -> list[tuple[str, TriptychError]]:
+        """Note that a fetch failed; returns the ids of requests that fail with it, each with the error that names its item.
 
         Items of other requests that name another encoder are fetched from there.
         """
@@ -113,22 +143,21 @@ class EmbeddingCache:
         if entry is None or entry.order is None:
             return []
         address, entry.order = entry.order.encoder_id, None
-        failed = {item: request for item, request in entry.users.items() if item.encoder_id == address}
-        entry.users = {item: request for item, request in entry.users.items() if item not in failed}
+        failed = {item: request_id for item, request_id in entry.users.items() if item.encoder_id == address}
+        entry.users = {item: request_id for item, request_id in entry.users.items() if item not in failed}
         if entry.users:
             self._order(entry, next(iter(entry.users)))
-        else:
-            self._remove(entry)
-        return [(request, _named(error, item)) for item, request in failed.items()]
+        self._settle(entry)
+        return [(request_id, _named(error, item)) for item, request_id in failed.items()]
 
     def take_orders(self) -> tuple[list[FetchOrder], list[int]]:
-        """What is to be fetched, and which earlier orders are not wanted any more, since the last call."""
+        """What is to be fetched, and the numbers of earlier orders to cancel, since the last call."""
         orders, self._orders = self._orders, []
         cancelled, self._cancelled = self._cancelled, []
         return orders, cancelled
 
     def clear_unused(self) -> None:
-        """Forget what nobody uses."""
+        """Forget the entries that nobody uses or keeps."""
         for key in list(self._unused):
             self._remove(self._entries[key])
 
@@ -140,34 +169,54 @@ class EmbeddingCache:
         self._fetching[order.number] = entry
         self._orders.append(order)
 
+    def _settle(self, entry: _Entry) -> None:
+        """Account for an entry whose users or keepers have changed."""
+        self._count(entry, is_counted=bool(entry.users) or not entry.keepers)
+        if entry.users or entry.keepers:
+            self._unused.pop(entry.key, None)
+        elif entry.embeddings is None:
+            self._remove(entry)
+        else:
+            self._unused[entry.key] = None
+        while self.used_tokens > self.capacity_tokens:
+            self._remove(self._entries[next(iter(self._unused))])
+
+    def _count(self, entry: _Entry, *, is_counted: bool) -> None:
+        if is_counted != entry.is_counted:
+            self.used_tokens += entry.key[1] if is_counted else -entry.key[1]
+            entry.is_counted = is_counted
+
     def _remove(self, entry: _Entry) -> None:
         del self._entries[entry.key]
         self._unused.pop(entry.key, None)
-        self.used_tokens -= entry.key[1]
+        self._count(entry, is_counted=False)
         if entry.order is not None:
             del self._fetching[entry.order.number]
             self._cancelled.append(entry.order.number)
 
-    def check_integrity(self, live: Iterable[Request]) -> None:
+    def check_integrity(self, live_ids: Set[str]) -> None:
         """Raise AssertionError unless entries, users and room agree. For tests."""
-        live = set(live)
-        if self.used_tokens != sum(num_tokens for _, num_tokens in self._entries):
+        if self.used_tokens != sum(num_tokens for (_, num_tokens), entry in self._entries.items() if entry.is_counted):
             raise AssertionError("the room in use is not that of the entries")
         if self.used_tokens > self.capacity_tokens:
             raise AssertionError(f"{self.used_tokens} embeddings are held, {self.capacity_tokens} are allowed")
-        if set(self._unused) != {key for key, entry in self._entries.items() if not entry.users}:
-            raise AssertionError("the unused entries are not those without users")
+        if set(self._unused) != {key for key, entry in self._entries.items() if not entry.users and not entry.keepers}:
+            raise AssertionError("the unused entries are not those without users and keepers")
         for entry in self._entries.values():
             if (entry.order is None) == (entry.embeddings is None):
-                raise AssertionError("an entry must be either fetched or on its way")
-            if not set(entry.users.values()) <= live:
-                raise AssertionError("a request that ended holds embeddings")
+                raise AssertionError("an entry must be either there or being fetched")
+            if entry.is_counted != (bool(entry.users) or not entry.keepers):
+                raise AssertionError("an entry counts against the budget unless it is only kept")
+            if entry.users.keys() & entry.keepers.keys():
+                raise AssertionError("an item both uses and keeps its entry")
+        if not self.owner_ids() <= live_ids:
+            raise AssertionError("a request that ended holds embeddings")
         if {entry.key for entry in self._fetching.values()} != {e.key for e in self._entries.values() if e.order is not None}:
-            raise AssertionError("the orders are not those of the entries on their way")
+            raise AssertionError("the orders are not those of the entries that are being fetched")
 
 
 def _named(error: TriptychError, item: MediaItem) -> TriptychError:
-    """The same error, saying which item it is about."""
+    """The same error, naming the item."""
     field_name = f"media[{item.index}]"
     message = error.message if field_name in error.message else f"{field_name}: {error.message}"
     return type(error)(message, field=field_name, limit=error.limit, value=error.value, retry_after_s=error.retry_after_s)

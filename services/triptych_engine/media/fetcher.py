@@ -12,8 +12,8 @@ import grpc
 import numpy as np
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
+from triptych_common.errors import Code, EmbeddingUnavailableError, InternalError, TriptychError
 from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
-from triptych_common.rpc.errors import Code, EmbeddingUnavailableError, InternalError, TriptychError
 from triptych_common.rpc.status import from_request_error, from_rpc_error
 from triptych_common.rpc.tensors import DTYPE_NAMES, num_bytes
 
@@ -30,7 +30,7 @@ _FINAL_CODES = {Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED, Code.INTERNAL}
 #: element type -> how its bytes are read, and the bits that are all set in numbers that are not finite.
 _EXPONENTS = {"float32": ("<u4", 0x7F80_0000), "float16": ("<u2", 0x7C00), "bfloat16": ("<u2", 0x7F80)}
 
-#: Called with the number of each order that was not cancelled, and what came of it.
+#: Called with the number and the result of each order that was not cancelled.
 Deliver = Callable[[int, Embeddings | TriptychError], None]
 
 
@@ -54,7 +54,7 @@ class EmbeddingFetcher:
         self._releases: set[asyncio.Task[None]] = set()
 
     def submit(self, orders: Sequence[FetchOrder], cancelled: Sequence[int]) -> None:
-        """Begin orders and give up earlier ones. May be called on any thread; after the loop is closed it does nothing."""
+        """Begin orders and cancel earlier ones. May be called on any thread; after the loop is closed it does nothing."""
         try:
             self._loop.call_soon_threadsafe(self._submit, list(orders), list(cancelled))
         except RuntimeError:
@@ -62,7 +62,7 @@ class EmbeddingFetcher:
                 raise
 
     async def close(self) -> None:
-        """Give up everything."""
+        """Cancel all fetches."""
         tasks = [*self._tasks.values(), *self._releases]
         for task in tasks:
             task.cancel()
@@ -71,7 +71,7 @@ class EmbeddingFetcher:
     def _submit(self, orders: list[FetchOrder], cancelled: list[int]) -> None:
         for order in orders:
             task = self._tasks[order.number] = asyncio.create_task(self._run(order), name="fetch embeddings")
-            # Not at the end of `_run`, which does not even begin when the order is given up at once.
+            # Not at the end of `_run`, which is never entered when the order is cancelled at once.
             task.add_done_callback(partial(self._forget, order.number))
         for number in cancelled:
             if number in self._tasks:
@@ -181,7 +181,7 @@ class _Receiver:
 
 
 def _unavailable(error: TriptychError, status: str, address: str) -> TriptychError:
-    """The item's own error, or that its embeddings are not to be had there."""
+    """The item's own error, or one that says that its embeddings cannot be had from this encoder."""
     if not status and error.code in _FINAL_CODES:
         return error
     reason = f"{status}: {error.message}" if status else error.message
@@ -189,7 +189,7 @@ def _unavailable(error: TriptychError, status: str, address: str) -> TriptychErr
 
 
 def _check_finite(embeddings: Embeddings) -> None:
-    """One number that is none would spoil all that is computed from it; here it spoils one item."""
+    """Raise InternalError for numbers that are not finite: a single one would spoil all that is computed from it."""
     for name, tensor in embeddings.tensors.items():
         kind, exponent = _EXPONENTS[tensor.dtype]
         bits = np.frombuffer(tensor.data, kind)

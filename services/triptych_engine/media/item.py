@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 import numpy as np
 
@@ -105,7 +106,7 @@ class MediaItem:
     num_bytes: int = 0
 
     def ask(self, source: EmbeddingSource) -> None:
-        """Note where the embeddings are had from; the first time counts."""
+        """Note where the embeddings come from; the first time counts."""
         if self.source is None:
             self.source, self.asked_time = source, time.monotonic()
 
@@ -235,3 +236,12 @@ class FetchOrder:
     lease_id: str
     num_tokens: int
     modality: Modality
+
+
+class Fetcher(Protocol):
+    """What the step loop needs of the fetcher of embeddings. Each order ends in one call of `EngineCore.deliver`, unless it is
+    cancelled."""
+
+    def submit(self, orders: Sequence[FetchOrder], cancelled: Sequence[int]) -> None:
+        """Begin orders and cancel earlier ones, by number. Called on the loop's thread; must return at once."""
+        ...

@@ -9,8 +9,8 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import replace
 
+from triptych_common.errors import ContextLengthError, InvalidRequestError, UnimplementedError
 from triptych_common.pb import common_pb2, engine_pb2
-from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError, UnimplementedError
 from triptych_common.rpc.status import to_request_error
 
 from triptych_engine.core import Load

@@ -7,14 +7,14 @@ import logging
 from collections.abc import AsyncIterator, Callable
 
 import grpc
-from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
-from triptych_common.rpc.errors import (
+from triptych_common.errors import (
     DuplicateRequestError,
     InvalidRequestError,
     ServiceUnavailableError,
     TriptychError,
     UnimplementedError,
 )
+from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 
 from triptych_engine.core import EngineCore, Load
 from triptych_engine.media.item import TEXT_ONLY, MediaTraits

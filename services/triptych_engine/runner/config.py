@@ -24,12 +24,12 @@ class RunnerConfig:
     dtype: torch.dtype | None = None
     #: Of keys and values; None takes what suits the model (precision.py).
     kv_cache_dtype: torch.dtype | None = None
-    #: Take the memory of the KV cache from the system before requests come to it, where its first use is slow.
+    #: Take the memory of the KV cache from the system before requests use it, where its first use is slow.
     prefault_kv_cache: bool = False
     device: torch.device = _CPU
     attention: str = "auto"  # auto, cpu, cuda, torch
     quantization: str = "none"  # none, int8
-    #: Compute threads, and those of steps during which media are encoded, perhaps on the same cores. None: as they are.
+    #: Compute threads, and compute threads while media are encoded, perhaps on the same cores. None leaves them as they are.
     num_threads: int | None = None
     num_threads_while_encoding: int | None = None
     #: Record decode steps once and replay them, where the device can.

@@ -1,4 +1,4 @@
-"""The runner's memory of the sequences that it computes: one row each, in arrays that a step reads without a loop over tokens."""
+"""What the runner knows of its sequences: a row for each, in arrays that a step reads without a loop over tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepInputs:
     #: [axes, num_tokens] int64, where some sequence has positions of several axes.
     axis_positions: np.ndarray | None
     samples: np.ndarray  # [num_seqs] bool, whether the sequence's last token is in this step, so that the next one is sampled
-    #: [num_tokens] int64 row whose newest token stands there and is on the device alone, -1 elsewhere; None when all are known.
+    #: [num_tokens] int64 row whose newest token stands there and is only on the device, -1 elsewhere; None when all are known.
     token_sources: np.ndarray | None
 
     @property
@@ -38,7 +38,7 @@ class ExpectedTokens:
 
     rows: np.ndarray  # [n]
     positions: np.ndarray  # [n]
-    tenancies: np.ndarray  # [n] of the rows then
+    num_uses: np.ndarray  # [n] how many sequences had the row before this one
 
 
 class InputBatch:
@@ -53,12 +53,12 @@ class InputBatch:
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         self._block_size = block_size
         max_blocks = -(-max_model_len // block_size)
-        # Not zeroed: rows take memory as sequences fill them.
+        # Not zeroed, so that memory is taken only as sequences fill their rows.
         self.token_ids = np.empty((max_num_seqs, max_model_len + 1), np.int32)
         self.block_table = np.empty((max_num_seqs, max_blocks), np.int32)
         self.num_tokens = np.zeros(max_num_seqs, np.int64)  # with those that are expected
         self._num_known_tokens = np.zeros(max_num_seqs, np.int64)
-        self._tenancies = np.zeros(max_num_seqs, np.int64)  # how many sequences had each row before
+        self._num_uses = np.zeros(max_num_seqs, np.int64)  # row -> how many sequences had it before
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, np.int64)
         self._num_blocks = [0] * max_num_seqs
@@ -104,20 +104,20 @@ class InputBatch:
         row = self._row_of.pop(request_id, None)
         if row is not None:
             self._free_rows.append(row)
-            self._tenancies[row] += 1
+            self._num_uses[row] += 1
             self._axis_positions.pop(row, None)
             self._spans.pop(row, None)
         return row
 
     def expect_tokens(self, rows: np.ndarray) -> ExpectedTokens:
         """Add one token to each of the rows, which the device is about to sample."""
-        expected = ExpectedTokens(rows, self.num_tokens[rows], self._tenancies[rows])
+        expected = ExpectedTokens(rows, self.num_tokens[rows], self._num_uses[rows])
         self.num_tokens[rows] += 1
         return expected
 
     def learn_tokens(self, expected: ExpectedTokens, token_ids: np.ndarray) -> None:
-        """Take what was sampled, but for sequences that have left their rows since."""
-        here = self._tenancies[expected.rows] == expected.tenancies
+        """Take what was sampled. Tokens of sequences that are no longer in their rows are dropped."""
+        here = self._num_uses[expected.rows] == expected.num_uses
         rows, positions = expected.rows[here], expected.positions[here]
         self.token_ids[rows, positions] = token_ids[here]
         self._num_known_tokens[rows] = positions + 1
@@ -139,7 +139,7 @@ class InputBatch:
         token_sources = None
         if (ends > self._num_known_tokens[rows]).any():
             is_unknown = positions >= self._num_known_tokens[token_rows]
-            token_ids[is_unknown] = 0  # whatever stands there may be no token
+            token_ids[is_unknown] = 0  # what stands there is not initialised
             token_sources = np.where(is_unknown, token_rows, -1)
         num_used_blocks = int(-(-ends.max() // self._block_size))
         return StepInputs(
@@ -186,7 +186,7 @@ class InputBatch:
             start = int(positions[first])
             in_prompt = max(0, min(last - first, num_prompt_tokens - start))
             gathered[:, first : first + in_prompt] = of_prompt[:, start : start + in_prompt]
-            # Output goes on, on all axes alike, one past the largest position of the prompt.
+            # On all axes, output positions continue one past the largest position of the prompt.
             gathered[:, first + in_prompt : last] += of_prompt.max() + 1 - num_prompt_tokens
         return gathered
 

@@ -5,10 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from triptych_engine.runner.input_batch import ExpectedTokens, InputBatch
+import numpy as np
+import torch
+
+from triptych_engine.runner.input_batch import ExpectedTokens, InputBatch, StepInputs
 from triptych_engine.runner.sampling.logprobs import PendingLogprobs
 from triptych_engine.runner.sampling.sampler import PendingSample
 from triptych_engine.scheduling.output import StepResult
+
+
+@dataclass(slots=True)
+class ModelOutput:
+    """What the forward pass of a step gives; empty when nothing was to be computed."""
+
+    inputs: StepInputs | None = None
+    #: [n, vocab_size] of the last token of each sequence that samples and, with `prompt_lines`, of prompt tokens.
+    logits: torch.Tensor | None = None
+    #: Flat indices [n] of the tokens that the logits are of, and of their sequences in the batch [n]; None where they are all last
+    #: tokens.
+    prompt_lines: tuple[np.ndarray, np.ndarray] | None = None
+    #: request_id -> why it cannot be computed.
+    errors: dict[str, str] = field(default_factory=dict)
+    #: Waits for the end of the forward pass. A step with chunks of prompts alone has no other result to wait for.
+    wait: Callable[[], None] | None = None
 
 
 @dataclass(slots=True)
@@ -19,7 +38,7 @@ class LaunchedStep:
     errors: dict[str, str] = field(default_factory=dict)
     prompt_logprobs: dict[str, PendingLogprobs] = field(default_factory=dict)
     sample: StepSample | None = None
-    #: Waits for the model. Chunks of prompts bring no results to wait for, and their steps take their time all the same.
+    #: As in ModelOutput.
     wait: Callable[[], None] | None = None
 
     def result(self) -> StepResult:
@@ -35,7 +54,7 @@ class LaunchedStep:
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """Tokens that a step samples, and who learns of them."""
+    """Tokens that a step samples, and the places that they go to."""
 
     request_ids: list[str]
     pending: PendingSample
@@ -47,7 +66,7 @@ class StepSample:
         sampled = self.pending.result()
         self.batch.learn_tokens(self.places, sampled.token_ids)
         request_ids = self.request_ids
-        result.token_ids = dict(zip(request_ids, sampled.token_ids.tolist(), strict=True))
-        result.logprobs = {request_ids[index]: entry for index, entry in sampled.logprobs.items()}
+        result.token_ids = dict(zip(request_ids, sampled.token_ids[:, None].tolist(), strict=True))
+        result.logprobs = {request_ids[index]: [entry] for index, entry in sampled.logprobs.items()}
         for index in sampled.invalid:
             result.errors[request_ids[index]] = "the model's logits for this request hold no finite value"

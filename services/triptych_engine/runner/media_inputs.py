@@ -39,13 +39,13 @@ class MediaInputs:
 
     @contextmanager
     def adding(self, slices: Sequence[PlacedSlice]) -> Iterator[None]:
-        """Forward passes inside get the additions of these slices to early layers (Qwen3-VL's deepstack)."""
+        """In this context, forward passes add what these slices add to early layers (Qwen3-VL's deepstack)."""
         additions: dict[int, list[tuple[int, torch.Tensor]]] = {}  # layer -> first token and rows
         for start, one in slices:
             for name in one.embeddings.tensors:
                 if name.startswith("deepstack."):
                     additions.setdefault(int(name.removeprefix("deepstack.")), []).append((start, _rows(one, name)))
-        # Only meanwhile: layers that are watched are not computed together.
+        # Removed afterwards: layers with hooks are not computed together.
         hooks = [self._layer(layer).register_forward_hook(_adding_rows(rows)) for layer, rows in additions.items()]
         try:
             yield
@@ -75,7 +75,7 @@ class MediaInputs:
         """Positions [axes, num_prompt_tokens] int64 of a prompt; None where those of all axes are those of the tokens.
 
         Raises:
-            ValueError: the model's own code gives none for what the sequence's media say of themselves.
+            ValueError: the model's own code finds no positions for the layouts of the sequence's media.
         """
         if self._rope_index is None or not sequence.media.items:
             return None
@@ -87,7 +87,7 @@ class MediaInputs:
         known = {name: value for name, value in arguments.items() if name in self._rope_arguments}
         try:
             positions = self._rope_index(**known)[0]
-        # The families' own code, which meets what does not fit with errors of all kinds.
+        # The model family's own code raises errors of all kinds when media and prompt do not fit.
         except Exception as error:
             raise ValueError(f"its media do not fit its prompt ({type(error).__name__}: {error})") from error
         if positions.shape != (self._num_axes, 1, len(prompt)) or not torch.equal(positions, positions.long().to(positions.dtype)):

@@ -2,102 +2,67 @@
 
 from __future__ import annotations
 
-import gc
-import logging
-import time
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from triptych_common.rpc.errors import StartupError
 
 from triptych_engine.media.item import MediaTraits
-from triptych_engine.runner.attention.backends import choose_backend
+from triptych_engine.runner.attention.paged import AttentionBackend
 from triptych_engine.runner.config import RunnerConfig
-from triptych_engine.runner.cpu.kernels import load_kernels
-from triptych_engine.runner.cpu.optimize import optimize, quantize
+from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cuda.graphed_decode import CudaRecorder, GraphedDecode, Recorder, record_decode
 from triptych_engine.runner.input_batch import InputBatch, StepInputs
-from triptych_engine.runner.launched_step import LaunchedStep, StepSample
+from triptych_engine.runner.launched_step import LaunchedStep, ModelOutput, StepSample
 from triptych_engine.runner.media_inputs import MediaInputs, PlacedSlice
-from triptych_engine.runner.model.loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
-from triptych_engine.runner.model.media_traits import media_traits
-from triptych_engine.runner.model.precision import check_int8, kv_cache_dtype
+from triptych_engine.runner.model.loader import LoadedModel
 from triptych_engine.runner.sampling.prompt_logprobs import PromptLogprobs
-from triptych_engine.runner.sampling.sampler import Sampler
-from triptych_engine.runner.transfer import HostToDevice, check_device, end_of_work, use_device
+from triptych_engine.runner.sampling.sampler import Sampler, SamplingMetadata
+from triptych_engine.runner.transfer import HostToDevice, check_device, end_of_work
 from triptych_engine.runner.warm_up import WarmUp
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
 from triptych_engine.scheduling.pacer import StepCosts
 from triptych_engine.scheduling.request import SamplingParams
 
-log = logging.getLogger(__name__)
 _PROBE_ID = "probe"
 
 
-class ModelRunner:
-    """The model, its KV cache and the state of the sequences that it computes. Used by one thread."""
+@dataclass(frozen=True, slots=True)
+class RunnerParts:
+    """What a runner is made of."""
 
-    def __init__(self, config: RunnerConfig, recorder: Recorder | None = None) -> None:
-        """recorder: records decode steps; by default one for CUDA graphs, where there are any."""
-        self.config = config
-        self.num_blocks = 0
-        self._recorder = recorder
+    config: RunnerConfig
+    model: LoadedModel
+    backend: AttentionBackend
+    #: CPU kernels, where the device is a CPU and they could be had.
+    kernels: CpuKernels | None
+    cache_dtype: torch.dtype
+    #: Of the KV cache.
+    num_blocks: int
+    media: MediaInputs | None
+    #: Of a model that takes media; else why it does not.
+    media_traits: MediaTraits | str
+    #: Records decode steps; by default one for CUDA graphs, where there are any.
+    recorder: Recorder | None
+
+
+class ModelRunner:
+    """The model, its KV cache and the state of the sequences that it computes. Made by `build_runner`; used by one thread."""
+
+    def __init__(self, parts: RunnerParts) -> None:
+        self.config = config = parts.config
+        self.num_blocks = parts.num_blocks
+        self.media_traits = parts.media_traits
+        self._model, self._backend, self._media = parts.model, parts.backend, parts.media
+        self._cache_dtype, self._recorder = parts.cache_dtype, parts.recorder
         self._graphs: GraphedDecode | None = None
         self._is_warm = False
-
-    def load(self) -> None:
-        """Read the weights, take the KV cache and check the model against transformers.
-
-        Raises:
-            StartupError: the KV cache is too small, or the model cannot be had.
-            UnsupportedModelError: it cannot be run correctly.
-        """
-        config, started = self.config, time.monotonic()
-        use_device(config.device)
-        kernels = load_kernels() if config.device.type == "cpu" and config.attention != "torch" else None
-        int8 = config.quantization == "int8"
-        if int8:
-            check_int8(config.device, config.dtype, kernels is not None)
-        self._model: LoadedModel = load_model(
-            config.model_path, config.model_name, dtype=config.dtype, device=config.device, max_model_len=config.max_model_len
-        )
-        probe = self._model.probe_token_ids
-        spread = torch.linspace(0, config.max_model_len - 1, len(probe), dtype=torch.float64).long()
-        trial = probe, self._model.position_ids(spread)
-        optimize(self._model.model, kernels, *trial, int8=int8)
-        gc.collect()
-        self.media_traits = media_traits(self._model.model, self._model.config, self._model.num_position_axes)
-        self._media = None
-        if isinstance(self.media_traits, MediaTraits):
-            self._media = MediaInputs(self._model.model, self._model.num_position_axes)
         self._errors: dict[str, str] = {}  # request_id -> why it cannot be computed; found in the step in hand
-        model, shapes = self._model, self._model.layers
-        self._cache_dtype = kv_cache_dtype(
-            config.kv_cache_dtype, model.checkpoint_dtype, model.dtype, is_own_choice=config.dtype is None
-        )
-        self._backend = choose_backend(
-            config.attention, config.device, shapes, config.block_size, model.dtype, kernels, cache_dtype=self._cache_dtype
-        )
         self._batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size)
         self._transfer = HostToDevice(config.device)
         self._newest_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=config.device)  # [rows], sampled last
-        self._sampler = Sampler(config.max_num_seqs, self._model.vocab_size, config.device, kernels)
-        self._prompt_logprobs = PromptLogprobs(self._batch, self._sampler, self._transfer)
-        block_bytes = config.block_size * sum(shape.bytes_per_token(self._cache_dtype) for shape in shapes.values())
-        self.num_blocks = config.kv_cache_bytes // block_bytes
-        min_blocks = -(-NUM_PROBE_TOKENS // config.block_size)
-        if self.num_blocks < min_blocks:
-            raise StartupError(
-                f"a KV cache of {config.kv_cache_bytes} bytes holds {self.num_blocks} blocks of {block_bytes} bytes; "
-                f"at least {min_blocks} are needed (--kv-cache-memory)"
-            )
-        self._check_against_reference(min_blocks)
-        if int8:
-            self._quantize(*trial)
-        del self._model.probe_logits
-        log.info("%s loaded in %.1f s: %d KV blocks of %d tokens in %s, %s attention", config.model_name,
-                 time.monotonic() - started, self.num_blocks, config.block_size, str(self._cache_dtype).removeprefix("torch."),
-                 self._backend.name)  # fmt: skip
+        self._sampler = Sampler(config.max_num_seqs, config.device, parts.kernels)
+        self._prompt_logprobs = PromptLogprobs(config.max_num_seqs, self._batch, self._transfer)
 
     @property
     def vocab_size(self) -> int:
@@ -105,7 +70,7 @@ class ModelRunner:
 
     @property
     def embedding_bytes(self) -> int:
-        """What one embedding of a media item takes, with its additions to early layers."""
+        """Memory of one embedding of a media item, with its additions to early layers."""
         traits = self.media_traits
         size = traits.hidden_size * (1 + traits.num_deepstack) if isinstance(traits, MediaTraits) else 1
         return size * self._model.dtype.itemsize
@@ -127,8 +92,8 @@ class ModelRunner:
     # -- one step -------------------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def launch(self, scheduled: SchedulerOutput) -> LaunchedStep:
-        """Have the device compute the scheduled tokens, and sample where a sequence's last token is among them.
+    def forward(self, scheduled: SchedulerOutput) -> ModelOutput:
+        """Have the device compute the scheduled tokens.
 
         Does not wait for the device, which may still be at the steps before. Tokens that those sample go from step to step on the
         device.
@@ -136,15 +101,24 @@ class ModelRunner:
         self._set_threads(scheduled.awaits_embeddings)
         self._update_states(scheduled)
         if not scheduled.num_scheduled_tokens:
-            return LaunchedStep()
+            return ModelOutput()
         inputs = self._batch.gather(scheduled)
-        of_prompts = self._prompt_logprobs.owners(inputs)
-        wanted = inputs.last_tokens if of_prompts is None else of_prompts[0]
+        prompt_lines = self._prompt_logprobs.owners(inputs)
+        wanted = inputs.last_tokens if prompt_lines is None else prompt_lines[0]
         logits = self._forward(inputs, wanted, self._place(inputs, scheduled) if scheduled.embeddings else [])
         self._batch.advance(inputs)
-        step = LaunchedStep(self._errors, wait=end_of_work(self.config.device))
-        if of_prompts is not None:
-            step.prompt_logprobs = self._prompt_logprobs.launch(inputs, logits, *of_prompts)
+        return ModelOutput(inputs, logits, prompt_lines, self._errors, end_of_work(self.config.device))
+
+    @torch.inference_mode()
+    def sample(self, output: ModelOutput) -> LaunchedStep:
+        """Have the device sample where a sequence's last token is in the step; does not wait for it."""
+        inputs, logits = output.inputs, output.logits
+        if inputs is None or logits is None:
+            return LaunchedStep()
+        step = LaunchedStep(output.errors, wait=output.wait)
+        if output.prompt_lines is not None:
+            wanted, owners = output.prompt_lines
+            step.prompt_logprobs = self._prompt_logprobs.launch(inputs, logits, wanted, owners)
             (lines,) = self._transfer(np.flatnonzero(np.isin(wanted, inputs.last_tokens)))
             logits = logits[lines]
         if len(logits):
@@ -152,16 +126,16 @@ class ModelRunner:
         return step
 
     def execute(self, scheduled: SchedulerOutput) -> StepResult:
-        """Launch a step and wait for it."""
-        return self.launch(scheduled).result()
+        """Compute a step and wait for it."""
+        return self.sample(self.forward(scheduled)).result()
 
     def check_device(self) -> None:
         """Raise RuntimeError when the device computes nothing any more."""
         check_device(self.config.device)
 
     def _set_threads(self, encoding: bool) -> None:
-        """Leave the encoder its cores while it has work. Threads that share a core with it would be waited for by the others, at
-        the end of each of a step's hundreds of parallel regions."""
+        """Leave the encoder its cores while it has work. Each of a step's hundreds of parallel regions ends in a barrier: if a
+        thread shared a core with the encoder, all threads would wait for it."""
         wanted = self.config.num_threads_while_encoding if encoding else self.config.num_threads
         if wanted is not None and wanted != torch.get_num_threads():
             torch.set_num_threads(wanted)
@@ -175,6 +149,7 @@ class ModelRunner:
         for sequence in scheduled.new:
             row = self._batch.add(sequence, self._axis_positions(sequence))
             self._sampler.add(row, sequence.sampling, sequence.token_ids, sequence.num_prompt_tokens)
+            self._prompt_logprobs.add(row, sequence.sampling)
         for request_id, block_ids in scheduled.new_block_ids.items():
             self._batch.add_blocks(self._batch.row(request_id), block_ids)
 
@@ -201,7 +176,7 @@ class ModelRunner:
     def _forward(
         self, inputs: StepInputs, wanted: np.ndarray, slices: list[PlacedSlice], *, as_embeddings: bool = False
     ) -> torch.Tensor:
-        """Logits of the wanted tokens. as_embeddings: the model gets embeddings even where no media are among the tokens."""
+        """Logits of the wanted tokens. as_embeddings: pass embeddings to the model even if no media are among the tokens."""
         as_embeddings = as_embeddings or bool(slices)
         if self._graphs is not None and not as_embeddings and len(wanted) == len(inputs.rows) and self._graphs.takes(inputs):
             return self._graphs.run(inputs)
@@ -222,13 +197,14 @@ class ModelRunner:
     def _sample(self, inputs: StepInputs, logits: torch.Tensor) -> StepSample:
         indices = np.flatnonzero(inputs.samples)
         rows = inputs.rows[indices]
-        pending = self._sampler.launch(logits, rows)
+        positions = self._batch.num_tokens[rows] - self._batch.num_prompt_tokens[rows]
+        pending = self._sampler.sample(logits, SamplingMetadata(rows, positions))
         (on_device,) = self._transfer(rows)
         self._newest_tokens.index_copy_(0, on_device, pending.token_ids)
         request_ids = [inputs.request_ids[index] for index in indices.tolist()]
         return StepSample(request_ids, pending, self._batch, self._batch.expect_tokens(rows))
 
-    # -- start-up -------------------------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------------------------------
 
     def prompt_logits(self, token_ids: list[int], *, num_chunks: int = 1, as_embeddings: bool = False) -> torch.Tensor:
         """[num_tokens, vocab_size] of a prompt on the paged path. Overwrites the first blocks of the KV cache; none may be in use.
@@ -251,40 +227,10 @@ class ModelRunner:
             self._update_states(SchedulerOutput(dropped=[_PROBE_ID]))
         return torch.cat(pieces)
 
-    def _check_against_reference(self, num_probe_blocks: int) -> None:
-        """Compare the paged path with transformers' ordinary forward pass, and allocate the cache; take no media where the model
-        computes something else from embeddings than from the tokens that they are of."""
-        model, name, probe = self._model, self.config.model_name, self._model.probe_token_ids.tolist()
-        exact = torch.promote_types(model.dtype, self._cache_dtype)
-        if self._cache_dtype != exact:  # rounding would hide small errors
-            self._backend.allocate(model.layers, num_probe_blocks, self.config.block_size, exact)
-            check_parity(model, self.prompt_logits(probe, num_chunks=2), name)
-        self.allocate_cache()
-        check_parity(model, self.prompt_logits(probe, num_chunks=2), name, cache_dtype=self._cache_dtype)
-        if self._media is None:
-            return
-        try:
-            check_parity(model, self.prompt_logits(probe, as_embeddings=True), name, cache_dtype=self._cache_dtype)
-        # The families' own code, which may insist on token ids.
-        except Exception as error:
-            model_type = model.config.model_type
-            self._media, self.media_traits = None, f"{model_type} does not run on embeddings alone; media items cannot be taken"
-            log.warning("media are refused: %s (%s)", self.media_traits, error)
-
-    def _quantize(self, token_ids: torch.Tensor, position_ids: torch.Tensor) -> None:
-        """Quantise what has proven to be right, and see how far that moves it."""
-        done = quantize(self._model.model, token_ids, position_ids)
-        if not done.num_layers:
-            raise StartupError(f"--quantization int8 finds no layer that it takes in {self._model.dtype} on this CPU (--dtype)")
-        gc.collect()
-        log.info("quantised %d linear layers to int8: %.0f MB in place of %.0f", done.num_layers, done.bytes_after / 1e6,
-                 done.bytes_before / 1e6)  # fmt: skip
-        check_parity(self._model, self.prompt_logits(token_ids.tolist(), num_chunks=2), self.config.model_name, quantized=True)
-
     def warm_up(self) -> StepCosts:
-        """Ready everything for the first requests, and measure what steps cost.
+        """Make everything ready for the first requests, and measure what steps cost.
 
-        On an accelerator that begins with the largest prefill that there can be: whether its memory suffices is known then.
+        On an accelerator the largest possible prefill comes first, which shows whether the memory suffices.
         """
         config = self.config
         self._graphs = self._record_decode()
@@ -292,7 +238,7 @@ class ModelRunner:
         max_num_seqs = min(config.max_num_seqs, self.num_blocks)
         costs = WarmUp(self, config.block_size, max_tokens, max_num_seqs).run(largest=config.device.type != "cpu")
         self._is_warm = True
-        self._prefault_cache()  # not before: it would be measured with the steps
+        self._prefault_cache()  # not earlier: it would be measured with the steps
         return costs
 
     def _prefault_cache(self) -> None:

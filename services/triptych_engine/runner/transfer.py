@@ -1,4 +1,4 @@
-"""Arrays on their way to the device, and back."""
+"""Moves arrays to the device, and back."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _ALIGNMENT = 16
 
 
 def use_device(device: torch.device) -> None:
-    """Make a GPU the calling thread's own: streams, events and recordings are those of the thread's device, not of a tensor's."""
-    if device.type == "cuda" and device.index is not None:  # without a number it is the thread's
+    """Make a GPU the calling thread's device. Streams, events and recordings belong to that, not to the device of a tensor."""
+    if device.type == "cuda" and device.index is not None:  # without a number it is the thread's device already
         torch.cuda.set_device(device)
 
 
 def check_device(device: torch.device) -> None:
-    """Raise RuntimeError when a GPU computes nothing any more: after some errors CUDA fails all that the process asks of it."""
+    """Raise RuntimeError when a GPU computes nothing any more. After some errors CUDA fails every later call of the process."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -92,7 +92,7 @@ def _torch_type(array: np.ndarray) -> torch.dtype:
 
 
 def end_of_work(device: torch.device) -> Callable[[], None]:
-    """What waits for all that the device has to do so far, but not for what it is told to do later."""
+    """A function that waits for all work that the device has been given so far, but not for later work."""
     if device.type != "cuda":
         return lambda: None
     done = torch.cuda.Event()
@@ -105,7 +105,7 @@ Fetch = Callable[[], list[np.ndarray]]
 
 
 def fetch(*tensors: torch.Tensor) -> Fetch:
-    """Begin to bring tensors to the host, behind what the device has to do so far, but not behind what it is told to do later."""
+    """Begin to bring tensors to the host: after all work that the device has been given so far, but not after later work."""
     if not any(tensor.is_cuda for tensor in tensors):
         return lambda: [tensor.numpy() for tensor in tensors]
     arrivals = []

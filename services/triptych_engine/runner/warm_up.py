@@ -1,4 +1,4 @@
-"""Takes the time of steps at start, which also readies kernels, buffers and threads for the first requests."""
+"""Measures what steps cost, at start. That also makes kernels, buffers and threads ready for the first requests."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from triptych_engine.scheduling.pacer import StepCosts
 from triptych_engine.scheduling.request import SamplingParams
 
 log = logging.getLogger(__name__)
-#: Tokens, or sequences, of the steps whose time is taken.
+#: Tokens, or sequences, of the steps that are measured.
 _MEASURED_SIZE = 64
 _SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)
 
 
-class Executor(Protocol):
-    """What computes a step and waits for it."""
+class StepRunner(Protocol):
+    """Computes a step and waits for it."""
 
     def execute(self, scheduled: SchedulerOutput) -> StepResult: ...
 
@@ -26,17 +26,17 @@ class WarmUp:
     """Runs made-up steps.
 
     Args:
-        executor: has no sequences; uses blocks from 0 on.
+        runner: knows no sequences; its KV blocks from 0 on are used.
         max_tokens: longest prompt that it takes.
         max_num_seqs: most sequences, of a block each.
     """
 
-    def __init__(self, executor: Executor, block_size: int, max_tokens: int, max_num_seqs: int) -> None:
-        self._executor, self._block_size = executor, block_size
+    def __init__(self, runner: StepRunner, block_size: int, max_tokens: int, max_num_seqs: int) -> None:
+        self._runner, self._block_size = runner, block_size
         self._max_tokens, self._max_num_seqs = max_tokens, max_num_seqs
 
     def run(self, *, largest: bool) -> StepCosts:
-        """Run a prefill, the largest that there can be or one as it is measured, then measure what steps cost."""
+        """Run a prefill, the largest possible one or one as it is measured; then measure what steps cost."""
         started = time.monotonic()
         num_tokens = min(self._max_tokens, _MEASURED_SIZE)
         self._time_prefill(self._max_tokens if largest else num_tokens)
@@ -46,7 +46,7 @@ class WarmUp:
         return costs
 
     def _measure(self, num_tokens: int, num_seqs: int) -> StepCosts:
-        # Other services are starting on the same cores: the quicker of two is nearer to what it takes.
+        # Other services may be starting on the same cores, so the faster of two runs is nearer to the true cost.
         one_s, several_s, prompt_s = (
             min(time_step(size) for _ in range(2))
             for time_step, size in ((self._time_decode, 1), (self._time_decode, num_seqs), (self._time_prefill, num_tokens))
@@ -67,7 +67,7 @@ class WarmUp:
     def _time(self, sequences: list[NewSequence], num_tokens: int) -> float:
         ids = [sequence.request_id for sequence in sequences]
         started = time.perf_counter()
-        self._executor.execute(SchedulerOutput(new=sequences, num_scheduled_tokens=dict.fromkeys(ids, num_tokens)))
+        self._runner.execute(SchedulerOutput(new=sequences, num_scheduled_tokens=dict.fromkeys(ids, num_tokens)))
         elapsed_s = time.perf_counter() - started
-        self._executor.execute(SchedulerOutput(dropped=ids))
+        self._runner.execute(SchedulerOutput(dropped=ids))
         return elapsed_s

@@ -1,4 +1,4 @@
-"""The KV cache's blocks: who holds each, which prefix it keeps, which is given away next.
+"""The KV cache's blocks: how many requests hold each, which prefix it keeps, which is given away next.
 
 A block is free when no live request holds it. A free block keeps its content and can be found again by its hash until it is given
 away; the block that became free longest ago is given away first.

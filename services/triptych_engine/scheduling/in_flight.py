@@ -1,65 +1,73 @@
-"""Steps that the runner has and that are not booked yet.
+"""Steps that were launched and are not completed yet.
 
-The next step can be scheduled while one is in flight: what that computes counts as computed, and the token that it samples has its
-place, although nobody knows it yet. Blocks that such a step writes to are not given away, whatever becomes of their request.
+The next step can be scheduled while one is in flight. The tokens that a step in flight computes count as computed, and the token
+that it samples has its place, although nobody knows it yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from triptych_engine.scheduling.kv_cache import KVCacheManager
-from triptych_engine.scheduling.output import SchedulerOutput
-from triptych_engine.scheduling.request import Request, RequestStatus
+from triptych_engine.scheduling.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """What one step does for one request. Stays with the scheduler: an id may belong to another request when the step completes."""
+
+    request: Request
+    num_tokens: int
+    #: 0 when the step does not sample for it.
+    max_new_tokens: int
 
 
 class StepsInFlight:
-    """Keeps the requests' counts of tokens in flight. Owned by the scheduler."""
+    """Keeps the requests' counts of tokens in flight. Owned by `RequestStates`."""
 
-    def __init__(self, kv_cache: KVCacheManager) -> None:
-        self._kv_cache = kv_cache
-        self._steps: list[SchedulerOutput] = []
+    def __init__(self) -> None:
+        self._steps: dict[int, Sequence[ScheduledRequest]] = {}  # step_id -> what it does
 
     def __len__(self) -> int:
         return len(self._steps)
 
-    def take_off(self, step: SchedulerOutput) -> None:
-        """The runner is about to get this step."""
-        if step.parts:
-            self._steps.append(step)
-        for part in step.parts:
-            part.request.num_in_flight_tokens += part.num_tokens
-            part.request.num_unknown_tokens += part.samples
+    def launched(self, step_id: int, scheduled: Sequence[ScheduledRequest]) -> None:
+        """The executor is about to get this step."""
+        if scheduled:
+            self._steps[step_id] = scheduled
+        for one in scheduled:
+            request = one.request
+            request.num_in_flight_tokens += one.num_tokens
+            if one.max_new_tokens:
+                request.num_unknown_tokens += 1
+                request.awaits_result = one.max_new_tokens > 1
 
-    def land(self, step: SchedulerOutput) -> None:
-        """The step has ended, well or not. Who has ended meanwhile gives its blocks back with the last of its steps."""
-        if step not in self._steps:
-            return
-        self._steps.remove(step)
-        for part in step.parts:
-            request = part.request
-            request.num_in_flight_tokens -= part.num_tokens
-            request.num_unknown_tokens -= part.samples
-            if request.status is RequestStatus.FINISHED:
-                self.release(request)
-
-    def release(self, request: Request) -> None:
-        """Take the blocks of a request that runs no more, now or when its last step has landed."""
-        if not request.num_in_flight_tokens:
-            self._kv_cache.release(request)
+    def completed(self, step_id: int) -> Sequence[ScheduledRequest]:
+        """The step has ended, well or not. Returns what it did; nothing when it is not in flight."""
+        scheduled = self._steps.pop(step_id, ())
+        for one in scheduled:
+            request = one.request
+            request.num_in_flight_tokens -= one.num_tokens
+            if one.max_new_tokens:
+                request.num_unknown_tokens -= 1
+                # It is in no step after one that may bring several tokens, and may be in one before.
+                request.awaits_result = request.awaits_result and one.max_new_tokens == 1
+        return scheduled
 
     @property
     def requests(self) -> set[Request]:
-        """Those that have tokens in some step, be they alive or not."""
-        return {part.request for step in self._steps for part in step.parts}
+        """Requests with tokens in some step, live or not."""
+        return {one.request for step in self._steps.values() for one in step}
 
     def check_integrity(self, live: Iterable[Request]) -> None:
         """Raise AssertionError unless the requests' counts are those of the steps. For tests."""
-        counts = {request: [0, 0] for request in (*live, *self.requests)}
-        for step in self._steps:
-            for part in step.parts:
-                counts[part.request][0] += part.num_tokens
-                counts[part.request][1] += part.samples
+        counts: dict[Request, list[int]] = {request: [0, 0, 0] for request in (*live, *self.requests)}
+        for step in self._steps.values():
+            for one in step:
+                count = counts[one.request]
+                count[0] += one.num_tokens
+                count[1] += one.max_new_tokens > 0
+                count[2] += one.max_new_tokens > 1
         for request, count in counts.items():
-            if count != [request.num_in_flight_tokens, request.num_unknown_tokens]:
+            if count != [request.num_in_flight_tokens, request.num_unknown_tokens, int(request.awaits_result)]:
                 raise AssertionError(f"request {request.request_id} is not in flight as the steps say")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 
-from triptych_common.rpc.errors import NeverFitsError
+from triptych_common.errors import NeverFitsError
 
 from triptych_engine.scheduling.block_pool import BlockPool
 from triptych_engine.scheduling.request import Request
@@ -66,19 +66,18 @@ class KVCacheManager:
         self._extend_hashes(request)
         return self.pool.find_prefix(request.block_hashes[: (request.num_tokens - 1) // self.block_size])
 
-    def can_admit(self, request: Request, cached_blocks: list[int]) -> bool:
-        """Whether all of the request's tokens would fit, beside those who hold blocks now."""
+    def can_allocate(self, request: Request, cached_blocks: list[int]) -> bool:
+        """Whether there are blocks for all tokens of a request that has none, beside those that others hold now."""
         needed = self.num_blocks_for(request.num_tokens) - len(cached_blocks) + self.pool.num_free_among(cached_blocks)
         return needed <= self.pool.num_free_blocks
 
-    def admit(self, request: Request, cached_blocks: list[int]) -> bool:
-        """Give a request without blocks its cached prefix and blocks for all its tokens.
+    def allocate(self, request: Request, cached_blocks: list[int]) -> None:
+        """Give a request without blocks its cached prefix and blocks for all its tokens. Requires `can_allocate`.
 
-        Returns False, and changes nothing, when they do not fit.
         Sets `block_ids`, `num_computed_tokens` and, the first time, `num_cached_tokens`.
         """
-        if not self.can_admit(request, cached_blocks):
-            return False
+        if not self.can_allocate(request, cached_blocks):
+            raise AssertionError(f"there are not enough blocks for request {request.request_id}")
         self.pool.hold(cached_blocks)
         fresh = self.pool.allocate(self.num_blocks_for(request.num_tokens) - len(cached_blocks))
         if fresh is None:
@@ -89,25 +88,39 @@ class KVCacheManager:
             request.num_cached_tokens = request.num_computed_tokens
             self.prefix_cache_queries += request.num_prompt_tokens
             self.prefix_cache_hits += request.num_computed_tokens
-        return True
 
     def num_missing_blocks(self, request: Request) -> int:
         """How many blocks a running request needs for its newest tokens."""
         return max(0, self.num_blocks_for(request.num_tokens) - len(request.block_ids))
 
-    def grow(self, request: Request) -> list[int] | None:
-        """Blocks that a running request needs for its newest tokens (often none); None, and nothing changed, when too few are
-        free."""
+    def grow(self, request: Request) -> list[int]:
+        """Give a running request the blocks that it lacks for its newest tokens, often none; returns them. They must be free."""
         missing = self.num_missing_blocks(request)
         if not missing:
             return []
         blocks = self.pool.allocate(missing)
-        if blocks is not None:
-            request.block_ids += blocks
+        if blocks is None:
+            raise AssertionError(f"request {request.request_id} needs {missing} blocks, {self.pool.num_free_blocks} are free")
+        request.block_ids += blocks
         return blocks
 
+    def grow_ahead(self, request: Request, num_ahead: int, max_blocks: int) -> tuple[int, list[int]]:
+        """Blocks for tokens that a step may compute beyond the newest one.
+
+        Args:
+            num_ahead: tokens wanted.
+            max_blocks: blocks that may be taken.
+
+        Returns:
+            How many tokens there are blocks for, and the new blocks among these.
+        """
+        missing = self.num_blocks_for(request.num_tokens + num_ahead) - len(request.block_ids)
+        blocks = self.pool.allocate(max(0, min(missing, max_blocks, self.pool.num_free_blocks))) or []
+        request.block_ids += blocks
+        return min(num_ahead, len(request.block_ids) * self.block_size - request.num_tokens), blocks
+
     def commit(self, request: Request, num_newly_computed: int) -> None:
-        """Note that tokens were computed; blocks that are full now can be shared from now on."""
+        """Note that tokens were computed. Blocks that are full now can be shared from now on."""
         first_full = request.num_computed_tokens // self.block_size
         request.num_computed_tokens += num_newly_computed
         last_full = request.num_computed_tokens // self.block_size
@@ -117,7 +130,7 @@ class KVCacheManager:
                 self.pool.cache(request.block_ids[index], request.block_hashes[index])
 
     def release(self, request: Request) -> None:
-        """Take all blocks back; what they cache can be found until they are given away."""
+        """Take all blocks back. What they cache can be found until they are given to others."""
         self.pool.release(request.block_ids)
         request.block_ids = []
         request.num_computed_tokens = 0

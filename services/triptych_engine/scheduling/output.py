@@ -1,11 +1,11 @@
-"""What travels between scheduler, runner and servicer in one step. Plain data, no torch, no protobuf."""
+"""What travels between scheduler, executor and servicer in one step: plain data, without torch and protobuf."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
 
-from triptych_common.rpc.errors import TriptychError
+from triptych_common.errors import TriptychError
 
 from triptych_engine.media.item import NO_MEDIA, EmbeddingSlice, EmbeddingSource, Modality, PromptMedia
 from triptych_engine.scheduling.request import FinishReason, Request, SamplingParams, TokenLogprobs
@@ -13,7 +13,7 @@ from triptych_engine.scheduling.request import FinishReason, Request, SamplingPa
 
 @dataclass(slots=True)
 class NewSequence:
-    """A sequence that the runner has not seen, or has forgotten since it was preempted."""
+    """A sequence that the executor has not seen, or was told to forget when it was preempted."""
 
     request_id: str
     token_ids: list[int]
@@ -37,50 +37,44 @@ class NewSequence:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one request has in a step."""
-
-    request: Request
-    num_tokens: int
-    #: Its last token is among them, so the next one is sampled.
-    samples: bool
-
-
-@dataclass(eq=False, slots=True)
+@dataclass(slots=True)
 class SchedulerOutput:
-    """One step's work for the runner."""
+    """One step's work for the executor. Pure data: it can be pickled, and no `Request` is in it."""
 
+    #: Names the step; each has its own.
+    step_id: int = 0
     new: list[NewSequence] = field(default_factory=list)
-    #: request_id -> blocks added since the last step, of sequences that the runner knows.
+    #: request_id -> blocks added since the last step, of sequences that the executor knows.
     new_block_ids: dict[str, list[int]] = field(default_factory=dict)
-    #: request_id -> tokens to compute now, in the order of the batch.
+    #: request_id -> known tokens to compute now, in the order of the batch.
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
-    #: Sequences that the runner shall forget before this step: finished, aborted or preempted since the last.
+    #: request_id -> how many tokens the step may bring at most, of sequences whose last known token is computed in it. Where that
+    #: is more than one, there are blocks for all but the last of them.
+    max_new_tokens: dict[str, int] = field(default_factory=dict)
+    #: Sequences to forget before this step: they have ended or were preempted since the last one.
     dropped: list[str] = field(default_factory=list)
-    #: request_id -> embeddings that stand for some of its scheduled tokens.
+    #: request_id -> embeddings that replace some of its scheduled tokens.
     embeddings: dict[str, list[EmbeddingSlice]] = field(default_factory=dict)
-    #: Sequences that compute their newest token alone, and tokens of all others.
+    #: Sequences that compute their newest token alone, and the number of tokens of all others.
     num_decoding: int = 0
     num_prompt_tokens: int = 0
-    #: Media of some request are being encoded or on their way.
+    #: Media of some request are being encoded or fetched.
     awaits_embeddings: bool = False
-    #: The scheduler's own account of the step, by which it books it. An id may be another request's by then.
-    parts: list[Part] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing for the runner to do."""
+        """Whether there is nothing for the executor to do."""
         return not (self.num_scheduled_tokens or self.dropped)
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What the runner made of a SchedulerOutput."""
+    """What the executor made of a SchedulerOutput."""
 
-    #: request_id -> sampled token, for sequences whose last token was computed in this step.
-    token_ids: dict[str, int] = field(default_factory=dict)
-    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    #: request_id -> sampled tokens, at least one and at most `SchedulerOutput.max_new_tokens`, of the sequences named there.
+    token_ids: dict[str, list[int]] = field(default_factory=dict)
+    #: request_id -> an entry for each of its sampled tokens, where they were asked for.
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     #: request_id -> log probabilities of the prompt tokens that this step's chunk predicts.
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     #: request_id -> what went wrong with this sequence alone.
@@ -99,7 +93,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class MediaFetch:
-    """What it took to have the embeddings of one item. source: None when the sequence ended before they were asked for."""
+    """How the embeddings of one item were had. source: None when the sequence ended before they were asked for."""
 
     source: EmbeddingSource | None
     fetch_s: float
@@ -108,7 +102,7 @@ class MediaFetch:
 
 @dataclass(frozen=True, slots=True)
 class MediaUsage:
-    """What the media of a sequence took."""
+    """What the media of a sequence used."""
 
     num_tokens: dict[Modality, int]
     num_cached_tokens: int
@@ -134,7 +128,7 @@ class SequenceOutput:
 
 
 def last_output(request: Request, error: TriptychError | None = None) -> SequenceOutput:
-    """What a request that has ended gets last: why, and what it took."""
+    """The last output of a request that has ended: why it ended, and what it used."""
     return SequenceOutput(
         request.request_id,
         finish_reason=request.finish_reason,

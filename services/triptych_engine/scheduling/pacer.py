@@ -1,9 +1,9 @@
-"""How many prompt tokens a step may take while other requests wait for their next token.
+"""Policy: how many prompt tokens a step may take while other requests wait for their next token.
 
-A long prompt computed at once stalls every stream beside it; cut into small chunks it waits for them. Sarathi-Serve (Agrawal et
-al., 2024) bounds a step's tokens for that reason, with a number that somebody has to find for each model and machine. Here the step
-is bounded in time: what tokens cost is measured at start, and how far that is off, because of longer contexts or company on the
-cores, is learned from each step.
+A long prompt that is computed in one step stalls every stream beside it; cut into small chunks, the prompt itself takes long.
+Sarathi-Serve (Agrawal et al., 2024) therefore bounds the tokens of a step, by a number that has to be found for each model and
+machine. On CPUs the step is bounded in time instead. What tokens cost is measured at start. How far that is off, because contexts
+are longer or other processes use the cores, is learned from each step.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-#: Steps whose median says what steps take lately: enough that one or two during which the process stood still do not count.
+#: The median over so many steps says what steps take lately. One or two during which the process stood still do not change it.
 _WINDOW = 7
-#: Prompts that wait get at least this share of a step: with many streams, one of many requests would have next to nothing of it.
+#: Prompts get at least this share of a step. By their number alone, one prompt beside many streams would get next to nothing.
 _LEAST_SHARE = 0.5
-#: Where decoding alone takes longer than the longest step wanted, prompts may add this much of it.
+#: Where decoding alone takes longer than the longest step that is wanted, prompts may add this fraction of it.
 _LEAST_ADDITION = 0.5
 
-#: Steps since somebody began to decode while nobody did, in which prompts get at least this share, and which may take so many times
-#: the longest otherwise wanted. Of 64 short requests that come at once to two cores all have begun by then, the last in 0.7 of the
-#: time. Steps are counted, not tokens of a stream: where all outputs are short, no stream would ever be old enough.
+#: The first steps in which somebody decodes. In them prompts get a larger share, and a step may take longer, so that requests that
+#: come together begin together. Of 64 short requests that come together to two cores, all have begun within these steps, and the
+#: last of them in 0.7 of the time. Steps are counted, not tokens of a stream: where outputs are short, no stream gets old enough.
 BEGINNING_STEPS = 12
 _BEGINNING_SHARE = 0.9
 _BEGINNING_STRETCH = 5
@@ -29,7 +29,7 @@ _BEGINNING_STRETCH = 5
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What a step takes, in seconds: fixed_s, and on top of it for each decoding sequence and for each prompt token."""
+    """What a step takes, in seconds: fixed_s, and more for each decoding sequence and for each prompt token."""
 
     fixed_s: float
     decode_s: float
@@ -44,27 +44,27 @@ class StepPacer:
     """Shares a step's time between requests that decode and prompts.
 
     Args:
-        costs: measured on this machine, with nothing else on it.
-        max_step_s: longest step while anybody decodes, as far as the prompts in it are concerned; at the beginning more.
-        min_prompt_tokens: however slow the machine, prompts go on by so many tokens.
+        costs: measured on this machine.
+        max_step_s: prompts may not make a step longer than this while others decode; see BEGINNING_STEPS for the exception.
+        min_prompt_tokens: prompts get at least so many tokens per step, however slow the machine.
     """
 
     def __init__(self, costs: StepCosts, max_step_s: float, min_prompt_tokens: int = 8) -> None:
         self._costs, self._max_step_s, self._min_prompt_tokens = costs, max_step_s, min_prompt_tokens
-        # What decoding alone took lately with all cores, in units of its costs: these may have been measured beside others' start.
+        # How many times its measured cost decoding alone took lately, with all cores. The cost may have been measured while other
+        # services started.
         self._decode_factors = deque([1.0], _WINDOW)
-        # What steps with prompts took, in units of what was expected of them; of those beside an encoder on the same cores apart.
+        # How many times their expected cost steps with prompts took; steps beside an encoder on the same cores are counted apart.
         self._factors = {encoding: deque([1.0], _WINDOW) for encoding in (False, True)}
 
     def prompt_tokens(self, num_decoding: int, num_prompts: int, *, beginning: bool = False, encoding: bool = False) -> int:
         """Prompt tokens for the next step.
 
-        Prompts get half of it, or as much as their share of all requests if that is more, but not more than max_step_s leaves.
-        At the beginning they get more: requests that come together shall begin together, rather than one after the other beside
-        the first of them.
+        Prompts get half of the step, or their share of all requests if that is more, but not more than max_step_s leaves. In the
+        first steps they get more, so that requests that come together begin together.
 
         Args:
-            num_decoding: sequences that wait for their next token; at least one.
+            num_decoding: sequences that compute their next token; at least one.
             num_prompts: requests that have prompt tokens to compute.
             beginning: this is one of the first BEGINNING_STEPS.
             encoding: media are being encoded meanwhile.
@@ -80,7 +80,7 @@ class StepPacer:
     def observe(self, num_decoding: int, num_prompt_tokens: int, step_s: float, *, encoding: bool = False) -> None:
         """Learn from a step that took so long."""
         if not num_decoding:
-            return  # never bounded
+            return  # such steps are not bounded
         if num_prompt_tokens:
             self._factors[encoding].append(max(step_s, 1e-9) / self._expected_s(num_decoding, num_prompt_tokens))
         elif not encoding:

@@ -7,7 +7,7 @@ import heapq
 from triptych_engine.scheduling.request import Request
 
 _Entry = tuple[tuple[int, ...], int, Request]  # key, number of the push, request
-#: Entries of requests that wait no more are kept up to this many, and as many as there are others.
+#: Stale entries are kept up to this many plus as many as there are live ones.
 _MAX_STALE = 64
 
 
@@ -44,7 +44,7 @@ class RequestQueue:
         """Take a request out, wherever it stands. Raises KeyError when it does not wait."""
         del self._waiting[request_id]
         for heap in (self._by_arrival, self._by_length):
-            # A long request's entry would surface only once nobody shorter waits, and hold all that it holds until then.
+            # A stale entry of a long request would surface only when no shorter one waits, and keep its request alive until then.
             if len(heap) > 2 * len(self._waiting) + _MAX_STALE:
                 heap[:] = [entry for entry in heap if self._is_live(entry)]
                 heapq.heapify(heap)

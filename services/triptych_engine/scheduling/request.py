@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -54,17 +55,18 @@ class TokenLogprobs:
 
 
 class RequestStatus(Enum):
-    """Where a request is in its life; PREEMPTED requests wait in the same queue as WAITING ones."""
+    """Where a request is in its life. `RequestStates` alone changes it."""
 
-    WAITING = "waiting"
-    RUNNING = "running"
-    PREEMPTED = "preempted"
+    NEW = "new"  # the scheduler does not know it yet
+    WAITING = "waiting"  # for blocks and a seat; holds none
+    PARKED = "parked"  # waits for embeddings; holds no blocks
+    RUNNING = "running"  # holds blocks
     FINISHED = "finished"
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One sequence and its progress. The scheduler owns it from `add` to its end."""
+    """One sequence and its progress. `RequestStates` owns it from `add` to its end."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -72,22 +74,24 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     media: PromptMedia = NO_MEDIA
-    #: Position in the order of arrival, given by the scheduler.
+    #: Position in the order of arrival, given by `RequestStates.add`.
     arrival: int = 0
     arrival_time: float = field(default_factory=time.monotonic)
 
-    status: RequestStatus = RequestStatus.WAITING
+    status: RequestStatus = RequestStatus.NEW
     #: Prompt and output tokens, in order.
     token_ids: list[int] = field(init=False)
     #: Length at which the sequence ends, prompt included.
     max_num_tokens: int = field(init=False)
     #: Tokens whose keys and values are in the cache.
     num_computed_tokens: int = 0
-    #: Tokens in steps that the runner has and that are not booked yet, and how many of these steps sample a token. Those have their
-    #: places in the sequence, but nobody here knows them yet.
+    #: Tokens that steps in flight compute.
     num_in_flight_tokens: int = 0
+    #: Steps in flight that sample. Each brings at least one token, which has its place in the sequence but is not known yet.
     num_unknown_tokens: int = 0
-    #: Prompt tokens that the prefix cache spared, at the first scheduling.
+    #: A step in flight may bring more than one token. Where the next step begins is not known before its result is.
+    awaits_result: bool = False
+    #: Prompt tokens that the prefix cache spared, at the first admission.
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
     #: KV blocks, in order of the tokens that they hold.
@@ -96,7 +100,7 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
-    #: Log probabilities of the prompt, collected chunk by chunk until the first output token carries them away; then None.
+    #: Log probabilities of the prompt, collected chunk by chunk until they are sent with the first output token; then None.
     prompt_logprobs: list[TokenLogprobs] | None = field(default_factory=list)
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
@@ -104,6 +108,10 @@ class Request:
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
         self.max_num_tokens = self.num_prompt_tokens + self.sampling.max_tokens
+
+    @property
+    def is_running(self) -> bool:
+        return self.status is RequestStatus.RUNNING
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -120,14 +128,14 @@ class Request:
 
     @property
     def num_scheduled_tokens(self) -> int:
-        """Tokens that are computed, or in a step that the runner has."""
+        """Tokens that are computed, or that a step in flight computes."""
         return self.num_computed_tokens + self.num_in_flight_tokens
 
     @property
     def num_left(self) -> int:
-        """Tokens of a running request that are in no step yet; 0 when the steps in flight bring its last one, whichever that is."""
+        """Tokens of a running request that no step has yet. 0 when a step in flight brings its last one, or an unknown number."""
         num_tokens = len(self.token_ids) + self.num_unknown_tokens
-        if self.num_unknown_tokens and num_tokens >= self.max_num_tokens:
+        if self.awaits_result or (self.num_unknown_tokens and num_tokens >= self.max_num_tokens):
             return 0
         return num_tokens - self.num_computed_tokens - self.num_in_flight_tokens
 
@@ -146,12 +154,14 @@ class Request:
         """Smaller has less to compute, or came first, among those of the smallest priority."""
         return self.priority, self.num_left, self.arrival
 
-    def append(self, token_id: int) -> FinishReason | None:
-        """Take a new token; says why the sequence ends with it, None when it goes on."""
-        self.token_ids.append(token_id)
-        if token_id in self.sampling.stop_token_ids and self.num_output_tokens > self.sampling.min_tokens:
-            self.stop_token_id = token_id
-            return FinishReason.STOP
-        if len(self.token_ids) >= self.max_num_tokens:
-            return FinishReason.LENGTH
+    def append(self, token_ids: Sequence[int]) -> FinishReason | None:
+        """Take new tokens, up to the one that ends the sequence; the rest is dropped. Returns why it ends, None when it goes on."""
+        sampling = self.sampling
+        for token_id in token_ids:
+            self.token_ids.append(token_id)
+            if token_id in sampling.stop_token_ids and self.num_output_tokens > sampling.min_tokens:
+                self.stop_token_id = token_id
+                return FinishReason.STOP
+            if len(self.token_ids) >= self.max_num_tokens:
+                return FinishReason.LENGTH
         return None

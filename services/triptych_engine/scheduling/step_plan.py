@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triptych_engine.media.gate import MediaGate
-from triptych_engine.scheduling.output import Part, SchedulerOutput
+from triptych_engine.scheduling.in_flight import ScheduledRequest
+from triptych_engine.scheduling.output import NewSequence, SchedulerOutput
 from triptych_engine.scheduling.request import Request, RequestStatus
 
 
@@ -21,42 +22,45 @@ class StepPlan:
     """Collects the work of one step.
 
     Args:
-        media: knows which tokens have their embeddings.
+        gate: knows which tokens have their embeddings.
         max_tokens: of the step.
         max_prompt_tokens: of those, tokens of requests that compute more than their newest one.
-        reservation: room that others may not use until it is settled; for its request it comes before max_prompt_tokens.
+        reservation: room that others may not use until it is settled. For its own request it comes before max_prompt_tokens.
     """
 
-    def __init__(self, media: MediaGate, max_tokens: int, max_prompt_tokens: int, reservation: Reservation | None) -> None:
+    def __init__(self, gate: MediaGate, max_tokens: int, max_prompt_tokens: int, reservation: Reservation | None) -> None:
         self.output = SchedulerOutput()
+        self.scheduled: dict[Request, ScheduledRequest] = {}
+        self.failed: list[tuple[Request, Exception]] = []  # requests that could not be planned, and why
         self.reservation = reservation if reservation and reservation.request.status is not RequestStatus.FINISHED else None
         self.next_reservation: Reservation | None = None
-        self._media = media
-        self._room = max_tokens
+        self.room = max_tokens
+        self._gate = gate
         self._prompt_room = max_prompt_tokens
+
+    # -- queries --------------------------------------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
-        return self._room <= 0
+        return self.room <= 0
 
     def chunk(self, request: Request, start: int) -> int:
-        """How many tokens of the request from `start` on to compute now; 0 when it waits for embeddings, for room, or for a step
-        with room for a whole span."""
+        """How many tokens of the request from `start` on to compute now; 0 when it waits for embeddings or for room."""
         room = self._room_for(request, request.num_tokens - start)
         if start >= request.media.end:
             return room
-        available = self._media.num_computable(request, start)
-        num_tokens = request.media.whole_spans(start, min(available, room))
-        if available and not num_tokens and self.next_reservation is None and (rest := request.media.span_rest(start)):
-            self.next_reservation = Reservation(request, rest)
-        return num_tokens
+        available = self._gate.num_computable(request, start)
+        return request.media.whole_spans(start, min(available, room))
 
-    def settle_reservation(self) -> None:
-        """The request that room was kept for has taken it, or cannot: what is left is for all."""
-        self.reservation = None
+    def missing_room(self, request: Request, start: int) -> int:
+        """Tokens of the span that the request would compute now if there were room for all of it; 0 when it does not wait for
+        room."""
+        if start >= request.media.end or not self._gate.num_computable(request, start) or self.chunk(request, start):
+            return 0
+        return request.media.span_rest(start)
 
     def _room_for(self, request: Request, num_wanted: int) -> int:
-        room, prompt_room = self._room, self._prompt_room
+        room, prompt_room = self.room, self._prompt_room
         if self.reservation is not None:
             if self.reservation.request is request:
                 prompt_room = max(prompt_room, self.reservation.num_tokens)
@@ -64,16 +68,50 @@ class StepPlan:
                 room -= self.reservation.num_tokens
         return max(0, min(num_wanted, room if num_wanted == 1 else min(room, prompt_room)))
 
-    def put(self, request: Request, num_tokens: int) -> None:
-        """Make the request's next tokens, which have their blocks, part of the step."""
-        start, output = request.num_scheduled_tokens, self.output
-        output.num_scheduled_tokens[request.request_id] = num_tokens
-        if start < request.media.end and (slices := self._media.slices(request, start, num_tokens)):
-            output.embeddings[request.request_id] = slices
-        self._room -= num_tokens
-        if request.decodes:
+    # -- changes --------------------------------------------------------------------------------------------------------------
+
+    def put(self, request: Request, num_tokens: int, max_new_tokens: int = 1) -> None:
+        """Make the request's next tokens, which have their blocks, part of the step.
+
+        Args:
+            max_new_tokens: tokens that the step may bring, if the request's last known token is among them.
+        """
+        output, request_id, start = self.output, request.request_id, request.num_scheduled_tokens
+        num_left = request.num_tokens - start
+        if num_tokens < num_left:
+            max_new_tokens = 0
+        if start < request.media.end and (slices := self._gate.slices(request, start, num_tokens)):
+            output.embeddings[request_id] = slices
+        if num_left == 1:
             output.num_decoding += 1
         else:
             self._prompt_room -= num_tokens
             output.num_prompt_tokens += num_tokens
-        output.parts.append(Part(request, num_tokens, samples=start + num_tokens == request.num_tokens))
+        self.room -= num_tokens
+        output.num_scheduled_tokens[request_id] = num_tokens
+        if max_new_tokens:
+            self.room -= max_new_tokens - 1
+            output.max_new_tokens[request_id] = max_new_tokens
+        self.scheduled[request] = ScheduledRequest(request, num_tokens, max_new_tokens)
+
+    def put_new(self, request: Request, num_tokens: int) -> None:
+        """As `put`, for a request that was just admitted."""
+        self.output.new.append(NewSequence.of(request))
+        self.put(request, num_tokens)
+
+    def remove(self, request: Request) -> None:
+        """Take a request out again, whatever of it is in the step."""
+        output, request_id = self.output, request.request_id
+        output.new = [sequence for sequence in output.new if sequence.request_id != request_id]
+        for mapping in (output.num_scheduled_tokens, output.max_new_tokens, output.new_block_ids, output.embeddings):
+            mapping.pop(request_id, None)
+        self.scheduled.pop(request, None)
+
+    def reserve(self, request: Request, num_tokens: int) -> None:
+        """Keep room for a span in the next step; the first who asks gets it."""
+        if self.next_reservation is None:
+            self.next_reservation = Reservation(request, num_tokens)
+
+    def settle_reservation(self) -> None:
+        """The request that room was kept for has taken it, or cannot: the rest is for all."""
+        self.reservation = None

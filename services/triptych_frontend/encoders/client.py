@@ -21,8 +21,7 @@ from typing import Any
 
 import grpc
 from triptych_common.cluster.encoder import EncoderConnection
-from triptych_common.pb import encoder_pb2
-from triptych_common.rpc.errors import (
+from triptych_common.errors import (
     Code,
     EmbeddingUnavailableError,
     InvalidRequestError,
@@ -30,6 +29,7 @@ from triptych_common.rpc.errors import (
     ServiceUnavailableError,
     TriptychError,
 )
+from triptych_common.pb import encoder_pb2
 from triptych_common.rpc.status import from_request_error, from_rpc_error, has_details
 from triptych_common.rpc.structs import to_struct
 

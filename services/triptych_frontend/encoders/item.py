@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from triptych_common.errors import TriptychError
 from triptych_common.pb import encoder_pb2
-from triptych_common.rpc.errors import TriptychError
 
 from triptych_frontend.media.item import PreparedMedia
 

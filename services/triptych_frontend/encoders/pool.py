@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
+from triptych_common.errors import ServiceUnavailableError
 from triptych_common.pb import common_pb2
-from triptych_common.rpc.errors import ServiceUnavailableError
 
 
 class EncoderPool(Pool[EncoderConnection]):

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import grpc
 from triptych_common.cluster.connection import MAX_BACKOFF_S, Connection
+from triptych_common.errors import InternalError, ServiceUnavailableError, TriptychError
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
-from triptych_common.rpc.errors import InternalError, ServiceUnavailableError, TriptychError
 
 log = logging.getLogger(__name__)
 #: How long a new session may take to say what the engine serves.

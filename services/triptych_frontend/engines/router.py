@@ -6,8 +6,8 @@ import logging
 from typing import Protocol
 
 from triptych_common.cluster.pool import Pool
+from triptych_common.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
 from triptych_common.pb import common_pb2, engine_pb2
-from triptych_common.rpc.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
 from triptych_common.rpc.status import from_request_error
 
 from triptych_frontend.engines.connection import MAX_ADD_BYTES, EngineConnection

@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Callable
 from typing import TypeAlias
 
+from triptych_common.errors import UnimplementedError
 from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
-from triptych_common.rpc.errors import UnimplementedError
 from triptych_common.rpc.principal import ANONYMOUS, Principal
 from triptych_common.telemetry.logs import request_id_var
 

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
+from triptych_common.errors import EmbeddingUnavailableError, InternalError, ServiceUnavailableError, TriptychError
 from triptych_common.pb import engine_pb2, generation_pb2
-from triptych_common.rpc.errors import EmbeddingUnavailableError, InternalError, ServiceUnavailableError, TriptychError
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import MediaEncoding

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from triptych_common.errors import ContextLengthError, InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError
 
 from triptych_frontend.output.chain import OutputOptions
 

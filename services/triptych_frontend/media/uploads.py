@@ -7,8 +7,8 @@ import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import generation_pb2
-from triptych_common.rpc.errors import InvalidRequestError
 
 from triptych_frontend.media.budget import MediaBudget, MediaHold
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jinja2
+from triptych_common.errors import InvalidRequestError, StartupError
 from triptych_common.pb import common_pb2
-from triptych_common.rpc.errors import InvalidRequestError, StartupError
 
 from triptych_frontend.media.item import MODALITY_NAMES, Expansion, MediaPart
 from triptych_frontend.media.processors.placeholders import placeholder_ranges

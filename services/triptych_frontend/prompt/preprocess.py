@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from google.protobuf import struct_pb2
+from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.errors import InvalidRequestError
 from triptych_common.rpc.principal import ANONYMOUS, Principal
 from triptych_common.rpc.structs import from_struct
 

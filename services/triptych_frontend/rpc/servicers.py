@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
+from triptych_common.errors import InvalidRequestError, ServiceUnavailableError, UnimplementedError
 from triptych_common.pb import (
     common_pb2,
     detokenize_pb2,
@@ -16,7 +17,6 @@ from triptych_common.pb import (
     preprocess_pb2,
     preprocess_pb2_grpc,
 )
-from triptych_common.rpc.errors import InvalidRequestError, ServiceUnavailableError, UnimplementedError
 from triptych_common.telemetry.logs import request_id_var
 
 from triptych_frontend.encoders.client import EncoderClient

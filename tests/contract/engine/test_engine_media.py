@@ -15,9 +15,9 @@ from support.fakes.encoder import FakeEncoder, encoder_pool
 from support.fakes.grpc_server import serving
 from support.fakes.runner import VOCAB_SIZE, FakeRunner, embedding, expected_output, seen
 from support.fakes.waiting import until
+from triptych_common.errors import Code, EmbeddingUnavailableError, InvalidRequestError, TriptychError
 from triptych_common.pb import common_pb2, encoder_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import open_channel
-from triptych_common.rpc.errors import Code, EmbeddingUnavailableError, InvalidRequestError, TriptychError
 from triptych_common.rpc.status import from_rpc_error
 from triptych_engine.core import EngineCore
 from triptych_engine.media.fetcher import EmbeddingFetcher
@@ -82,7 +82,7 @@ async def an_engine(timeout_s: float = 10.0) -> AsyncIterator[Served]:
             yield Served(engine_pb2_grpc.EngineServiceStub(channel), encoder, encoder.instance.id, core, fetcher)
             scheduler.check_integrity()
             assert not scheduler.live_request_ids
-            assert not scheduler._media.cache.holders()
+            assert not scheduler._embeddings.owner_ids()
             await fetcher.close()
 
 

@@ -10,8 +10,8 @@ import pytest
 from support.drivers.engine_service import NUM_BLOCKS, Session, a_message, alone, an_engine
 from support.fakes.runner import VOCAB_SIZE
 from support.fakes.waiting import until
+from triptych_common.errors import InvalidRequestError, NeverFitsError, QueueFullError, ServiceUnavailableError
 from triptych_common.pb import common_pb2, engine_pb2
-from triptych_common.rpc.errors import InvalidRequestError, NeverFitsError, QueueFullError, ServiceUnavailableError
 from triptych_common.rpc.status import from_request_error
 
 
@@ -154,6 +154,7 @@ async def test_a_full_queue_is_refused_with_a_hint():
         engine.runner.gate = threading.Semaphore(1)
         await session.add(a_message("running"))
         await session.read()
+        await until(lambda: engine.runner.is_held)  # or the loop might take the next two before its step
         await session.add(a_message("waiting"), a_message("refused"))
         await until(lambda: engine.outbox.num_live_requests == 3)
         engine.runner.gate.release(1000)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from support.drivers.encoder_client import encoders, item
-from triptych_common.rpc.errors import (
+from triptych_common.errors import (
     EmbeddingUnavailableError,
     InternalError,
     InvalidRequestError,

@@ -10,7 +10,7 @@ from support.fakes.encoder import SCOPE, FakeEncoder
 from support.fakes.grpc_server import serving
 from support.fakes.waiting import until
 from triptych_common.cluster import encoder as cluster_encoder
-from triptych_common.rpc.errors import ServiceUnavailableError
+from triptych_common.errors import ServiceUnavailableError
 from triptych_frontend.encoders.encoding import ensure
 from triptych_frontend.encoders.pool import EncoderPool
 

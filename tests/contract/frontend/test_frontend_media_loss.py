@@ -15,15 +15,15 @@ from support.fakes.engine import Script, says
 from support.fakes.grpc_server import serving
 from support.fakes.media_engine import FakeMediaEngine
 from support.fakes.waiting import until
-from triptych_common.model.store import model_info
-from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
-from triptych_common.rpc.errors import (
+from triptych_common.errors import (
     EmbeddingUnavailableError,
     InvalidRequestError,
     QueueFullError,
     ServiceUnavailableError,
     TriptychError,
 )
+from triptych_common.model.store import model_info
+from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.status import from_rpc_error, to_request_error
 
 

@@ -12,8 +12,8 @@ import orjson
 import pytest
 from support.fakes.frontend import MODEL, FakeFrontend, Script, fails, says, text_deltas
 from support.fakes.gateway import CHAT, events_of, gateway_client, gateway_server
+from triptych_common.errors import ContextLengthError, InternalError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.errors import ContextLengthError, InternalError
 from triptych_gateway.schemas.chat import ChatCompletion
 
 MESSAGES: Any = CHAT["messages"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.fakes.frontend import FakeFrontend, fails, running
 from support.fakes.gateway import CHAT, client_of, gateway_client
-from triptych_common.rpc.errors import (
+from triptych_common.errors import (
     ContextLengthError,
     DuplicateRequestError,
     InvalidRequestError,

@@ -19,7 +19,7 @@ from support.fakes.engine import says
 from support.fakes.media_engine import FakeMediaEngine
 from support.fakes.waiting import until
 from triptych_cli.stack.ports import free_port
-from triptych_common.rpc.errors import QueueFullError, ServiceUnavailableError
+from triptych_common.errors import QueueFullError, ServiceUnavailableError
 from triptych_common.rpc.status import from_rpc_error
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]

@@ -76,6 +76,7 @@ def a_scheduler(
     max_num_batched_tokens: int = 32,
     max_waiting: int = 1000,
     max_model_len: int = 256,
+    max_new_tokens: int = 1,
     max_embeddings: int = 1000,
     enable_prefix_caching: bool = True,
     pacer: StepPacer | None = None,
@@ -86,6 +87,7 @@ def a_scheduler(
         max_num_batched_tokens=max_num_batched_tokens,
         max_waiting=max_waiting,
         max_model_len=max_model_len,
+        max_new_tokens=max_new_tokens,
         max_embeddings=max_embeddings,
         pacer=pacer,
     )

@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMetadata, LayerShape
+from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMetadata, LayerShape, TorchAttention
+from triptych_engine.runner.cpu.attention import CpuAttention
+from triptych_engine.runner.cpu.kernels import CpuKernels
+
+#: Of outputs that are compared, by the type that they are computed in.
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+#: Steps, each with the tokens of four sequences.
+RAGGED = [[20, 130, 0, 39], [16, 70, 5, 1], [1, 0, 1, 1], [1, 1, 1, 1]]
 
 
 def metadata(lengths: list[int], computed: list[int], block_table: np.ndarray, block_size: int, span: int = 0) -> AttentionMetadata:
@@ -78,3 +85,8 @@ def worst_difference(
         for i in active:
             computed[i] += step[i]
     return worst
+
+
+def run_both(kernels: CpuKernels, **case: Any) -> float:
+    """Feed the same ragged steps to the CPU kernel and to plain torch; returns the largest difference."""
+    return worst_difference([CpuAttention(kernels), TorchAttention(torch.device("cpu"))], **case)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.channels import open_channel
-from triptych_common.rpc.errors import InvalidRequestError
 from triptych_encoder.cache.embedding_cache import EmbeddingCache
 from triptych_encoder.cache.evictions import EvictionFeed
 from triptych_encoder.cache.item import EncodedItem, PreprocessedItem

@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from triptych_engine.core import EngineCore
-from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
+from triptych_engine.executor.in_process import InProcessExecutor
+from triptych_engine.runner.builder import build_runner
+from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import Request, TokenLogprobs
@@ -46,11 +48,11 @@ class EngineDriver:
             path, "test", max_model_len, max_num_seqs, 2048, block_size, 1 << 30, dtype=dtype, attention=attention,
             device=torch.device(device), quantization=quantization,
         )  # fmt: skip
-        self.runner = ModelRunner(self.config)
-        self.runner.load()
+        self.runner = build_runner(self.config)
         self.num_blocks = num_blocks
         self.runner.num_blocks = num_blocks
         self.runner.allocate_cache()
+        self.executor = InProcessExecutor(self.config, self.runner)
 
     def scheduler(self, *, max_num_batched_tokens: int = 2048, num_blocks: int | None = None, caching: bool = True) -> Scheduler:
         return Scheduler(
@@ -76,7 +78,9 @@ class EngineDriver:
             async_scheduling: launch a step before the one in flight is waited for, as the step loop does.
         """
         outputs: list[SequenceOutput] = []
-        core = EngineCore(scheduler, self.runner, lambda step, some, load: outputs.extend(some), async_scheduling=async_scheduling)
+        core = EngineCore(
+            scheduler, self.executor, lambda step, some, load: outputs.extend(some), async_scheduling=async_scheduling
+        )
         generated = {request.request_id: Generated() for request in requests}
         pending = sorted(zip(arrivals or [0] * len(requests), range(len(requests)), strict=True), reverse=True)
         step = 0

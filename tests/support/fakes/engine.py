@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
+from triptych_common.errors import ServiceUnavailableError
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
-from triptych_common.rpc.errors import ServiceUnavailableError
 
 #: What the engine will say about a request: its outputs, step by step. A pure function; fills in no request id.
 Script = Callable[[engine_pb2.EngineRequest], Sequence[engine_pb2.SequenceOutput]]

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
+from triptych_common.errors import ModelNotFoundError, TriptychError
 from triptych_common.pb import (
     common_pb2,
     detokenize_pb2,
@@ -20,7 +21,6 @@ from triptych_common.pb import (
     preprocess_pb2_grpc,
 )
 from triptych_common.rpc.control import Health
-from triptych_common.rpc.errors import ModelNotFoundError, TriptychError
 from triptych_common.telemetry.logs import request_id_var
 
 from support.fakes.grpc_server import serving

@@ -6,9 +6,9 @@ import asyncio
 from collections import Counter
 
 import grpc
+from triptych_common.errors import EmbeddingUnavailableError
 from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc, engine_pb2
 from triptych_common.rpc.channels import open_channel
-from triptych_common.rpc.errors import EmbeddingUnavailableError
 from triptych_common.rpc.status import to_request_error
 
 from support.fakes.engine import FakeEngine, FakeSequence, Script

@@ -1,17 +1,20 @@
-"""A runner without a model: in place of keys and values it keeps what they depend on, the prefix up to their token, and reads
+"""An executor without a model. In place of keys and values it keeps what they depend on, the prefix up to their token, and reads
 that back through the block tables.
 
 So a block that is shared wrongly, given away too early or addressed by a stale table shows at once. The next token is a function of
-the whole sequence, so text must not depend on batching, chunking, preemption or prefix hits.
+the whole sequence, so text must not depend on batching, chunking, preemption, prefix hits, or how many tokens a step brings.
 """
 
 from __future__ import annotations
 
 import hashlib
+import pickle
 import threading
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from triptych_engine.executor.protocol import ExecutorInfo
 from triptych_engine.media.item import Embeddings, EmbeddingTensor, PromptMedia
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
 from triptych_engine.scheduling.request import SamplingParams, TokenLogprobs
@@ -65,23 +68,21 @@ class FakeSequence:
     num_tokens: int  # with those that steps in flight sample
     new: NewSequence
     is_lost: bool = False  # a step with it failed
+    is_open: bool = False  # the step in flight may bring several tokens
 
 
 @dataclass
 class FakeStep:
     """A step that is computed when its result is asked for, as late as can be."""
 
-    runner: FakeRunner
     scheduled: SchedulerOutput
     chunks: list[tuple[FakeSequence, int, int]]  # sequence, first token, one past the last
     written: set[int]  # blocks
-
-    def result(self) -> StepResult:
-        return self.runner.compute(self)
+    is_sampled: bool = False
 
 
 class FakeRunner:
-    """Executes steps on a cache of token ids.
+    """Executes steps on a cache of token ids; implements `Executor`.
 
     Args:
         block_size: tokens per block, as the scheduler's.
@@ -93,20 +94,26 @@ class FakeRunner:
         self.sequences: dict[str, FakeSequence] = {}  # request_id -> each that it knows
         self._in_flight: list[FakeStep] = []
         self.salts: dict[str, str] = {}  # request_id -> salt, of those that have one: blocks must not be shared across
+        self.num_new_tokens: Callable[[int], int] = lambda most: most  # how many of at most so many tokens a step brings
         self.num_steps = 0
         self.max_batched_tokens = 0
         self.max_in_flight = 0
         self.fail_requests: set[str] = set()  # these get an error of their own
         self.fail_next_launch: Exception | None = None
+        self.fail_next_sample: Exception | None = None
         self.fail_next_step: Exception | None = None
         self.lost_device: Exception | None = None
         self.gate: threading.Semaphore | None = None  # when set, each step waits for one permit
+        self.is_held = False  # the newest step had to wait for its permit, or still does
         self.cache_allocated = True
+
+    def load(self) -> ExecutorInfo:
+        return ExecutorInfo(VOCAB_SIZE, 64, self._block_size, "the fake takes no media", 4, None)
 
     def allocate_cache(self) -> None:
         self.cache_allocated = True
 
-    def check_device(self) -> None:
+    def check_health(self) -> None:
         if self.lost_device is not None:
             raise self.lost_device
 
@@ -117,10 +124,13 @@ class FakeRunner:
         self.cache_allocated = False
 
     def execute(self, scheduled: SchedulerOutput) -> StepResult:
-        """Launch a step and wait for it."""
-        return self.launch(scheduled).result()
+        """Compute a step and wait for it."""
+        self.launch(scheduled)
+        self.sample(scheduled.step_id)
+        return self.result(scheduled.step_id)
 
-    def launch(self, scheduled: SchedulerOutput) -> FakeStep:
+    def launch(self, scheduled: SchedulerOutput) -> None:
+        scheduled = pickle.loads(pickle.dumps(scheduled))  # noqa: S301 - as if it went to another process
         for request_id in scheduled.dropped:
             self.sequences.pop(request_id, None)
         given = [block for blocks in scheduled.new_block_ids.values() for block in blocks]
@@ -137,31 +147,52 @@ class FakeRunner:
         assert not any(step.written.intersection(given) for step in self._in_flight), "a block that is written to is given away"
         if scheduled.num_scheduled_tokens and self.fail_next_launch is not None:
             error, self.fail_next_launch = self.fail_next_launch, None
-            for request_id in scheduled.num_scheduled_tokens:
-                self.sequences[request_id].is_lost = True
+            self._lose(scheduled)
             raise error
-        step = FakeStep(self, scheduled, [], set())
+        step = FakeStep(scheduled, [], set())
         for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
             sequence = self.sequences[request_id]
             assert num_tokens > 0
+            assert not sequence.is_open, "where it goes on is not known"
             start, end = sequence.num_computed, sequence.num_computed + num_tokens
             assert end <= sequence.num_tokens, "more tokens than there are"
+            most = scheduled.max_new_tokens.get(request_id, 0)
+            assert (most > 0) == (end == sequence.num_tokens), "it samples where the last token is computed"
             step.chunks.append((sequence, start, end))
-            step.written.update(sequence.blocks[position // self._block_size] for position in range(start, end))
+            ahead = range(start, end + max(0, most - 1))
+            step.written.update(sequence.blocks[position // self._block_size] for position in ahead)
             sequence.num_computed = end
-            sequence.num_tokens += end == sequence.num_tokens
+            sequence.num_tokens += most > 0
+            sequence.is_open = most > 1
         self._in_flight.append(step)
         self.max_in_flight = max(self.max_in_flight, len(self._in_flight))
-        return step
 
-    def compute(self, step: FakeStep) -> StepResult:
-        assert self._in_flight.pop(0) is step, "results are asked for in order"
+    def sample(self, step_id: int) -> None:
+        step = self._in_flight[-1]
+        assert step.scheduled.step_id == step_id, "the step that was launched last is sampled"
+        if step.chunks and self.fail_next_sample is not None:
+            error, self.fail_next_sample = self.fail_next_sample, None
+            self._in_flight.pop()
+            self._lose(step.scheduled)
+            raise error
+        step.is_sampled = True
+
+    def _lose(self, scheduled: SchedulerOutput) -> None:
+        for request_id in scheduled.num_scheduled_tokens:
+            self.sequences[request_id].is_lost = True
+
+    def result(self, step_id: int) -> StepResult:
+        step = self._in_flight.pop(0)
+        assert step.scheduled.step_id == step_id, "results are asked for in order"
+        assert step.is_sampled
         result = StepResult()
         if not step.chunks:
             return result
         assert self.cache_allocated
         if self.gate is not None:
-            self.gate.acquire()
+            self.is_held = not self.gate.acquire(blocking=False)
+            if self.is_held:
+                self.gate.acquire()
         if self.fail_next_step is not None:
             error, self.fail_next_step = self.fail_next_step, None
             for sequence, _, _ in step.chunks:
@@ -181,12 +212,24 @@ class FakeRunner:
             self._attend(sequence, end)
             if sequence.request_id in self.fail_requests:
                 result.errors[sequence.request_id] = "this request was told to fail"
-            if end == len(sequence.contents):
-                token_id = next_token(sequence.contents)
-                sequence.contents.append(token_id)
+            if most := step.scheduled.max_new_tokens.get(sequence.request_id, 0):
+                tokens = self._sample(sequence, end, most)
                 if sequence.request_id not in result.errors:
-                    result.token_ids[sequence.request_id] = token_id
+                    result.token_ids[sequence.request_id] = tokens
         return result
+
+    def _sample(self, sequence: FakeSequence, end: int, most: int) -> list[int]:
+        """The next tokens. Keys and values are computed of all but the last, and of guesses after that which prove to be wrong."""
+        num_tokens = self.num_new_tokens(most)
+        for _ in range(num_tokens):
+            sequence.contents.append(next_token(sequence.contents))
+        sequence.num_tokens += num_tokens - 1
+        sequence.num_computed += num_tokens - 1
+        sequence.is_open = False
+        for position in range(end, end + most - 1):
+            is_right = position < len(sequence.contents) - 1
+            self._cache[self._slot(sequence, position)] = self._prefix_hash(sequence, position) if is_right else -1
+        return sequence.contents[-num_tokens:]
 
     @staticmethod
     def _prompt_logprobs(sequence: FakeSequence, start: int, end: int) -> list[TokenLogprobs]:

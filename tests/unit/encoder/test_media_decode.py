@@ -23,9 +23,9 @@ from support.builders.media import (
     an_image_file,
     samples,
 )
+from triptych_common.errors import InvalidRequestError
 from triptych_common.media.geometry import FrameSampling, resampled_length
 from triptych_common.media.limits import MediaLimits
-from triptych_common.rpc.errors import InvalidRequestError
 from triptych_encoder.media import video
 from triptych_encoder.media.audio import decode_audio, resample
 from triptych_encoder.media.image import decode_image

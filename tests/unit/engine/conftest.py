@@ -31,3 +31,11 @@ def emulating(kernels_for: Callable[..., CpuKernels]) -> Callable[[str], CpuKern
     assert own is not None
     flags = {method: f"-DTRIPTYCH_EMULATE_BF16={i}" for i, method in enumerate(LINEAR_METHODS)}
     return lambda method: own if own.linear_method == method else kernels_for(isa, flags[method])
+
+
+@pytest.fixture(scope="session")
+def kernels() -> CpuKernels:
+    """Those that the engine takes on this CPU."""
+    loaded = load_kernels()
+    assert loaded is not None, "the kernels must build where the tests run"
+    return loaded

@@ -18,8 +18,8 @@ from support.builders.tokenizer import (
     write_model,
 )
 from tokenizers import AddedToken, normalizers
+from triptych_common.errors import InvalidRequestError, StartupError
 from triptych_common.model.store import resolve_model
-from triptych_common.rpc.errors import InvalidRequestError, StartupError
 from triptych_frontend.prompt.chat_template import ChatTemplate, ChatTurn, RenderedChat
 from triptych_frontend.tokens.tokenizer import Tokenizer
 

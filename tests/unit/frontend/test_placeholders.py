@@ -15,9 +15,9 @@ from PIL import Image
 from support.builders.media_files import checkpoint
 from support.builders.multimodal import FAMILIES
 from support.drivers.media_templates import loaded, turn
+from triptych_common.errors import InvalidRequestError
 from triptych_common.media.geometry import FrameSampling, resampled_length
 from triptych_common.model.store import read_json
-from triptych_common.rpc.errors import InvalidRequestError
 from triptych_frontend.media.item import AUDIO, IMAGE, MODALITY_NAMES, VIDEO, AudioHeader, ImageHeader, MediaPart, VideoHeader
 from triptych_frontend.media.processors.loading import _class_of_transformers
 from triptych_frontend.media.processors.torchless import VideoGeometry

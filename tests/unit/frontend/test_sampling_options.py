@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from triptych_common.errors import ContextLengthError, InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError
 from triptych_frontend.generation.sampling import GenerationParams, check_options, max_output_tokens, seed_of_choice
 from triptych_frontend.output.chain import OutputOptions
 

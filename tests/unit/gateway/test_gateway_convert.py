@@ -10,8 +10,8 @@ from google.protobuf import struct_pb2
 from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
+from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.errors import InvalidRequestError
 from triptych_common.rpc.structs import from_struct
 from triptych_gateway.dialects.convert import chat_call, chat_messages, complete_calls
 from triptych_gateway.dialects.media import in_rest_terms, rest_fields

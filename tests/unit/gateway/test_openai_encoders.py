@@ -6,8 +6,8 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from triptych_common.errors import ServiceUnavailableError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.errors import ServiceUnavailableError
 from triptych_gateway.dialects.chat import ChatEncoder
 from triptych_gateway.dialects.completions import CompletionEncoder
 from triptych_gateway.dialects.openai import OpenAiEncoder

@@ -63,7 +63,7 @@ class AttentionBackend(Protocol):
         ...
 
     def prefault(self) -> None:
-        """Have the cache's memory ready before requests come to it, where its first use is slow. Returns at once."""
+        """Take the cache's memory from the system before requests use it, where its first use is slow. Returns at once."""
         ...
 
     def free(self) -> None:
@@ -182,7 +182,7 @@ class LayerObserver:
 class TorchAttention:
     """Paged attention in plain torch, sequence by sequence: any device, any shape, no speed.
 
-    The reference for the other backends, and what is left where none of them works.
+    The reference for the other backends, and the fallback where none of them works.
     """
 
     name = "torch"

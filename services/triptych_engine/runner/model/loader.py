@@ -17,8 +17,8 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+from triptych_common.errors import StartupError, UnsupportedModelError
 from triptych_common.model.dtype import checkpoint_dtype
-from triptych_common.rpc.errors import StartupError, UnsupportedModelError
 
 from triptych_engine.runner.attention.paged import ATTENTION_NAME, AttentionBackend, LayerObserver, LayerShape, attending
 from triptych_engine.runner.model.precision import compute_dtype
@@ -27,8 +27,8 @@ from triptych_engine.runner.model.refusals import check_supported, is_multimodal
 log = logging.getLogger(__name__)
 #: Tokens, at most, of the sequence on which the paged path is compared with the ordinary one.
 NUM_PROBE_TOKENS = 24
-#: Of a quantised model's logits with those of the unquantised, over the probe's tokens on average: in a mixture of experts single
-#: tokens go to another expert. Tiny random models reach 0.997 and more, SmolLM2-135M 0.9999.
+#: Smallest similarity of a quantised model's logits to those of the unquantised one, on average over the probe's tokens: in a
+#: mixture of experts, single tokens go to another expert. Tiny random models reach 0.997 and more, SmolLM2-135M 0.9999.
 _INT8_SIMILARITY = 0.99
 #: What Omni checkpoints have beside the thinker.
 _OMNI_SPEECH = ("talker", "token2wav", "code2wav")
@@ -184,7 +184,7 @@ def language_model_only(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
 
 class _AbsentTower(nn.Module):
-    """Stands where a tower was, for forwards that ask on which device it is before they see that there is nothing to encode."""
+    """Stands in for a tower. Some forward passes ask for its device before they see that there is nothing to encode."""
 
     device = torch.device("cpu")
 
@@ -221,7 +221,7 @@ def check_parity(
         quantized: they come from the quantised model, which has passed this check before.
 
     Raises:
-        UnsupportedModelError: they differ by more than the rounding of the dtypes, or a quantisation that is of use, explains.
+        UnsupportedModelError: they differ by more than rounding, or a useful quantisation, explains.
     """
     similarities = nn.functional.cosine_similarity(logits.float(), loaded.probe_logits.float(), dim=-1)
     similarity = (similarities.mean() if quantized else similarities.min()).item()

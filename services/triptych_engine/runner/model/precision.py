@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
+from triptych_common.errors import StartupError
 from triptych_common.host import cpu
-from triptych_common.rpc.errors import StartupError
 
 
 def compute_dtype(checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
@@ -23,8 +23,8 @@ def kv_cache_dtype(
 ) -> torch.dtype:
     """The type of keys and values in the cache.
 
-    What a step reads of the cache is, with many sequences or long ones, more than the weights. So where float32 only stands in for
-    the instructions for bfloat16 that a CPU lacks, the cache is what it would be with them: half as much to read, twice the tokens.
+    With many or long sequences, a step reads more of the cache than of the weights. A CPU without bfloat16 instructions computes
+    such models in float32, but keeps keys and values in bfloat16: half as much to read, and room for twice the tokens.
 
     Args:
         asked: the type that was asked for, if one was.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
-from triptych_engine.runner.transfer import Fetch, fetch
-from triptych_engine.scheduling.request import TokenLogprobs
+from triptych_engine.runner.transfer import Fetch, HostToDevice, fetch
+from triptych_engine.scheduling.request import SamplingParams, TokenLogprobs
 
 
 class PendingLogprobs:
@@ -14,20 +17,58 @@ class PendingLogprobs:
     Args:
         logits: [n, vocab_size], of the model, before penalties and temperature.
         token_ids: [n] int64.
-        num_top: alternatives to report.
+        num_top: alternatives to report for each position [n].
     """
 
-    def __init__(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> None:
+    def __init__(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: Sequence[int]) -> None:
+        self._num_top = num_top
         logprobs = logits.float().log_softmax(-1)
         chosen = logprobs.gather(-1, token_ids[:, None])
         ranks = (logprobs > chosen).sum(-1) + 1
-        values, ids = logprobs.topk(min(num_top, logprobs.shape[-1])) if num_top else (logprobs[:, :0], logprobs[:, :0].long())
+        most = min(max(num_top, default=0), logprobs.shape[-1])
+        values, ids = logprobs.topk(most) if most else (logprobs[:, :0], logprobs[:, :0].long())
         self._fetch: Fetch = fetch(token_ids, chosen[:, 0], ranks, ids, values)
 
     def entries(self) -> list[TokenLogprobs]:
         """One for each position; waits for them."""
         columns = (array.tolist() for array in self._fetch())
         return [
-            TokenLogprobs(token_id, logprob, rank, tuple(top_ids), tuple(top))
-            for token_id, logprob, rank, top_ids, top in zip(*columns, strict=True)
+            TokenLogprobs(token_id, logprob, rank, tuple(top_ids[:num_top]), tuple(top[:num_top]))
+            for token_id, logprob, rank, top_ids, top, num_top in zip(*columns, self._num_top, strict=True)
         ]
+
+
+class Logprobs:
+    """Which rows of the batch want log probabilities of their output, and how many alternatives.
+
+    Args:
+        max_num_seqs: rows.
+    """
+
+    def __init__(self, max_num_seqs: int, transfer: HostToDevice) -> None:
+        self._transfer = transfer
+        self._num_top = np.full(max_num_seqs, -1, np.int64)  # row -> alternatives; -1 where none are wanted
+
+    def add(self, row: int, sampling: SamplingParams) -> None:
+        """Take up a sequence."""
+        self._num_top[row] = -1 if sampling.logprobs is None else sampling.logprobs
+
+    def launch(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, idx_mapping: np.ndarray
+    ) -> tuple[np.ndarray, PendingLogprobs] | None:
+        """Begin to compute those of sampled tokens.
+
+        Args:
+            logits: [num_lines, vocab_size] of the model, before penalties and temperature.
+            token_ids: [num_lines] int64.
+            idx_mapping: [num_lines] line -> row.
+
+        Returns:
+            The lines that want them, and theirs; None where no line does.
+        """
+        num_top = self._num_top[idx_mapping]
+        lines = np.flatnonzero(num_top >= 0)
+        if not len(lines):
+            return None
+        (on_device,) = self._transfer(lines)
+        return lines, PendingLogprobs(logits[on_device], token_ids[on_device], num_top[lines].tolist())

@@ -7,24 +7,34 @@ import torch
 
 from triptych_engine.runner.input_batch import InputBatch, StepInputs
 from triptych_engine.runner.sampling.logprobs import PendingLogprobs
-from triptych_engine.runner.sampling.sampler import Sampler
 from triptych_engine.runner.transfer import HostToDevice
+from triptych_engine.scheduling.request import SamplingParams
 
 
 class PromptLogprobs:
-    """For those sequences that the sampler knows to want them."""
+    """Which rows of the batch want them, and how many alternatives.
 
-    def __init__(self, batch: InputBatch, sampler: Sampler, transfer: HostToDevice) -> None:
-        self._batch, self._sampler, self._transfer = batch, sampler, transfer
+    Args:
+        max_num_seqs: rows.
+        batch: the sequences' tokens.
+    """
+
+    def __init__(self, max_num_seqs: int, batch: InputBatch, transfer: HostToDevice) -> None:
+        self._batch, self._transfer = batch, transfer
+        self._num_top = np.full(max_num_seqs, -1, np.int64)  # row -> alternatives; -1 where none are wanted
+
+    def add(self, row: int, sampling: SamplingParams) -> None:
+        """Take up a sequence."""
+        self._num_top[row] = -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs
 
     def owners(self, inputs: StepInputs) -> tuple[np.ndarray, np.ndarray] | None:
-        """Flat indices of the tokens whose logits a step needs, last tokens included, and whose they are; None where nobody wants
-        more than last tokens."""
-        wants = [self._sampler.num_prompt_logprobs(row) is not None for row in inputs.rows.tolist()]
-        if not any(wants):
+        """Flat indices of the tokens whose logits a step needs, last tokens included, and the sequences that they belong to; None
+        where only those of last tokens are needed."""
+        wants = self._num_top[inputs.rows] >= 0
+        if not wants.any():
             return None
         owners = np.repeat(np.arange(len(inputs.rows)), np.diff(inputs.metadata.query_start_loc))
-        wanted = np.array(wants)[owners] & (inputs.positions + 1 < self._batch.num_prompt_tokens[inputs.rows[owners]])
+        wanted = wants[owners] & (inputs.positions + 1 < self._batch.num_prompt_tokens[inputs.rows[owners]])
         wanted[inputs.last_tokens] = True
         indices = np.flatnonzero(wanted)
         return indices, owners[indices]
@@ -41,11 +51,11 @@ class PromptLogprobs:
         pending = {}
         for index in np.unique(owners).tolist():
             row = int(inputs.rows[index])
-            num_top = self._sampler.num_prompt_logprobs(row)
+            num_top = int(self._num_top[row])
             lines = np.flatnonzero((owners == index) & (inputs.positions[wanted] + 1 < self._batch.num_prompt_tokens[row]))
-            if num_top is None or not len(lines):
+            if num_top < 0 or not len(lines):
                 continue
             next_tokens = self._batch.token_ids[row, inputs.positions[wanted[lines]] + 1].astype(np.int64)
             at, token_ids = self._transfer(lines, next_tokens)
-            pending[inputs.request_ids[index]] = PendingLogprobs(logits[at], token_ids, num_top)
+            pending[inputs.request_ids[index]] = PendingLogprobs(logits[at], token_ids, [num_top] * len(lines))
         return pending

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
 from triptych_engine.runner.transfer import HostToDevice
-from triptych_engine.scheduling.request import SamplingParams
 
 #: Candidates that are sorted first when top-p or min-p cuts the distribution; widened until the cut lies inside.
 _FIRST_CANDIDATES = 256
@@ -34,32 +31,30 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def is_cut(sampling: SamplingParams) -> bool:
-    """Whether top-k, top-p or min-p leaves tokens out."""
-    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
-
-
 def draw(logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """Draw a token for each row from all. logits: [n, vocab_size], numbers: [n] in [0, 1) -> [n] int64."""
     return _pick(logits.softmax(-1), numbers)
 
 
-def draw_cut(logits: torch.Tensor, numbers: torch.Tensor, params: Sequence[SamplingParams], transfer: HostToDevice) -> torch.Tensor:
+def draw_cut(logits: torch.Tensor, numbers: torch.Tensor, cuts: np.ndarray, transfer: HostToDevice) -> torch.Tensor:
     """Draw a token for each row from what min-p, top-k and top-p leave. Shapes as of `draw`.
 
     A CPU sorts the likeliest candidates of each row alone. Elsewhere that would wait for the device row by row, to see whether they
     were enough, so all rows are sorted whole.
+
+    Args:
+        cuts: [n, 3] top-k (0: all tokens), top-p and min-p of each row.
     """
     if logits.device.type == "cpu":
-        return torch.stack([_draw_row(*row) for row in zip(logits, params, numbers, strict=True)])
-    return draw_sorted(logits, numbers, params, transfer)
+        rows = zip(logits, cuts.tolist(), numbers, strict=True)
+        return torch.stack([_draw_row(line, int(top_k), top_p, min_p, number) for line, (top_k, top_p, min_p), number in rows])
+    return draw_sorted(logits, numbers, cuts, transfer)
 
 
-def draw_sorted(
-    logits: torch.Tensor, numbers: torch.Tensor, params: Sequence[SamplingParams], transfer: HostToDevice
-) -> torch.Tensor:
+def draw_sorted(logits: torch.Tensor, numbers: torch.Tensor, cuts: np.ndarray, transfer: HostToDevice) -> torch.Tensor:
     """`draw_cut` for all rows at once."""
-    limits = np.array([(one.top_k or logits.shape[-1], one.top_p, one.min_p) for one in params])
+    limits = cuts.copy()
+    limits[limits[:, 0] == 0, 0] = logits.shape[-1]
     (on_device,) = transfer(limits)
     top_k, top_p, min_p = on_device[:, :, None].unbind(1)
     values, ids = logits.sort(-1, descending=True)
@@ -82,7 +77,7 @@ def _pick(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     return torch.minimum(index, last)
 
 
-def _draw_row(logits: torch.Tensor, sampling: SamplingParams, number: torch.Tensor) -> torch.Tensor:
+def _draw_row(logits: torch.Tensor, top_k: int, top_p: float, min_p: float, number: torch.Tensor) -> torch.Tensor:
     """Draw one token of those that min-p, top-k and top-p leave.
 
     Only the likeliest candidates are sorted; their number grows until the cut lies among them, so the result is that of a full
@@ -90,18 +85,18 @@ def _draw_row(logits: torch.Tensor, sampling: SamplingParams, number: torch.Tens
     """
     vocab_size = logits.shape[-1]
     log_total = logits.logsumexp(-1)
-    num_candidates = min(vocab_size, sampling.top_k or _FIRST_CANDIDATES)
+    num_candidates = min(vocab_size, top_k or _FIRST_CANDIDATES)
     while True:
         values, ids = logits.topk(num_candidates)
         probabilities = (values - log_total).double().exp()
-        keep = probabilities >= sampling.min_p * probabilities[0]
-        all_survivors_seen = bool(sampling.top_k) or not bool(keep[-1]) or num_candidates == vocab_size
+        keep = probabilities >= min_p * probabilities[0]
+        all_survivors_seen = bool(top_k) or not bool(keep[-1]) or num_candidates == vocab_size
         # Mass of what top-k and min-p leave: known once all of it was seen; without min-p it is 1.
         total = probabilities[keep].sum() if all_survivors_seen else probabilities.new_ones(())
         before = probabilities.cumsum(-1) - probabilities
-        keep_top_p = keep & (before < sampling.top_p * total)
+        keep_top_p = keep & (before < top_p * total)
         cut_is_inside = not bool(keep_top_p[-1])
-        if all_survivors_seen or (cut_is_inside and not sampling.min_p):
+        if all_survivors_seen or (cut_is_inside and not min_p):
             break
         num_candidates = min(vocab_size, num_candidates * 8)
     keep_top_p[0] = True

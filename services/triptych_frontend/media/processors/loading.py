@@ -8,8 +8,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from triptych_common.errors import StartupError
 from triptych_common.model.store import read_json
-from triptych_common.rpc.errors import StartupError
 
 from triptych_frontend.media.processors.sizes_only import sized_feature_extractor, sized_image_processor
 from triptych_frontend.media.processors.torchless import ADAPTERS, CHAT_TEMPLATES, VideoGeometry, pixtral_processor

@@ -14,8 +14,8 @@ from triptych_common.cluster import connection as connection_module
 from triptych_common.cluster.connection import Connection, ConnectionRefusedByUsError
 from triptych_common.cluster.pool import Pool, rendezvous
 from triptych_common.cluster.resolver import Update
+from triptych_common.errors import ServiceUnavailableError
 from triptych_common.pb import common_pb2
-from triptych_common.rpc.errors import ServiceUnavailableError
 
 MODEL = common_pb2.ModelInfo(name="m", fingerprint="f")
 

@@ -10,7 +10,7 @@ import pytest
 from support.fakes.waiting import until
 from triptych_common.cluster import resolver as resolver_module
 from triptych_common.cluster.resolver import DnsResolver, JoinedResolver, Resolver, StaticResolver, resolver_of
-from triptych_common.rpc.errors import StartupError
+from triptych_common.errors import StartupError
 
 
 @asynccontextmanager

@@ -22,16 +22,18 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
-from triptych_common.rpc.errors import StartupError, UnsupportedModelError
-from triptych_engine.runner import model_runner
+from triptych_common.errors import StartupError, UnsupportedModelError
+from triptych_engine.runner import builder
 from triptych_engine.runner.attention.paged import ATTENTION_NAME
+from triptych_engine.runner.builder import build_runner
+from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.decoder_layer import FusedDecoderLayer
 from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.runner.cpu.modules import Int8Linear, LinearPart
 from triptych_engine.runner.cpu.optimize import optimize, quantize
 from triptych_engine.runner.model.loader import LoadedModel, check_parity, load_model
 from triptych_engine.runner.model.precision import check_int8
-from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
+from triptych_engine.runner.model_runner import ModelRunner
 from triptych_engine.settings import EngineSettings
 
 CPU = torch.device("cpu")
@@ -69,8 +71,7 @@ def test_logits_stay_near_those_of_the_model_as_it_is(checkpoint: torch.dtype, d
     # Larger than other tests' models, so that errors average out as they do in real ones.
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
     path = save_random_model(tmp_path, a_tiny_llama_config(**sizes), dtype=checkpoint)
-    runner = ModelRunner(a_config(path, dtype=dtype))
-    runner.load()
+    runner = build_runner(a_config(path, dtype=dtype))
     model = runner._model.model
     layers = [module for module in model.modules() if isinstance(module, FusedDecoderLayer)]
     assert len(layers) == 2
@@ -103,8 +104,7 @@ FAMILIES = [
 @pytest.mark.parametrize("config", FAMILIES, ids=lambda config: config.model_type)
 def test_every_family_quantises_the_linear_layers_that_it_has(config: PretrainedConfig, tmp_path: Path):
     path = save_random_model(tmp_path, config)
-    runner = ModelRunner(a_config(path))
-    runner.load()
+    runner = build_runner(a_config(path))
     left = [module for module in runner._model.model.modules() if type(module) is nn.Linear]
     assert not left
     assert int8_layers(runner._model.model)
@@ -115,7 +115,7 @@ def test_where_it_would_quantise_nothing_it_says_so(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
     with pytest.raises(StartupError, match=r"takes in torch\.bfloat16 on this CPU"):
-        ModelRunner(a_config(path, dtype=torch.bfloat16)).load()
+        build_runner(a_config(path, dtype=torch.bfloat16))
 
 
 def test_what_is_quantised_takes_a_quarter_and_the_rest_is_let_go():
@@ -134,7 +134,7 @@ def test_what_is_quantised_takes_a_quarter_and_the_rest_is_let_go():
 def test_the_log_says_how_many_layers_and_bytes(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
     path = save_random_model(tmp_path, a_tiny_llama_config())
-    ModelRunner(a_config(path)).load()
+    build_runner(a_config(path))
     assert "quantised 9 linear layers to int8" in caplog.text  # of two decoder layers four each, and the head
     assert "int8 logits agree" in caplog.text
 
@@ -174,7 +174,7 @@ def test_a_kernel_that_is_not_what_its_quantised_parts_are_is_given_up(caplog: p
 
 def test_a_model_that_int8_moves_too_far_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = save_random_model(tmp_path, a_tiny_llama_config())
-    true = model_runner.quantize
+    true = builder.quantize
 
     def spoilt(model: PreTrainedModel, *trial: torch.Tensor):
         done = true(model, *trial)
@@ -182,9 +182,9 @@ def test_a_model_that_int8_moves_too_far_is_refused(tmp_path: Path, monkeypatch:
             layer.weight.view(torch.uint8)[:, :64] = 255  # type: ignore[union-attr]
         return done
 
-    monkeypatch.setattr(model_runner, "quantize", spoilt)
+    monkeypatch.setattr(builder, "quantize", spoilt)
     with pytest.raises(UnsupportedModelError, match=r"quantised to int8 its logits differ .* without --quantization"):
-        ModelRunner(a_config(path)).load()
+        build_runner(a_config(path))
 
 
 def test_the_bound_for_int8_is_coarser_than_the_one_before_it(tmp_path: Path):
@@ -215,7 +215,7 @@ def test_where_nothing_computes_with_int8_it_is_refused(device: str, dtype: torc
 def test_it_is_refused_before_the_model_is_read(tmp_path: Path):
     for options in ({"device": torch.device("cuda")}, {"attention": "torch"}, {"dtype": torch.float16}):
         with pytest.raises(StartupError, match="--quantization int8"):
-            ModelRunner(a_config(tmp_path / "no-such-model", **options)).load()
+            build_runner(a_config(tmp_path / "no-such-model", **options))
 
 
 def test_settings_know_two_ways():

@@ -12,11 +12,13 @@ import pytest
 import torch
 from support.builders.engine import a_tiny_llama_config, save_random_model
 from torch import nn
+from triptych_engine.runner.builder import build_runner
+from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu import layer_chain
 from triptych_engine.runner.cpu.decoder_layer import FusedDecoderLayer, _calls
 from triptych_engine.runner.cpu.layer_chain import LayerCall, chain_layers
 from triptych_engine.runner.cpu.layer_kernel import RotaryTables
-from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
+from triptych_engine.runner.model_runner import ModelRunner
 
 PROMPT = [(7 * i) % 90 for i in range(50)]
 
@@ -28,9 +30,7 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path) -> ModelRunner:
 
 
 def a_runner(path: Path, **options: Any) -> ModelRunner:
-    runner = ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=torch.float32, **options))
-    runner.load()
-    return runner
+    return build_runner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=torch.float32, **options))
 
 
 def fused_layers(runner: ModelRunner) -> list[FusedDecoderLayer]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from support.builders.engine import a_request, a_scheduler, a_tiny_llama_config, save_random_model
 from transformers import MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
-from triptych_engine.runner import model_runner
+from triptych_engine.runner import builder
+from triptych_engine.runner.builder import build_runner
+from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu import modules
 from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.decoder_layer import FusedDecoderLayer
 from triptych_engine.runner.cpu.kernels import LINEAR_METHODS, CpuKernels
 from triptych_engine.runner.cpu.layer_kernel import LayerKernel
-from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
+from triptych_engine.runner.model_runner import ModelRunner
+from triptych_engine.runner.sampling.sampler import SamplingMetadata
 
 _SHAPE = {
     "vocab_size": 97, "hidden_size": 40, "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -34,8 +36,7 @@ CONFIGS = [
 
 def _logits(path: Path, dtype: torch.dtype, *, whole: bool, quantization: str = "none") -> list[torch.Tensor]:
     """Of each step of three ragged requests, computed in chunks of at most 16 tokens."""
-    runner = ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=dtype, quantization=quantization))
-    runner.load()
+    runner = build_runner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=dtype, quantization=quantization))
     layers = [module for module in runner._model.model.modules() if isinstance(module, FusedDecoderLayer)]
     assert len(layers) == 2
     for layer in layers:
@@ -43,21 +44,21 @@ def _logits(path: Path, dtype: torch.dtype, *, whole: bool, quantization: str = 
         if not whole:
             layer.kernel = None
     seen: list[torch.Tensor] = []
-    launch = runner._sampler.launch
+    sample = runner._sampler.sample
 
-    def noting(logits: torch.Tensor, rows: np.ndarray):
+    def noting(logits: torch.Tensor, metadata: SamplingMetadata):
         seen.append(logits.clone())
         forced = torch.zeros_like(logits)  # the same tokens whatever the rounding
         forced[:, 3 + 7 * len(seen) % 90] = 1.0
-        return launch(forced, rows)
+        return sample(forced, metadata)
 
-    runner._sampler.launch = noting
+    runner._sampler.sample = noting
     scheduler = a_scheduler(block_size=16, max_num_batched_tokens=16)
     for name, length in (("a", 21), ("b", 1), ("c", 9)):
         scheduler.add(a_request(name, [3 + (7 * i + length) % 90 for i in range(length)], max_tokens=12))
     while scheduler.live_request_ids:
         scheduled = scheduler.schedule()
-        scheduler.update(scheduled, runner.execute(scheduled))
+        scheduler.update_from_output(scheduled, runner.execute(scheduled))
     return seen
 
 
@@ -82,7 +83,7 @@ def test_a_bfloat16_layer_is_nearer_to_float32_as_one_kernel(
 ):
     path = save_random_model(tmp_path, config, dtype=torch.bfloat16)
     exact = _logits(path, torch.float32, whole=False)
-    monkeypatch.setattr(model_runner, "load_kernels", lambda: emulating(method))
+    monkeypatch.setattr(builder, "load_kernels", lambda: emulating(method))
     # On a CPU with bfloat16 instructions, kernels that do not use them would leave the products to oneDNN.
     monkeypatch.setattr(modules, "cpu_computes_bfloat16", lambda: method != "fp32")
     parts, got = _logits(path, torch.bfloat16, whole=False), _logits(path, torch.bfloat16, whole=True)
@@ -102,12 +103,10 @@ def test_an_activation_in_the_products_epilogue_is_the_activation(
     path = save_random_model(tmp_path, config, dtype=torch.bfloat16)
 
     def load(dtype: torch.dtype) -> ModelRunner:
-        runner = ModelRunner(RunnerConfig(path, "test", 1024, 8, 1024, 16, 1 << 22, dtype=dtype))
-        runner.load()
-        return runner
+        return build_runner(RunnerConfig(path, "test", 1024, 8, 1024, 16, 1 << 22, dtype=dtype))
 
     exact = load(torch.float32)
-    monkeypatch.setattr(model_runner, "load_kernels", lambda: emulating(method))
+    monkeypatch.setattr(builder, "load_kernels", lambda: emulating(method))
     monkeypatch.setattr(modules, "cpu_computes_bfloat16", lambda: method != "fp32")
     rounded = load(torch.bfloat16)
     layers = [module for module in rounded._model.model.modules() if isinstance(module, FusedDecoderLayer)]
@@ -124,9 +123,8 @@ def test_a_float32_models_products_are_not_rounded_where_the_cpu_multiplies_bflo
 ):
     """Rounded from some number of rows on, a text would depend on what else is computed with it."""
     path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
-    monkeypatch.setattr(model_runner, "load_kernels", lambda: emulating(method))
-    runner = ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=torch.float32))
-    runner.load()
+    monkeypatch.setattr(builder, "load_kernels", lambda: emulating(method))
+    runner = build_runner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=torch.float32))
     assert all(layer.kernel is not None for layer in runner._model.model.modules() if isinstance(layer, FusedDecoderLayer))
     prompt = [(7 * i) % 90 for i in range(40)]
     assert torch.equal(runner.prompt_logits(prompt), runner.prompt_logits(prompt, num_chunks=len(prompt)))
@@ -144,8 +142,7 @@ def test_a_kernel_that_computes_something_else_is_given_up(
         return out
 
     monkeypatch.setattr(LayerKernel, "forward", wrong_beyond_few_rows)
-    runner = ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=torch.bfloat16))
-    runner.load()
+    runner = build_runner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=torch.bfloat16))
     layers = [module for module in runner._model.model.modules() if isinstance(module, FusedDecoderLayer)]
     assert [layer.kernel for layer in layers] == [None, None]
     assert "layer 1 as one kernel is not what its parts are" in caplog.text

@@ -11,18 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from triptych_common.host.cpu import isas_of_this_cpu
-from triptych_engine.runner.cpu.kernels import CpuKernels, load_kernels
+from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.modules import Int8Linear
 
 GROUP = 64  # as in linear_int8.h
 TINIEST = np.float32(1e-30)
-
-
-@pytest.fixture(scope="module")
-def kernels() -> CpuKernels:
-    loaded = load_kernels()
-    assert loaded is not None, "the kernels must build where the tests run"
-    return loaded
 
 
 def quantized(x: np.ndarray) -> tuple[np.ndarray, np.float32]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from triptych_common.errors import ContextLengthError, InvalidRequestError, QueueFullError, TriptychError, UnimplementedError
 from triptych_common.pb import common_pb2, engine_pb2
-from triptych_common.rpc.errors import ContextLengthError, InvalidRequestError, QueueFullError, TriptychError, UnimplementedError
 from triptych_engine.rpc.convert import output_message, to_requests
 from triptych_engine.scheduling.output import SequenceOutput, Timings
 from triptych_engine.scheduling.request import FinishReason, TokenLogprobs

@@ -18,10 +18,10 @@ from support.fakes.varlen import a_varlen_kernel
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from triptych_engine.runner import model_runner
+from triptych_engine.runner import builder
+from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.cuda.attention import CudaAttention
 from triptych_engine.runner.cuda.graphed_decode import CudaRecorder, GraphedDecode, Recording, batch_sizes
-from triptych_engine.runner.model_runner import ModelRunner
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput
 from triptych_engine.scheduling.request import Request
 
@@ -79,7 +79,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def driver(path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineDriver:
     """Of a runner whose attention is the GPU's."""
-    monkeypatch.setattr(model_runner, "choose_backend", lambda *args, **options: CudaAttention(CPU, a_varlen_kernel()))
+    monkeypatch.setattr(builder, "choose_backend", lambda *args, **options: CudaAttention(CPU, a_varlen_kernel()))
     return EngineDriver(path, max_num_seqs=6, max_model_len=64, num_blocks=32)
 
 
@@ -215,8 +215,7 @@ def test_what_waits_for_the_device_is_found_before_a_capture_begins(monkeypatch:
 
 
 def test_attention_of_another_kind_is_not_recorded(path: Path):
-    runner = ModelRunner(EngineDriver(path, max_num_seqs=2, max_model_len=64).config, RunAgain())
-    runner.load()
+    runner = build_runner(EngineDriver(path, max_num_seqs=2, max_model_len=64).config, RunAgain())
     runner.warm_up()
     assert runner._graphs is None
 

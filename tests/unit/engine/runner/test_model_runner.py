@@ -12,11 +12,13 @@ import torch
 from support.builders.engine import a_request, a_scheduler, a_tiny_llama_config, save_random_model
 from support.builders.multimodal import build_checkpoint
 from transformers import AutoModelForCausalLM
-from triptych_common.rpc.errors import UnsupportedModelError
+from triptych_common.errors import UnsupportedModelError
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner import model_runner
+from triptych_engine.runner.builder import build_runner
+from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.media_inputs import MediaInputs
-from triptych_engine.runner.model_runner import ModelRunner, RunnerConfig
+from triptych_engine.runner.model_runner import ModelRunner
 from triptych_engine.scheduling.output import SchedulerOutput
 
 
@@ -38,9 +40,7 @@ def a_runner(path: Path, num_threads: int | None = None, num_threads_while_encod
         path, "test", 256, 8, 64, 4, 1 << 20,
         num_threads=num_threads, num_threads_while_encoding=num_threads_while_encoding,
     )  # fmt: skip
-    runner = ModelRunner(config)
-    runner.load()
-    return runner
+    return build_runner(config)
 
 
 def test_the_warm_up_measures_what_steps_cost(path: Path):
@@ -55,8 +55,8 @@ def test_a_cache_of_half_the_bits_holds_twice_the_tokens_and_costs_little(tmp_pa
     token_ids = [(7 * i) % 90 for i in range(50)]
     runners = []
     for dtype in (torch.float32, torch.bfloat16):
-        runners.append(ModelRunner(RunnerConfig(path, "t", 256, 8, 64, 16, 1 << 20, dtype=torch.float32, kv_cache_dtype=dtype)))
-        runners[-1].load()
+        config = RunnerConfig(path, "t", 256, 8, 64, 16, 1 << 20, dtype=torch.float32, kv_cache_dtype=dtype)
+        runners.append(build_runner(config))
     assert runners[1].num_blocks == 2 * runners[0].num_blocks
     exact, narrow = (runner.prompt_logits(token_ids) for runner in runners)
     assert exact.dtype == narrow.dtype == torch.float32
@@ -70,8 +70,7 @@ def test_any_type_of_the_model_goes_with_any_of_the_cache(
     path: Path, dtype: torch.dtype, kv_cache_dtype: torch.dtype, attention: str
 ):
     config = RunnerConfig(path, "t", 256, 8, 64, 16, 1 << 20, dtype=dtype, kv_cache_dtype=kv_cache_dtype, attention=attention)
-    runner = ModelRunner(config)
-    runner.load()
+    runner = build_runner(config)
     token_ids = [(7 * i) % 90 for i in range(50)]
     with torch.inference_mode():
         exact = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)(torch.tensor([token_ids])).logits[0]
@@ -90,10 +89,10 @@ def test_a_structure_that_is_wrong_is_seen_though_the_cache_is_rounded(tmp_path:
         return logits + 0.05 * logits.std() * torch.randn(logits.shape, generator=generator)
 
     config = RunnerConfig(path, "t", 256, 8, 64, 16, 1 << 20, dtype=torch.float32, kv_cache_dtype=torch.bfloat16)
-    ModelRunner(config).load()
+    build_runner(config)
     monkeypatch.setattr(ModelRunner, "_forward", inexact)
     with pytest.raises(UnsupportedModelError, match=r"0\.9999 is required"):
-        ModelRunner(config).load()
+        build_runner(config)
 
 
 def test_a_prompts_logits_do_not_depend_on_its_chunks(path: Path):
@@ -140,9 +139,9 @@ def test_a_step_is_waited_for_though_it_samples_nothing(path: Path, monkeypatch:
     scheduler.add(a_request("r", list(range(12)), max_tokens=1))
     for num_steps in (1, 2):
         scheduled = scheduler.schedule()
-        launched = runner.launch(scheduled)
+        launched = runner.sample(runner.forward(scheduled))
         assert (launched.sample is None) == (num_steps == 1)
-        scheduler.update(scheduled, launched.result())
+        scheduler.update_from_output(scheduled, launched.result())
         assert waited == [torch.device("cpu")] * num_steps
 
 
@@ -152,7 +151,7 @@ def test_events_and_streams_are_those_of_the_device_that_was_asked_for(path: Pat
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     second = torch.device("cuda:1")
     with contextlib.suppress(RuntimeError, AssertionError):  # there is no such device here
-        ModelRunner(RunnerConfig(path, "test", 256, 8, 64, 4, 1 << 20, device=second)).load()
+        build_runner(RunnerConfig(path, "test", 256, 8, 64, 4, 1 << 20, device=second))
     assert chosen == [second]
 
 
@@ -164,7 +163,7 @@ def test_text_does_not_depend_on_the_threads(path: Path):
         for awaits in awaiting:
             scheduled = scheduler.schedule()
             scheduled.awaits_embeddings = awaits
-            for output in scheduler.update(scheduled, runner.execute(scheduled)):
+            for output in scheduler.update_from_output(scheduled, runner.execute(scheduled)):
                 tokens += output.token_ids
         return tokens
 

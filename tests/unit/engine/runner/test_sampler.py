@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from scipy.stats import chisquare
 from support.builders.engine import GREEDY
 from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.runner.sampling.logprobs import PendingLogprobs
-from triptych_engine.runner.sampling.sampler import Sampler
+from triptych_engine.runner.sampling.sampler import Sampler, SampleResult, SamplingMetadata
 from triptych_engine.runner.sampling.sampling_ops import draw_cut, draw_sorted, uniform
 from triptych_engine.runner.transfer import HostToDevice
 from triptych_engine.scheduling.request import SamplingParams
@@ -27,17 +28,22 @@ def sample_one(
 ) -> int:
     """One draw for one request whose prompt and output so far are given."""
     prompt, output = prompt or [0], output or []
-    sampler = Sampler(1, logits.shape[-1], CPU)
+    sampler = Sampler(1, CPU)
     sampler.add(0, sampling, prompt + output, len(prompt))
-    return int(sampler.sample(logits[None], np.array([0])).token_ids[0])
+    return int(sample(sampler, logits[None], [0], len(output)).token_ids[0])
+
+
+def sample(sampler: Sampler, logits: torch.Tensor, rows: Sequence[int], position: int = 0) -> SampleResult:
+    """A draw for each row, after so many output tokens."""
+    return sampler.sample(logits, SamplingMetadata(np.array(rows), np.full(len(rows), position))).result()
 
 
 def draws(logits: torch.Tensor, count: int, **params: object) -> np.ndarray:
     """How often each token comes in `count` draws with different seeds."""
-    sampler = Sampler(count, logits.shape[-1], CPU)
+    sampler = Sampler(count, CPU)
     for row in range(count):
         sampler.add(row, replace(GREEDY, **({"temperature": 1.0, "seed": row} | params)), [0], 1)
-    tokens = sampler.sample(logits.expand(count, -1), np.arange(count)).token_ids
+    tokens = sample(sampler, logits.expand(count, -1), range(count)).token_ids
     return np.bincount(tokens, minlength=logits.shape[-1])
 
 
@@ -60,19 +66,27 @@ def test_a_sequence_is_taken_up_without_waiting_for_the_device(monkeypatch: pyte
         GREEDY, max_tokens=9, min_tokens=9, stop_token_ids=frozenset({7, 3}), logit_bias={2: 1.5, 4: -1.0}, bad_token_ids=(1,),
         allowed_token_ids=(0, 1, 2, 5), repetition_penalty=1.5,
     )  # fmt: skip
-    sampler = Sampler(1, 8, CPU)
-    sampler._transfer = HostToDevice(CPU, packed=True)
+    sampler = Sampler(1, CPU)
+    for state in (
+        sampler,
+        sampler._penalties,
+        sampler._bias._rows,
+        sampler._bans._allowed,
+        sampler._bans._bad,
+        sampler._bans._stops,
+    ):
+        state._transfer = HostToDevice(CPU, packed=True)
     with monkeypatch.context() as patch:
         for name in ("tensor", "bincount", "zeros", "ones"):
             patch.setattr(torch, name, None)
+        for name in ("tolist", "item", "cpu"):
+            patch.setattr(torch.Tensor, name, None)
         sampler.add(0, sampling, [1, 6, 6, 2, 6], 2)
-    state, lowest = sampler._states[0], -np.inf
-    assert [state.output_counts.tolist(), state.seen.tolist(), state.stop_token_ids.tolist(), state.bias.tolist()] == [
-        [0, 0, 1, 0, 0, 0, 2, 0],
-        [False, True, True, False, False, False, True, False],
-        [3, 7],
-        [0.0, lowest, 1.5, lowest, lowest, 0.0, lowest, lowest],
-    ]
+    logits = sampler._edited(
+        torch.tensor([[3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0]]), SamplingMetadata(np.array([0]), np.array([3]))
+    )
+    lowest = -np.inf
+    assert logits.tolist() == [[3.0, lowest, 3.5, lowest, lowest, 3.0, lowest, lowest]]
 
 
 @pytest.mark.parametrize(
@@ -129,20 +143,20 @@ def test_the_same_seed_gives_the_same_token_whatever_else_is_in_the_batch():
     logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(0))
     params = [replace(GREEDY, temperature=0.9, seed=7, top_p=0.95), GREEDY, replace(GREEDY, temperature=1.3, seed=9, logprobs=2)]
     alone = [sample_one(logits[i], params[i % 3]) for i in range(6)]
-    sampler = Sampler(6, VOCAB, CPU)
+    sampler = Sampler(6, CPU)
     for row in range(6):
         sampler.add(row, params[row % 3], [0], 1)
     order = np.array([4, 0, 5, 3, 1, 2])
-    together = sampler.sample(logits[order], order).token_ids
+    together = sample(sampler, logits[order], order.tolist()).token_ids
     assert together.tolist() == [alone[row] for row in order]
 
 
 def test_a_preempted_sequence_draws_on_where_it_was():
     logits = torch.zeros(VOCAB)
     sampling = replace(GREEDY, temperature=1.0, seed=3)
-    sampler = Sampler(1, VOCAB, CPU)
+    sampler = Sampler(1, CPU)
     sampler.add(0, sampling, [0], 1)
-    tokens = [int(sampler.sample(logits[None], np.array([0])).token_ids[0]) for _ in range(5)]
+    tokens = [int(sample(sampler, logits[None], [0], position).token_ids[0]) for position in range(5)]
     assert sample_one(logits, sampling, output=tokens[:3]) == tokens[3]
     assert len(set(tokens)) > 1
 
@@ -176,10 +190,10 @@ def test_presence_and_frequency_penalties_reach_the_output_only():
 
 
 def test_penalties_count_what_is_sampled():
-    sampler = Sampler(1, 3, CPU)
+    sampler = Sampler(1, CPU)
     sampler.add(0, replace(GREEDY, frequency_penalty=0.6), [2], 1)
     logits = torch.tensor([[2.0, 1.5, 0.0]])
-    assert [int(sampler.sample(logits, np.array([0])).token_ids[0]) for _ in range(4)] == [0, 1, 0, 1]
+    assert [int(sample(sampler, logits, [0]).token_ids[0]) for _ in range(4)] == [0, 1, 0, 1]
 
 
 def test_bias_bans_and_allowed_tokens():
@@ -198,9 +212,9 @@ def test_stop_tokens_are_held_back_until_min_tokens():
 
 def test_logprobs_are_of_the_model_before_any_edit():
     logits = torch.tensor([2.0, 1.0, 0.0])
-    sampler = Sampler(1, 3, CPU)
+    sampler = Sampler(1, CPU)
     sampler.add(0, replace(GREEDY, logit_bias={0: -100.0}, temperature=0.0, logprobs=2), [0], 1)
-    result = sampler.sample(logits[None], np.array([0]))
+    result = sample(sampler, logits[None], [0])
     entry, expected = result.logprobs[0], logits.log_softmax(-1)
     assert (entry.token_id, entry.rank, entry.top_token_ids) == (1, 2, (0, 1))
     assert entry.logprob == pytest.approx(expected[1].item())
@@ -208,7 +222,7 @@ def test_logprobs_are_of_the_model_before_any_edit():
 
 
 def test_logprobs_of_the_chosen_token_alone():
-    (entry,) = PendingLogprobs(torch.zeros(1, 4), torch.tensor([2]), 0).entries()
+    (entry,) = PendingLogprobs(torch.zeros(1, 4), torch.tensor([2]), [0]).entries()
     assert entry.logprob == pytest.approx(np.log(0.25))
     assert entry.top_token_ids == ()
 
@@ -216,12 +230,12 @@ def test_logprobs_of_the_chosen_token_alone():
 @pytest.mark.parametrize("kernels", [None, load_kernels()], ids=["torch", "kernels"])
 @pytest.mark.parametrize("poison", [float("nan"), float("-inf")])
 def test_a_row_without_a_finite_logit_fails_alone(kernels: object, poison: float):
-    sampler = Sampler(3, VOCAB, CPU, kernels)  # type: ignore[arg-type]
+    sampler = Sampler(3, CPU, kernels)  # type: ignore[arg-type]
     for row in range(3):
         sampler.add(row, replace(GREEDY, temperature=float(row)), [0], 1)
     logits = torch.randn(3, VOCAB)
     logits[1] = poison
-    result = sampler.sample(logits, np.arange(3))
+    result = sample(sampler, logits, range(3))
     assert result.invalid == [1]
     assert result.token_ids[0] == logits[0].argmax()
 
@@ -229,9 +243,20 @@ def test_a_row_without_a_finite_logit_fails_alone(kernels: object, poison: float
 def test_all_rows_sorted_at_once_draw_what_each_alone_would():
     logits = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(0)) * 2
     numbers = torch.linspace(0, 0.999, 40, dtype=torch.float64)
-    params = [
-        replace(GREEDY, temperature=1.0, top_k=(0, 1, 5, 290)[i % 4], top_p=(1.0, 0.3, 0.9)[i % 3], min_p=(0.0, 0.05)[i % 2])
-        for i in range(40)
-    ]
+    cuts = np.array([((0, 1, 5, 290)[i % 4], (1.0, 0.3, 0.9)[i % 3], (0.0, 0.05)[i % 2]) for i in range(40)])
     transfer = HostToDevice(CPU, packed=True)
-    assert torch.equal(draw_sorted(logits, numbers, params, transfer), draw_cut(logits, numbers, params, transfer))
+    assert torch.equal(draw_sorted(logits, numbers, cuts, transfer), draw_cut(logits, numbers, cuts, transfer))
+
+
+def test_several_lines_of_one_request_are_drawn_each_at_its_position():
+    """As a step that brings several tokens does. The parameters are those of the row, once."""
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(0))
+    params = [replace(GREEDY, temperature=1.0, seed=3, bad_token_ids=(5,), logprobs=1), replace(GREEDY, logit_bias={7: 50.0})]
+    sampler = Sampler(2, CPU)
+    for row, sampling in enumerate(params):
+        sampler.add(row, sampling, [0], 1)
+    metadata = SamplingMetadata(np.array([0, 0, 1, 0]), np.array([2, 3, 0, 4]))
+    result = sampler.sample(logits, metadata).result()
+    alone = [sample_one(logits[line], params[0], output=[1] * position) for line, position in ((0, 2), (1, 3), (3, 4))]
+    assert result.token_ids.tolist() == [alone[0], alone[1], 7, alone[2]]
+    assert {line: entry.token_id for line, entry in result.logprobs.items()} == {0: alone[0], 1: alone[1], 3: alone[2]}

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from support.builders.engine import a_request, a_scheduler
-from support.fakes.runner import FakeRunner, expected_output
-from triptych_common.rpc.errors import InternalError, ServiceUnavailableError
+from support.builders.engine import a_media_request, a_request, a_scheduler
+from support.fakes.runner import FakeRunner, expected_output, fake_embeddings
+from triptych_common.errors import InternalError, ServiceUnavailableError
 from triptych_engine.core import EngineCore
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import FinishReason
@@ -160,3 +160,70 @@ def test_a_command_that_fails_reports_to_its_caller(running: Running):
         running.core.call(lambda: 1 // 0).result(WAIT_S)
     running.core.add(a_request())
     assert running.until_end("r")
+
+
+def fails_for(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, request_id: str) -> None:
+    """Make a method raise when it is called about one request."""
+    own = getattr(owner, name)
+
+    def failing(request, *args):
+        if request.request_id == request_id:
+            raise ZeroDivisionError("a bug")
+        return own(request, *args)
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+@pytest.mark.parametrize("name", ["check", "find_cached_prefix", "can_allocate", "allocate", "num_missing_blocks", "commit"])
+def test_a_bug_that_one_request_meets_fails_it_alone(running: Running, monkeypatch: pytest.MonkeyPatch, name: str):
+    """When it is added, admitted, scheduled, updated: the others of the same steps go on, and nothing of theirs is lost."""
+    fails_for(monkeypatch, running.scheduler.kv_cache, name, "bad")
+    requests = [a_request("first", [1, 2], max_tokens=1), a_request("bad"), a_request("other", [4, 5], max_tokens=9)]
+    running.core.call(lambda: [running.core._add(request) for request in requests]).result(WAIT_S)  # for one step
+    outputs: dict[str, list[SequenceOutput]] = {}
+    while sum(output.finish_reason is not None for some in outputs.values() for output in some) < len(requests):
+        output = running.outputs.get(timeout=WAIT_S)
+        outputs.setdefault(output.request_id, []).append(output)
+    assert isinstance(outputs["bad"][-1].error, InternalError)
+    assert "a bug" not in str(outputs["bad"][-1].error)
+    for request in (requests[0], requests[2]):
+        got = [token_id for output in outputs[request.request_id] for token_id in output.token_ids]
+        assert got == expected_output(request.prompt_token_ids, request.sampling)
+    running.core.add(a_request("next"))
+    assert running.until_end("next")[-1].finish_reason is FinishReason.LENGTH
+    running.until_idle()
+    running.scheduler.check_integrity()
+    assert running.core.load.num_free_blocks == 64
+    assert running.deaths == []
+
+
+class NoFetcher:
+    """Leaves it to the test to deliver."""
+
+    def submit(self, orders, cancelled) -> None:
+        pass
+
+
+def test_a_bug_when_embeddings_arrive_fails_those_who_wait_for_them(running: Running, monkeypatch: pytest.MonkeyPatch):
+    running.core._fetcher = NoFetcher()
+    running.core.add(a_media_request("picture", [1, (b"cat", (6,)), 2]))
+    running.core.add(a_request("text"))
+    running.until_end("text")
+    own = running.scheduler.arrive
+
+    def failing(number, result):
+        own(number, result)
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(running.scheduler, "arrive", failing)
+    running.core.deliver(1, fake_embeddings(b"cat".ljust(32, b"."), 6))
+    assert isinstance(running.until_end("picture")[-1].error, InternalError)
+    running.core.add(a_request("next"))
+    assert running.until_end("next")[-1].finish_reason is FinishReason.LENGTH
+    assert running.deaths == []
+
+
+def test_what_the_pacer_cannot_learn_harms_nobody(running: Running, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(running.scheduler, "observe", lambda scheduled, step_s: 1 // 0)
+    running.core.add(a_request())
+    assert running.until_end("r")[-1].finish_reason is FinishReason.LENGTH

@@ -1,5 +1,6 @@
 """Prefix caching: what is found, what is never shared."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.builders.engine import a_request
@@ -11,7 +12,7 @@ def computed(kv_cache: KVCacheManager, prompt: list[int], **kwargs: object):
     request = a_request(prompt=prompt)
     for name, value in kwargs.items():
         setattr(request, name, value)
-    assert kv_cache.admit(request, kv_cache.find_cached_prefix(request))
+    kv_cache.allocate(request, kv_cache.find_cached_prefix(request))
     kv_cache.commit(request, request.num_tokens - request.num_computed_tokens)
     return request
 
@@ -22,7 +23,7 @@ def test_a_second_request_shares_the_full_blocks_of_a_common_prefix():
     second = a_request(prompt=[*range(8), 99, 98])
     found = kv_cache.find_cached_prefix(second)
     assert found == first.block_ids[:2]
-    assert kv_cache.admit(second, found)
+    kv_cache.allocate(second, found)
     assert second.num_computed_tokens == second.num_cached_tokens == 8
 
 
@@ -52,11 +53,13 @@ def test_caching_can_be_turned_off():
     assert kv_cache.find_cached_prefix(a_request(prompt=list(range(9)))) == []
 
 
-def test_admit_changes_nothing_when_the_request_does_not_fit():
+def test_a_request_that_does_not_fit_is_not_allocated_for():
     kv_cache = KVCacheManager(3, 4)
     computed(kv_cache, list(range(8)))
     large = a_request(prompt=list(range(50, 58)))
-    assert not kv_cache.admit(large, [])
+    assert not kv_cache.can_allocate(large, [])
+    with pytest.raises(AssertionError, match="not enough blocks for request r"):
+        kv_cache.allocate(large, [])
     assert large.block_ids == []
     assert kv_cache.pool.num_free_blocks == 1
 
@@ -67,7 +70,7 @@ def test_blocks_of_a_cached_prefix_that_are_free_count_as_needed():
     first = computed(kv_cache, list(range(9)))
     kv_cache.release(first)
     again = a_request(prompt=[*range(8), *range(20, 28)])  # needs 4 blocks of 3, two of them cached
-    assert not kv_cache.admit(again, kv_cache.find_cached_prefix(again))
+    assert not kv_cache.can_allocate(again, kv_cache.find_cached_prefix(again))
 
 
 def test_grow_adds_a_block_only_when_the_last_is_full():
@@ -76,7 +79,7 @@ def test_grow_adds_a_block_only_when_the_last_is_full():
     request.token_ids.append(4)
     assert kv_cache.grow(request) == []
     request.token_ids.append(5)
-    assert len(kv_cache.grow(request) or []) == 1
+    assert len(kv_cache.grow(request)) == 1
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=4, max_size=4), st.lists(st.integers(0, 2**31 - 1), min_size=4, max_size=4))

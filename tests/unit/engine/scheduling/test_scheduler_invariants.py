@@ -1,5 +1,8 @@
-"""Whatever happens in whatever order, with however many steps in flight: no block leaks or is used twice, everyone finishes, text
-does not depend on company."""
+"""Whatever happens in whatever order, with however many steps in flight: no block leaks or is used twice, every request ends in one
+last output, and text depends on nothing but the request.
+
+The executor fails, is late, and brings several tokens per step.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.builders.engine import a_media_request, a_scheduler
-from support.fakes.runner import FakeRunner, FakeStep, expected_output, fake_embeddings, seen
-from triptych_common.rpc.errors import EmbeddingUnavailableError, InternalError, NeverFitsError, QueueFullError
+from support.fakes.runner import FakeRunner, expected_output, fake_embeddings, seen
+from triptych_common.errors import EmbeddingUnavailableError, InternalError, NeverFitsError, QueueFullError
 from triptych_engine.media.item import Bidirectional, FetchOrder
-from triptych_engine.scheduling.output import SequenceOutput
+from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput
 from triptych_engine.scheduling.pacer import StepCosts, StepPacer
 from triptych_engine.scheduling.request import FinishReason, Request
 
@@ -24,7 +27,7 @@ MEDIA_PROMPTS = st.lists(st.one_of(st.integers(0, 1), st.sampled_from(ITEMS)), m
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests come, run, are preempted, aborted, fail; after each rule the books must balance."""
+    """Requests come, run, are preempted, aborted, fail; after each rule all that is known of them must agree."""
 
     @initialize(
         num_blocks=st.integers(6, 24),
@@ -36,6 +39,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         bidirectional=st.sampled_from(Bidirectional),
         paced=st.booleans(),
         max_in_flight=st.sampled_from([0, 1, 1, 2]),
+        max_new_tokens=st.sampled_from([1, 1, 2, 5]),
     )
     def start(
         self,
@@ -48,9 +52,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         bidirectional: Bidirectional,
         paced: bool,
         max_in_flight: int,
+        max_new_tokens: int,
     ) -> None:
         self.max_in_flight = max_in_flight  # steps that are left to run while the next is scheduled
-        self.in_flight: deque[FakeStep] = deque()
+        self.in_flight: deque[SchedulerOutput] = deque()
         self.scheduler = a_scheduler(
             num_blocks,
             4,
@@ -58,6 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=budget,
             max_waiting=max_waiting,
             max_model_len=64,
+            max_new_tokens=max_new_tokens,
             enable_prefix_caching=caching,
             max_embeddings=max_embeddings,
             # About two prompt tokens beside each one that decodes.
@@ -121,7 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self) -> None:
         launched = self._launch()
         while len(self.in_flight) > (self.max_in_flight if launched else 0):
-            self._book()
+            self._complete()
 
     @rule(steps=st.integers(2, 12))
     def several_steps(self, steps: int) -> None:
@@ -136,21 +142,37 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort_while_a_step_runs(self, data: st.DataObject) -> None:
         self._launch()
         self._abort_some(data)
-        self._book()
+        self._complete()
 
     @rule()
     def fail_a_step(self) -> None:
         """The oldest in flight; those behind it go on."""
         self._launch()
         self.runner.fail_next_step = RuntimeError("device lost")
-        self._book()
+        self._complete()
         self.runner.fail_next_step = None
 
-    @rule()
-    def fail_a_launch(self) -> None:
-        self.runner.fail_next_launch = RuntimeError("out of memory")
+    @rule(in_sampling=st.booleans())
+    def fail_a_launch(self, in_sampling: bool) -> None:
+        name = "fail_next_sample" if in_sampling else "fail_next_launch"
+        setattr(self.runner, name, RuntimeError("out of memory"))
         self._launch()
-        self.runner.fail_next_launch = None
+        setattr(self.runner, name, None)
+
+    @rule(data=st.data())
+    def fail_a_request(self, data: st.DataObject) -> None:
+        if live := self.scheduler.live_request_ids:
+            self.runner.fail_requests.add(data.draw(st.sampled_from(live)))
+
+    @rule(steps=st.integers(2, 4))
+    def stall(self, steps: int) -> None:
+        """Results come late: several steps are launched before the first of them is asked for."""
+        for _ in range(steps):
+            self._launch()
+
+    @rule(num_tokens=st.integers(1, 5))
+    def bring_so_many_tokens_per_step(self, num_tokens: int) -> None:
+        self.runner.num_new_tokens = lambda most: min(num_tokens, most)
 
     @rule()
     def forget_prefixes(self) -> None:
@@ -196,37 +218,42 @@ class SchedulerMachine(RuleBasedStateMachine):
             self._note(self.scheduler.abort(data.draw(st.lists(st.sampled_from(live), unique=True, max_size=3))))
 
     def _launch(self) -> bool:
-        while self.scheduler.must_book:
-            self._book()
+        while self.scheduler.needs_results_first:
+            self._complete()
         scheduled = self.scheduler.schedule()
         if scheduled.is_empty:
             return False
+        self._note(self.scheduler.take_failed())
         try:
-            self.in_flight.append(self.runner.launch(scheduled))
+            self.runner.launch(scheduled)
+            self.runner.sample(scheduled.step_id)
         except RuntimeError:
             self._note(self.scheduler.fail_step(scheduled, InternalError("step failed")))
+        else:
+            self.in_flight.append(scheduled)
         return True
 
-    def _book(self) -> None:
+    def _complete(self) -> None:
         if not self.in_flight:
             return
-        step = self.in_flight.popleft()
+        scheduled = self.in_flight.popleft()
         try:
-            result = step.result()
+            result = self.runner.result(scheduled.step_id)
         except RuntimeError:
-            self._note(self.scheduler.fail_step(step.scheduled, InternalError("step failed")))
+            self._note(self.scheduler.fail_step(scheduled, InternalError("step failed")))
         else:
-            self._note(self.scheduler.update(step.scheduled, result))
+            self._note(self.scheduler.update_from_output(scheduled, result))
 
     def _note(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
             assert output.request_id not in self.ended, "an output after the last"
+            assert "failed in the engine's scheduler" not in str(output.error)
             self.tokens[output.request_id] += output.token_ids
             if output.finish_reason is not None:
                 self.ended[output.request_id] = output.finish_reason
 
     @invariant()
-    def books_balance(self) -> None:
+    def all_agree(self) -> None:
         if hasattr(self, "scheduler"):
             self.scheduler.check_integrity()
 
@@ -244,7 +271,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert set(self.ended) == set(self.requests), "every request ends"
         assert self.scheduler.kv_cache.pool.num_free_blocks == self.num_blocks, "no block leaks"
         assert self.runner.sequences == {}, "the runner forgets what ended"
-        assert not self.scheduler._media.cache.holders(), "embeddings are let go"
+        assert not self.scheduler._embeddings.owner_ids(), "embeddings are let go"
         for request_id, reason in self.ended.items():
             request = self.requests[request_id]
             alone = expected_output(seen(request.prompt_token_ids, request.media), request.sampling, max_model_len=64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.builders.engine import PLACEHOLDER, a_media_request, a_request, a_scheduler
 from support.fakes.runner import FakeRunner, expected_output, fake_embeddings, seen
-from triptych_common.rpc.errors import EmbeddingUnavailableError, NeverFitsError
+from triptych_common.errors import EmbeddingUnavailableError, NeverFitsError
 from triptych_engine.media.item import Bidirectional, EmbeddingSource, FetchOrder
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import FinishReason, Request
@@ -29,7 +29,7 @@ class Driver:
     def step(self) -> dict[str, int]:
         """One step; returns how many tokens of which requests were computed."""
         scheduled = self.scheduler.schedule()
-        self.note(self.scheduler.update(scheduled, self.runner.execute(scheduled)))
+        self.note(self.scheduler.update_from_output(scheduled, self.runner.execute(scheduled)))
         self.scheduler.check_integrity()
         return scheduled.num_scheduled_tokens
 
@@ -194,3 +194,47 @@ def test_the_same_tokens_with_another_picture_share_nothing():
         driver.run_to_end()
     assert driver.outputs["dog"][-1].usage == (11, 8, 0)
     assert PLACEHOLDER in a_media_request("cat", [CAT]).prompt_token_ids
+
+
+@pytest.mark.parametrize("other_arrives", [True, False])
+def test_a_request_that_is_preempted_after_its_first_token_needs_nobody_for_its_embeddings(other_arrives: bool):
+    """By then the frontend has let go of the file, and nobody else need have the embeddings. The room for embeddings is in use by
+    another request, which may still wait for its own."""
+    driver = Driver(a_scheduler(num_blocks=8, enable_prefix_caching=False, max_embeddings=6, max_num_batched_tokens=64))
+    first, picture = a_request("first", [1] * 10, max_tokens=14), a_media_request("picture", [1, CAT, 2], max_tokens=12)
+    driver.add(first, picture)
+    driver.deliver(*driver.fetches())
+    driver.step()
+    assert driver.outputs["picture"][0].token_ids
+    driver.add(a_media_request("other", [1, DOG], max_tokens=1))
+    dogs = driver.fetches()
+    if other_arrives:
+        driver.deliver(*dogs)
+    while not picture.num_preemptions:
+        driver.step()
+        dogs += driver.fetches()
+    for _ in range(100):
+        driver.step()
+        dogs += driver.fetches()
+    assert {order.key[:3] for order in dogs} == {b"dog"}, "nobody has the cat any more"
+    if not other_arrives:
+        driver.deliver(dogs[-1])
+    driver.run_to_end()
+    assert driver.text("picture") == expected_output(seen(picture.prompt_token_ids, picture.media), picture.sampling)
+    assert not driver.scheduler._embeddings.owner_ids()
+
+
+def test_a_request_whose_embeddings_are_here_is_preempted_rather_than_one_whose_are_not():
+    """The last in rank found its picture in the prefix cache, and the embeddings are gone: it could not be computed again."""
+    driver = Driver(a_scheduler(num_blocks=16, max_embeddings=6, max_num_batched_tokens=64))
+    driver.add(a_media_request("before", [*range(2), CAT, 5], max_tokens=1))
+    driver.run_to_end()
+    driver.add(a_request("first", [7] * 20, max_tokens=30), a_request("second", [8] * 10, max_tokens=20))
+    driver.add(a_media_request("picture", [*range(2), CAT, 6], max_tokens=20))
+    driver.scheduler._embeddings.clear_unused()
+    while not driver.scheduler.num_preemptions:
+        assert not driver.fetches()
+        driver.step()
+    preempted = [request for request in driver.scheduler._states.live.values() if request.num_preemptions]
+    assert [request.request_id for request in preempted] == ["second"]
+    driver.run_to_end()

@@ -135,7 +135,7 @@ def a_paced_scheduler(**options: int) -> Scheduler:
 
 def step(scheduler: Scheduler, runner: FakeRunner) -> dict[str, int]:
     scheduled = scheduler.schedule()
-    scheduler.update(scheduled, runner.execute(scheduled))
+    scheduler.update_from_output(scheduled, runner.execute(scheduled))
     scheduler.check_integrity()
     return scheduled.num_scheduled_tokens
 

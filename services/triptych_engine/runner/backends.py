@@ -1,4 +1,4 @@
-"""Chooses how attention is computed: what is fastest among what is right on this device, for this model."""
+"""Chooses the attention backend: the fastest one that computes right for this model on this device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from triptych_common.rpc.errors import StartupError
+from triptych_common.errors import StartupError
 
 from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMetadata, LayerShape, TorchAttention
 from triptych_engine.runner.cpu.attention import CpuAttention
@@ -41,7 +41,7 @@ def choose_backend(
         kernels: CPU kernels, where they could be had.
 
     Raises:
-        StartupError: what was asked for by name does not work here.
+        StartupError: the backend that was asked for by name does not work here.
     """
     cache_dtype = cache_dtype or dtype
     fast = {"cpu": "cpu", "cuda": "cuda"}.get(device.type)
@@ -84,10 +84,10 @@ def _cuda(device: torch.device, layers: dict[int, LayerShape], block_size: int, 
 def try_kernel(kernel: VarlenKernel, device: torch.device, shape: LayerShape, block_size: int, dtype: torch.dtype) -> None:
     """Compare a kernel with plain torch: a ragged prefill over pages out of order, then a decode with long and short contexts.
 
-    Releases of torch differ in what they compute over pages, and in which error they raise where they do not.
+    Releases of torch differ in what they can compute over pages, and in the error that they raise where they cannot.
 
     Raises:
-        ValueError: it raises, or its results are others.
+        ValueError: the kernel raises, or its results differ.
     """
     lengths = [5 * block_size + 3, 2, block_size]
     table = np.arange(3 * 6, dtype=np.int32)[::-1].reshape(3, 6).copy()

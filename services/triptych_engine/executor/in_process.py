@@ -1,0 +1,63 @@
+"""An executor whose one worker is in this process."""
+
+from __future__ import annotations
+
+from triptych_engine.executor.protocol import ExecutorInfo
+from triptych_engine.runner.builder import build_runner
+from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.runner.launched_step import LaunchedStep, ModelOutput
+from triptych_engine.runner.model_runner import ModelRunner
+from triptych_engine.scheduling.output import SchedulerOutput, StepResult
+
+
+class InProcessExecutor:
+    """Implements `Executor` by one `ModelRunner`.
+
+    Args:
+        config: of the runner that `load` makes.
+        runner: one that is loaded already, in place of `load`.
+    """
+
+    def __init__(self, config: RunnerConfig, runner: ModelRunner | None = None) -> None:
+        self._config = config
+        self._runner = runner
+        self._outputs: dict[int, ModelOutput] = {}  # step_id -> of a step that is to be sampled
+        self._launched: dict[int, LaunchedStep] = {}  # step_id -> of a step that was sampled
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The loaded runner. Raises RuntimeError before `load`."""
+        if self._runner is None:
+            raise RuntimeError("the executor has not loaded its model")
+        return self._runner
+
+    def load(self) -> ExecutorInfo:
+        runner = self._runner = build_runner(self._config)
+        costs = runner.warm_up()
+        return ExecutorInfo(
+            vocab_size=runner.vocab_size,
+            num_blocks=runner.num_blocks,
+            block_size=self._config.block_size,
+            media_traits=runner.media_traits,
+            embedding_bytes=runner.embedding_bytes,
+            costs=costs if self._config.device.type == "cpu" else None,
+        )
+
+    def launch(self, scheduled: SchedulerOutput) -> None:
+        self._outputs.clear()  # of a step that failed between its calls
+        self._outputs[scheduled.step_id] = self.runner.forward(scheduled)
+
+    def sample(self, step_id: int) -> None:
+        self._launched[step_id] = self.runner.sample(self._outputs.pop(step_id))
+
+    def result(self, step_id: int) -> StepResult:
+        return self._launched.pop(step_id).result()
+
+    def check_health(self) -> None:
+        self.runner.check_device()
+
+    def allocate_cache(self) -> None:
+        self.runner.allocate_cache()
+
+    def free_cache(self) -> None:
+        self.runner.free_cache()

@@ -1,0 +1,165 @@
+"""Which embeddings each live request with media needs, holds and keeps.
+
+Items are held in the order of the prompt. Requests are served in the order of their rank: running ones first, then by priority and
+arrival. When the embedding budget is full, a request takes room from lower-ranked requests, which wait for their embeddings again.
+So the first in rank always gets what it needs next, and no two requests wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from triptych_common.errors import TriptychError
+
+from triptych_engine.media.cache import EmbeddingCache
+from triptych_engine.media.item import MediaItem, PromptMedia
+
+
+class MediaRequest(Protocol):
+    """What this package needs to know about a request. It changes nothing of it."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def media(self) -> PromptMedia: ...
+    @property
+    def block_ids(self) -> Sequence[int]: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def is_running(self) -> bool: ...
+    @property
+    def queue_key(self) -> tuple[int, int]: ...
+
+
+@dataclass(slots=True)
+class Need:
+    """What one request still needs."""
+
+    request: MediaRequest
+    start: int  # the first token that is not computed yet, when it was last known
+    missing: deque[MediaItem] = field(default_factory=deque)  # not held yet, in the order of the prompt
+    computed: set[MediaItem] = field(default_factory=set)  # all their tokens were computed once
+
+    @property
+    def rank(self) -> tuple[bool, tuple[int, int]]:
+        """Smaller comes first."""
+        return not self.request.is_running, self.request.queue_key
+
+
+class MediaNeeds:
+    """Owns the embedding cache's users. Changed by the owner of the request states alone.
+
+    Args:
+        cache: room for embeddings.
+    """
+
+    def __init__(self, cache: EmbeddingCache) -> None:
+        self.cache = cache
+        self._needs: dict[str, Need] = {}  # request_id -> of live requests with media
+        self._changed = False  # since requests were last given room
+
+    def start_of(self, request: MediaRequest) -> int:
+        """The first token of the request that is not computed yet, when it was last known."""
+        return self._needs[request.request_id].start
+
+    def running(self) -> list[Need]:
+        """The needs of running requests."""
+        return [need for need in self._needs.values() if need.request.is_running]
+
+    def can_recompute(self, request: MediaRequest) -> bool:
+        """Whether the embeddings of all items are here, so that the request can be computed again from its first token."""
+        return all(self.cache.has(item) for item in request.media.items)
+
+    def want(self, request: MediaRequest, start: int) -> None:
+        """Begin anew for a request: it needs the items that have tokens from `start` on, and uses none. What it has computed before
+        is kept."""
+        need = self._needs.setdefault(request.request_id, Need(request, start))
+        for item in request.media.items:
+            if item not in need.computed or not self.cache.keep(item, request.request_id):
+                self.cache.release(item)
+        need.start = start
+        need.missing = deque(dict.fromkeys(p.item for p in request.media.placeholders if p.end > start))
+        self._changed = True
+
+    def restart(self, request: MediaRequest, start: int) -> None:
+        """Note that a waiting request would start at `start`; its cached prefix may be longer or shorter than when it came."""
+        need = self._needs[request.request_id]
+        if start < need.start:
+            self.want(request, start)
+        elif start > need.start:
+            self._let_go(need, [item for item in request.media.items if need.start < item.end <= start], start)
+
+    def admit(self, request: MediaRequest, start: int) -> None:
+        """Note that a request runs, with the tokens before `start` in the prefix cache. Embeddings of these are kept if they are
+        here."""
+        self.restart(request, start)
+        need = self._needs[request.request_id]
+        self._keep(need, [item for item in request.media.items if item.end <= start], start)
+
+    def advance(self, request: MediaRequest, start: int) -> None:
+        """Note that a running request has computed all tokens before `start`."""
+        need = self._needs[request.request_id]
+        if need.start < request.media.end:
+            self._keep(need, [item for item in request.media.items if need.start < item.end <= start], start)
+
+    def forget(self, request: MediaRequest) -> None:
+        """Let go of everything of a request that has ended."""
+        if self._needs.pop(request.request_id, None) is not None:
+            for item in request.media.items:
+                self.cache.release(item)
+            self._changed = True
+
+    def _keep(self, need: Need, items: list[MediaItem], start: int) -> None:
+        need.computed.update(items)
+        self._let_go(need, items, start)
+
+    def _let_go(self, need: Need, items: Iterable[MediaItem], start: int) -> None:
+        """No tokens of these items are to be computed now. What was computed before is kept, for another preemption."""
+        for item in items:
+            if item not in need.computed or not self.cache.keep(item, need.request.request_id):
+                self.cache.release(item)
+            self._changed = True
+        need.start = start
+        need.missing = deque(item for item in need.missing if item.end > start)
+
+    def acquire(self) -> list[str]:
+        """Give room to those who need it, in order; returns the ids of requests for which embeddings were there already."""
+        served = []
+        while self._changed:  # again after room was taken from some
+            self._changed = False
+            for need in sorted((need for need in self._needs.values() if need.missing), key=lambda need: need.rank):
+                while need.missing and self._hold(need.missing[0], need):
+                    if self.cache.embeddings(need.missing.popleft()) is not None:
+                        served.append(need.request.request_id)
+                if need.missing:
+                    break  # a lower-ranked request must not take the room that this one waits for
+        return served
+
+    def _hold(self, item: MediaItem, need: Need) -> bool:
+        if self.cache.has_room(item):
+            return self.cache.hold(item, need.request.request_id)
+        holders = [self._needs[request_id] for request_id in self.cache.user_ids()]
+        for victim in sorted(holders, key=lambda holder: holder.rank, reverse=True):
+            if victim.rank <= need.rank:
+                break
+            self.want(victim.request, victim.start)
+            if self.cache.has_room(item):
+                return self.cache.hold(item, need.request.request_id)
+        return False
+
+    def fail(self, number: int, error: TriptychError) -> list[tuple[str, TriptychError]]:
+        """Note that a fetch failed; returns the ids of requests that fail with it, and their errors."""
+        self._changed = True
+        return self.cache.fail(number, error)
+
+    def check_integrity(self, live_ids: set[str]) -> None:
+        """Raise AssertionError unless needs and cache agree. For tests."""
+        if not set(self._needs) <= live_ids:
+            raise AssertionError("a request that ended needs embeddings")
+        if not self.cache.owner_ids() <= set(self._needs):
+            raise AssertionError("a request that needs none holds embeddings")
+        self.cache.check_integrity(live_ids)

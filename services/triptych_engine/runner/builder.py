@@ -1,0 +1,143 @@
+"""Builds a complete runner: loads the model, makes it fast, checks it against transformers, quantises it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from dataclasses import replace
+
+import torch
+from triptych_common.errors import StartupError
+
+from triptych_engine.media.item import MediaTraits
+from triptych_engine.runner.backends import choose_backend
+from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.runner.cpu.kernels import load_kernels
+from triptych_engine.runner.cpu.optimize import optimize, quantize
+from triptych_engine.runner.cuda.graphed_decode import Recorder
+from triptych_engine.runner.media_inputs import MediaInputs
+from triptych_engine.runner.model.loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
+from triptych_engine.runner.model.media_traits import media_traits
+from triptych_engine.runner.model.precision import check_int8, kv_cache_dtype
+from triptych_engine.runner.model_runner import ModelRunner, RunnerParts
+from triptych_engine.runner.transfer import use_device
+
+log = logging.getLogger(__name__)
+
+
+def build_runner(config: RunnerConfig, recorder: Recorder | None = None) -> ModelRunner:
+    """A runner with its model and its KV cache, checked against transformers.
+
+    Args:
+        recorder: records decode steps; by default one for CUDA graphs, where there are any.
+
+    Raises:
+        StartupError: the KV cache is too small, or the model cannot be had.
+        UnsupportedModelError: the model cannot be run correctly.
+    """
+    started = time.monotonic()
+    use_device(config.device)
+    parts = _load(config, recorder)
+    runner = ModelRunner(parts)
+    _check_structure(runner, parts)
+    refusal = _check_media(runner, parts)
+    if refusal is not None:
+        log.warning("media are refused: %s", refusal)
+        runner = ModelRunner(replace(parts, media=None, media_traits=refusal))
+    if config.quantization == "int8":
+        _quantize(runner, parts)
+    del parts.model.probe_logits
+    log.info("%s loaded in %.1f s: %d KV blocks of %d tokens in %s, %s attention", config.model_name, time.monotonic() - started,
+             runner.num_blocks, config.block_size, str(parts.cache_dtype).removeprefix("torch."), parts.backend.name)  # fmt: skip
+    return runner
+
+
+def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
+    kernels = load_kernels() if config.device.type == "cpu" and config.attention != "torch" else None
+    int8 = config.quantization == "int8"
+    if int8:
+        check_int8(config.device, config.dtype, kernels is not None)
+    model = load_model(
+        config.model_path, config.model_name, dtype=config.dtype, device=config.device, max_model_len=config.max_model_len
+    )
+    optimize(model.model, kernels, *_trial(config, model), int8=int8)
+    gc.collect()
+    traits = media_traits(model.model, model.config, model.num_position_axes)
+    cache_dtype = kv_cache_dtype(config.kv_cache_dtype, model.checkpoint_dtype, model.dtype, is_own_choice=config.dtype is None)
+    return RunnerParts(
+        config=config,
+        model=model,
+        backend=choose_backend(
+            config.attention, config.device, model.layers, config.block_size, model.dtype, kernels, cache_dtype=cache_dtype
+        ),
+        kernels=kernels,
+        cache_dtype=cache_dtype,
+        num_blocks=_num_blocks(config, model, cache_dtype),
+        media=MediaInputs(model.model, model.num_position_axes) if isinstance(traits, MediaTraits) else None,
+        media_traits=traits,
+        recorder=recorder,
+    )
+
+
+def _trial(config: RunnerConfig, model: LoadedModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and position ids of a short sequence whose positions are spread over the context."""
+    probe = model.probe_token_ids
+    spread = torch.linspace(0, config.max_model_len - 1, len(probe), dtype=torch.float64).long()
+    return probe, model.position_ids(spread)
+
+
+def _num_blocks(config: RunnerConfig, model: LoadedModel, cache_dtype: torch.dtype) -> int:
+    """KV blocks that fit into the memory given for them; at least as many as the checks take."""
+    block_bytes = config.block_size * sum(shape.bytes_per_token(cache_dtype) for shape in model.layers.values())
+    num_blocks = config.kv_cache_bytes // block_bytes
+    if num_blocks < _num_probe_blocks(config):
+        raise StartupError(
+            f"a KV cache of {config.kv_cache_bytes} bytes holds {num_blocks} blocks of {block_bytes} bytes; "
+            f"at least {_num_probe_blocks(config)} are needed (--kv-cache-memory)"
+        )
+    return num_blocks
+
+
+def _num_probe_blocks(config: RunnerConfig) -> int:
+    return -(-NUM_PROBE_TOKENS // config.block_size)
+
+
+def _check_structure(runner: ModelRunner, parts: RunnerParts) -> None:
+    """Compare the paged path with transformers' ordinary forward pass, and allocate the cache."""
+    config, model, probe = parts.config, parts.model, parts.model.probe_token_ids.tolist()
+    exact = torch.promote_types(model.dtype, parts.cache_dtype)
+    if parts.cache_dtype != exact:  # rounding would hide small errors
+        parts.backend.allocate(model.layers, _num_probe_blocks(config), config.block_size, exact)
+        check_parity(model, runner.prompt_logits(probe, num_chunks=2), config.model_name)
+    runner.allocate_cache()
+    check_parity(model, runner.prompt_logits(probe, num_chunks=2), config.model_name, cache_dtype=parts.cache_dtype)
+
+
+def _check_media(runner: ModelRunner, parts: RunnerParts) -> str | None:
+    """Why a model for media cannot take any: from the embeddings of tokens it computes something else than from the tokens. None
+    when it can."""
+    if parts.media is None:
+        return None
+    model, probe = parts.model, parts.model.probe_token_ids.tolist()
+    try:
+        logits = runner.prompt_logits(probe, as_embeddings=True)
+        check_parity(model, logits, parts.config.model_name, cache_dtype=parts.cache_dtype)
+    # The model family's own code may insist on token ids.
+    except Exception as error:
+        log.warning("%s fails on embeddings: %s", model.config.model_type, error)
+        return f"{model.config.model_type} does not run on embeddings alone; media items cannot be taken"
+    return None
+
+
+def _quantize(runner: ModelRunner, parts: RunnerParts) -> None:
+    """Quantise a model that has proven to be right, and check how far that moves it."""
+    model = parts.model
+    token_ids, position_ids = _trial(parts.config, model)
+    done = quantize(model.model, token_ids, position_ids)
+    if not done.num_layers:
+        raise StartupError(f"--quantization int8 finds no layer that it takes in {model.dtype} on this CPU (--dtype)")
+    gc.collect()
+    log.info("quantised %d linear layers to int8: %.0f MB in place of %.0f", done.num_layers, done.bytes_after / 1e6,
+             done.bytes_before / 1e6)  # fmt: skip
+    check_parity(model, runner.prompt_logits(token_ids.tolist(), num_chunks=2), parts.config.model_name, quantized=True)

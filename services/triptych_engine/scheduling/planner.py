@@ -1,0 +1,173 @@
+"""Plans a step: asks the policies, and carries their decisions out.
+
+Output grows block by block. When no block is left, the running request with the lowest rank is preempted: it loses its blocks and
+is computed again later. Requests with media compute what their embeddings allow (media/gate.py).
+"""
+
+from __future__ import annotations
+
+from triptych_engine.media.gate import MediaGate
+from triptych_engine.media.needs import MediaNeeds
+from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.pacer import BEGINNING_STEPS, StepPacer
+from triptych_engine.scheduling.prompt_policy import Admit, Compute, Decision, Fail, Park, PromptPolicy, Reserve, SettleReservation
+from triptych_engine.scheduling.request import FinishReason, Request
+from triptych_engine.scheduling.states import RequestStates
+from triptych_engine.scheduling.step_plan import Reservation, StepPlan
+
+
+class StepPlanner:
+    """Fills steps with tokens of requests. One per scheduler.
+
+    Args:
+        states: where the requests are; changed by its transitions alone.
+        kv_cache: gives blocks to requests that grow.
+        needs: knows which embeddings are here.
+        gate: knows which tokens can be computed with them.
+        max_num_seqs, max_num_batched_tokens, max_new_tokens, pacer: see `Scheduler`.
+    """
+
+    def __init__(
+        self,
+        states: RequestStates,
+        kv_cache: KVCacheManager,
+        needs: MediaNeeds,
+        gate: MediaGate,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_new_tokens: int,
+        pacer: StepPacer | None,
+    ) -> None:
+        self._states, self._kv_cache, self._needs, self._gate = states, kv_cache, needs, gate
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_new_tokens = max_new_tokens
+        self._pacer = pacer
+        self._prompts = PromptPolicy(states, kv_cache, gate, max_num_seqs)
+        self._steps_decoding = 0  # in a row, up to the newest
+        self._shortest_first = True  # in the last step
+        self._reservation: Reservation | None = None  # for the next step
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something can be computed now, with all results of earlier steps that are known."""
+        plan = StepPlan(self._gate, self._max_num_batched_tokens, self._max_num_batched_tokens, None)
+        if any(request.decodes and plan.chunk(request, request.num_scheduled_tokens) for request in self._states.running):
+            return True
+        decisions = self._prompts.decide(plan, may_admit=True, shortest_first=self._shortest_first)
+        return any(not isinstance(decision, Reserve) for decision in decisions)
+
+    @property
+    def needs_results_first(self) -> bool:
+        """Whether a step in flight has to complete before the next can be planned: blocks have to be taken from a request, and
+        those that a step writes to cannot be."""
+        return bool(self._states.in_flight) and self._lacks_blocks
+
+    @property
+    def _lacks_blocks(self) -> bool:
+        """Whether there are not blocks for the newest tokens of all requests that decode."""
+        num_free, running = self._kv_cache.pool.num_free_blocks, self._states.running
+        if num_free >= len(running):
+            return False
+        return sum(self._kv_cache.num_missing_blocks(request) for request in running if request.decodes) > num_free
+
+    def plan(self) -> StepPlan:
+        """The next step: first the requests that decode, then prompts. Requests about which an error comes up are ended, and named
+        in `StepPlan.failed`."""
+        num_preemptions = self._states.num_preemptions
+        self._preempt()
+        plan = self._new_plan()
+        self._schedule_decoding(plan)
+        self._shortest_first = not self._shortest_first
+        # Blocks that were just taken from a request are not for the next one to be admitted.
+        may_admit = self._states.num_preemptions == num_preemptions
+        for decision in self._prompts.decide(plan, may_admit=may_admit, shortest_first=self._shortest_first):
+            self._carry_out(plan, decision)
+        self._reservation = plan.next_reservation
+        return plan
+
+    def park_unless_ready(self, request: Request) -> None:
+        """Park a request that has just begun to wait, if it has nothing to compute before its embeddings are here."""
+        if request.media.items and not self._gate.is_ready(request):
+            self._states.park(request, self._needs.start_of(request))
+
+    def _new_plan(self) -> StepPlan:
+        running, awaits_embeddings = self._states.running, self._needs.cache.num_fetching > 0
+        num_decoding = len([request for request in running if request.decodes])
+        self._steps_decoding = self._steps_decoding + 1 if num_decoding else 0
+        max_prompt_tokens = max(1, self._max_num_batched_tokens - num_decoding)
+        if num_decoding and self._pacer is not None:
+            free_seats = self._max_num_seqs - len(running)
+            num_prompts = sum(request.num_left > 1 for request in running) + min(free_seats, len(self._states.waiting))
+            if num_prompts:
+                beginning = self._steps_decoding <= BEGINNING_STEPS
+                paced = self._pacer.prompt_tokens(num_decoding, num_prompts, beginning=beginning, encoding=awaits_embeddings)
+                max_prompt_tokens = min(max_prompt_tokens, paced)
+        return StepPlan(self._gate, self._max_num_batched_tokens, max_prompt_tokens, self._reservation)
+
+    def _preempt(self) -> None:
+        """Take blocks from running requests until there are enough for those that decode."""
+        running = self._states.running
+        while self._lacks_blocks:
+            # The last in rank. But rather none that would need embeddings which are not here: they may be nowhere else.
+            victim = next((request for request in reversed(running) if self._needs.can_recompute(request)), running[-1])
+            self._states.preempt(victim)
+            self.park_unless_ready(victim)
+
+    def _schedule_decoding(self, plan: StepPlan) -> None:
+        for request in list(self._states.running):
+            if plan.is_full:
+                break
+            try:
+                if not request.decodes or not plan.chunk(request, request.num_scheduled_tokens):
+                    continue
+                new_blocks, max_new_tokens = self._kv_cache.grow(request), 1
+                if self._max_new_tokens > 1:
+                    max_new_tokens += self._grow_ahead(plan, request, new_blocks)
+                if new_blocks:
+                    plan.output.new_block_ids[request.request_id] = new_blocks
+                plan.put(request, 1, max_new_tokens)
+            except Exception as error:
+                self._fail(plan, request, error)
+
+    def _grow_ahead(self, plan: StepPlan, request: Request, new_blocks: list[int]) -> int:
+        """How many tokens beyond the next one the step may bring to a request. Adds the blocks for them to `new_blocks`."""
+        num_ahead = min(self._max_new_tokens, request.max_num_tokens - request.num_tokens, plan.room) - 1
+        if num_ahead <= 0:
+            return 0
+        # Each of the others may need a block for its next token.
+        num_spare_blocks = self._kv_cache.pool.num_free_blocks - len(self._states.running)
+        num_ahead, blocks = self._kv_cache.grow_ahead(request, num_ahead, num_spare_blocks)
+        new_blocks += blocks
+        return num_ahead
+
+    def _carry_out(self, plan: StepPlan, decision: Decision) -> None:
+        match decision:
+            case SettleReservation():
+                plan.settle_reservation()
+            case Reserve(request, num_tokens):
+                plan.reserve(request, num_tokens)
+            case Fail(request, error):
+                self._fail(plan, request, error)
+            case Compute(request) | Admit(request) | Park(request):
+                try:
+                    self._advance(plan, decision)
+                except Exception as error:
+                    self._fail(plan, request, error)
+
+    def _advance(self, plan: StepPlan, decision: Compute | Admit | Park) -> None:
+        match decision:
+            case Compute(request, num_tokens):
+                plan.put(request, num_tokens)
+            case Admit(request, cached_blocks, num_tokens):
+                self._states.admit(request, cached_blocks)
+                plan.put_new(request, num_tokens)
+            case Park(request, start):
+                self._states.park(request, start)
+
+    def _fail(self, plan: StepPlan, request: Request, error: Exception) -> None:
+        """End a request about which an error came up, so that the others go on."""
+        plan.remove(request)
+        self._states.finish(request, FinishReason.ERROR)
+        plan.failed.append((request, error))

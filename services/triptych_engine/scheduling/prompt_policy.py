@@ -1,0 +1,171 @@
+"""Policy for the prompts of a step: whose turn it is, and which waiting requests are admitted. Changes nothing.
+
+Waiting requests are admitted with blocks for their whole prompt, so an admitted prompt can always finish. Requests with media that
+could compute too little to be worth their blocks are parked until their next embeddings are here; others overtake them meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from triptych_engine.media.gate import MediaGate
+from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.request import Request
+from triptych_engine.scheduling.states import RequestStates
+from triptych_engine.scheduling.step_plan import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """A running request computes its next tokens in this step."""
+
+    request: Request
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """A waiting request runs, and computes its first tokens after the cached prefix in this step."""
+
+    request: Request
+    cached_blocks: list[int]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """A waiting request waits for embeddings, to be computed from token `start` on."""
+
+    request: Request
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """The next step keeps room for a span that this one has no room for."""
+
+    request: Request
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SettleReservation:
+    """Room that is left of what was kept is for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """No decision could be made about a request."""
+
+    request: Request
+    error: Exception
+
+
+Decision = Compute | Admit | Park | Reserve | SettleReservation | Fail
+
+
+class PromptPolicy:
+    """Fills a step's room with prompt tokens.
+
+    Args:
+        states: where the requests are.
+        kv_cache: knows which blocks are free, and which prefixes are cached.
+        gate: knows which tokens have their embeddings.
+        max_num_seqs: requests that run at once.
+    """
+
+    def __init__(self, states: RequestStates, kv_cache: KVCacheManager, gate: MediaGate, max_num_seqs: int) -> None:
+        self._states, self._kv_cache, self._gate = states, kv_cache, gate
+        self._max_num_seqs = max_num_seqs
+
+    def decide(self, plan: StepPlan, *, may_admit: bool, shortest_first: bool) -> Iterator[Decision]:
+        """What to do for a step. Each decision must be carried out before the next one is asked for, which depends on it.
+
+        Running and waiting prompts take part alike. If `shortest_first` alternates from step to step, the first in line is computed
+        first in one step, and the one that has least to compute in the next. So a short prompt does not wait for all the long ones
+        before it, and those still go on.
+        """
+        yield from self._serve_reservation(plan, may_admit=may_admit)
+        key = _shortness_key if shortest_first else _queue_key
+        running = deque(sorted((request for request in self._states.running if _has_prompt(request, plan)), key=key))
+        while not plan.is_full:
+            waiting = self._next_waiting(shortest_first=shortest_first) if may_admit else None
+            if running and (waiting is None or key(running[0]) < key(waiting)):
+                yield from self._compute(plan, running.popleft())
+            elif waiting is not None:
+                decisions = self._admit(plan, waiting)
+                yield from decisions
+                # Where the first in line has to wait, nobody behind it is admitted.
+                may_admit = any(isinstance(decision, (Admit, Park, Fail)) for decision in decisions)
+            else:
+                break
+
+    def _serve_reservation(self, plan: StepPlan, *, may_admit: bool) -> Iterator[Decision]:
+        """The span that the last step had no room for goes before all other prompts, whoever's turn it is."""
+        if plan.reservation is None:
+            return
+        request = plan.reservation.request
+        if request.is_running:
+            yield from self._compute(plan, request)
+        elif may_admit and request.request_id in self._states.waiting and len(self._states.running) < self._max_num_seqs:
+            yield from self._admit(plan, request)
+        yield SettleReservation()
+
+    def _next_waiting(self, *, shortest_first: bool) -> Request | None:
+        """Whom to admit next, if there is a seat."""
+        waiting = self._states.waiting
+        first = waiting.first()
+        if first is None or len(self._states.running) >= self._max_num_seqs:
+            return None
+        shortest = waiting.shortest() if shortest_first else None
+        if shortest is None or shortest is first:
+            return first
+        # The first in line waits for blocks, and nobody takes those from it.
+        num_blocks = sum(self._kv_cache.num_blocks_for(request.num_tokens) for request in (first, shortest))
+        return shortest if num_blocks <= self._kv_cache.pool.num_free_blocks else first
+
+    def _compute(self, plan: StepPlan, request: Request) -> list[Decision]:
+        try:
+            start = request.num_scheduled_tokens
+            if num_tokens := plan.chunk(request, start):
+                return [Compute(request, num_tokens)]
+            return self._reserve(plan, request, start)
+        except Exception as error:
+            return [Fail(request, error)]
+
+    def _admit(self, plan: StepPlan, request: Request) -> list[Decision]:
+        try:
+            cached_blocks = self._kv_cache.find_cached_prefix(request)
+            start = len(cached_blocks) * self._kv_cache.block_size
+            if start < request.media.end:
+                num_blocks = self._kv_cache.num_blocks_for(request.num_tokens)
+                if not self._gate.may_start(request, start, num_blocks):
+                    return [Park(request, start)]
+            # No room is kept for a request that has no blocks.
+            if not self._kv_cache.can_allocate(request, cached_blocks):
+                return []
+            if num_tokens := plan.chunk(request, start):
+                return [Admit(request, cached_blocks, num_tokens)]
+            return self._reserve(plan, request, start)
+        except Exception as error:
+            return [Fail(request, error)]
+
+    @staticmethod
+    def _reserve(plan: StepPlan, request: Request, start: int) -> list[Decision]:
+        num_tokens = plan.missing_room(request, start)
+        return [Reserve(request, num_tokens)] if num_tokens else []
+
+
+def _has_prompt(request: Request, plan: StepPlan) -> bool:
+    """Whether a running request has tokens before its newest one to compute, and is not in the step yet."""
+    return request.num_left > 1 and request not in plan.scheduled
+
+
+def _queue_key(request: Request) -> tuple[int, ...]:
+    return request.queue_key
+
+
+def _shortness_key(request: Request) -> tuple[int, ...]:
+    return request.shortness_key

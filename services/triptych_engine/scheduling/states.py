@@ -1,0 +1,188 @@
+"""The one owner of request state.
+
+A request is in one state at a time, and each state has its container and its resources:
+
+    state     container       holds
+    waiting   waiting queue   nothing
+    parked    parked          nothing; its embeddings are being fetched
+    running   running list    KV blocks, a seat, a row in the executor
+    finished  none            KV blocks, for as long as a step in flight writes to them
+
+The transitions below are the only way from one to another. Each moves the request between containers and gives back what it holds.
+Everything else that a scheduler consists of only decides which transition comes next.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections.abc import Sequence
+
+from triptych_engine.media.needs import MediaNeeds
+from triptych_engine.scheduling.in_flight import ScheduledRequest, StepsInFlight
+from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.queue import RequestQueue
+from triptych_engine.scheduling.request import FinishReason, Request, RequestStatus
+
+_NEW, _WAITING, _PARKED, _RUNNING, _FINISHED = RequestStatus
+#: Transition -> the states that it starts from.
+_ACCEPTED = {
+    "add": (_NEW,),
+    "admit": (_WAITING,),
+    "park": (_WAITING,),
+    "unpark": (_PARKED,),
+    "preempt": (_RUNNING,),
+    "finish": (_WAITING, _PARKED, _RUNNING),
+}
+
+
+class InvalidTransitionError(Exception):
+    """A request was to change its state in a way that its state does not allow. Always a bug."""
+
+
+class RequestStates:
+    """All live requests, their states and what they hold.
+
+    Args:
+        kv_cache: gives and takes blocks.
+        media: gives and takes embeddings.
+    """
+
+    def __init__(self, kv_cache: KVCacheManager, media: MediaNeeds) -> None:
+        self._kv_cache, self._media = kv_cache, media
+        self.live: dict[str, Request] = {}  # request_id -> request
+        self.waiting = RequestQueue()
+        self.parked: dict[str, Request] = {}  # request_id -> request
+        self.running: list[Request] = []  # by queue_key
+        self.in_flight = StepsInFlight()
+        self.dropped: list[str] = []  # ids that the executor knows and has to forget
+        self.num_preemptions = 0
+        self._num_arrivals = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without blocks."""
+        return len(self.waiting) + len(self.parked)
+
+    # -- transitions; each raises InvalidTransitionError, and changes nothing, where the state does not allow it ------------------
+
+    def add(self, request: Request) -> None:
+        """New -> waiting."""
+        self._check(request, "add")
+        request.arrival = self._num_arrivals
+        self._num_arrivals += 1
+        self.live[request.request_id] = request
+        self._wait(request)
+
+    def admit(self, request: Request, cached_blocks: list[int]) -> None:
+        """Waiting -> running, with blocks for all its tokens, the first of them from the prefix cache. They must fit."""
+        self._check(request, "admit")
+        self._kv_cache.allocate(request, cached_blocks)
+        self.waiting.remove(request.request_id)
+        request.status = _RUNNING
+        insort(self.running, request, key=_queue_key)
+        if request.first_scheduled_time is None:
+            request.first_scheduled_time = time.monotonic()
+        if request.media.items:
+            self._media.admit(request, request.num_computed_tokens)
+
+    def park(self, request: Request, start: int) -> None:
+        """Waiting -> parked: it waits for embeddings, to be computed from token `start` on."""
+        self._check(request, "park")
+        self.waiting.remove(request.request_id)
+        request.status = _PARKED
+        self.parked[request.request_id] = request
+        self._media.restart(request, start)
+
+    def unpark(self, request: Request) -> None:
+        """Parked -> waiting."""
+        self._check(request, "unpark")
+        del self.parked[request.request_id]
+        request.status = _WAITING
+        self.waiting.push(request)
+
+    def preempt(self, request: Request) -> None:
+        """Running -> waiting, without blocks: it will be computed again from its start."""
+        self._check(request, "preempt")
+        if request.num_in_flight_tokens:
+            raise InvalidTransitionError(f"cannot preempt request {request.request_id!r}: a step in flight writes to its blocks")
+        self._stop_running(request)
+        if request.prompt_logprobs is not None:
+            request.prompt_logprobs = []  # they will be computed again
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self._wait(request)
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """Any live state -> finished. Its blocks are free as soon as no step in flight writes to them."""
+        self._check(request, "finish")
+        if request.status is _WAITING:
+            self.waiting.remove(request.request_id)
+        elif request.status is _PARKED:
+            del self.parked[request.request_id]
+        else:
+            self._stop_running(request)
+        if request.media.items:
+            self._media.forget(request)
+        del self.live[request.request_id]
+        request.status = _FINISHED
+        request.finish_reason = reason
+
+    # -- steps ----------------------------------------------------------------------------------------------------------------
+
+    def take_dropped(self) -> list[str]:
+        """The ids that the executor has to forget before the next step."""
+        dropped, self.dropped = self.dropped, []
+        return dropped
+
+    def completed(self, step_id: int) -> Sequence[ScheduledRequest]:
+        """A step has ended, well or not; returns what it did. Requests that have ended meanwhile give their blocks back with the
+        last of their steps."""
+        scheduled = self.in_flight.completed(step_id)
+        for one in scheduled:
+            request = one.request
+            if request.status is _FINISHED and not request.num_in_flight_tokens:
+                self._kv_cache.release(request)
+        return scheduled
+
+    def _check(self, request: Request, event: str) -> None:
+        if request.status not in _ACCEPTED[event]:
+            raise InvalidTransitionError(f"cannot {event} request {request.request_id!r}: it is {request.status.value}")
+
+    def _wait(self, request: Request) -> None:
+        request.status = _WAITING
+        self.waiting.push(request)
+        if request.media.items:
+            cached_blocks = self._kv_cache.find_cached_prefix(request)
+            self._media.want(request, len(cached_blocks) * self._kv_cache.block_size)
+
+    def _stop_running(self, request: Request) -> None:
+        self.running.remove(request)
+        self.dropped.append(request.request_id)
+        if not request.num_in_flight_tokens:
+            self._kv_cache.release(request)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless states, containers, steps in flight and blocks agree. For tests."""
+        for request in self.live.values():
+            places = (request.request_id in self.waiting, request.request_id in self.parked, request in self.running)
+            if places != (request.status is _WAITING, request.status is _PARKED, request.status is _RUNNING):
+                raise AssertionError(f"request {request.request_id} is {request.status.value}, but not in that container alone")
+            if not request.is_running and (request.block_ids or request.num_computed_tokens or request.num_in_flight_tokens):
+                raise AssertionError(f"{request.status.value} request {request.request_id} holds blocks")
+            if request.num_scheduled_tokens > request.num_tokens:
+                raise AssertionError(f"request {request.request_id} has more tokens computed than it has")
+            if len(request.block_ids) * self._kv_cache.block_size < request.num_scheduled_tokens:
+                raise AssertionError(f"request {request.request_id} has tokens without a block")
+        if len(self.live) != len(self.running) + self.num_waiting:
+            raise AssertionError("a request that has ended is waiting, parked or running")
+        if self.running != sorted(self.running, key=_queue_key):
+            raise AssertionError("the running requests are not in order")
+        live = set(self.live.values())
+        self.in_flight.check_integrity(live)
+        self._kv_cache.pool.check_integrity(request.block_ids for request in live | self.in_flight.requests)
+        self._media.check_integrity(set(self.live))
+
+
+def _queue_key(request: Request) -> tuple[int, int]:
+    return request.queue_key

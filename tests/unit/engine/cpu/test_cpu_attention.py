@@ -1,0 +1,142 @@
+"""The CPU's paged attention against plain torch, over shapes, chunks and features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.drivers.attention import RAGGED, TOLERANCE, metadata, run_both
+from triptych_engine.runner.attention.paged import LayerShape
+from triptych_engine.runner.cpu import attention as cpu_attention
+from triptych_engine.runner.cpu.attention import CpuAttention
+from triptych_engine.runner.cpu.kernels import LINEAR_METHODS, CpuKernels
+
+Emulating = Callable[[str], CpuKernels]
+
+
+@pytest.mark.parametrize("method", LINEAR_METHODS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("num_q_heads", "shape", "block_size", "options"),
+    [
+        (9, LayerShape(3, 64, 64), 16, {}),
+        (14, LayerShape(2, 64, 64), 16, {}),
+        (3, LayerShape(3, 33, 16), 16, {}),
+        (8, LayerShape(1, 80, 80), 32, {}),
+        (4, LayerShape(4, 24, 16), 16, {"window": 10}),
+        (32, LayerShape(2, 128, 128), 16, {"softcap": 30.0}),
+        (6, LayerShape(2, 64, 48), 16, {"window": 40, "sinks": torch.linspace(-1, 1, 6)}),
+        (64, LayerShape(1, 32, 32), 48, {"scaling": 0.5}),
+    ],
+)
+def test_paged_attention_matches_torch(
+    emulating: Emulating, method: str, dtype: torch.dtype, num_q_heads: int, shape: LayerShape, block_size: int, options: dict
+):
+    case = {"shape": shape, "num_q_heads": num_q_heads, "steps": RAGGED, "block_size": block_size}
+    assert run_both(emulating(method), dtype=dtype, **case, **options) < TOLERANCE[dtype]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("method", LINEAR_METHODS)
+def test_attention_over_no_tokens_is_nothing(emulating: Emulating, method: str):
+    backend = CpuAttention(emulating(method))
+    backend.allocate({0: LayerShape(2, 64, 64)}, 8, 16, torch.bfloat16)
+    backend.begin(metadata([0], [0], np.zeros((1, 4), np.int32), 16))
+    query, key = torch.zeros(0, 4, 64).bfloat16(), torch.zeros(0, 2, 64).bfloat16()
+    assert backend.forward(0, query, key, key, scaling=1.0, window=0, softcap=0.0, sinks=None).shape == (0, 4, 64)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("method", LINEAR_METHODS)
+def test_many_sequences_decode_over_contexts_of_any_length(emulating: Emulating, method: str):
+    """Threads take all heads of a sequence then, and cut its keys into tiles of nearly equal size."""
+    lengths = [*range(1, 40), 127, 128, 129, 143, 144, 145, 255, 256, 257, 300]
+    steps = [lengths, [1] * len(lengths), [1] * len(lengths)]
+    case = {"shape": LayerShape(3, 64, 64), "num_q_heads": 9, "steps": steps}
+    assert run_both(emulating(method), dtype=torch.bfloat16, **case) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("method", LINEAR_METHODS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_what_the_cache_held_before_spoils_nothing(
+    emulating: Emulating, method: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
+    """A block holds another request's numbers, or any bits, where this one has written nothing."""
+    allocate = cpu_attention._allocate
+
+    def poisoned(*args: Any) -> Any:
+        cache = allocate(*args)
+        for keys, values in cache.values():
+            keys.fill_(torch.nan)
+            values.fill_(torch.nan)
+        return cache
+
+    monkeypatch.setattr(cpu_attention, "_allocate", poisoned)
+    for shape in (LayerShape(3, 64, 64), LayerShape(1, 33, 48)):
+        steps = [[*range(1, 36)], [1] * 35, [2] * 35]
+        worst = run_both(emulating(method), dtype=dtype, shape=shape, num_q_heads=3, steps=steps, block_size=32)
+        assert worst < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("method", LINEAR_METHODS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("options", [{}, {"window": 10}, {"window": 3}])
+def test_tokens_of_a_span_see_each_other(emulating: Emulating, method: str, dtype: torch.dtype, options: dict):
+    shape = LayerShape(2, 32, 32)
+    worst = run_both(emulating(method), shape=shape, num_q_heads=4, dtype=dtype, steps=RAGGED, span=7, **options)
+    assert worst < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("cache", TOLERANCE)
+@pytest.mark.parametrize("value", TOLERANCE)
+@pytest.mark.parametrize("query", TOLERANCE)
+def test_queries_values_and_the_cache_may_differ_in_type(
+    kernels: CpuKernels, query: torch.dtype, value: torch.dtype, cache: torch.dtype
+):
+    worst = run_both(
+        kernels, shape=LayerShape(3, 64, 64), num_q_heads=9, dtype=value, steps=RAGGED, query_dtype=query, cache_dtype=cache
+    )
+    assert worst < TOLERANCE[value]  # keys and values are rounded alike by both
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_paged_attention_matches_torch_for_any_shape(emulating: Emulating, data: st.DataObject):
+    kernels = emulating(data.draw(st.sampled_from(LINEAR_METHODS)))
+    dtype = data.draw(st.sampled_from([*TOLERANCE]))
+    num_kv_heads, group = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
+    shape = LayerShape(num_kv_heads, data.draw(st.integers(1, 96)), 16 * data.draw(st.integers(1, 6)))
+    num_seqs = data.draw(st.integers(1, 4))
+    first = data.draw(st.lists(st.integers(1, 150), min_size=num_seqs, max_size=num_seqs))
+    second = [*data.draw(st.lists(st.integers(0, 40), min_size=num_seqs - 1, max_size=num_seqs - 1)), 1]
+    worst = run_both(
+        kernels,
+        shape=shape,
+        num_q_heads=num_kv_heads * group,
+        dtype=dtype,
+        steps=[first, second],
+        block_size=16 * data.draw(st.integers(1, 3)),
+        window=data.draw(st.sampled_from([0, 1, 7, 16, 100])),
+        softcap=data.draw(st.sampled_from([0.0, 5.0])),
+    )
+    assert worst < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block_size", "v_head_dim"), [(torch.float16, 16, 16), (torch.float32, 8, 16), (torch.float32, 16, 24)]
+)
+def test_shapes_that_the_kernel_cannot_take_are_refused(kernels: CpuKernels, dtype: torch.dtype, block_size: int, v_head_dim: int):
+    with pytest.raises(ValueError, match="the CPU kernel"):
+        CpuAttention(kernels).allocate({0: LayerShape(1, 16, v_head_dim)}, 4, block_size, dtype)

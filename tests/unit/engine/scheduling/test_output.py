@@ -1,0 +1,44 @@
+"""What goes to the executor is pure data."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import fields
+
+from support.builders.engine import a_media_request, a_request, a_scheduler
+from support.fakes.runner import FakeRunner, fake_embeddings
+from triptych_engine.scheduling.output import SchedulerOutput
+from triptych_engine.scheduling.request import Request
+
+
+class _WithoutRequests(pickle.Pickler):
+    """Refuses a live request, wherever in an object it is."""
+
+    def persistent_id(self, obj: object) -> None:
+        assert not isinstance(obj, Request), f"request {obj.request_id} is reachable"
+
+
+def pickled(output: SchedulerOutput) -> bytes:
+    buffer = io.BytesIO()
+    _WithoutRequests(buffer).dump(output)
+    return buffer.getvalue()
+
+
+def test_a_scheduler_output_is_the_same_after_a_journey_and_holds_no_request():
+    scheduler, runner = a_scheduler(num_blocks=12, max_new_tokens=3, max_num_batched_tokens=64), FakeRunner()
+    scheduler.add(a_request("text", list(range(10)), max_tokens=12))
+    scheduler.add(a_request("other", list(range(9)), max_tokens=12, logit_bias={3: 1.0}))
+    scheduler.add(a_media_request("picture", [1, (b"cat", (6,)), 2], max_tokens=12))
+    for order in scheduler.take_fetches()[0]:
+        scheduler.arrive(order.number, fake_embeddings(order.key, order.num_tokens))
+    seen = set()
+    while scheduler.has_work:
+        output = scheduler.schedule()
+        data = pickled(output)
+        again = pickle.loads(data)  # noqa: S301 - our own bytes
+        assert pickled(again) == data
+        seen |= {field.name for field in fields(output) if getattr(output, field.name)}
+        scheduler.update_from_output(output, runner.execute(again))
+    assert scheduler.num_preemptions > 0
+    assert seen == {field.name for field in fields(SchedulerOutput)} - {"awaits_embeddings"}, "each field was put to the test"
