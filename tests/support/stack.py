@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,13 +64,13 @@ class Serving:
         """The address of the gateway, once the stack answers."""
         return self.wait_for(r"Triptych serves \S+ at (http://\S+)")[1]
 
-    def wait_until_unready(self, times: int = 1, timeout_s: float = SOON_S) -> None:
-        """Wait until the gateway has lost its readiness so many times."""
-        self.wait_for(r"gateway +│ .* not ready: ", times, timeout_s)
+    def wait_until_ready(self, url: str, timeout_s: float = 240) -> None:
+        """Wait until the gateway at this address is ready."""
+        _wait_for_status(url, 200, timeout_s)
 
-    def wait_until_ready(self, times: int = 1, timeout_s: float = 240) -> None:
-        """Wait until the gateway has become ready so many times."""
-        self.wait_for(r"gateway +│ .* is ready", times, timeout_s)
+    def wait_until_unready(self, url: str, timeout_s: float = SOON_S) -> None:
+        """Wait until the gateway at this address is not ready."""
+        _wait_for_status(url, 503, timeout_s)
 
     def ask(self, url: str) -> str:
         """The answer to the question, over REST."""
@@ -141,6 +142,14 @@ class Stack:
 
 #: Not every stack has an encoder.
 _GRPC_SERVICES = ("frontend", "encoder", "engine")
+
+
+def _wait_for_status(url: str, status: int, timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    with httpx.Client(base_url=url, trust_env=False) as http:
+        while (response := http.get("/ready")).status_code != status:
+            assert time.monotonic() < deadline_s, f"/ready answers {response.status_code}, not {status}: {response.text}"
+            time.sleep(0.02)
 
 
 def _port(arguments: list[str], flag: str) -> int:

@@ -62,4 +62,4 @@ class ChatEncoder(OpenAiEncoder):
 
 
 def _token(entry: generation_pb2.TokenLogprob | generation_pb2.TopLogprob) -> dict[str, Any]:
-    return {"token": entry.token, "logprob": finite_logprob(entry.logprob), "bytes": list(entry.token_bytes)}
+    return {"token": entry.token, "logprob": finite_logprob(entry.logprob), "bytes": list(entry.utf8)}

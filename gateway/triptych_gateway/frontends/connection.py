@@ -48,6 +48,8 @@ class FrontendConnection(Connection):
         self.models: Sequence[common_pb2.ModelInfo] = ()
         #: Whether it has an engine to serve with.
         self._is_serving = False
+        #: Calls whose files are on their way here.
+        self.num_coming = 0
         self._numbers = itertools.count(1)
         #: number -> the calls that it is one of
         self._calls: dict[int, Calls] = {}
@@ -68,7 +70,7 @@ class FrontendConnection(Connection):
 
     @property
     def load(self) -> int:
-        return len(self._calls)
+        return len(self._calls) + self.num_coming
 
     def start(self, calls: Calls, context: common_pb2.CallContext) -> None:
         """Hand over calls. What is started before the loop's next turn travels in one message.

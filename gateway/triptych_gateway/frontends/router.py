@@ -100,6 +100,7 @@ class FrontendRouter:
             if error is not None:
                 log.info("a request goes to the frontend at %s: %s", frontend.address, error)
             tried.add(frontend)
+            frontend.num_coming += 1
             try:
                 for call in mailbox.calls:
                     await _send_files(frontend, call, context)
@@ -113,6 +114,8 @@ class FrontendRouter:
                     mailbox.fail(error)
             except TriptychError as failure:
                 mailbox.fail(failure)
+            finally:
+                frontend.num_coming -= 1
 
 
 async def _send_files(frontend: FrontendConnection, call: FrontendCall, context: common_pb2.CallContext) -> None:

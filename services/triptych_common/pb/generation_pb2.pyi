@@ -302,32 +302,32 @@ class ToolCallDelta(_message.Message):
     def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
-    __slots__ = ("token_id", "token", "token_bytes", "logprob", "top", "text_offset")
+    __slots__ = ("token_id", "token", "utf8", "logprob", "top", "text_offset")
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UTF8_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
     TEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     token_id: int
     token: str
-    token_bytes: bytes
+    utf8: bytes
     logprob: float
     top: _containers.RepeatedCompositeFieldContainer[TopLogprob]
     text_offset: int
-    def __init__(self, token_id: _Optional[int] = ..., token: _Optional[str] = ..., token_bytes: _Optional[bytes] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopLogprob, _Mapping]]] = ..., text_offset: _Optional[int] = ...) -> None: ...
+    def __init__(self, token_id: _Optional[int] = ..., token: _Optional[str] = ..., utf8: _Optional[bytes] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopLogprob, _Mapping]]] = ..., text_offset: _Optional[int] = ...) -> None: ...
 
 class TopLogprob(_message.Message):
-    __slots__ = ("token_id", "token", "token_bytes", "logprob")
+    __slots__ = ("token_id", "token", "utf8", "logprob")
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UTF8_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     token_id: int
     token: str
-    token_bytes: bytes
+    utf8: bytes
     logprob: float
-    def __init__(self, token_id: _Optional[int] = ..., token: _Optional[str] = ..., token_bytes: _Optional[bytes] = ..., logprob: _Optional[float] = ...) -> None: ...
+    def __init__(self, token_id: _Optional[int] = ..., token: _Optional[str] = ..., utf8: _Optional[bytes] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class GenerationServiceSessionRequest(_message.Message):
     __slots__ = ("start", "cancel")

@@ -196,7 +196,7 @@ class MediaCall:
             reports.append(report)
         return reports
 
-    # What the engine's answers call while all sequences are in one request, see engines.router.Listener.
+    # See engines.router.Listener: while all sequences are in one request.
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         self.on_sequence_output(self._sequences[index], output)

@@ -19,9 +19,9 @@ def token_logprob(logprobs: engine_pb2.TokenLogprobs, texts: TokenTexts, text_of
     top = []
     for token_id, logprob in zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True):
         top_text, top_data = texts.get(token_id)
-        top.append(generation_pb2.TopLogprob(token_id=token_id, token=top_text, token_bytes=top_data, logprob=logprob))
+        top.append(generation_pb2.TopLogprob(token_id=token_id, token=top_text, utf8=top_data, logprob=logprob))
     return generation_pb2.TokenLogprob(
-        token_id=logprobs.token_id, token=text, token_bytes=data, logprob=logprobs.logprob, top=top, text_offset=text_offset
+        token_id=logprobs.token_id, token=text, utf8=data, logprob=logprobs.logprob, top=top, text_offset=text_offset
     )
 
 
@@ -35,6 +35,6 @@ def prompt_logprobs(
         offsets: where each prompt token's text starts, in characters.
     """
     text, data = texts.get(token_ids[0])
-    yield generation_pb2.TokenLogprob(token_id=token_ids[0], token=text, token_bytes=data, text_offset=offsets[0])
+    yield generation_pb2.TokenLogprob(token_id=token_ids[0], token=text, utf8=data, text_offset=offsets[0])
     for entry, offset in zip(logprobs, offsets[1:], strict=True):
         yield token_logprob(entry, texts, offset)

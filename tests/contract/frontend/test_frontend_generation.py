@@ -196,12 +196,12 @@ async def test_logprobs_carry_bytes_and_offsets_also_of_parts_of_characters() ->
     choices = [choice for response in responses for choice in response.choices]
     logprobs = [entry for choice in choices for entry in choice.logprobs]
     assert [entry.token_id for entry in logprobs] == [token_id for choice in choices for token_id in choice.token_ids] == ids(text)
-    assert b"".join(entry.token_bytes for entry in logprobs).decode() == text
+    assert b"".join(entry.utf8 for entry in logprobs).decode() == text
     assert [entry.logprob for entry in logprobs] == [-float(position) for position in range(len(logprobs))]
     assert all(entry.top[1].token == "\n" for entry in logprobs)
     # A token that ends inside a character starts where that character starts.
     for entry, before in zip(logprobs, range(len(logprobs)), strict=True):
-        whole = b"".join(earlier.token_bytes for earlier in logprobs[:before]).decode(errors="ignore")
+        whole = b"".join(earlier.utf8 for earlier in logprobs[:before]).decode(errors="ignore")
         assert entry.text_offset == len(whole)
 
 
@@ -224,5 +224,5 @@ async def test_an_echoed_prompt_has_logprobs_with_offsets_into_the_echoed_text(b
     whole = joined(responses)
     assert whole == prompt + text
     for position, entry in enumerate(logprobs):
-        before = b"".join(earlier.token_bytes for earlier in logprobs[:position])
+        before = b"".join(earlier.utf8 for earlier in logprobs[:position])
         assert entry.text_offset == len(before.decode(errors="ignore")), entry

@@ -161,9 +161,9 @@ async def test_stop_reason_names_what_matched(stream: bool, matched: dict[str, A
 @pytest.mark.parametrize("stream", [False, True])
 async def test_logprobs(stream: bool) -> None:
     frontend = FakeFrontend()
-    top = [generation_pb2.TopLogprob(token="é", token_bytes="é".encode(), logprob=-0.5)]
-    top.append(generation_pb2.TopLogprob(token="x", token_bytes=b"x", logprob=float("-inf")))
-    entry = generation_pb2.TokenLogprob(token="é", token_bytes="é".encode(), logprob=-0.5, top=top)
+    top = [generation_pb2.TopLogprob(token="é", utf8="é".encode(), logprob=-0.5)]
+    top.append(generation_pb2.TopLogprob(token="x", utf8=b"x", logprob=float("-inf")))
+    entry = generation_pb2.TokenLogprob(token="é", utf8="é".encode(), logprob=-0.5, top=top)
     frontend.script = Script([text_deltas("é", logprobs=[entry])])
     async with gateway_client(frontend) as client:
         response = await client.post("/v1/chat/completions", json=CHAT | {"stream": stream, "logprobs": True, "top_logprobs": 2})
@@ -186,7 +186,7 @@ async def test_token_ids(stream: bool) -> None:
 
 async def test_answers_are_what_the_openapi_document_says() -> None:
     frontend = FakeFrontend()
-    entry = generation_pb2.TokenLogprob(token="a", token_bytes=b"a", logprob=-1)
+    entry = generation_pb2.TokenLogprob(token="a", utf8=b"a", logprob=-1)
     frontend.script = Script([text_deltas("a", logprobs=[entry], token_ids=[1])])
     async with gateway_client(frontend) as client:
         response = await client.post("/v1/chat/completions", json=CHAT | {"logprobs": True, "return_token_ids": True})

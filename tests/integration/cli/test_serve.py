@@ -18,7 +18,7 @@ def test_it_answers_recovers_from_a_killed_engine_and_leaves_no_process() -> Non
         before["engine"].kill()
         server.wait_for(r"engine died \(SIGKILL\); its last lines:")
         server.wait_for(r"engine is ready", times=2)
-        server.wait_until_ready(times=2)
+        server.wait_until_ready(url)
         assert "Paris" in server.ask(url)
         after = server.services()
         assert after["engine"] != before["engine"]

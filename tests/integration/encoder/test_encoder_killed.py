@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 import support.builders.media_files as media
-from contract.frontend.test_frontend_media_generation import request
 from grpc.aio import AioRpcError
 from support.builders.frontend import Bench, frontend_bench, joined
+from support.drivers.media_frontend import request
 from support.fakes.engine import says
 from support.fakes.media_engine import FakeMediaEngine
 from support.fakes.waiting import until
@@ -42,7 +42,7 @@ async def ask(bench: Bench, number: int) -> str:
     """What became of a request: answered, or the reason of its error. Every second one has a picture of its own."""
     parts = ["Hi"] if number % 2 else [media.image(20 + number % 97, 20 + number // 97), "What is this?"]
     try:
-        responses = [response async for response in bench.generation.Chat(request(*parts))]
+        responses = [response async for response in bench.chat(request(*parts))]
     except AioRpcError as failed:
         error = from_rpc_error(failed)
         assert isinstance(error, (ServiceUnavailableError, QueueFullError)), error
@@ -62,14 +62,14 @@ async def test_mixed_requests_survive_a_killed_encoder(wait_for: str) -> None:
     ) as bench:
         encoders, counts = bench.frontend._encoders, bench.frontend._encoder_client.counts
         async with encoder_process(path, port) as process:
-            await until(lambda: bool(encoders.connected), _START_TIMEOUT_S)
+            await until(lambda: bool(encoders.ready), _START_TIMEOUT_S)
             asked = [asyncio.create_task(ask(bench, number)) for number in range(250)]
             # In the middle of encoding; or with embeddings that are there, and not all of them fetched.
             await until(lambda: counts[wait_for] >= 20)
             process.send_signal(signal.SIGKILL)
             outcomes = Counter(await asyncio.gather(*asked))
         async with encoder_process(path, port):
-            await until(lambda: bool(encoders.connected), _START_TIMEOUT_S)
+            await until(lambda: bool(encoders.ready), _START_TIMEOUT_S)
             after = Counter(await asyncio.gather(*(ask(bench, number) for number in range(250))))
         assert outcomes.total() == 250
         assert outcomes["answered"] >= 125

@@ -93,14 +93,12 @@ def _state(stack: Stack, service: str) -> int:
 @pytest.fixture
 def wake_up(stack: Stack) -> Callable[[str], None]:
     """A function that wakes a service, once the gateway has seen that it is away, and waits until the stack answers again."""
-    num_ready, num_unready = (len(re.findall(rf"gateway +│ .* {word}", stack.serving.log)) for word in ("is ready", "not ready: "))
 
     def wake_up(service: str) -> None:
-        stack.serving.wait_until_unready(num_unready + 1)
+        stack.serving.wait_until_unready(stack.url)
         assert [stack.http.get(path).status_code for path in ("/ready", "/live", "/health")] == [503, 200, 200]
         stack.control(service).WakeUp(control_pb2.WakeUpRequest())
-        stack.serving.wait_until_ready(num_ready + 1, timeout_s=SOON_S)
-        assert stack.http.get("/ready").status_code == 200
+        stack.serving.wait_until_ready(stack.url, timeout_s=SOON_S)
         assert "Paris" in answer_of(stack)["choices"][0]["message"]["content"]
 
     return wake_up

@@ -14,7 +14,7 @@ import torch
 from triptych_common.media.key import canonical_options, media_key
 from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.channels import open_channel
-from triptych_common.rpc.structs import to_struct
+from triptych_common.rpc.structs import from_struct, to_struct
 from triptych_common.rpc.tensors import DTYPE_NAMES
 from triptych_encoder.service import EncoderService
 from triptych_encoder.settings import EncoderSettings
@@ -44,7 +44,7 @@ class RunningEncoder:
         with_data: bool = True,
     ) -> encoder_pb2.EncodeItem:
         """An item with its right key; `data` makes the key, and is sent unless told otherwise."""
-        text = canonical_options(options or {})
+        text = canonical_options(from_struct(to_struct(options or {})))  # as they travel: 4.0 is 4
         key = media_key(self.description.key_scope, MODALITIES[modality], data, text, tenant_salt)
         return encoder_pb2.EncodeItem(
             key=key,

@@ -104,6 +104,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self._steps_allowed: int | None = None
         self._changed = asyncio.Condition()
         self._down = False
+        self._num_announcements = 0
 
     def register(self, server: grpc.aio.Server) -> None:
         engine_pb2_grpc.add_EngineServiceServicer_to_server(self, server)
@@ -130,6 +131,12 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             self._down = True
             self._changed.notify_all()
 
+    async def announce_going_away(self) -> None:
+        """Tell all sessions to send their requests elsewhere."""
+        async with self._changed:
+            self._num_announcements += 1
+            self._changed.notify_all()
+
     async def come_back(self) -> None:
         async with self._changed:
             self._down = False
@@ -144,10 +151,15 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         reader = asyncio.create_task(self._read(request_iterator))
         try:
             yield engine_pb2.SessionResponse(instance=self.instance, model=self.model)
+            num_announced = self._num_announcements
             while True:
                 async with self._changed:
-                    await self._changed.wait_for(self._may_step)
+                    await self._changed.wait_for(lambda seen=num_announced: self._may_step() or self._num_announcements > seen)
                     self._refuse_when_down()
+                    if self._num_announcements > num_announced:
+                        num_announced = self._num_announcements
+                        yield engine_pb2.SessionResponse(going_away=True)
+                        continue
                     response = step(self.live)
                     if self._steps_allowed is not None:
                         self._steps_allowed -= 1

@@ -42,7 +42,10 @@ def test_kernels_that_multiply_wrongly_are_not_used(monkeypatch: pytest.MonkeyPa
         return out
 
     monkeypatch.setattr(CpuKernels, "linear", wrong_in_the_first)
-    best, second = isas_of_this_cpu()[:2]
+    levels = isas_of_this_cpu()
+    if len(levels) < 2:
+        pytest.skip("this CPU has one instruction set, and no other can take its place")
+    best, second = levels[:2]
     loaded = load_kernels.__wrapped__()
     assert loaded is not None
     assert loaded is not seen[0]

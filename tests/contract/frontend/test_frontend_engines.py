@@ -1,0 +1,118 @@
+"""A frontend with several engines: which one gets a request, and who takes over from one that is lost or drains."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from grpc.aio import AioRpcError
+from support.builders.frontend import Bench, chat_request, frontend_bench, hello, ids, joined
+from support.builders.tokenizer import small_model_dir
+from support.fakes.engine import FakeEngine
+from support.fakes.grpc_server import serving
+from support.fakes.waiting import until
+from triptych_common.errors import QueueFullError
+from triptych_common.model.store import model_info
+from triptych_common.pb import common_pb2, engine_pb2
+from triptych_common.rpc.status import to_request_error
+from triptych_frontend.engines.router import EngineRouter
+
+
+async def collect(call) -> list:
+    return [response async for response in call]
+
+
+@asynccontextmanager
+async def two_engines() -> AsyncIterator[tuple[Bench, FakeEngine, FakeEngine]]:
+    """A frontend in front of two engines that it has both found."""
+    path = small_model_dir()
+    other = FakeEngine(model_info(path, path.name), hello())
+    async with AsyncExitStack() as stack:
+        first_address = await stack.enter_async_context(serving(other.register))
+        engine = FakeEngine(model_info(path, path.name), hello())
+        second_address = await stack.enter_async_context(serving(engine.register))
+        bench = await stack.enter_async_context(frontend_bench(engine_addresses=(first_address, second_address)))
+        await until(lambda: len(bench.frontend._engines.ready) == 2)
+        yield bench, other, engine
+
+
+async def test_requests_go_to_the_engine_with_the_least_load() -> None:
+    async with two_engines() as (bench, first, second):
+        await first.pause()
+        await second.pause()
+        calls = [asyncio.create_task(collect(bench.chat(chat_request()))) for _ in range(10)]
+        await until(lambda: len(first.requests) + len(second.requests) == 10)
+        assert (len(first.requests), len(second.requests)) == (5, 5)
+        await first.resume()
+        await second.resume()
+        assert [joined(answer) for answer in await asyncio.gather(*calls)] == ["Hello there"] * 10
+
+
+async def test_a_request_that_nobody_began_goes_to_the_other_engine() -> None:
+    async with two_engines() as (bench, first, second):
+        await first.pause()
+        await second.pause()
+        calls = [asyncio.create_task(collect(bench.chat(chat_request()))) for _ in range(6)]
+        await until(lambda: len(first.requests) + len(second.requests) == 6)
+        await first.go_down()
+        await until(lambda: len(second.requests) == 6)
+        await second.resume()
+        assert [joined(answer) for answer in await asyncio.gather(*calls)] == ["Hello there"] * 6
+
+
+async def test_a_request_that_has_begun_ends_with_an_error_and_the_next_one_is_served() -> None:
+    async with two_engines() as (bench, first, second):
+        first.script = second.script = lambda request: [engine_pb2.SequenceOutput(token_ids=ids("Hello"))]
+        call = bench.chat(chat_request())
+        await anext(aiter(call))
+        lost, left = (first, second) if first.requests else (second, first)
+        await lost.go_down()
+        with pytest.raises(AioRpcError, match="went away"):
+            await collect(call)
+        left.script = hello()
+        assert joined(await collect(bench.chat(chat_request()))) == "Hello there"
+
+
+async def test_what_one_engine_has_no_room_for_goes_to_the_other() -> None:
+    async with two_engines() as (bench, first, second):
+        error = to_request_error(QueueFullError("full"))
+        refused = engine_pb2.SequenceOutput(finish_reason=common_pb2.FINISH_REASON_ERROR, error=error)
+        first.script = lambda request: [refused]
+        answers = [joined(await collect(bench.chat(chat_request()))) for _ in range(4)]
+        assert answers == ["Hello there"] * 4
+        second.script = first.script
+        with pytest.raises(AioRpcError, match="full"):
+            await collect(bench.chat(chat_request()))
+
+
+async def test_an_engine_that_goes_away_gets_no_more_and_finishes_what_it_has() -> None:
+    async with two_engines() as (bench, first, second):
+        await first.pause(after_steps=1)
+        await second.pause(after_steps=1)
+        call = bench.chat(chat_request())
+        await anext(aiter(call))
+        leaving, left = (first, second) if first.requests else (second, first)
+        await leaving.announce_going_away()
+        await until(lambda: len(bench.frontend._engines.ready) == 1)
+        await left.resume()
+        assert joined(await collect(bench.chat(chat_request()))) == "Hello there"
+        assert len(leaving.requests) == 1
+        await leaving.resume()
+        rest = await collect(call)
+        assert rest[-1].usage.completion_tokens
+
+
+async def test_requests_with_the_same_media_go_to_the_same_engine_unless_it_is_overloaded() -> None:
+    async with two_engines() as (bench, *_):
+        router = EngineRouter(bench.frontend._engines)
+        keys = [bytes([number]) * 32 for number in range(40)]
+        requests = [engine_pb2.EngineRequest(media=[common_pb2.MediaRef(key=key)]) for key in keys]
+        homes = [router.choose(request) for request in requests]
+        assert homes == [router.choose(request) for request in requests]
+        assert len(set(homes)) == 2
+        busy = homes[0]
+        assert busy is not None
+        busy._num_unreported = 100
+        assert router.choose(requests[0]) is not busy
