@@ -41,7 +41,7 @@ class GatewaySettings(ServiceSettings):
         BeforeValidator(parse_bytes),
         Field(
             ge=1024,
-            description="Memory for the bodies of live requests. A body takes four times its length while it is "
+            description="Memory for the bodies of live requests. A body takes two and a half times its length while it is "
             "read and decoded, then the length of its files until a frontend has answered. Further bodies wait.",
         ),
     ] = 512 << 20
