@@ -85,11 +85,11 @@ def running_without_model(model: str) -> Iterator[Stack]:
     """A fake engine, a frontend with the model's tokenizer, and a gateway, for the time of the block."""
     engine, frontend, gateway = (free_port(HOST) for _ in range(3))
     quiet = ("--log-level", "WARNING")
-    front = ("--port", str(frontend), "--control-port", "0", "--engine-address", f"{HOST}:{engine}", "--model", model, *quiet)
+    front = ("--port", str(frontend), "--control-port", "0", "--engine-addresses", f"{HOST}:{engine}", "--model", model, *quiet)
     programs = {
         "engine": (__name__, str(engine), model),
         "frontend": ("triptych_frontend", *front),
-        "gateway": ("triptych_gateway", "--port", str(gateway), "--frontend-address", f"{HOST}:{frontend}", *quiet),
+        "gateway": ("triptych_gateway", "--port", str(gateway), "--frontend-addresses", f"{HOST}:{frontend}", *quiet),
     }
     with ExitStack() as exits:
         children = {

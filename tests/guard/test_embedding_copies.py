@@ -14,7 +14,7 @@ from support.builders.multimodal import build_checkpoint
 from support.counting import device_work
 from support.drivers.engine import EngineDriver
 from support.fakes.encoder import FakeEncoder, encoder_pool
-from support.fakes.grpc_server import serving
+from support.grpc_server import serving
 from triptych_common.pb import common_pb2, encoder_pb2
 from triptych_engine.media import fetcher as embedding_fetcher
 from triptych_engine.media.fetcher import EmbeddingFetcher

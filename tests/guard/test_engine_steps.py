@@ -17,8 +17,8 @@ import pytest
 from support.builders.engine import a_request, a_scheduler, a_tiny_llama_config, save_random_model
 from support.counting import assert_per_item, python_calls
 from support.drivers.engine import EngineDriver
-from support.fakes.grpc_server import serving
 from support.fakes.runner import VOCAB_SIZE, FakeRunner
+from support.grpc_server import serving
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 from triptych_engine.core import EngineCore

@@ -17,7 +17,7 @@ import pytest
 from support.counting import assert_per_item, python_calls
 from support.fakes.gateway import CHAT, COMPLETION, gateway_client, gateway_server
 from support.fakes.stepped_frontend import SteppedFrontend
-from support.fakes.waiting import until
+from support.waiting import until
 
 FEW, MANY = 8, 64
 NUM_CALLS = (1, FEW, MANY)

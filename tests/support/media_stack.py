@@ -26,7 +26,7 @@ from triptych_frontend.service import _load_text_and_media
 from triptych_frontend.settings import FrontendSettings
 
 from support.drivers.encoder import MODALITIES, RunningEncoder, an_encoder
-from support.fakes.waiting import until
+from support.waiting import until
 
 #: Text, or modality and file.
 Part = str | tuple[str, bytes]

@@ -18,7 +18,6 @@ from triptych_common.settings import ServiceSettings, startup_error
 from triptych_cli.errors import CommandError
 
 #: In the order of their start: each needs some of those before it.
-#: In the order of their start: who is told of others comes after them.
 SERVICES = ("encoder", "engine", "frontend", "gateway")
 ServiceArgs = dict[str, list[str]]
 

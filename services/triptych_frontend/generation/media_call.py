@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import Enum
 
 from triptych_common.errors import EmbeddingUnavailableError, InternalError, ServiceUnavailableError, TriptychError
@@ -18,8 +18,8 @@ from triptych_common.pb import engine_pb2, generation_pb2
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import MediaEncoding
-from triptych_frontend.encoders.item import Encoded
 from triptych_frontend.engines.router import EngineCall, EngineRouter, Listener
+from triptych_frontend.generation.media_report import media_reports
 from triptych_frontend.generation.sampling import seed_of_choice
 from triptych_frontend.prompt.preprocess import Prompt
 
@@ -186,15 +186,7 @@ class MediaCall:
         Args:
             last: the engine's last output of the first choice. Further choices find what that one fetched.
         """
-        fetches: Sequence[engine_pb2.MediaFetch] = last.media if last is not None else ()
-        reports = []
-        for index, item in enumerate(self._prompt.media):
-            report = generation_pb2.MediaReport(modality=item.modality, key=item.key, num_tokens=item.expansion.num_embeds)
-            _add_encoding(report, self._encoding.result_of(item.key))
-            if index < len(fetches):
-                report.source, report.fetch_s = fetches[index].source, fetches[index].fetch_s
-            reports.append(report)
-        return reports
+        return media_reports(self._prompt.media, self._encoding, last)
 
     # See engines.router.Listener: while all sequences are in one request.
 
@@ -297,10 +289,3 @@ def _is_about_embeddings(error: TriptychError) -> bool:
         return True
     # An encoder's failure can come through the engine before it comes from the encoder, while other encoders are still asked.
     return isinstance(error, InternalError) and _ENGINE_FIELD.match(error.field) is not None
-
-
-def _add_encoding(report: generation_pb2.MediaReport, encoded: Encoded | None) -> None:
-    if encoded is not None:
-        report.tier = encoded.result.tier
-        report.encode.CopyFrom(encoded.result.timings)
-        report.transfer_s = encoded.transfer_s

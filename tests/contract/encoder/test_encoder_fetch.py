@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from support.drivers.encoder_of_fakes import BYTES_PER_TOKEN, HIDDEN, encoder_of_fakes
-from support.fakes.waiting import until
+from support.waiting import until
 from triptych_common.pb import encoder_pb2
 
 Tier = encoder_pb2.CacheTier

@@ -12,9 +12,9 @@ import grpc
 import pytest
 from support.builders.engine import GREEDY, a_media_message, a_scheduler, traits
 from support.fakes.encoder import FakeEncoder, encoder_pool
-from support.fakes.grpc_server import serving
 from support.fakes.runner import VOCAB_SIZE, FakeRunner, embedding, expected_output, seen
-from support.fakes.waiting import until
+from support.grpc_server import serving
+from support.waiting import until
 from triptych_common.errors import Code, EmbeddingUnavailableError, InvalidRequestError, TriptychError
 from triptych_common.pb import common_pb2, encoder_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import open_channel

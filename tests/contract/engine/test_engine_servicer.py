@@ -8,8 +8,8 @@ import threading
 import grpc
 import pytest
 from support.drivers.engine_service import NUM_BLOCKS, Served, a_message, alone, an_engine
-from support.fakes.grpc_server import serving
-from support.fakes.waiting import until
+from support.grpc_server import serving
+from support.waiting import until
 from triptych_common.errors import ServiceUnavailableError, TriptychError
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import open_channel

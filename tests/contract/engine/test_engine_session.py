@@ -9,7 +9,7 @@ import grpc
 import pytest
 from support.drivers.engine_service import NUM_BLOCKS, Session, a_message, alone, an_engine
 from support.fakes.runner import VOCAB_SIZE
-from support.fakes.waiting import until
+from support.waiting import until
 from triptych_common.errors import InvalidRequestError, NeverFitsError, QueueFullError, ServiceUnavailableError
 from triptych_common.pb import common_pb2, engine_pb2
 from triptych_common.rpc.status import from_request_error

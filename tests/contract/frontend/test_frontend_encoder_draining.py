@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from support.fakes.encoder import FakeEncoder, encoder_pool
-from support.fakes.grpc_server import serving
-from support.fakes.waiting import until
+from support.grpc_server import serving
+from support.waiting import until
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import StaticResolver

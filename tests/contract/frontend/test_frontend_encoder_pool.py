@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from support.drivers.encoder_client import MODEL, encoders, item, until_connected
 from support.fakes.encoder import SCOPE, FakeEncoder
-from support.fakes.grpc_server import serving
-from support.fakes.waiting import until
+from support.grpc_server import serving
+from support.waiting import until
 from triptych_common.cluster import encoder as cluster_encoder
 from triptych_common.errors import ServiceUnavailableError
 from triptych_frontend.encoders.encoding import ensure

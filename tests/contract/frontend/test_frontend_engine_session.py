@@ -13,7 +13,7 @@ from grpc.aio import AioRpcError
 from support.builders.frontend import Bench, chat_request, frontend_bench, hello, ids, joined, streamed
 from support.builders.tokenizer import small_model_dir
 from support.fakes.engine import FakeEngine, says
-from support.fakes.grpc_server import serving
+from support.grpc_server import serving
 from triptych_common.cluster import connection as cluster_connection
 from triptych_common.errors import (
     ContextLengthError,

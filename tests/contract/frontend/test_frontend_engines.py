@@ -11,8 +11,8 @@ from grpc.aio import AioRpcError
 from support.builders.frontend import Bench, chat_request, frontend_bench, hello, ids, joined
 from support.builders.tokenizer import small_model_dir
 from support.fakes.engine import FakeEngine
-from support.fakes.grpc_server import serving
-from support.fakes.waiting import until
+from support.grpc_server import serving
+from support.waiting import until
 from triptych_common.errors import QueueFullError
 from triptych_common.model.store import model_info
 from triptych_common.pb import common_pb2, engine_pb2

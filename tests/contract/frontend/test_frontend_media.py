@@ -12,7 +12,7 @@ import support.builders.media_files as media
 from grpc.aio import AioRpcError
 from support.builders.frontend import Bench, chat_request, frontend_bench
 from support.fakes.encoder import SCOPE, FakeEncoder
-from support.fakes.grpc_server import serving
+from support.grpc_server import serving
 from triptych_common.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
 from triptych_common.media.key import canonical_options, media_key
 from triptych_common.model.store import model_info

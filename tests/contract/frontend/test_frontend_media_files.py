@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.builders.frontend import joined
 from support.drivers.media_frontend import IMAGE, OTHER, PICTURE, Item, MediaBench, media_bench, request
-from support.fakes.waiting import until
+from support.waiting import until
 from triptych_common.errors import (
     InvalidRequestError,
     QueueFullError,

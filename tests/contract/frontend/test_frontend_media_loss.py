@@ -12,9 +12,9 @@ from support.builders.frontend import frontend_bench, joined
 from support.drivers.media_frontend import IMAGE, PICTURE, Item, MediaBench, media_bench, request
 from support.fakes.encoder import FakeEncoder
 from support.fakes.engine import Script, says
-from support.fakes.grpc_server import serving
 from support.fakes.media_engine import FakeMediaEngine
-from support.fakes.waiting import until
+from support.grpc_server import serving
+from support.waiting import until
 from triptych_common.errors import (
     EmbeddingUnavailableError,
     InvalidRequestError,

@@ -11,7 +11,7 @@ import pytest
 from support.builders.frontend import Bench, chat_request, frontend_bench, ids, joined
 from support.builders.tokenizer import IM_END_ID
 from support.fakes.engine import says
-from support.fakes.waiting import until
+from support.waiting import until
 from triptych_common.errors import ContextLengthError, InvalidRequestError, NeverFitsError, ServiceUnavailableError
 from triptych_common.pb import common_pb2, control_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.status import from_request_error, from_rpc_error, to_request_error

@@ -9,7 +9,7 @@ import httpx
 import orjson
 import pytest
 from support.fakes.gateway import CHAT, COMPLETION, gateway_client
-from support.fakes.waiting import until
+from support.waiting import until
 from triptych_gateway.body_budget import BodyBudget
 
 

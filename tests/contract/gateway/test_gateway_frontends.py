@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import httpx
 from support.fakes.frontend import FakeFrontend, running, says
 from support.fakes.gateway import CHAT, client_of
-from support.fakes.waiting import until
+from support.waiting import until
 from triptych_common.pb import common_pb2
 from triptych_gateway.app import create_app
 from triptych_gateway.settings import GatewaySettings

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 import pytest
 from support.fakes.frontend import MODEL, FakeFrontend, fails, running, says
-from support.fakes.waiting import until
+from support.waiting import until
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import StaticResolver
 from triptych_common.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError

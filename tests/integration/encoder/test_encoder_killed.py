@@ -17,7 +17,7 @@ from support.builders.frontend import Bench, frontend_bench, joined
 from support.drivers.media_frontend import request
 from support.fakes.engine import says
 from support.fakes.media_engine import FakeMediaEngine
-from support.fakes.waiting import until
+from support.waiting import until
 from triptych_cli.stack.ports import free_port
 from triptych_common.errors import QueueFullError, ServiceUnavailableError
 from triptych_common.rpc.status import from_rpc_error

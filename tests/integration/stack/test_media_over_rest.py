@@ -22,8 +22,8 @@ from support.drivers.encoder import RunningEncoder, an_encoder
 from support.fakes.engine import says
 from support.fakes.gateway import client_of
 from support.fakes.media_engine import FakeMediaEngine
-from support.fakes.waiting import until
 from support.memory import peak_memory
+from support.waiting import until
 from triptych_common.model.store import served_name
 from triptych_gateway.app import create_app
 from triptych_gateway.settings import GatewaySettings

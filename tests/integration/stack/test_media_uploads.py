@@ -19,9 +19,9 @@ import pytest
 import support.builders.media_files as media
 from support.fakes.encoder import FakeEncoder
 from support.fakes.engine import says
-from support.fakes.grpc_server import serving
 from support.fakes.media_engine import FakeMediaEngine
-from support.fakes.waiting import until
+from support.grpc_server import serving
+from support.waiting import until
 from triptych_cli.stack.ports import free_port
 from triptych_common.model.store import model_info, served_name
 

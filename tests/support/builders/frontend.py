@@ -19,8 +19,8 @@ from triptych_frontend.settings import FrontendSettings
 
 from support.builders.tokenizer import IM_END_ID, byte_level_tokenizer, small_model_dir
 from support.fakes.engine import FakeEngine, Script, says
-from support.fakes.grpc_server import serving
 from support.fakes.media_engine import FakeMediaEngine
+from support.grpc_server import serving
 
 TOKENIZER = byte_level_tokenizer()
 

@@ -13,8 +13,8 @@ from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.media.item import Expansion, MediaFile, PreparedMedia
 
 from support.fakes.encoder import SCOPE, FakeEncoder
-from support.fakes.grpc_server import serving
-from support.fakes.waiting import until
+from support.grpc_server import serving
+from support.waiting import until
 
 MODEL = common_pb2.ModelInfo(name="model", fingerprint="0" * 64)
 

@@ -24,7 +24,7 @@ from triptych_encoder.rpc.servicer import EncoderServicer
 from triptych_encoder.tower.device_loop import DeviceLoop
 
 from support.drivers.encoder import RunningEncoder
-from support.fakes.grpc_server import serving
+from support.grpc_server import serving
 
 HIDDEN = 8
 

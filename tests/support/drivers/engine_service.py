@@ -15,9 +15,9 @@ from triptych_engine.rpc.outbox import Outbox
 from triptych_engine.rpc.servicer import EngineServicer
 
 from support.builders.engine import GREEDY, a_scheduler
-from support.fakes.grpc_server import serving
 from support.fakes.runner import VOCAB_SIZE, FakeRunner, expected_output
-from support.fakes.waiting import until
+from support.grpc_server import serving
+from support.waiting import until
 
 MODEL = common_pb2.ModelInfo(name="fake", max_model_len=256, vocab_size=VOCAB_SIZE)
 NUM_BLOCKS = 64

@@ -20,9 +20,9 @@ import support.builders.media_files as media
 from support.builders.frontend import Bench, chat_request, frontend_bench
 from support.fakes.encoder import SCOPE, FakeEncoder
 from support.fakes.engine import says
-from support.fakes.grpc_server import serving
 from support.fakes.media_engine import FakeMediaEngine
-from support.fakes.waiting import until
+from support.grpc_server import serving
+from support.waiting import until
 
 IMAGE = common_pb2.MODALITY_IMAGE
 Item = common_pb2.MediaItem

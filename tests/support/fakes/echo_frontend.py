@@ -10,7 +10,7 @@ import grpc
 from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2, generation_pb2_grpc
 
-from support.fakes.grpc_server import serving
+from support.grpc_server import serving
 
 
 class EchoFrontend(generation_pb2_grpc.GenerationServiceServicer):

@@ -23,8 +23,8 @@ from triptych_common.pb import (
 from triptych_common.rpc.control import Health
 from triptych_common.telemetry.logs import request_id_var
 
-from support.fakes.grpc_server import serving
 from support.fakes.session import SessionOverCalls
+from support.grpc_server import serving
 
 MODEL = common_pb2.ModelInfo(name="fake/model", fingerprint="0123456789abcdef", max_model_len=2048, vocab_size=100)
 STOP = common_pb2.FINISH_REASON_STOP

@@ -15,7 +15,7 @@ from triptych_gateway.main import listen
 from triptych_gateway.settings import GatewaySettings
 
 from support.fakes.frontend import MODEL, FakeFrontend, running
-from support.fakes.waiting import until
+from support.waiting import until
 
 CHAT: dict[str, Any] = {"model": MODEL.name, "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION: dict[str, Any] = {"model": MODEL.name, "prompt": "Once"}

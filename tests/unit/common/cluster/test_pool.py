@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fakes.waiting import until
+from support.waiting import until
 from triptych_common.cluster import connection as connection_module
 from triptych_common.cluster.connection import Connection, ConnectionRefusedByUsError
 from triptych_common.cluster.pool import Pool, rendezvous

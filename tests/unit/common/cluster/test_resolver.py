@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
-from support.fakes.waiting import until
+from support.waiting import until
 from triptych_common.cluster import resolver as resolver_module
 from triptych_common.cluster.resolver import DnsResolver, JoinedResolver, Resolver, StaticResolver, resolver_of
 from triptych_common.errors import StartupError
