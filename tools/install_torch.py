@@ -1,8 +1,8 @@
-"""Installs torch into this Python's environment: `python tools/install_torch.py [pip's options] 'torch>=2.11,<2.14'`.
+"""Installs torch into this Python's environment: `python tools/install_torch.py [options] 'torch>=2.11,<2.14'`.
 
 On Linux, pip's default index has the CUDA build, which is several gigabytes large. Where no NVIDIA GPU is visible, this program
-takes the CPU build from PyTorch's own index. If a variable or a configuration file tells pip where to look, pip looks there.
-The program needs nothing but pip, because it runs before anything else is installed.
+takes the CPU build by `uv pip install --torch-backend cpu`, because uv knows where PyTorch keeps it. If a variable or a configuration
+file tells pip where to look, pip looks there. The program needs nothing but pip, because it runs before anything else is installed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-#: PyTorch's index of CPU builds, as its own installation guide names it.
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+UV = (sys.executable, "-m", "uv")
 #: pip's settings that say where packages are.
 _SOURCES = {"index-url", "extra-index-url", "find-links", "no-index"}
 
@@ -32,29 +31,29 @@ def configured_sources(pip: Sequence[str] = PIP) -> set[str]:
     return {line.partition("=")[0].rpartition(".")[2] for line in lines} & _SOURCES
 
 
-def install(arguments: Sequence[str], cpu_index: str | None, pip: Sequence[str] = PIP) -> int:
-    """Run pip, at first with the index of CPU builds alone.
+def install(arguments: Sequence[str], wants_cpu_build: bool, pip: Sequence[str] = PIP, uv: Sequence[str] = UV) -> int:
+    """Install torch.
 
     Args:
-        arguments: of `pip install`.
-        cpu_index: address of the index; None asks pip's own sources at once.
+        arguments: of `pip install`, which `uv pip install` takes too.
+        wants_cpu_build: try uv first.
 
     Returns:
-        the exit status of pip.
+        the exit status of pip, or 0.
     """
-    if cpu_index is not None:
-        # What torch depends on comes later, from pip's own sources: the index has old versions of it.
-        only = ["--index-url", cpu_index, "--no-deps", "--retries", "1"]
-        attempt = subprocess.run([*pip, "install", *only, *arguments], capture_output=True, text=True)
-        if attempt.returncode == 0:
+    if wants_cpu_build:
+        # What torch depends on comes later, from pip's own sources.
+        options = ["--python", sys.executable, "--torch-backend", "cpu", "--no-deps"]
+        steps = [[*pip, "install", "-q", "uv"], [*uv, "pip", "install", *options, *arguments]]
+        if all(subprocess.run(step, capture_output=True, text=True).returncode == 0 for step in steps):
             return 0
-        print(f"no CPU build of torch from {cpu_index}; taking what pip's default index has", file=sys.stderr)
+        print("the CPU build of torch is not to be had; taking what pip's default index has", file=sys.stderr)
     return subprocess.run([*pip, "install", *arguments]).returncode
 
 
 def main() -> int:
     wants_cpu_build = sys.platform == "linux" and not has_nvidia_gpu() and not configured_sources()
-    return install(sys.argv[1:], CPU_INDEX if wants_cpu_build else None)
+    return install(sys.argv[1:], wants_cpu_build)
 
 
 if __name__ == "__main__":

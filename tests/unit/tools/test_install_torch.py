@@ -1,9 +1,11 @@
-"""Where torch comes from: PyTorch's index of CPU builds, or wherever pip was told to look."""
+"""Where torch comes from: the CPU build by uv, or wherever pip was told to look."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -66,31 +68,41 @@ def test_sources_in_a_configuration_file_count(tmp_path: Path, monkeypatch: pyte
     assert configured_sources() == {"extra-index-url"}
 
 
-def test_the_cpu_build_is_taken_alone(tmp_path: Path) -> None:
-    """Without what it depends on, which comes from pip's own sources afterwards."""
-    wheel(tmp_path / "index" / "torch", "2.12.0+cpu")
-    with index(tmp_path / "index") as address:
-        assert install(["-q", "--target", str(tmp_path / "out"), "torch>=2.11,<2.14"], address) == 0
-    assert (tmp_path / "out" / "torch-2.12.0+cpu.dist-info").is_dir()
+def test_the_cpu_build_is_asked_of_uv(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    tool = (sys.executable, "-c", f"import sys; open({str(said)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')")
+    assert install(["-q", "torch>=2.11,<2.14"], True, pip=tool, uv=tool) == 0
+    assert said.read_text().splitlines() == [
+        "install -q uv",
+        f"pip install --python {sys.executable} --torch-backend cpu --no-deps -q torch>=2.11,<2.14",
+    ]
 
 
-def test_an_index_that_does_not_answer_is_told_of_in_one_line(
+def test_uv_takes_these_options() -> None:
+    """The real one, which is offline here: it gets as far as looking for torch."""
+    command = [sys.executable, "-m", "uv", "pip", "install", "--offline", "--no-cache", "--dry-run", "--torch-backend", "cpu"]
+    done = subprocess.run([*command, "--python", sys.executable, "--no-deps", "torch==0.0.1"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "torch" in done.stderr
+    assert "unexpected argument" not in done.stderr
+
+
+def test_without_a_cpu_build_the_default_is_taken_and_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     wheel(tmp_path / "own" / "torch", "2.13.0")
+    fails = (sys.executable, "-c", "raise SystemExit(2)")
     with index(tmp_path / "own") as address:
         monkeypatch.setenv("PIP_INDEX_URL", address)
         arguments = ["-q", "--no-deps", "--target", str(tmp_path / "out"), "torch>=2.11,<2.14"]
-        assert install(arguments, "http://127.0.0.1:1") == 0
+        assert install(arguments, True, uv=fails) == 0
     assert (tmp_path / "out" / "torch-2.13.0.dist-info").is_dir()
-    assert capfd.readouterr().err.splitlines() == [
-        "no CPU build of torch from http://127.0.0.1:1; taking what pip's default index has"
-    ]
+    assert capfd.readouterr().err.splitlines() == ["the CPU build of torch is not to be had; taking what pip's default index has"]
 
 
 def test_a_failure_of_the_plain_install_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    assert install(["-q", "--target", str(tmp_path / "out"), "torch>=2.11,<2.14"], None) != 0
+    assert install(["-q", "--target", str(tmp_path / "out"), "torch>=2.11,<2.14"], False) != 0
 
 
 def test_a_gpu_is_visible_by_its_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
