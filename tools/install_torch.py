@@ -1,8 +1,9 @@
 """Installs torch into this Python's environment: `python tools/install_torch.py [options] 'torch>=2.11,<2.14'`.
 
-On Linux, pip's default index has the CUDA build, which is several gigabytes large. Where no NVIDIA GPU is visible, this program takes
-the CPU build by `uv pip install --torch-backend cpu`, because uv knows where PyTorch keeps it. If a variable or a configuration file
-tells pip where to look, pip looks there. The program needs nothing but pip, because it runs before anything else is installed.
+On Linux, pip's default index has the CUDA build, which is several gigabytes large. Where no NVIDIA GPU is visible, this program
+takes the CPU build by `uv pip install --torch-backend cpu`, because uv knows where PyTorch keeps it. If a variable or a
+configuration file tells pip where to look, pip looks there. The program needs nothing but pip, because it runs before anything
+else is installed.
 """
 
 from __future__ import annotations

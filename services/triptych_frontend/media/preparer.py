@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from triptych_common.errors import InvalidRequestError
+from triptych_common.errors import InvalidRequestError, ServiceUnavailableError
 from triptych_common.media.key import canonical_options, content_hash, media_key_of_hash
 from triptych_common.media.processor_options import check_option_numbers
 from triptych_common.pb import common_pb2
@@ -90,13 +90,20 @@ class MediaPreparer:
             ServiceUnavailableError: no encoder is there.
         """
         inputs = self._checked(items)
-        await self._encoders.until_some()  # before anything is fetched in vain
+        await self._until_encoders(inputs[0].field)  # before anything is fetched in vain
         tasks = [asyncio.create_task(self._prepare_one(media, principal, principal.scoped_salt(salt), hold)) for media in inputs]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
+
+    async def _until_encoders(self, field: str) -> None:
+        try:
+            await self._encoders.until_some()
+        except ServiceUnavailableError as error:
+            message = f"{field}: {error.message}"
+            raise ServiceUnavailableError(message, field=field, retry_after_s=error.retry_after_s) from error
 
     def _checked(self, items: Sequence[tuple[str, common_pb2.MediaItem]]) -> list[MediaInput]:
         if self._expander is None:

@@ -31,9 +31,11 @@ async def test_a_wrong_key_is_refused() -> None:
         item.data = b"another"
         [result] = await served.client.encode(item)
         assert (result.error.reason, result.error.field) == ("INVALID_REQUEST", "key")
+        with_nan = served.item(b"x")
+        with_nan.processor_options.fields["a"].number_value = float("nan")
         for changed in (
             encoder_pb2.EncodeItem(key=b"short", modality=common_pb2.MODALITY_IMAGE),
-            served.item(b"x", options={"a": float("nan")}),
+            with_nan,
             encoder_pb2.EncodeItem(key=item.key, modality=common_pb2.MODALITY_AUDIO),
         ):
             [result] = await served.client.encode(changed)
