@@ -194,3 +194,20 @@ async def test_a_frontend_that_becomes_ready_is_seen_though_it_could_not_describ
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("depth", [31, 40, 250])
+async def test_options_that_are_nested_deeply_disturb_no_other_request(depth: int) -> None:
+    frontend, gate = FakeFrontend(), asyncio.Semaphore(0)
+    frontend.script = says("a", "b", gate=gate)
+    options: Any = 1
+    for _ in range(depth):
+        options = {"a": options}
+    async with gateway_client(frontend) as client:
+        other = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
+        await frontend.arrivals.get()
+        deep = await client.post("/v1/chat/completions", json=CHAT | {"chat_template_kwargs": options})
+        for _ in range(10):
+            gate.release()
+        assert (await other).status_code == 200
+    assert (deep.status_code, deep.json()["error"]["param"]) == (400, "chat_template_kwargs")
