@@ -211,3 +211,26 @@ async def test_options_that_are_nested_deeply_disturb_no_other_request(depth: in
             gate.release()
         assert (await other).status_code == 200
     assert (deep.status_code, deep.json()["error"]["param"]) == (400, "chat_template_kwargs")
+
+
+async def test_files_are_let_go_once_a_frontend_has_answered() -> None:
+    frontend, gate = FakeFrontend(), asyncio.Semaphore(1)
+    frontend.script = says("a", "b", gate=gate)
+    async with running(frontend) as address:
+        app = create_app(GatewaySettings(frontend_addresses=(address,)))
+        async with app.router.lifespan_context(app):
+            await until(lambda: len(app.state.gateway.pool.ready) == 1)
+            url = "data:image/png;base64," + "QUJD" * 200_000
+            picture = {"type": "image_url", "image_url": {"url": url}}
+            sound = {"type": "input_audio", "input_audio": {"data": "QUJD" * 200_000, "format": "wav"}}
+            body = CHAT | {"stream": True, "messages": [{"role": "user", "content": [picture, sound]}]}
+            async with client_of(app) as client:
+                stream = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+                await until(lambda: frontend.num_responses == 1)
+                await until(lambda: app.state.gateway.bodies.used_bytes == 0)
+                gc.collect()
+                held = [one for one in gc.get_objects() if isinstance(one, MediaFile)]
+                for _ in range(5):
+                    gate.release()
+                assert (await stream).status_code == 200
+    assert held == []
