@@ -12,7 +12,7 @@ import grpc
 from triptych_common.cluster.pool import Pool
 from triptych_common.errors import InternalError, InvalidRequestError, ServiceUnavailableError, TriptychError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
+from triptych_common.rpc.channels import MAX_MESSAGE_BYTES, was_closed
 from triptych_common.rpc.status import from_rpc_error, has_details
 
 from triptych_gateway.frontends.calls import Calls, FrontendCall, Response
@@ -153,14 +153,10 @@ async def answered(call: Callable[[FrontendConnection], Awaitable[T]], frontend:
         return await call(frontend)
     except grpc.aio.AioRpcError as error:
         raise _translated(error, frontend.address) from None
-    except grpc.aio.UsageError:
-        raise ServiceUnavailableError(_AWAY) from None
-    except asyncio.CancelledError:
-        # gRPC cancels the calls of a channel that is closed, as if their callers had done it.
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise ServiceUnavailableError(_AWAY) from None
+    except (grpc.aio.UsageError, asyncio.CancelledError) as error:
+        if was_closed(error):
+            raise ServiceUnavailableError(_AWAY) from None
+        raise
 
 
 def _translated(error: grpc.aio.AioRpcError, address: str) -> TriptychError:

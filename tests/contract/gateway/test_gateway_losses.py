@@ -48,13 +48,12 @@ class SlowFrontend(FakeFrontend):
     def __init__(self, number: int) -> None:
         super().__init__()
         self.instance = common_pb2.Instance(id=f"frontend {number}", state=common_pb2.SERVER_STATE_SERVING)
-        self.is_slow = True
+        self.may_go_on = asyncio.Event()
         self.num_waiting = 0
 
     async def _wait(self) -> None:
         self.num_waiting += 1
-        while self.is_slow:
-            await asyncio.sleep(0.01)
+        await self.may_go_on.wait()
 
     async def UploadMedia(self, request_iterator: Any, context: Any) -> generation_pb2.UploadMediaResponse:
         await self._wait()
@@ -65,10 +64,11 @@ class SlowFrontend(FakeFrontend):
         return await super().ListModels(request, context)
 
 
+Slow = tuple[Pool[FrontendConnection], list[SlowFrontend], list[AsyncExitStack], Named]
+
+
 @asynccontextmanager
-async def slow_frontends(
-    number: int,
-) -> AsyncIterator[tuple[Pool[FrontendConnection], list[SlowFrontend], list[AsyncExitStack], Named]]:
+async def slow_frontends(number: int) -> AsyncIterator[Slow]:
     """A pool of slow frontends, what stops each of them, and the resolver."""
     frontends = [SlowFrontend(index) for index in range(number)]
     async with AsyncExitStack() as stack:
@@ -107,7 +107,7 @@ async def test_a_frontend_that_is_lost_during_an_upload_leaves_the_request_to_an
         answer = asyncio.create_task(text_of(router, with_file()))
         await until(lambda: any(one.num_waiting for one in frontends))
         first = 0 if frontends[0].num_waiting else 1
-        frontends[1 - first].is_slow = False
+        frontends[1 - first].may_go_on.set()
         await lives[first].aclose()
         assert await asyncio.wait_for(answer, 5) == "Hello"
 
@@ -126,12 +126,12 @@ async def test_a_request_that_is_placed_again_ends_when_the_second_frontend_is_l
     async with slow_frontends(2) as (pool, frontends, lives, _):
         router = FrontendRouter(pool)
         for one in frontends:
-            one.is_slow = False
+            one.may_go_on.set()
             one.script = says("a", gate=asyncio.Semaphore(0))
         answer = asyncio.create_task(text_of(router, with_file()))
         await until(lambda: any(one.num_live for one in frontends))
         first = 0 if frontends[0].num_live else 1
-        frontends[1 - first].is_slow = True
+        frontends[1 - first].may_go_on.clear()
         await lives[first].aclose()
         await until(lambda: frontends[1 - first].num_waiting == 1)
         await lives[1 - first].aclose()
@@ -143,7 +143,7 @@ async def test_an_unexpected_error_while_a_request_is_placed_again_ends_it(monke
     async with slow_frontends(2) as (pool, frontends, lives, _):
         router = FrontendRouter(pool)
         for one in frontends:
-            one.is_slow = False
+            one.may_go_on.set()
             one.script = says("a", gate=asyncio.Semaphore(0))
         answer = asyncio.create_task(text_of(router, with_file()))
         await until(lambda: any(one.num_live for one in frontends))
@@ -164,7 +164,7 @@ async def test_a_question_in_flight_survives_that_its_frontend_is_named_no_more(
         answer = asyncio.create_task(client.models("id"))
         await until(lambda: any(one.num_waiting for one in frontends))
         first = 0 if frontends[0].num_waiting else 1
-        frontends[1 - first].is_slow = False
+        frontends[1 - first].may_go_on.set()
         resolver.addresses.put_nowait((pool.connections[1 - first].address,))
         assert [model.name for model in await asyncio.wait_for(answer, 5)] == [MODEL.name]
 
