@@ -46,7 +46,7 @@ class FileParts:
         Raises:
             ValueError: it is no base64; the message continues a sentence that begins with the field's name.
         """
-        name = address[address.rfind(",") + 1 :] if address.find(self._nonce, 0, 256) >= 0 else ""
+        name = address[address.rfind(",") + 1 :] if address.find(self._nonce, 0, _WINDOW_BYTES + len(self._nonce)) >= 0 else ""
         payload = self._payloads.pop(name, None)
         return None if payload is None else _decoded(payload)
 

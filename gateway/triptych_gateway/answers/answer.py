@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 from triptych_common.errors import InternalError, TriptychError
 from triptych_common.pb import common_pb2, generation_pb2
@@ -33,7 +34,8 @@ class Answer:
         meter: GenerationMeter,
     ) -> None:
         self._responses = responses
-        self._call = call
+        # Files are held by the calls alone, until a frontend has answered.
+        self._call = replace(call, calls=())
         self._num_choices = call.num_choices
         self._num_choices_in_all = call.num_prompts * call.num_choices
         self._encoder = encoder

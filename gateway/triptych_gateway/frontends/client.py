@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-import grpc
 from triptych_common.cluster.pool import Pool
 from triptych_common.errors import ModelNotFoundError, ServiceUnavailableError
 from triptych_common.pb import common_pb2, detokenize_pb2, generation_pb2, preprocess_pb2
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 
 from triptych_gateway.frontends.connection import FrontendConnection
-from triptych_gateway.frontends.router import FrontendRouter, translated
+from triptych_gateway.frontends.router import FrontendRouter, answered
 
 Response = TypeVar("Response")
 
@@ -63,12 +62,9 @@ class FrontendClient:
         while (frontend := self._router.choose((), tried)) is not None:
             tried.add(frontend)
             try:
-                return await call(frontend)
-            except grpc.aio.AioRpcError as failure:
-                ours = translated(failure, frontend.address)
-                if not isinstance(ours, ServiceUnavailableError):
-                    raise ours from None
-                error = ours
+                return await answered(call, frontend)
+            except ServiceUnavailableError as failure:
+                error = failure
         raise error or self._router.away()
 
 

@@ -25,6 +25,8 @@ from triptych_gateway.frontends.calls import Calls, Response
 
 log = logging.getLogger(__name__)
 HANDSHAKE_TIMEOUT_S = 30.0
+#: Pause before the readiness is watched again, in seconds.
+_WATCH_PAUSE_S = 1.0
 #: Largest request, and most bytes of requests in one message: one that is too large would fail the stream, and so everybody.
 _MAX_START_BYTES = MAX_MESSAGE_BYTES // 2
 _UPLOAD_CHUNK_BYTES = 1 << 20
@@ -106,10 +108,12 @@ class FrontendConnection(Connection):
             self._has_requests.set()
 
     async def upload(self, content: bytes, context: common_pb2.CallContext) -> str:
-        """Hand over a file, on a connection of its own, so that it delays no call; returns its upload id. Raises AioRpcError."""
-        if self._upload_channel is None:
-            self._upload_channel = open_channel(self.address, _OWN_CONNECTION)
-        stub = generation_pb2_grpc.GenerationServiceStub(self._upload_channel)
+        """Hand over a file, on a connection of its own, so that it delays no call; returns its upload id.
+
+        Raises:
+            ServiceUnavailableError: the connection was lost before the file's turn came.
+            AioRpcError: the upload failed.
+        """
 
         async def parts() -> AsyncIterator[generation_pb2.UploadMediaRequest]:
             header = generation_pb2.UploadMediaHeader(num_bytes=len(content), context=context)
@@ -118,6 +122,11 @@ class FrontendConnection(Connection):
                 yield generation_pb2.UploadMediaRequest(data=content[start : start + _UPLOAD_CHUNK_BYTES])
 
         async with self._uploads:
+            if not self.is_connected:
+                raise ServiceUnavailableError("the model's frontend is away; try again")
+            if self._upload_channel is None:
+                self._upload_channel = open_channel(self.address, _OWN_CONNECTION)
+            stub = generation_pb2_grpc.GenerationServiceStub(self._upload_channel)
             return (await stub.UploadMedia(parts())).upload_id
 
     async def serve(self) -> str:
@@ -160,7 +169,17 @@ class FrontendConnection(Connection):
         self.models = (await self.generation.Describe(request, timeout=HANDSHAKE_TIMEOUT_S)).models
 
     async def _watch_readiness(self) -> None:
-        """Follow whether it has an engine. The end of the watch is left to the session to notice."""
+        """Follow whether it has an engine, for as long as the session lives."""
+        while True:
+            try:
+                await self._watch_once()
+            except grpc.aio.AioRpcError as error:
+                log.debug("the health watch of the frontend at %s ended: %s", self.address, error.code().name)
+            except Exception:
+                log.exception("unexpected error of the health watch of the frontend at %s", self.address)
+            await asyncio.sleep(_WATCH_PAUSE_S)
+
+    async def _watch_once(self) -> None:
         watch = self._health.Watch(health_pb2.HealthCheckRequest(service=READINESS))
         try:
             async for response in watch:
@@ -171,8 +190,6 @@ class FrontendConnection(Connection):
                 if not self.is_going_away:
                     self.why_away = "" if is_serving else "the frontend is not ready"
                 self.on_change()
-        except grpc.aio.AioRpcError as error:
-            log.debug("the health watch of the frontend at %s ended: %s", self.address, error.code().name)
         finally:
             watch.cancel()
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import grpc
 from triptych_common.cluster.pool import Pool
-from triptych_common.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
+from triptych_common.errors import InternalError, InvalidRequestError, ServiceUnavailableError, TriptychError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
+from triptych_common.rpc.channels import MAX_MESSAGE_BYTES, was_closed
 from triptych_common.rpc.status import from_rpc_error, has_details
 
 from triptych_gateway.frontends.calls import Calls, FrontendCall, Response
 from triptych_gateway.frontends.connection import FrontendConnection
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 #: Files of a request that are together no larger travel in its call: an upload would cost a round trip more.
 MAX_INLINE_FILE_BYTES = 256 << 10
 #: A request with named media goes to the frontend that the name belongs to, which may know it, unless that frontend has more than
@@ -53,6 +56,7 @@ class FrontendRouter:
             return True
 
         mailbox = Calls(calls, place_again, on_accepted)
+        del calls  # the mailbox lets go of the files when a frontend has answered
         try:
             await self._place(mailbox, context, tried, None)
             while responses := await mailbox.next():
@@ -108,24 +112,28 @@ class FrontendRouter:
                     frontend.start(mailbox, context)
                     return
                 error = ServiceUnavailableError(_AWAY)
-            except grpc.aio.AioRpcError as failure:
-                error = translated(failure, frontend.address)
-                if not isinstance(error, ServiceUnavailableError):
-                    mailbox.fail(error)
+            except ServiceUnavailableError as failure:
+                error = failure
             except TriptychError as failure:
                 mailbox.fail(failure)
+            except Exception as failure:
+                # Nobody else would hear of it, and the request would wait for ever.
+                log.exception("unexpected error")
+                mailbox.fail(InternalError(f"internal error ({type(failure).__name__}); the gateway's log has the details"))
             finally:
                 frontend.num_coming -= 1
 
 
 async def _send_files(frontend: FrontendConnection, call: FrontendCall, context: common_pb2.CallContext) -> None:
-    """Put the files of a call where the frontend finds them. Raises AioRpcError."""
+    """Put the files of a call where the frontend finds them. Raises TriptychError."""
     is_small = sum(len(file.content) for file in call.files) <= MAX_INLINE_FILE_BYTES
     for file in call.files:
         if is_small:
             file.item.data = file.content
         else:
-            file.item.upload_id = await frontend.upload(file.content, context)
+            file.item.upload_id = await answered(
+                partial(FrontendConnection.upload, content=file.content, context=context), frontend
+            )
 
 
 def _sticky_key(calls: Sequence[FrontendCall]) -> bytes | None:
@@ -139,7 +147,19 @@ def _sticky_key(calls: Sequence[FrontendCall]) -> bytes | None:
     return None
 
 
-def translated(error: grpc.aio.AioRpcError, address: str) -> TriptychError:
+async def answered(call: Callable[[FrontendConnection], Awaitable[T]], frontend: FrontendConnection) -> T:
+    """Make a unary call. Raises TriptychError: ServiceUnavailableError also where the connection was given up meanwhile."""
+    try:
+        return await call(frontend)
+    except grpc.aio.AioRpcError as error:
+        raise _translated(error, frontend.address) from None
+    except (grpc.aio.UsageError, asyncio.CancelledError) as error:
+        if was_closed(error):
+            raise ServiceUnavailableError(_AWAY) from None
+        raise
+
+
+def _translated(error: grpc.aio.AioRpcError, address: str) -> TriptychError:
     """The frontend's own error, or what the transport's error means to a client."""
     if has_details(error):
         return from_rpc_error(error)

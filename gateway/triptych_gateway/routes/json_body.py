@@ -60,6 +60,7 @@ class JsonRequest(Request):
             files = FileParts(await self.body())
             self._json = orjson.loads(files.rest)
             check_names(files.rest)
+            files.rest = b""  # a text's body would stay for as long as its answer takes
             self.state.files = files
         return self._json
 

@@ -27,6 +27,9 @@ MAX_STOP_STRINGS = 16
 #: Token ids in one list that is no prompt.
 MAX_TOKEN_IDS = 65_536
 MAX_LOGIT_BIASES = 4096
+#: Of objects and arrays in each other. Each is up to three levels of messages, of which protobuf reads 100: one that is too deep
+#: would fail the session with the frontend, and so everybody.
+MAX_JSON_DEPTH = 20
 #: Unknown fields that are told of each object.
 _MAX_UNKNOWN_FIELDS = 8
 
@@ -114,16 +117,21 @@ LogitBias = Annotated[
 ]
 
 
-def _writable(value: Any) -> Any:
-    # Reading allows deeper nesting than writing.
-    try:
-        orjson.dumps(value)
-    except TypeError:
-        raise refuse("nested too deeply") from None
+def _shallow(value: Any) -> Any:
+    _check_depth(value, MAX_JSON_DEPTH)
     return value
 
 
-JsonObject = Annotated[dict[str, Any], AfterValidator(_writable)]
+def _check_depth(value: Any, levels: int) -> None:
+    if not isinstance(value, dict | list):
+        return
+    if not levels:
+        raise refuse(f"nested too deeply; at most {MAX_JSON_DEPTH} levels are allowed")
+    for item in value.values() if isinstance(value, dict) else value:
+        _check_depth(item, levels - 1)
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_shallow)]
 
 
 class StreamOptions(Schema):

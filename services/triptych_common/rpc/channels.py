@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,13 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     # One that has another address since is looked up again as soon; by default gRPC does so at most every 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 2_000),
 ]
+
+
+def was_closed(error: BaseException) -> bool:
+    """Whether the error of a call means that its channel was closed meanwhile: gRPC cancels the call, as if its caller had."""
+    task = asyncio.current_task()
+    is_own = task is not None and task.cancelling() > 0
+    return isinstance(error, grpc.aio.UsageError) or (isinstance(error, asyncio.CancelledError) and not is_own)
 
 
 def open_channel(address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:

@@ -30,6 +30,7 @@ from triptych_common.errors import (
     TriptychError,
 )
 from triptych_common.pb import encoder_pb2
+from triptych_common.rpc.channels import was_closed
 from triptych_common.rpc.status import from_request_error, from_rpc_error, has_details
 from triptych_common.rpc.structs import to_struct
 
@@ -164,6 +165,10 @@ class EncoderClient:
                 message = f"the encoder at {encoder.address} went away"
                 raise ServiceUnavailableError(message, retry_after_s=1) from error
             raise from_rpc_error(error) from error
+        except (grpc.aio.UsageError, asyncio.CancelledError) as error:
+            if was_closed(error):
+                raise ServiceUnavailableError(f"the encoder at {encoder.address} is named no more", retry_after_s=1) from error
+            raise
         if len(response.results) != 1:
             raise ServiceUnavailableError(f"the encoder answered with {len(response.results)} results for one item")
         return response.results[0]

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from support.drivers.encoder_client import encoders, item
+from support.waiting import until
 from triptych_common.errors import (
     EmbeddingUnavailableError,
     InternalError,
@@ -175,3 +176,15 @@ async def test_the_engine_need_not_wait_for_an_encoder_that_hangs(monkeypatch: p
         await asyncio.wait_for(encoding.announced(), 1)
         assert encoding.refs[0].encoder_instance_id == bench.fakes[0].instance.id
         await encoding.close()
+
+
+async def test_an_encoder_that_is_named_no_more_leaves_its_items_to_another_one() -> None:
+    async with encoders() as bench:
+        home, _ = bench.home(item())
+        home.gate = asyncio.Event()
+        encoding = asyncio.create_task(ensure(bench.client, [item()]))
+        await until(lambda: home.counts["bytes"] == 1)
+        pool = bench.client._pool
+        pool._set_addresses([one.address for one in pool.connections if one.instance != home.instance])
+        await (await asyncio.wait_for(encoding, 5)).close()
+    assert bench.client.counts["other_encoder"] == 1

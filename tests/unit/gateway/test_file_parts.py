@@ -92,3 +92,9 @@ def test_what_is_not_base64_is_told(broken: str) -> None:
     parts = FileParts(body_of(image(f"data:image/png;base64,{broken}")))
     with pytest.raises(ValueError, match="not base64"):
         parts.take(addresses(parts)[0])
+
+
+def test_a_long_media_type_hides_no_file() -> None:
+    parts = FileParts(body_of(image(url(kind=f"image/png;name={'x' * 300}"))))
+    (address,) = addresses(parts)
+    assert parts.take(address) == CONTENT
