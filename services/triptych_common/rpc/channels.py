@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,3 +42,9 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 def open_channel(address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
     """A channel to `host:port`. It connects when first used and again after each loss."""
     return grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *options])
+
+
+def is_being_cancelled() -> bool:
+    """Whether somebody cancels the task in hand. If not, a CancelledError comes from a call whose channel was closed."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

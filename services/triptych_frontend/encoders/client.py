@@ -30,6 +30,7 @@ from triptych_common.errors import (
     TriptychError,
 )
 from triptych_common.pb import encoder_pb2
+from triptych_common.rpc.channels import is_being_cancelled
 from triptych_common.rpc.status import from_request_error, from_rpc_error, has_details
 from triptych_common.rpc.structs import to_struct
 
@@ -164,6 +165,11 @@ class EncoderClient:
                 message = f"the encoder at {encoder.address} went away"
                 raise ServiceUnavailableError(message, retry_after_s=1) from error
             raise from_rpc_error(error) from error
+        except (asyncio.CancelledError, grpc.aio.UsageError) as error:
+            if is_being_cancelled():
+                raise
+            # Its address is gone, and the channel was closed.
+            raise ServiceUnavailableError(f"the encoder at {encoder.address} is no longer known", retry_after_s=1) from error
         if len(response.results) != 1:
             raise ServiceUnavailableError(f"the encoder answered with {len(response.results)} results for one item")
         return response.results[0]

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from support.drivers.encoder_client import encoders, item
+from support.waiting import until
 from triptych_common.errors import (
     EmbeddingUnavailableError,
     InternalError,
@@ -174,4 +175,18 @@ async def test_the_engine_need_not_wait_for_an_encoder_that_hangs(monkeypatch: p
         encoding = MediaEncoding(bench.client, [item()])
         await asyncio.wait_for(encoding.announced(), 1)
         assert encoding.refs[0].encoder_instance_id == bench.fakes[0].instance.id
+        await encoding.close()
+
+
+async def test_another_encoder_takes_over_from_one_whose_address_is_gone() -> None:
+    async with encoders() as bench:
+        home, other = bench.home(item())
+        home.gate = asyncio.Event()
+        encoding = MediaEncoding(bench.client, [item()])
+        await until(lambda: home.counts["bytes"] == 1)
+        left = bench.addresses[bench.fakes.index(other)]
+        bench.pool._set_addresses((left,))
+        await asyncio.wait_for(encoding.wait(), 5)
+        assert encoding.refs[0].encoder_instance_id == other.instance.id
+        assert encoding.refs[0].lease_id
         await encoding.close()
