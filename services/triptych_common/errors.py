@@ -163,6 +163,7 @@ def _subclasses(cls: type[TriptychError]) -> list[type[TriptychError]]:
 
 
 _BY_REASON: dict[str, type[TriptychError]] = {cls.reason: cls for cls in reversed(_subclasses(TriptychError))}
+_BY_REASON[InternalError.reason] = InternalError  # and not the base class, whose reason it has
 _BY_CODE: dict[int, type[TriptychError]] = {
     Code.CANCELLED: RequestAbortedError,
     Code.INVALID_ARGUMENT: InvalidRequestError,

@@ -98,6 +98,7 @@ class EncodingPipeline:
         found = await self._find(key)
         if found is not None:
             tier, item = found
+            self._announcements.fulfil(key)  # another encoder may have stored it meanwhile
             return LeasedItem(item, self._lease(key, lease_s), tier)
         task, tier = self.queue.find(key), Tier.CACHE_TIER_JOINED
         if task is not None:

@@ -97,10 +97,18 @@ class ServiceServer:
         await self.health.set_ready(False)
         grace_s = self._settings.shutdown_grace_s
         with contextlib.suppress(TriptychError):  # one that is still loading has nothing to end
-            if not await self._controllable.drain(grace_s):
+            if not await self._drain(grace_s):
                 log.warning("%d requests did not end within %g s", self._controllable.num_live_requests, grace_s)
         streams_s = min(_IDLE_STREAMS_GRACE_S, grace_s)
         await asyncio.gather(self._main.stop(streams_s), self._control.stop(streams_s), self._metrics.stop())
+
+    async def _drain(self, grace_s: float) -> bool:
+        # An operator's drain or sleep, which may take longer, can keep this one from its turn.
+        try:
+            async with asyncio.timeout(grace_s + _IDLE_STREAMS_GRACE_S):
+                return await self._controllable.drain(grace_s)
+        except TimeoutError:
+            return False
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, flag: str) -> int:

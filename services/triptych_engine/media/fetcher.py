@@ -14,6 +14,7 @@ from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
 from triptych_common.errors import Code, EmbeddingUnavailableError, InternalError, TriptychError
 from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
+from triptych_common.rpc.channels import was_closed
 from triptych_common.rpc.status import from_request_error, from_rpc_error
 from triptych_common.rpc.tensors import DTYPE_NAMES, num_bytes
 
@@ -99,6 +100,11 @@ class EmbeddingFetcher:
             embeddings = await self._receive(encoder.stub, order)
         except grpc.aio.AioRpcError as error:
             raise _unavailable(from_rpc_error(error), error.code().name, encoder.address) from error
+        except (grpc.aio.UsageError, asyncio.CancelledError) as error:
+            if not was_closed(error):
+                raise
+            # Its address is gone. Somebody must hear of it.
+            raise EmbeddingUnavailableError(f"the encoder at {encoder.address} is named no more") from error
         await asyncio.to_thread(_check_finite, embeddings)
         if order.lease_id:
             task = asyncio.create_task(_release(encoder.stub, order.lease_id), name="release lease")

@@ -125,7 +125,10 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                 for request in message.add:
                     try:
                         self._submit(request, mailbox)
-                    except TriptychError as error:
+                    except Exception as error:
+                        # The session goes on: it carries the requests of others.
+                        if not isinstance(error, TriptychError):
+                            log.exception("unexpected error", extra={"request_id": request.request_id})
                         refused = SequenceOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error)
                         routes = [Route(mailbox, request.request_id, index) for index in range(num_refusals(request))]
                         mailbox.put(0, [(route, refused) for route in routes], core.load)

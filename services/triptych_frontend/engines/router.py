@@ -103,6 +103,8 @@ class EngineCall:
             return False
         log.info("the engine at %s did not take a request (%s); it goes to %s", self._connection.address, error, other.address)
         self._connection.forget(self._request_id)
+        if len(self._live) > 1:  # it may have taken some of the sequences
+            self._connection.abort(self._request_id)
         self.send_to(other)
         return True
 

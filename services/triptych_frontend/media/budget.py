@@ -25,8 +25,8 @@ class MediaBudget:
         #: Bytes that are kept in case they are needed once more. They are dropped when other calls need the room.
         self.spare_bytes = 0
         self._spare: dict[MediaHold, None] = {}  # holds that can be dropped, oldest first
-        #: The bytes that callers wait for, in order, each with a future that is set when they are free.
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        #: The bytes that callers wait for, in order, each with an event that is set when the caller should look for room.
+        self._waiting: deque[tuple[int, asyncio.Event]] = deque()
 
     def hold(self) -> MediaHold:
         """The share of one call, of nothing so far."""
@@ -51,29 +51,25 @@ class MediaBudget:
 
     async def until_free(self, num_bytes: int, timeout_s: float) -> bool:
         """Wait until so many bytes are free, behind callers that wait already. True when the caller may take them at once."""
-        if not self._waiting and self.used_bytes + num_bytes <= self.max_bytes:
-            return True
-        turn = asyncio.get_running_loop().create_future()
-        entry = num_bytes, turn
+        entry = num_bytes, asyncio.Event()
         self._waiting.append(entry)
         try:
-            await asyncio.wait_for(turn, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                # Whoever is woken looks again: a call may have taken the room meanwhile.
+                while self._waiting[0] is not entry or self.used_bytes + num_bytes > self.max_bytes:
+                    entry[1].clear()
+                    await entry[1].wait()
         except TimeoutError:
             return False
         finally:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
-                self.wake()
-        return self.used_bytes + num_bytes <= self.max_bytes
+            self._waiting.remove(entry)
+            self.wake()
+        return True
 
     def wake(self) -> None:
-        """Wake the callers for whom there is room now."""
-        free = self.max_bytes - self.used_bytes
-        while self._waiting and self._waiting[0][0] <= free:
-            num_bytes, turn = self._waiting.popleft()
-            free -= num_bytes
-            if not turn.done():
-                turn.set_result(None)
+        """Let the caller that waits longest see whether there is room now."""
+        if self._waiting:
+            self._waiting[0][1].set()
 
 
 class MediaHold:

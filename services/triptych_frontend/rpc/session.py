@@ -138,6 +138,8 @@ class GenerationSession:
         if generation := self._live.pop(number, None):
             generation.close()
         self._with_news.pop(number, None)
+        # The client may use the number again at once.
+        self._due = deque(response for response in self._due if response.number != number)
         self._changed.set()
 
     def _next_message(self) -> Response | None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import grpc
 import pytest
-from support.drivers.encoder_of_fakes import BYTES_PER_TOKEN, HIDDEN, encoder_of_fakes
+from support.drivers.encoder_of_fakes import BYTES_PER_TOKEN, HIDDEN, BrokenStore, encoder_of_fakes
 from support.waiting import until
 from triptych_common.pb import encoder_pb2
+from triptych_encoder.cache.item import EncodedItem
 
 Tier = encoder_pb2.CacheTier
 
@@ -111,3 +112,30 @@ async def test_an_encoder_that_encodes_no_more_keeps_no_fetch_waiting() -> None:
         served.servicer.refuse("the encoder is draining")
         with pytest.raises(LookupError, match="EMBEDDING_UNAVAILABLE"):
             await asyncio.wait_for(fetching, 5)
+
+
+class _StoreOfOthers(BrokenStore):
+    """A second tier that another encoder writes to."""
+
+    def __init__(self) -> None:
+        self.held: dict[bytes, EncodedItem] = {}
+
+    async def get(self, key: bytes) -> EncodedItem | None:
+        return self.held.get(key)
+
+    async def put(self, key: bytes, item: EncodedItem) -> None:
+        self.held[key] = item
+
+
+async def test_a_fetch_goes_on_when_another_encoder_has_stored_the_announced_key() -> None:
+    store = _StoreOfOthers()
+    async with encoder_of_fakes(store=store) as other, encoder_of_fakes(store=store) as served:
+        item = served.item(b"picture")
+        await served.client.encode(served.item(b"picture", with_data=False))
+        fetching = asyncio.create_task(served.client.fetch(item.key))
+        await asyncio.sleep(0.05)
+        await other.client.encode(item)
+        await until(lambda: item.key in store.held)
+        [result] = await served.client.encode(item)
+        assert result.tier == Tier.CACHE_TIER_SHARED
+        assert (await asyncio.wait_for(fetching, 2))["embeds"].shape == (7, HIDDEN)

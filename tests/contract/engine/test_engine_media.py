@@ -219,3 +219,15 @@ async def test_an_order_that_is_given_up_at_once_leaves_nothing() -> None:
         await asyncio.sleep(0.05)
         assert not served.fetcher._tasks
         assert not served.encoder.counts["fetch"]
+
+
+async def test_a_fetch_from_an_encoder_whose_address_is_gone_fails_instead_of_waiting_for_ever():
+    async with an_engine() as engine:
+        holding(engine.encoder, b"cat")
+        engine.encoder.fetch_gate = asyncio.Event()
+        failing = asyncio.create_task(engine.failure(engine.message("a", [1, CAT, 2])))
+        await until(lambda: engine.encoder.counts["fetch"] == 1)
+        engine.fetcher._encoders._set_addresses(())
+        error = await failing
+        assert isinstance(error, EmbeddingUnavailableError)
+        assert error.field == "media[0]"

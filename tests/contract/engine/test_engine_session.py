@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import grpc
 import pytest
 from support.drivers.engine_service import NUM_BLOCKS, Session, a_message, alone, an_engine
 from support.fakes.runner import VOCAB_SIZE
 from support.waiting import until
-from triptych_common.errors import InvalidRequestError, NeverFitsError, QueueFullError, ServiceUnavailableError
+from triptych_common.errors import InternalError, InvalidRequestError, NeverFitsError, QueueFullError, ServiceUnavailableError
 from triptych_common.pb import common_pb2, engine_pb2
 from triptych_common.rpc.status import from_request_error
+from triptych_engine.rpc import servicer as servicer_module
+from triptych_engine.scheduling.request import Request
 
 
 async def test_the_first_message_tells_the_model():
@@ -216,3 +219,21 @@ async def test_how_many_sequences_there_may_be(n: int):
         message.n = n
         with pytest.raises(grpc.aio.AioRpcError, match=r"n must be in \[1, 128\]"):
             await engine.stub.Generate(engine_pb2.GenerateRequest(request=message)).read()
+
+
+async def test_an_error_of_our_own_about_one_request_ends_that_request_alone(monkeypatch: pytest.MonkeyPatch):
+    async with an_engine() as engine:
+        convert = servicer_module.to_requests
+
+        def to_requests(message: engine_pb2.EngineRequest, *limits: Any) -> list[Request]:
+            if message.request_id == "poison":
+                raise ZeroDivisionError
+            return convert(message, *limits)
+
+        monkeypatch.setattr(servicer_module, "to_requests", to_requests)
+        session = Session(engine.stub)
+        await session.open()
+        await session.add(a_message("poison"), a_message("fine"))
+        await session.until_ended("poison", "fine")
+        assert isinstance(from_request_error(session.last["poison"].error), InternalError)
+        assert session.tokens["fine"] == alone([1, 2, 3])

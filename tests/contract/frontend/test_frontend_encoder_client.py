@@ -178,13 +178,15 @@ async def test_the_engine_need_not_wait_for_an_encoder_that_hangs(monkeypatch: p
         await encoding.close()
 
 
-async def test_an_encoder_that_is_named_no_more_leaves_its_items_to_another_one() -> None:
+async def test_another_encoder_takes_over_from_one_whose_address_is_gone() -> None:
     async with encoders() as bench:
-        home, _ = bench.home(item())
+        home, other = bench.home(item())
         home.gate = asyncio.Event()
-        encoding = asyncio.create_task(ensure(bench.client, [item()]))
+        encoding = MediaEncoding(bench.client, [item()])
         await until(lambda: home.counts["bytes"] == 1)
-        pool = bench.client._pool
-        pool._set_addresses([one.address for one in pool.connections if one.instance != home.instance])
-        await (await asyncio.wait_for(encoding, 5)).close()
-    assert bench.client.counts["other_encoder"] == 1
+        left = bench.addresses[bench.fakes.index(other)]
+        bench.pool._set_addresses((left,))
+        await asyncio.wait_for(encoding.wait(), 5)
+        assert encoding.refs[0].encoder_instance_id == other.instance.id
+        assert encoding.refs[0].lease_id
+        await encoding.close()

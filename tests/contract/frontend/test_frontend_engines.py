@@ -15,7 +15,7 @@ from support.grpc_server import serving
 from support.waiting import until
 from triptych_common.errors import QueueFullError
 from triptych_common.model.store import model_info
-from triptych_common.pb import common_pb2, engine_pb2
+from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.status import to_request_error
 from triptych_frontend.engines.router import EngineRouter
 
@@ -116,3 +116,27 @@ async def test_requests_with_the_same_media_go_to_the_same_engine_unless_it_is_o
         assert busy is not None
         busy._num_unreported = 100
         assert router.choose(requests[0]) is not busy
+
+
+async def test_an_engine_that_took_some_sequences_of_a_request_gives_them_up_when_another_gets_all() -> None:
+    async with two_engines() as (bench, first, second):
+        for engine in (first, second):
+            await engine.pause()
+
+        def script(request: engine_pb2.EngineRequest) -> list[engine_pb2.SequenceOutput]:
+            return []
+
+        first.script = second.script = script
+        call = asyncio.create_task(collect(bench.chat(chat_request(options=generation_pb2.GenerationOptions(n=3)))))
+        await until(lambda: len(first.requests) + len(second.requests) == 1)
+        took, other = (first, second) if first.requests else (second, first)
+        other.script = hello()
+        request_id = took.requests[0].request_id
+        error = to_request_error(QueueFullError("full"))
+        refused = engine_pb2.SequenceOutput(finish_reason=common_pb2.FINISH_REASON_ERROR, error=error)
+        took.live[request_id, 2].outputs = [refused]
+        await took.resume()
+        await other.resume()
+        answer = await asyncio.wait_for(call, 5)
+        assert [joined(answer, index) for index in range(3)] == ["Hello there"] * 3
+        await until(lambda: request_id in took.aborted)

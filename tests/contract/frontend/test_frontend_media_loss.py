@@ -11,12 +11,13 @@ from grpc.aio import AioRpcError
 from support.builders.frontend import frontend_bench, joined
 from support.drivers.media_frontend import IMAGE, PICTURE, Item, MediaBench, media_bench, request
 from support.fakes.encoder import FakeEncoder
-from support.fakes.engine import Script, says
+from support.fakes.engine import Script, fails, says
 from support.fakes.media_engine import FakeMediaEngine
 from support.grpc_server import serving
 from support.waiting import until
 from triptych_common.errors import (
     EmbeddingUnavailableError,
+    InternalError,
     InvalidRequestError,
     QueueFullError,
     ServiceUnavailableError,
@@ -249,3 +250,19 @@ async def test_an_encoder_with_other_weights_is_no_fault_of_the_request() -> Non
         bench.encoder.item_errors = [InvalidRequestError("the key is not that of the bytes", field="key")]
         assert joined(await bench.chat(PICTURE, "What is this?"))
         assert bench.counts["same_encoder"] == 1
+
+
+async def test_an_encoders_own_failure_that_comes_through_the_engine_is_tried_again() -> None:
+    async with media_bench() as bench:
+        failure = to_request_error(InternalError("the encoder failed", field="media[0]"))
+        good = bench.engine.script
+
+        def script(request: engine_pb2.EngineRequest) -> list[engine_pb2.SequenceOutput]:
+            is_first = len(bench.engine.requests) == 1
+            return list((fails(failure) if is_first else good)(request))
+
+        bench.engine.script = script
+        bench.engine.requests.clear()
+        assert joined(await bench.chat(PICTURE, "What is this?"))
+        await bench.until_nothing_is_left()
+    assert bench.counts["resubmitted"] == 1

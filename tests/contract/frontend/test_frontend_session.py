@@ -16,6 +16,7 @@ from triptych_common.errors import ContextLengthError, InvalidRequestError, Neve
 from triptych_common.pb import common_pb2, control_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.status import from_request_error, from_rpc_error, to_request_error
 from triptych_frontend.rpc import session as session_module
+from triptych_frontend.rpc.session import GenerationSession
 
 Call = generation_pb2.GenerationCall
 Request = generation_pb2.GenerationServiceSessionRequest
@@ -246,3 +247,16 @@ async def test_full_is_said_to_the_call_that_is_too_many() -> None:
         await client.until_ended([4])
     assert client.responses[3][0].error.reason == "QUEUE_FULL"
     assert [joined(client.responses[number]) for number in (1, 2, 4)] == [TEXT] * 3
+
+
+async def test_a_number_that_is_used_again_gets_nothing_of_the_call_that_was_cancelled() -> None:
+    async with frontend_bench() as bench:
+        frontend = bench.frontend
+        session = GenerationSession(frontend._generator, common_pb2.Instance())
+        # What a message had no room for waits while the stream writes; the client cancels meanwhile.
+        session._due.append(generation_pb2.GenerationCallResponse(number=1, choices=[generation_pb2.ChoiceDelta(text="old")]))
+        session._due.append(generation_pb2.GenerationCallResponse(number=2, choices=[generation_pb2.ChoiceDelta(text="other")]))
+        session._cancel(1)
+        message = session._next_message()
+        assert message is not None
+        assert [response.number for response in message.responses] == [2]

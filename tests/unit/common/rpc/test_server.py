@@ -7,7 +7,9 @@ import time
 from collections.abc import AsyncIterator
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.waiting import until
 from triptych_common.pb import common_pb2, control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 from triptych_common.rpc.server import ServiceServer
@@ -116,3 +118,25 @@ async def test_streams_that_do_not_end_are_cut_after_the_grace() -> None:
         call = generation_pb2_grpc.GenerationServiceStub(channel).ChatStream(generation_pb2.ChatStreamRequest())
         await call.read()
         await asyncio.wait_for(server.stop(), 30)
+
+
+async def test_a_stopping_service_does_not_wait_for_a_long_drain_that_began_before() -> None:
+    service = SlowService()
+    changing_state = asyncio.Lock()
+    drain = service.drain
+
+    async def one_after_the_other(timeout_s: float) -> bool:
+        async with changing_state:  # as an engine does, whose sleep and drain exclude each other
+            return await drain(timeout_s)
+
+    service.drain = one_after_the_other  # type: ignore[method-assign]
+    server = a_server(service, shutdown_grace_s=0.2)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{server.port}") as channel, open_channel(f"127.0.0.1:{server.control_port}") as control:
+        call = generation_pb2_grpc.GenerationServiceStub(channel).ChatStream(generation_pb2.ChatStreamRequest())
+        assert (await call.read()).request_id == "begun"
+        draining = control_pb2_grpc.ControlServiceStub(control).Drain(control_pb2.DrainRequest(timeout_s=600))
+        await until(changing_state.locked)
+        await asyncio.wait_for(server.stop(), 10)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await draining

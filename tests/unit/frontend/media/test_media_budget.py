@@ -1,0 +1,72 @@
+"""Room for media files: who waits for it gets it, whatever others do meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from triptych_common.pb import generation_pb2
+from triptych_frontend.media.budget import MediaBudget
+from triptych_frontend.media.uploads import Uploads
+
+
+async def _upload(num_bytes: int) -> AsyncIterator[generation_pb2.UploadMediaRequest]:
+    yield generation_pb2.UploadMediaRequest(header=generation_pb2.UploadMediaHeader(num_bytes=num_bytes))
+    yield generation_pb2.UploadMediaRequest(data=b"x" * num_bytes)
+
+
+async def _turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_an_upload_still_waits_when_a_call_takes_the_room_of_another_upload() -> None:
+    budget = MediaBudget(10)
+    uploads = Uploads(budget, max_bytes=10)
+    first = await uploads.receive(_upload(10))
+    second = asyncio.create_task(uploads.receive(_upload(10)))
+    await _turns()
+
+    hold = budget.hold()
+    hold.take(len(uploads.take(first.upload_id, "", "media")), "media")
+    await _turns()
+    assert not second.done(), "it was refused although it may wait"
+
+    hold.release()
+    assert (await asyncio.wait_for(second, 1)).upload_id
+    uploads.close()
+    assert budget.used_bytes == 0
+
+
+async def test_room_is_promised_to_one_caller_alone() -> None:
+    budget = MediaBudget(10)
+    small, large = budget.hold(), budget.hold()
+    small.take(6, "media")
+    large.take(4, "media")
+    one, other = budget.hold(), budget.hold()
+    waiting = [asyncio.create_task(hold.take_when_free(6, "media", 5.0)) for hold in (one, other)]
+    await _turns()
+    small.release()
+    large.release()
+    await _turns()
+    assert waiting[0].done()
+    assert not waiting[1].done(), "it was told of room that the first one took"
+    one.release()
+    await asyncio.wait_for(asyncio.gather(*waiting), 1)
+
+
+async def test_a_caller_that_leaves_with_room_in_sight_makes_way_for_the_next() -> None:
+    budget = MediaBudget(10)
+    full = budget.hold()
+    full.take(10, "media")
+    one, other = budget.hold(), budget.hold()
+    leaves = asyncio.create_task(one.take_when_free(10, "media", 5.0))
+    stays = asyncio.create_task(other.take_when_free(10, "media", 5.0))
+    await _turns()
+    full.release()
+    leaves.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaves
+    await asyncio.wait_for(stays, 1)
+    assert budget.used_bytes == 10
