@@ -238,3 +238,18 @@ def test_a_request_whose_embeddings_are_here_is_preempted_rather_than_one_whose_
     preempted = [request for request in driver.scheduler._states.live.values() if request.num_preemptions]
     assert [request.request_id for request in preempted] == ["second"]
     driver.run_to_end()
+
+
+def test_a_request_whose_cached_prefix_was_given_away_while_it_waited_is_computed_all_the_same():
+    driver = Driver(a_scheduler(num_blocks=8, max_num_seqs=1, max_num_batched_tokens=64))
+    text = [1, 2, 3, 4]
+    driver.add(a_request("first", [*text, 5], max_tokens=1))
+    driver.step()  # leaves its first block behind
+    driver.add(a_request("large", [*range(20, 40)], max_tokens=12))
+    driver.step()
+    driver.add(a_media_request("picture", [*text, CAT, 7]))
+    driver.deliver(*driver.fetches())
+    driver.run_to_end()  # the large one takes all blocks before the picture has its turn
+    request = a_media_request("picture", [*text, CAT, 7])
+    assert driver.text("picture") == expected_output(seen(request.prompt_token_ids, request.media), request.sampling)
+    assert driver.outputs["picture"][-1].finish_reason is FinishReason.LENGTH
