@@ -1,8 +1,9 @@
 """The embeddings that the engine holds or fetches, shared by all requests that need the same item, within a budget of embeddings.
 
 An item *uses* its entry while its tokens are to be computed, and *keeps* it after that, until its request ends: a preempted request
-is computed again, and by then nobody else may have the embeddings. Kept entries do not count against the budget. Their number is
-bounded by the KV cache, where a slot belongs to each of their tokens.
+is computed again, and by then nobody else may have the embeddings. Entries that are only kept do not count against the budget. They
+have a bound of their own: a request that was preempted holds no slots of the KV cache, and many may wait. What is beyond the bound
+is not kept, and fetched again.
 
 An entry that nobody uses or keeps stays until its room is needed; the least recently used goes first. A fetch whose last user goes
 is cancelled.
@@ -30,6 +31,7 @@ class _Entry:
     users: dict[MediaItem, str] = field(default_factory=dict)  # item -> request_id
     keepers: dict[MediaItem, str] = field(default_factory=dict)  # item -> request_id
     is_counted: bool = False  # against the budget
+    is_kept: bool = False  # by somebody
 
 
 class EmbeddingCache:
@@ -37,10 +39,13 @@ class EmbeddingCache:
 
     Args:
         capacity_tokens: embeddings that are held or being fetched at once, apart from those that are kept.
+        max_kept_tokens: embeddings that are kept at once.
     """
 
-    def __init__(self, capacity_tokens: int) -> None:
+    def __init__(self, capacity_tokens: int, max_kept_tokens: int) -> None:
         self.capacity_tokens = capacity_tokens
+        self.max_kept_tokens = max_kept_tokens
+        self.kept_tokens = 0
         self.used_tokens = 0
         self._entries: dict[_EntryKey, _Entry] = {}
         self._unused: OrderedDict[_EntryKey, None] = OrderedDict()  # least recently used first
@@ -93,9 +98,11 @@ class EmbeddingCache:
 
     def keep(self, item: MediaItem, request_id: str) -> bool:
         """Make the item a keeper of its entry, and no longer a user. Returns False, and changes nothing, where there are no
-        embeddings to keep."""
+        embeddings to keep, or no room for them."""
         entry = self._entries.get((item.key, item.num_tokens))
         if entry is None or entry.embeddings is None:
+            return False
+        if not entry.is_kept and self.kept_tokens + item.num_tokens > self.max_kept_tokens:
             return False
         entry.users.pop(item, None)
         entry.keepers[item] = request_id
@@ -172,6 +179,9 @@ class EmbeddingCache:
     def _settle(self, entry: _Entry) -> None:
         """Account for an entry whose users or keepers have changed."""
         self._count(entry, is_counted=bool(entry.users) or not entry.keepers)
+        if entry.is_kept != bool(entry.keepers):
+            entry.is_kept = not entry.is_kept
+            self.kept_tokens += entry.key[1] if entry.is_kept else -entry.key[1]
         if entry.users or entry.keepers:
             self._unused.pop(entry.key, None)
         elif entry.embeddings is None:
@@ -198,6 +208,10 @@ class EmbeddingCache:
         """Raise AssertionError unless entries, users and room agree. For tests."""
         if self.used_tokens != sum(num_tokens for (_, num_tokens), entry in self._entries.items() if entry.is_counted):
             raise AssertionError("the room in use is not that of the entries")
+        if self.kept_tokens != sum(num_tokens for (_, num_tokens), entry in self._entries.items() if entry.keepers):
+            raise AssertionError("the embeddings that are kept are not those of the entries")
+        if self.kept_tokens > self.max_kept_tokens:
+            raise AssertionError(f"{self.kept_tokens} embeddings are kept, {self.max_kept_tokens} may be")
         if self.used_tokens > self.capacity_tokens:
             raise AssertionError(f"{self.used_tokens} embeddings are held, {self.capacity_tokens} are allowed")
         if set(self._unused) != {key for key, entry in self._entries.items() if not entry.users and not entry.keepers}:

@@ -89,7 +89,10 @@ class MediaNeeds:
         """Note that a waiting request would start at `start`; its cached prefix may be longer or shorter than when it came."""
         need = self._needs[request.request_id]
         if start < need.start:
-            self.want(request, start)
+            if any(start < item.end <= need.start for item in request.media.items):
+                self.want(request, start)
+            else:  # no further items are needed, and those in use may be about to be computed
+                need.start = start
         elif start > need.start:
             self._let_go(need, [item for item in request.media.items if need.start < item.end <= start], start)
 

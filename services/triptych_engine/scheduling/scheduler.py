@@ -63,7 +63,7 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_waiting = max_waiting
         self._max_model_len = max_model_len
-        self._embeddings = EmbeddingCache(max_embeddings)
+        self._embeddings = EmbeddingCache(max_embeddings, max_kept_tokens=kv_cache.capacity_tokens)
         self._needs = MediaNeeds(self._embeddings)
         self._states = RequestStates(kv_cache, self._needs)
         self._gate = MediaGate(

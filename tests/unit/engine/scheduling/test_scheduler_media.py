@@ -238,3 +238,35 @@ def test_a_request_whose_embeddings_are_here_is_preempted_rather_than_one_whose_
     preempted = [request for request in driver.scheduler._states.live.values() if request.num_preemptions]
     assert [request.request_id for request in preempted] == ["second"]
     driver.run_to_end()
+
+
+def test_preempted_requests_keep_no_more_embeddings_than_the_kv_cache_has_tokens():
+    """Each is preempted by the next, which has a better priority, and all of them wait with what they have computed."""
+    driver = Driver(a_scheduler(num_blocks=8, max_embeddings=12))
+    requests = [a_media_request(f"r{number}", [1, (b"p%02d" % number, (6,)), 2], max_tokens=20) for number in range(20)]
+    for number, request in enumerate(requests):
+        request.priority = 100 - number
+        driver.add(request)
+        for _ in range(6):
+            driver.deliver(*driver.fetches())
+            driver.step()
+    assert driver.scheduler.num_preemptions > 10
+    assert driver.scheduler._embeddings.kept_tokens <= 8 * 4
+    driver.run_to_end()
+    for request in requests:
+        assert driver.text(request.request_id) == expected_output(seen(request.prompt_token_ids, request.media), request.sampling)
+
+
+def test_a_request_whose_cached_prefix_was_given_away_while_it_waited_is_computed_all_the_same():
+    driver = Driver(a_scheduler(num_blocks=8, max_num_seqs=1, max_num_batched_tokens=64))
+    text = [1, 2, 3, 4]
+    driver.add(a_request("first", [*text, 5], max_tokens=1))
+    driver.step()  # leaves its first block behind
+    driver.add(a_request("large", [*range(20, 40)], max_tokens=12))
+    driver.step()
+    driver.add(a_media_request("picture", [*text, CAT, 7]))
+    driver.deliver(*driver.fetches())
+    driver.run_to_end()  # the large one takes all blocks before the picture has its turn
+    request = a_media_request("picture", [*text, CAT, 7])
+    assert driver.text("picture") == expected_output(seen(request.prompt_token_ids, request.media), request.sampling)
+    assert driver.outputs["picture"][-1].finish_reason is FinishReason.LENGTH

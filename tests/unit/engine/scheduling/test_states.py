@@ -44,7 +44,7 @@ ALLOWED = {
 
 
 def in_state(status: RequestStatus) -> tuple[RequestStates, Request]:
-    states = RequestStates(KVCacheManager(8, 4), MediaNeeds(EmbeddingCache(100)))
+    states = RequestStates(KVCacheManager(8, 4), MediaNeeds(EmbeddingCache(100, 100)))
     request = a_media_request("r", [1, (b"cat", (6,)), 2])
     for event in PATHS[status]:
         EVENTS[event](states, request)
