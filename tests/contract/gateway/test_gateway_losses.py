@@ -229,7 +229,7 @@ async def test_files_are_let_go_once_a_frontend_has_answered() -> None:
                 await until(lambda: frontend.num_responses == 1)
                 await until(lambda: app.state.gateway.bodies.used_bytes == 0)
                 gc.collect()
-                held = [one for one in gc.get_objects() if isinstance(one, MediaFile) and len(one.content) == 600_000]
+                held = [one for one in gc.get_objects() if type(one) is MediaFile and len(one.content) == 600_000]
                 for _ in range(5):
                     gate.release()
                 assert (await stream).status_code == 200
