@@ -108,7 +108,14 @@ def _rest_name(field: str) -> str:
 
 
 def _of_http(error: HTTPException) -> ApiError:
-    codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 429: "queue_full", 401: "invalid_api_key"}
+    codes = {
+        404: "not_found",
+        405: "method_not_allowed",
+        408: "request_timeout",
+        413: "request_too_large",
+        429: "queue_full",
+        401: "invalid_api_key",
+    }
     message = str(error.detail)
     if message == HTTPStatus(error.status_code).phrase:
         message = {404: "no such path", 405: "this path does not take that method"}.get(error.status_code, message)

@@ -114,16 +114,17 @@ class PrincipalMiddleware:
 
     def __init__(self, app: ASGIApp, api_key: str | None, open_paths: OpenPaths) -> None:
         self._app = app
-        self._expected = None if api_key is None else f"Bearer {api_key}".encode()
+        self._api_key = None if api_key is None else api_key.encode()
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             # Authentication says who; it changes nothing in the request. All who have the one key are the same tenant: nobody.
             scope["state"]["principal"] = ANONYMOUS
-            if self._expected is not None and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
+            if self._api_key is not None and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
                 given = Headers(scope=scope).get("authorization", "")
-                if not hmac.compare_digest(given.encode("latin-1"), self._expected):
+                scheme, _, key = given.partition(" ")
+                if scheme.lower() != "bearer" or not hmac.compare_digest(key.encode("latin-1"), self._api_key):
                     message = "wrong API key" if given else "an API key is needed: Authorization: Bearer KEY"
                     raise HTTPException(401, message, {"www-authenticate": "Bearer"})
         await self._app(scope, receive, send)

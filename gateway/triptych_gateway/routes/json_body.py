@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, cast
 
 import orjson
@@ -19,6 +20,13 @@ from triptych_gateway.state import gateway_of
 #: Of a body's length, what it takes to read and decode it: its bytes, the decoded files, and what the memory allocator adds. A body
 #: whose files have escapes in them takes more for a moment.
 _MEMORY_FACTOR = 2.5
+
+#: How long a body may give nothing, in seconds: it holds memory that others wait for.
+READ_TIMEOUT_S = 30.0
+
+#: Commas and opening brackets in a body beside its files. Each may be a value, which takes about 50 times its text and holds up the
+#: event loop while it is read: a million takes a fifth of a second. Prompts of token ids are what comes nearest.
+MAX_SEPARATORS = 1_000_000
 
 
 class JsonRequest(Request):
@@ -41,7 +49,8 @@ class JsonRequest(Request):
             except QueueFullError as error:  # FastAPI lets no other error through than its own
                 raise HTTPException(429, error.message, {"retry-after": "1"}) from error
             body = bytearray()
-            async for chunk in self.stream():
+            chunks = self.stream()
+            while (chunk := await _next_chunk(chunks)) is not None:
                 body += chunk
                 if len(body) > limit:
                     raise _too_large(limit)
@@ -58,11 +67,22 @@ class JsonRequest(Request):
         """
         if not hasattr(self, "_json"):
             files = FileParts(await self.body())
+            if sum(map(files.rest.count, (b",", b"[", b"{"))) > MAX_SEPARATORS:
+                raise HTTPException(400, f"the body has more than {MAX_SEPARATORS} commas and opening brackets beside its files")
             self._json = orjson.loads(files.rest)
             check_names(files.rest)
             files.rest = b""  # a text's body would stay for as long as its answer takes
             self.state.files = files
         return self._json
+
+
+async def _next_chunk(chunks: AsyncGenerator[bytes, None]) -> bytes | None:
+    """What comes next of a body, or None at its end."""
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            return await anext(chunks, None)
+    except TimeoutError:
+        raise HTTPException(408, f"the body stopped: nothing came for {READ_TIMEOUT_S:g} s") from None
 
 
 def files_of(request: Request) -> FileParts:

@@ -163,5 +163,8 @@ def _is_literal(host: str) -> bool:
 
 
 async def _system_lookup(host: str) -> Sequence[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(f"it is no host name ({error})") from error
     return [str(info[4][0]) for info in found]

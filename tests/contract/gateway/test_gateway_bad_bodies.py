@@ -11,6 +11,7 @@ import pytest
 from support.fakes.gateway import CHAT, COMPLETION, gateway_client
 from support.waiting import until
 from triptych_gateway.body_budget import BodyBudget
+from triptych_gateway.routes import json_body
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,27 @@ async def test_too_large_body(announced: bool) -> None:
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "request_too_large"
     assert "1024" in response.json()["error"]["message"]
+
+
+async def test_a_body_of_nothing_but_separators() -> None:
+    async with gateway_client() as client:
+        body = b'{"prompt": [' + b"[]," * json_body.MAX_SEPARATORS + b"[]]}"
+        response = await client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert "commas and opening brackets" in response.json()["error"]["message"]
+
+
+async def test_a_body_that_stops_halfway_gives_its_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def chunks() -> Any:
+        yield b" " * 2000
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(json_body, "READ_TIMEOUT_S", 0.05)
+    async with gateway_client() as client:
+        headers = {"content-type": "application/json"}
+        response = await asyncio.wait_for(client.post("/v1/completions", content=chunks(), headers=headers), 10)
+        assert bodies_of(client).used_bytes == 0
+    assert (response.status_code, response.json()["error"]["code"]) == (408, "request_timeout")
 
 
 MIB = 1 << 20

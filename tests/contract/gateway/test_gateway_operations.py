@@ -117,11 +117,12 @@ async def test_api_key_is_needed(path: str, given: str | None) -> None:
 async def test_api_key_opens_and_operators_need_none() -> None:
     async with gateway_client(api_key="secret") as client:
         models = await client.get("/v1/models", headers={"authorization": "Bearer secret"})
+        lower = await client.get("/v1/models", headers={"authorization": "bearer secret"})
         live = await client.get("/live")
         preflight = await client.options(
             "/v1/chat/completions", headers={"origin": "http://page", "access-control-request-method": "POST"}
         )
-    assert [response.status_code for response in (models, live, preflight)] == [200, 200, 200]
+    assert [response.status_code for response in (models, lower, live, preflight)] == [200, 200, 200, 200]
 
 
 async def test_cors() -> None:

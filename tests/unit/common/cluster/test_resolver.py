@@ -118,3 +118,9 @@ def test_what_targets_mean(targets: list[str], kinds: type) -> None:
 def test_what_is_no_target_is_named(target: str) -> None:
     with pytest.raises(StartupError, match=target):
         resolver_of([target])
+
+
+async def test_what_is_no_host_name_is_a_name_that_is_not_found(caplog: pytest.LogCaptureFixture) -> None:
+    async with watched(DnsResolver("a..b", 50052, 0.001)) as reported:
+        await until(lambda: "it is no host name" in caplog.text)
+        assert reported == []
