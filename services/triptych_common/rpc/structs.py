@@ -24,7 +24,7 @@ def from_struct(struct: struct_pb2.Struct) -> dict[str, Any]:
     try:
         return _whole_numbers(json_format.MessageToDict(struct))
     except (json_format.Error, ValueError) as error:
-        raise ValueError("has a number that JSON does not have") from error
+        raise ValueError("has a number that JSON does not have (NaN or infinity)") from error
 
 
 def _whole_numbers(value: Any) -> Any:
