@@ -15,9 +15,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from triptych_common.host.cores import bear_company, num_usable_cores
+from triptych_common.host.cores import limit_openmp_spinning, num_usable_cores
 
-bear_company()  # as the engine does before torch is imported
+limit_openmp_spinning()  # as the engine does before torch is imported
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from triptych_common.host.cores import bear_company, num_usable_cores
+from triptych_common.host.cores import limit_openmp_spinning, num_usable_cores
 
-bear_company()  # as the engine does before torch is imported
+limit_openmp_spinning()  # as the engine does before torch is imported
 
 import torch  # noqa: E402
 from torch.nn import functional  # noqa: E402

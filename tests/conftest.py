@@ -3,8 +3,8 @@ set is forced, either: tests run each that this CPU has."""
 
 import os
 
-from triptych_common.host.cores import bear_company
+from triptych_common.host.cores import limit_openmp_spinning
 from triptych_common.host.cpu import ISA_VARIABLE
 
-bear_company()
+limit_openmp_spinning()
 os.environ.pop(ISA_VARIABLE, None)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from triptych_common.host.cores import bear_company
+from triptych_common.host.cores import limit_openmp_spinning
 from triptych_common.model import store as model_store
 
-bear_company()  # as the engine does before torch is imported
+limit_openmp_spinning()  # as the engine does before torch is imported
 
 from triptych_engine.core import EngineCore, Load, new_device_thread  # noqa: E402
 from triptych_engine.executor.in_process import InProcessExecutor  # noqa: E402

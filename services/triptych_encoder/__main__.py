@@ -8,8 +8,8 @@ import sys
 
 from pydantic import ValidationError
 from pydantic_settings import CliApp
-from triptych_common.host.cores import bear_company
-from triptych_common.host.garbage import objects_that_stay
+from triptych_common.host.cores import limit_openmp_spinning
+from triptych_common.host.garbage import startup_objects_frozen
 from triptych_common.model.store import WEIGHT_PATTERNS, has_towers, resolve_model, served_name
 from triptych_common.rpc.server import run_service
 from triptych_common.settings import startup_error
@@ -27,8 +27,8 @@ def run(settings: EncoderSettings) -> None:
         if not has_towers(path):
             log.info("%s takes text only: there is nothing to encode, and no encoder is needed", served_name(settings.model))
             return
-        bear_company()
-        with objects_that_stay():
+        limit_openmp_spinning()
+        with startup_objects_frozen():
             from triptych_encoder.service import EncoderService  # torch loads here, where it is needed
 
         await EncoderService(settings).run(stop)

@@ -17,7 +17,7 @@ import grpc
 import torch
 from prometheus_client import Metric
 from triptych_common.errors import ServiceUnavailableError, UnsupportedModelError
-from triptych_common.host.cores import encoder_share, num_idle_cores, num_usable_cores
+from triptych_common.host.cores import default_encoder_threads, num_idle_cores, num_usable_cores
 from triptych_common.model import store as model_store
 from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.control import State
@@ -47,7 +47,7 @@ class _Loaded:
     tower: Tower
     preprocessor: Preprocessor
     modalities: tuple[common_pb2.Modality, ...]
-    key_scope: bytes
+    embedding_fingerprint: bytes
     may_share_batch: bool
 
 
@@ -147,7 +147,7 @@ class EncoderService:
         """
         settings = self._settings
         if self._device.type == "cpu":
-            torch.set_num_threads(settings.num_threads or encoder_share(num_usable_cores()))
+            torch.set_num_threads(settings.num_threads or default_encoder_threads(num_usable_cores()))
         path = await asyncio.to_thread(model_store.resolve_model, settings.model, model_store.WEIGHT_PATTERNS)
         name = settings.served_model_name or model_store.served_name(settings.model)
         model = model_store.model_info(path, name, settings.max_model_len)
@@ -191,7 +191,7 @@ class EncoderService:
         def prepare(*item: Any) -> PreprocessResult:
             return self._pool.submit(preprocessor.prepare, *item).result()
 
-        return _Loaded(tower, preprocessor, modalities, towers.key_scope, warm_up(tower, prepare, modalities, name))
+        return _Loaded(tower, preprocessor, modalities, towers.embedding_fingerprint, warm_up(tower, prepare, modalities, name))
 
     def _load_in_pool(self, preprocessor: Preprocessor) -> tuple[common_pb2.Modality, ...]:
         """Load the processor in each thread of the pool. Returns the modalities that it can preprocess."""
@@ -220,11 +220,13 @@ class EncoderService:
             QueueLimits(settings.max_queue, settings.max_queue_bytes, settings.max_prepared),
         )
         self._model = model
-        description = encoder_pb2.DescribeResponse(model=model, key_scope=loaded.key_scope, modalities=loaded.modalities)
+        description = encoder_pb2.DescribeResponse(
+            model=model, embedding_fingerprint=loaded.embedding_fingerprint, modalities=loaded.modalities
+        )
         self._servicer.attach(self._pipeline, description)
         self._state = State.SERVER_STATE_SERVING
         names = ", ".join(common_pb2.Modality.Name(modality).removeprefix("MODALITY_").lower() for modality in loaded.modalities)
-        log.info("ready: %s, %s, key scope %s", model.name, names, loaded.key_scope.hex()[:12])
+        log.info("ready: %s, %s, embedding fingerprint %s", model.name, names, loaded.embedding_fingerprint.hex()[:12])
 
     def _register(self, server: grpc.aio.Server) -> None:
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(self._servicer, server)
@@ -239,7 +241,7 @@ class EncoderService:
         A batch ends within a fraction of a second. Text generation that starts meanwhile waits for no longer than that.
         """
         num_cores = num_usable_cores()
-        num_threads = max(encoder_share(num_cores), num_idle_cores(num_cores))
+        num_threads = max(default_encoder_threads(num_cores), num_idle_cores(num_cores))
         if num_threads != torch.get_num_threads():
             torch.set_num_threads(num_threads)
 

@@ -7,8 +7,8 @@ import sys
 
 from pydantic import ValidationError
 from pydantic_settings import CliApp
-from triptych_common.host.cores import bear_company
-from triptych_common.host.garbage import objects_that_stay
+from triptych_common.host.cores import limit_openmp_spinning
+from triptych_common.host.garbage import startup_objects_frozen
 from triptych_common.rpc.server import run_service
 from triptych_common.settings import startup_error
 
@@ -17,8 +17,8 @@ from triptych_engine.settings import EngineSettings
 
 def run(settings: EngineSettings) -> None:
     """Serve until SIGINT or SIGTERM."""
-    bear_company()
-    with objects_that_stay():
+    limit_openmp_spinning()
+    with startup_objects_frozen():
         from triptych_engine.service import EngineService  # torch loads here, after bad flags were refused
 
     async def serve(stop: asyncio.Event) -> None:

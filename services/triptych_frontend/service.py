@@ -13,7 +13,7 @@ from prometheus_client import Metric
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
 from triptych_common.errors import StartupError
-from triptych_common.host.garbage import objects_that_stay
+from triptych_common.host.garbage import startup_objects_frozen
 from triptych_common.host.memory import return_large_blocks
 from triptych_common.model.store import model_info, resolve_model, served_name
 from triptych_common.pb import (
@@ -206,7 +206,7 @@ def run(settings: FrontendSettings) -> None:
     return_large_blocks()
 
     async def main(stop: asyncio.Event) -> None:
-        with objects_that_stay():
+        with startup_objects_frozen():
             frontend = Frontend(settings)
         async with frontend.running() as connections:
             stopped = asyncio.create_task(stop.wait())

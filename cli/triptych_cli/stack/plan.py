@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from triptych_common.host.cores import encoder_share, num_usable_cores
+from triptych_common.host.cores import default_encoder_threads, num_usable_cores
 from triptych_common.model.store import has_towers
 from triptych_common.settings import GrpcServiceSettings, ServiceSettings
 
@@ -124,7 +124,7 @@ def _cores_beside_encoder(num_engines: int, given: ServiceArgs) -> int | None:
     if getattr(engine, "num_threads_while_encoding", None) is not None or getattr(encoder, "device", "").startswith("cuda"):
         return None
     num_cores = num_usable_cores()
-    left = num_cores - (getattr(encoder, "num_threads", None) or encoder_share(num_cores))
+    left = num_cores - (getattr(encoder, "num_threads", None) or default_encoder_threads(num_cores))
     return max(1, left // num_engines)
 
 

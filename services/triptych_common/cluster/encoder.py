@@ -56,7 +56,11 @@ class EncoderConnection(Connection):
         description = await self.stub.Describe(encoder_pb2.DescribeRequest(), timeout=timeout_s)
         self.check_fingerprint(description.model, self._expected)
         for other in self._others():
-            if other is not self and other.is_connected and other.description.key_scope != description.key_scope:
+            if (
+                other is not self
+                and other.is_connected
+                and other.description.embedding_fingerprint != description.embedding_fingerprint
+            ):
                 raise ConnectionRefusedByUsError(
                     f"its embeddings differ from those of {other.address}: other weights, processor or dtype"
                 )

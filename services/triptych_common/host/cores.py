@@ -46,19 +46,19 @@ def num_idle_cores(num_cores: int) -> int:
     return sorted(seen)[-2]
 
 
-def encoder_share(num_cores: int) -> int:
-    """Cores that an encoder computes on by default, of so many: one of up to four, else half."""
+def default_encoder_threads(num_cores: int) -> int:
+    """Threads of an encoder by default: one where there are up to four cores, else half of them."""
     return 1 if num_cores <= 4 else num_cores // 2
 
 
-def bear_company() -> None:
-    """Let OpenMP's threads wait for each other asleep, but for a moment, unless the environment says how they shall wait.
+def limit_openmp_spinning() -> None:
+    """Let OpenMP's threads spin only for a moment at a barrier, then sleep, unless the environment says otherwise.
 
-    A step has hundreds of points at which its threads wait for each other, by default awake, for milliseconds. Where another
-    process computes on the same cores, the one they wait for has often lost its core to it, and those awake keep theirs from both.
-    A step of 20 ms took 180 ms beside one busy process; with this it takes some 42, and 20.6 alone.
+    A step has hundreds of barriers. By default threads spin there for milliseconds. When another process computes on the same
+    cores, the thread that the others wait for has often lost its core to that process, and the spinning threads keep their cores
+    from both. A step of 20 ms took 180 ms beside one busy process. With this it takes about 42 ms, and 20.6 ms alone.
 
-    Call it before torch is imported: the runtime reads it once.
+    Call it before torch is imported: the runtime reads the setting once.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)

@@ -26,7 +26,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from triptych_common.pb import common_pb2 as triptych_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19triptych/v1/encoder.proto\x12\x0btriptych.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x18triptych/v1/common.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xa0\x01\n\x10\x44\x65scribeResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.triptych.v1.ModelInfo\x12\x11\n\tkey_scope\x18\x02 \x01(\x0c\x12)\n\nmodalities\x18\x03 \x03(\x0e\x32\x15.triptych.v1.Modality\x12\'\n\x08instance\x18\x04 \x01(\x0b\x32\x15.triptych.v1.Instance\"\xae\x01\n\nEncodeItem\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\'\n\x08modality\x18\x02 \x01(\x0e\x32\x15.triptych.v1.Modality\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x32\n\x11processor_options\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x18\n\x0btenant_salt\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\x0e\n\x0c_tenant_salt\"Y\n\rEncodeRequest\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.triptych.v1.EncodeItem\x12\x14\n\x07lease_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_lease_s\"<\n\x0e\x45ncodeResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.triptych.v1.EncodeResult\"\xbe\x01\n\x0c\x45ncodeResult\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12$\n\x04tier\x18\x04 \x01(\x0e\x32\x16.triptych.v1.CacheTier\x12+\n\x07timings\x18\x05 \x01(\x0b\x32\x1a.triptych.v1.EncodeTimings\x12(\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x19.triptych.v1.RequestError\"Z\n\rEncodeTimings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x02 \x01(\x01\x12\x14\n\x0cpreprocess_s\x18\x03 \x01(\x01\x12\x10\n\x08\x65ncode_s\x18\x04 \x01(\x01\"l\n\x0c\x46\x65tchRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x18\n\x0b\x63hunk_bytes\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x16\n\ttimeout_s\x18\x03 \x01(\x01H\x01\x88\x01\x01\x42\x0e\n\x0c_chunk_bytesB\x0c\n\n_timeout_s\"\xc8\x01\n\rFetchResponse\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x13\n\x0btensor_name\x18\x02 \x01(\t\x12#\n\x06header\x18\x03 \x01(\x0b\x32\x13.triptych.v1.Tensor\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x1c\n\x14last_chunk_of_tensor\x18\x05 \x01(\x08\x12\x1a\n\x12last_chunk_of_item\x18\x06 \x01(\x08\x12(\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x19.triptych.v1.RequestError\"\x1d\n\rLookupRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\"7\n\x0eLookupResponse\x12%\n\x05tiers\x18\x01 \x03(\x0e\x32\x16.triptych.v1.CacheTier\"C\n\x0cRenewRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\t\x12\x14\n\x07lease_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_lease_s\"\"\n\rRenewResponse\x12\x11\n\tlease_ids\x18\x01 \x03(\t\"#\n\x0eReleaseRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\t\"\'\n\x0fReleaseResponse\x12\x14\n\x0cnum_released\x18\x01 \x01(\r\"\x1c\n\x0c\x45victRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\"$\n\rEvictResponse\x12\x13\n\x0bnum_evicted\x18\x01 \x01(\r\"\x11\n\x0fGetStatsRequest\"\xb3\x02\n\x10GetStatsResponse\x12\x13\n\x0bnum_entries\x18\x01 \x01(\x04\x12\x12\n\nused_bytes\x18\x02 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\x12\x14\n\x0cleased_bytes\x18\x04 \x01(\x04\x12\x12\n\nnum_leases\x18\x05 \x01(\r\x12\x14\n\x0cqueue_length\x18\x06 \x01(\r\x12\x16\n\x0enum_local_hits\x18\x07 \x01(\x04\x12\x17\n\x0fnum_shared_hits\x18\x08 \x01(\x04\x12\x12\n\nnum_joined\x18\t \x01(\x04\x12\x12\n\nnum_misses\x18\n \x01(\x04\x12\x15\n\rnum_evictions\x18\x0b \x01(\x04\x12\x1a\n\x12num_store_failures\x18\x0c \x01(\x04\x12\x12\n\nnum_failed\x18\r \x01(\x04\"\x17\n\x15WatchEvictionsRequest\"&\n\x16WatchEvictionsResponse\x12\x0c\n\x04keys\x18\x01 \x03(\x0c*\x80\x01\n\tCacheTier\x12\x1a\n\x16\x43\x41\x43HE_TIER_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x43\x41\x43HE_TIER_MISS\x10\x01\x12\x14\n\x10\x43\x41\x43HE_TIER_LOCAL\x10\x02\x12\x15\n\x11\x43\x41\x43HE_TIER_SHARED\x10\x03\x12\x15\n\x11\x43\x41\x43HE_TIER_JOINED\x10\x04\x32\x8d\x05\n\x0e\x45ncoderService\x12G\n\x08\x44\x65scribe\x12\x1c.triptych.v1.DescribeRequest\x1a\x1d.triptych.v1.DescribeResponse\x12\x41\n\x06\x45ncode\x12\x1a.triptych.v1.EncodeRequest\x1a\x1b.triptych.v1.EncodeResponse\x12@\n\x05\x46\x65tch\x12\x19.triptych.v1.FetchRequest\x1a\x1a.triptych.v1.FetchResponse0\x01\x12\x41\n\x06Lookup\x12\x1a.triptych.v1.LookupRequest\x1a\x1b.triptych.v1.LookupResponse\x12>\n\x05Renew\x12\x19.triptych.v1.RenewRequest\x1a\x1a.triptych.v1.RenewResponse\x12\x44\n\x07Release\x12\x1b.triptych.v1.ReleaseRequest\x1a\x1c.triptych.v1.ReleaseResponse\x12>\n\x05\x45vict\x12\x19.triptych.v1.EvictRequest\x1a\x1a.triptych.v1.EvictResponse\x12G\n\x08GetStats\x12\x1c.triptych.v1.GetStatsRequest\x1a\x1d.triptych.v1.GetStatsResponse\x12[\n\x0eWatchEvictions\x12\".triptych.v1.WatchEvictionsRequest\x1a#.triptych.v1.WatchEvictionsResponse0\x01\x42\x85\x01\n\x0e\x61i.triptych.v1P\x01Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\xf8\x01\x01\xa2\x02\x03TPV\xaa\x02\x0bTriptych.V1\xca\x02\x0bTriptych\\V1\xea\x02\x0cTriptych::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19triptych/v1/encoder.proto\x12\x0btriptych.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x18triptych/v1/common.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xac\x01\n\x10\x44\x65scribeResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.triptych.v1.ModelInfo\x12\x1d\n\x15\x65mbedding_fingerprint\x18\x02 \x01(\x0c\x12)\n\nmodalities\x18\x03 \x03(\x0e\x32\x15.triptych.v1.Modality\x12\'\n\x08instance\x18\x04 \x01(\x0b\x32\x15.triptych.v1.Instance\"\xae\x01\n\nEncodeItem\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\'\n\x08modality\x18\x02 \x01(\x0e\x32\x15.triptych.v1.Modality\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x32\n\x11processor_options\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x18\n\x0btenant_salt\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\x0e\n\x0c_tenant_salt\"Y\n\rEncodeRequest\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.triptych.v1.EncodeItem\x12\x14\n\x07lease_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_lease_s\"<\n\x0e\x45ncodeResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.triptych.v1.EncodeResult\"\xbe\x01\n\x0c\x45ncodeResult\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12$\n\x04tier\x18\x04 \x01(\x0e\x32\x16.triptych.v1.CacheTier\x12+\n\x07timings\x18\x05 \x01(\x0b\x32\x1a.triptych.v1.EncodeTimings\x12(\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x19.triptych.v1.RequestError\"Z\n\rEncodeTimings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x02 \x01(\x01\x12\x14\n\x0cpreprocess_s\x18\x03 \x01(\x01\x12\x10\n\x08\x65ncode_s\x18\x04 \x01(\x01\"l\n\x0c\x46\x65tchRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x18\n\x0b\x63hunk_bytes\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x16\n\ttimeout_s\x18\x03 \x01(\x01H\x01\x88\x01\x01\x42\x0e\n\x0c_chunk_bytesB\x0c\n\n_timeout_s\"\xc8\x01\n\rFetchResponse\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x13\n\x0btensor_name\x18\x02 \x01(\t\x12#\n\x06header\x18\x03 \x01(\x0b\x32\x13.triptych.v1.Tensor\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x1c\n\x14last_chunk_of_tensor\x18\x05 \x01(\x08\x12\x1a\n\x12last_chunk_of_item\x18\x06 \x01(\x08\x12(\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x19.triptych.v1.RequestError\"\x1d\n\rLookupRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\"7\n\x0eLookupResponse\x12%\n\x05tiers\x18\x01 \x03(\x0e\x32\x16.triptych.v1.CacheTier\"C\n\x0cRenewRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\t\x12\x14\n\x07lease_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_lease_s\"\"\n\rRenewResponse\x12\x11\n\tlease_ids\x18\x01 \x03(\t\"#\n\x0eReleaseRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\t\"\'\n\x0fReleaseResponse\x12\x14\n\x0cnum_released\x18\x01 \x01(\r\"\x1c\n\x0c\x45victRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\"$\n\rEvictResponse\x12\x13\n\x0bnum_evicted\x18\x01 \x01(\r\"\x11\n\x0fGetStatsRequest\"\xb3\x02\n\x10GetStatsResponse\x12\x13\n\x0bnum_entries\x18\x01 \x01(\x04\x12\x12\n\nused_bytes\x18\x02 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\x12\x14\n\x0cleased_bytes\x18\x04 \x01(\x04\x12\x12\n\nnum_leases\x18\x05 \x01(\r\x12\x14\n\x0cqueue_length\x18\x06 \x01(\r\x12\x16\n\x0enum_local_hits\x18\x07 \x01(\x04\x12\x17\n\x0fnum_shared_hits\x18\x08 \x01(\x04\x12\x12\n\nnum_joined\x18\t \x01(\x04\x12\x12\n\nnum_misses\x18\n \x01(\x04\x12\x15\n\rnum_evictions\x18\x0b \x01(\x04\x12\x1a\n\x12num_store_failures\x18\x0c \x01(\x04\x12\x12\n\nnum_failed\x18\r \x01(\x04\"\x17\n\x15WatchEvictionsRequest\"&\n\x16WatchEvictionsResponse\x12\x0c\n\x04keys\x18\x01 \x03(\x0c*\x80\x01\n\tCacheTier\x12\x1a\n\x16\x43\x41\x43HE_TIER_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x43\x41\x43HE_TIER_MISS\x10\x01\x12\x14\n\x10\x43\x41\x43HE_TIER_LOCAL\x10\x02\x12\x15\n\x11\x43\x41\x43HE_TIER_SHARED\x10\x03\x12\x15\n\x11\x43\x41\x43HE_TIER_JOINED\x10\x04\x32\x8d\x05\n\x0e\x45ncoderService\x12G\n\x08\x44\x65scribe\x12\x1c.triptych.v1.DescribeRequest\x1a\x1d.triptych.v1.DescribeResponse\x12\x41\n\x06\x45ncode\x12\x1a.triptych.v1.EncodeRequest\x1a\x1b.triptych.v1.EncodeResponse\x12@\n\x05\x46\x65tch\x12\x19.triptych.v1.FetchRequest\x1a\x1a.triptych.v1.FetchResponse0\x01\x12\x41\n\x06Lookup\x12\x1a.triptych.v1.LookupRequest\x1a\x1b.triptych.v1.LookupResponse\x12>\n\x05Renew\x12\x19.triptych.v1.RenewRequest\x1a\x1a.triptych.v1.RenewResponse\x12\x44\n\x07Release\x12\x1b.triptych.v1.ReleaseRequest\x1a\x1c.triptych.v1.ReleaseResponse\x12>\n\x05\x45vict\x12\x19.triptych.v1.EvictRequest\x1a\x1a.triptych.v1.EvictResponse\x12G\n\x08GetStats\x12\x1c.triptych.v1.GetStatsRequest\x1a\x1d.triptych.v1.GetStatsResponse\x12[\n\x0eWatchEvictions\x12\".triptych.v1.WatchEvictionsRequest\x1a#.triptych.v1.WatchEvictionsResponse0\x01\x42\x85\x01\n\x0e\x61i.triptych.v1P\x01Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\xf8\x01\x01\xa2\x02\x03TPV\xaa\x02\x0bTriptych.V1\xca\x02\x0bTriptych\\V1\xea\x02\x0cTriptych::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,50 +34,50 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'triptych.v1.encoder_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\016ai.triptych.v1P\001Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\370\001\001\242\002\003TPV\252\002\013Triptych.V1\312\002\013Triptych\\V1\352\002\014Triptych::V1'
-  _globals['_CACHETIER']._serialized_start=1942
-  _globals['_CACHETIER']._serialized_end=2070
+  _globals['_CACHETIER']._serialized_start=1954
+  _globals['_CACHETIER']._serialized_end=2082
   _globals['_DESCRIBEREQUEST']._serialized_start=98
   _globals['_DESCRIBEREQUEST']._serialized_end=115
   _globals['_DESCRIBERESPONSE']._serialized_start=118
-  _globals['_DESCRIBERESPONSE']._serialized_end=278
-  _globals['_ENCODEITEM']._serialized_start=281
-  _globals['_ENCODEITEM']._serialized_end=455
-  _globals['_ENCODEREQUEST']._serialized_start=457
-  _globals['_ENCODEREQUEST']._serialized_end=546
-  _globals['_ENCODERESPONSE']._serialized_start=548
-  _globals['_ENCODERESPONSE']._serialized_end=608
-  _globals['_ENCODERESULT']._serialized_start=611
-  _globals['_ENCODERESULT']._serialized_end=801
-  _globals['_ENCODETIMINGS']._serialized_start=803
-  _globals['_ENCODETIMINGS']._serialized_end=893
-  _globals['_FETCHREQUEST']._serialized_start=895
-  _globals['_FETCHREQUEST']._serialized_end=1003
-  _globals['_FETCHRESPONSE']._serialized_start=1006
-  _globals['_FETCHRESPONSE']._serialized_end=1206
-  _globals['_LOOKUPREQUEST']._serialized_start=1208
-  _globals['_LOOKUPREQUEST']._serialized_end=1237
-  _globals['_LOOKUPRESPONSE']._serialized_start=1239
-  _globals['_LOOKUPRESPONSE']._serialized_end=1294
-  _globals['_RENEWREQUEST']._serialized_start=1296
-  _globals['_RENEWREQUEST']._serialized_end=1363
-  _globals['_RENEWRESPONSE']._serialized_start=1365
-  _globals['_RENEWRESPONSE']._serialized_end=1399
-  _globals['_RELEASEREQUEST']._serialized_start=1401
-  _globals['_RELEASEREQUEST']._serialized_end=1436
-  _globals['_RELEASERESPONSE']._serialized_start=1438
-  _globals['_RELEASERESPONSE']._serialized_end=1477
-  _globals['_EVICTREQUEST']._serialized_start=1479
-  _globals['_EVICTREQUEST']._serialized_end=1507
-  _globals['_EVICTRESPONSE']._serialized_start=1509
-  _globals['_EVICTRESPONSE']._serialized_end=1545
-  _globals['_GETSTATSREQUEST']._serialized_start=1547
-  _globals['_GETSTATSREQUEST']._serialized_end=1564
-  _globals['_GETSTATSRESPONSE']._serialized_start=1567
-  _globals['_GETSTATSRESPONSE']._serialized_end=1874
-  _globals['_WATCHEVICTIONSREQUEST']._serialized_start=1876
-  _globals['_WATCHEVICTIONSREQUEST']._serialized_end=1899
-  _globals['_WATCHEVICTIONSRESPONSE']._serialized_start=1901
-  _globals['_WATCHEVICTIONSRESPONSE']._serialized_end=1939
-  _globals['_ENCODERSERVICE']._serialized_start=2073
-  _globals['_ENCODERSERVICE']._serialized_end=2726
+  _globals['_DESCRIBERESPONSE']._serialized_end=290
+  _globals['_ENCODEITEM']._serialized_start=293
+  _globals['_ENCODEITEM']._serialized_end=467
+  _globals['_ENCODEREQUEST']._serialized_start=469
+  _globals['_ENCODEREQUEST']._serialized_end=558
+  _globals['_ENCODERESPONSE']._serialized_start=560
+  _globals['_ENCODERESPONSE']._serialized_end=620
+  _globals['_ENCODERESULT']._serialized_start=623
+  _globals['_ENCODERESULT']._serialized_end=813
+  _globals['_ENCODETIMINGS']._serialized_start=815
+  _globals['_ENCODETIMINGS']._serialized_end=905
+  _globals['_FETCHREQUEST']._serialized_start=907
+  _globals['_FETCHREQUEST']._serialized_end=1015
+  _globals['_FETCHRESPONSE']._serialized_start=1018
+  _globals['_FETCHRESPONSE']._serialized_end=1218
+  _globals['_LOOKUPREQUEST']._serialized_start=1220
+  _globals['_LOOKUPREQUEST']._serialized_end=1249
+  _globals['_LOOKUPRESPONSE']._serialized_start=1251
+  _globals['_LOOKUPRESPONSE']._serialized_end=1306
+  _globals['_RENEWREQUEST']._serialized_start=1308
+  _globals['_RENEWREQUEST']._serialized_end=1375
+  _globals['_RENEWRESPONSE']._serialized_start=1377
+  _globals['_RENEWRESPONSE']._serialized_end=1411
+  _globals['_RELEASEREQUEST']._serialized_start=1413
+  _globals['_RELEASEREQUEST']._serialized_end=1448
+  _globals['_RELEASERESPONSE']._serialized_start=1450
+  _globals['_RELEASERESPONSE']._serialized_end=1489
+  _globals['_EVICTREQUEST']._serialized_start=1491
+  _globals['_EVICTREQUEST']._serialized_end=1519
+  _globals['_EVICTRESPONSE']._serialized_start=1521
+  _globals['_EVICTRESPONSE']._serialized_end=1557
+  _globals['_GETSTATSREQUEST']._serialized_start=1559
+  _globals['_GETSTATSREQUEST']._serialized_end=1576
+  _globals['_GETSTATSRESPONSE']._serialized_start=1579
+  _globals['_GETSTATSRESPONSE']._serialized_end=1886
+  _globals['_WATCHEVICTIONSREQUEST']._serialized_start=1888
+  _globals['_WATCHEVICTIONSREQUEST']._serialized_end=1911
+  _globals['_WATCHEVICTIONSRESPONSE']._serialized_start=1913
+  _globals['_WATCHEVICTIONSRESPONSE']._serialized_end=1951
+  _globals['_ENCODERSERVICE']._serialized_start=2085
+  _globals['_ENCODERSERVICE']._serialized_end=2738
 # @@protoc_insertion_point(module_scope)

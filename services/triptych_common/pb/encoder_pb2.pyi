@@ -27,16 +27,16 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "key_scope", "modalities", "instance")
+    __slots__ = ("model", "embedding_fingerprint", "modalities", "instance")
     MODEL_FIELD_NUMBER: _ClassVar[int]
-    KEY_SCOPE_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODALITIES_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     model: _common_pb2.ModelInfo
-    key_scope: bytes
+    embedding_fingerprint: bytes
     modalities: _containers.RepeatedScalarFieldContainer[_common_pb2.Modality]
     instance: _common_pb2.Instance
-    def __init__(self, model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., key_scope: _Optional[bytes] = ..., modalities: _Optional[_Iterable[_Union[_common_pb2.Modality, str]]] = ..., instance: _Optional[_Union[_common_pb2.Instance, _Mapping]] = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., embedding_fingerprint: _Optional[bytes] = ..., modalities: _Optional[_Iterable[_Union[_common_pb2.Modality, str]]] = ..., instance: _Optional[_Union[_common_pb2.Instance, _Mapping]] = ...) -> None: ...
 
 class EncodeItem(_message.Message):
     __slots__ = ("key", "modality", "data", "processor_options", "tenant_salt")

@@ -1,4 +1,4 @@
-"""The second tier: embeddings in Valkey or Redis, shared by encoders with the same key scope. Its failures never fail a request."""
+"""The second tier: embeddings in Valkey or Redis, shared by encoders of the same weights. Its failures never fail a request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WARN_EVERY_S = 30.0
 
 
 class SharedStore:
-    """Keeps items by key until their time to live is over. The key scope is part of each key.
+    """Keeps items by key until their time to live is over. The fingerprint is part of each key.
 
     Args:
         url: redis://[user:password@]host:port/db, rediss:// or unix://.

@@ -118,7 +118,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         options = parse_options(item.processor_options)
         data = item.data  # each access is a copy
         if data:
-            arguments = (self._description.key_scope, item.modality, data, canonical_options(options), item.tenant_salt)
+            arguments = (self._description.embedding_fingerprint, item.modality, data, canonical_options(options), item.tenant_salt)
             is_large = len(data) > _HASH_INLINE_BYTES
             expected = await asyncio.to_thread(media_key, *arguments) if is_large else media_key(*arguments)
             if expected != item.key:

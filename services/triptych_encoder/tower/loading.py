@@ -36,7 +36,7 @@ class LoadedTowers:
     embedding_dtype: torch.dtype
     device: torch.device
     #: sha256 of everything that all embeddings depend on.
-    key_scope: bytes
+    embedding_fingerprint: bytes
 
 
 def load_config(path: Path, name: str) -> PretrainedConfig:
@@ -72,7 +72,7 @@ def load_towers(
         missing = sorted(info["missing_keys"])
         raise StartupError(f"the checkpoint of {name} lacks {len(missing)} weights of its towers, e.g. {missing[0]}")
     model = model.eval().requires_grad_(False)
-    scope = _key_scope(model, path, f"{embedding_dtype}:{dtype}")
+    scope = _embedding_fingerprint(model, path, f"{embedding_dtype}:{dtype}")
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     log.info("loaded towers and projector: %.1f million parameters in %s", num_parameters / 1e6, str(dtype).removeprefix("torch."))
     model = model.to(device)
@@ -127,7 +127,7 @@ def _drop_language_model(model: Any) -> list[str]:
     return dropped
 
 
-def _key_scope(model: nn.Module, path: Path, dtypes: str) -> bytes:
+def _embedding_fingerprint(model: nn.Module, path: Path, dtypes: str) -> bytes:
     """sha256 over the configuration and the loaded weights. Fine-tuned models differ in their weights alone."""
     digest = hashlib.sha256(f"{transformers.__version__}:{dtypes}:torchvision={is_torchvision_available()}".encode())
     for file in ("config.json", *PROCESSOR_FILES):

@@ -29,11 +29,11 @@ class EncoderPool(Pool[EncoderConnection]):
         super().__init__("encoder", resolver_of(targets), connect, on_change)
         self._targets = tuple(targets)
 
-    def key_scope(self) -> bytes:
+    def embedding_fingerprint(self) -> bytes:
         """What keys depend on beside the item. Raises ServiceUnavailableError while no encoder is there."""
         for encoder in self.connections:
             if encoder.is_connected:
-                return encoder.description.key_scope
+                return encoder.description.embedding_fingerprint
         raise self.none_left()
 
     async def until_some(self) -> None:

@@ -35,7 +35,7 @@ class KnowsEncoders(Protocol):
         """Wait a little for an encoder. Raises ServiceUnavailableError when none came."""
         ...
 
-    def key_scope(self) -> bytes:
+    def embedding_fingerprint(self) -> bytes:
         """What keys depend on beside the item. Raises ServiceUnavailableError while no encoder is there."""
         ...
 
@@ -166,7 +166,9 @@ class MediaPreparer:
         expander = self._expander
         expansion = await self._run(lambda: expander.expand(known.header, media.options, media.field))
         options_json = canonical_options(media.options)
-        key = media_key_of_hash(self._encoders.key_scope(), known.modality, known.content_hash, options_json, tenant_salt)
+        key = media_key_of_hash(
+            self._encoders.embedding_fingerprint(), known.modality, known.content_hash, options_json, tenant_salt
+        )
         return PreparedMedia(known.modality, key, MediaFile(content), media.options, expansion, media.field, tenant_salt)
 
     async def _content(self, media: MediaInput, principal: Principal, hold: MediaHold) -> bytes | None:

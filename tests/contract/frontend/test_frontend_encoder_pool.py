@@ -19,7 +19,7 @@ async def test_an_encoder_that_dies_is_forgotten_and_found_again() -> None:
     fake = FakeEncoder(MODEL, lambda _: 4)
     pool = EncoderPool(["127.0.0.1:1"], MODEL)
     with pytest.raises(ServiceUnavailableError, match="no encoder can take"):
-        pool.key_scope()
+        pool.embedding_fingerprint()
     async with serving(fake.register) as address:
         port = int(address.rpartition(":")[2])
         pool = EncoderPool([address], MODEL)
@@ -27,10 +27,10 @@ async def test_an_encoder_that_dies_is_forgotten_and_found_again() -> None:
         await until_connected(pool, 1)
     await until_connected(pool, 0)
     with pytest.raises(ServiceUnavailableError, match="no encoder can take this request"):
-        pool.key_scope()
+        pool.embedding_fingerprint()
     async with serving(fake.register, port):
         await until_connected(pool, 1)
-        assert pool.key_scope() == SCOPE
+        assert pool.embedding_fingerprint() == SCOPE
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
 

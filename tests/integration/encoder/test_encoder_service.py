@@ -179,7 +179,7 @@ async def test_the_process_serves_yields_its_cores_and_stops(tmp_path: Path) -> 
         async with open_channel(f"127.0.0.1:{port}") as channel:
             stub = encoder_pb2_grpc.EncoderServiceStub(channel)
             description = await stub.Describe(encoder_pb2.DescribeRequest())
-        assert len(description.key_scope) == 32, log
+        assert len(description.embedding_fingerprint) == 32, log
         threads = {int(name): os.getpriority(os.PRIO_PROCESS, int(name)) for name in os.listdir(f"/proc/{process.pid}/task")}
         base = os.getpriority(os.PRIO_PROCESS, 0)
         assert threads[process.pid] == base, "the event loop keeps its priority"

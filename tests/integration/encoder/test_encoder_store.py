@@ -38,7 +38,7 @@ async def test_what_one_encoder_computed_another_finds(redis_url: str, tmp_path:
     path = build_checkpoint("qwen3_vl", tmp_path / "model")
     file = an_image_file("PNG", a_picture())
     async with an_encoder(path, store_url=redis_url) as first, an_encoder(path, store_url=redis_url) as second:
-        assert first.description.key_scope == second.description.key_scope
+        assert first.description.embedding_fingerprint == second.description.embedding_fingerprint
         [computed] = await first.encode(first.item("image", file))
         assert computed.tier == Tier.CACHE_TIER_MISS
         expected = await first.fetch(computed.key)
@@ -63,15 +63,15 @@ async def test_encoders_of_other_weights_share_nothing(tmp_path: Path) -> None:
 
     path = build_checkpoint("llava_siglip", tmp_path / "model")
     async with an_encoder(path) as encoder:
-        before = encoder.description.key_scope
+        before = encoder.description.embedding_fingerprint
     weights = load_file(path / "model.safetensors")
     name = next(name for name in weights if "projector" in name)
     weights[name] = weights[name] + 1e-3
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     async with an_encoder(path) as encoder:
-        assert encoder.description.key_scope != before
+        assert encoder.description.embedding_fingerprint != before
     async with an_encoder(path, dtype="bfloat16") as encoder:
-        assert encoder.description.key_scope != before
+        assert encoder.description.embedding_fingerprint != before
 
 
 async def test_damaged_values_are_not_found(redis_url: str) -> None:

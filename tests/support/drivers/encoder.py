@@ -45,7 +45,7 @@ class RunningEncoder:
     ) -> encoder_pb2.EncodeItem:
         """An item with its right key; `data` makes the key, and is sent unless told otherwise."""
         text = canonical_options(from_struct(to_struct(options or {})))  # as they travel: 4.0 is 4
-        key = media_key(self.description.key_scope, MODALITIES[modality], data, text, tenant_salt)
+        key = media_key(self.description.embedding_fingerprint, MODALITIES[modality], data, text, tenant_salt)
         return encoder_pb2.EncodeItem(
             key=key,
             modality=MODALITIES[modality],

@@ -103,7 +103,7 @@ async def encoder_of_fakes(
     pipeline = EncodingPipeline(cache, FakePreprocessor(), loop, pool, store, QueueLimits(max_queue, max_queue_bytes, 8))
     servicer = EncoderServicer(feed, max_items_per_request=32, instance=lambda: common_pb2.Instance(id="fake"))
     description = encoder_pb2.DescribeResponse(
-        model=common_pb2.ModelInfo(name="fake"), key_scope=b"scope", modalities=[common_pb2.MODALITY_IMAGE]
+        model=common_pb2.ModelInfo(name="fake"), embedding_fingerprint=b"scope", modalities=[common_pb2.MODALITY_IMAGE]
     )
     servicer.attach(pipeline, description)
     try:

@@ -74,7 +74,7 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
     ) -> encoder_pb2.DescribeResponse:
         await self._until_it_answers()
         await self.health.set_ready(not self.is_draining)
-        return encoder_pb2.DescribeResponse(model=self._model, key_scope=self._scope, instance=self.instance)
+        return encoder_pb2.DescribeResponse(model=self._model, embedding_fingerprint=self._scope, instance=self.instance)
 
     async def _until_it_answers(self) -> None:
         if self.answers is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from triptych_common.host import cores
-from triptych_common.host.cores import bear_company, num_idle_cores
+from triptych_common.host.cores import limit_openmp_spinning, num_idle_cores
 
 
 @pytest.fixture(autouse=True)
@@ -18,14 +18,14 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads_wait_awake_but_for_a_moment() -> None:
-    bear_company()
+    limit_openmp_spinning()
     assert 0 < int(os.environ["GOMP_SPINCOUNT"]) <= 10_000
 
 
 @pytest.mark.parametrize(("name", "value"), [("GOMP_SPINCOUNT", "300000"), ("OMP_WAIT_POLICY", "active")])
 def test_what_the_environment_says_holds(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
-    bear_company()
+    limit_openmp_spinning()
     assert os.environ[name] == value
     assert os.environ.get("GOMP_SPINCOUNT") == (value if name == "GOMP_SPINCOUNT" else None)
 

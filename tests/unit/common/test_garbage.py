@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-from triptych_common.host.garbage import objects_that_stay
+from triptych_common.host.garbage import startup_objects_frozen
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def thawed() -> Iterator[None]:
 
 
 def test_what_is_made_inside_is_not_looked_at_again() -> None:
-    with objects_that_stay():
+    with startup_objects_frozen():
         assert not gc.isenabled()
         made: list[list] = [[] for _ in range(1000)]
     assert gc.isenabled()
@@ -26,6 +26,6 @@ def test_what_is_made_inside_is_not_looked_at_again() -> None:
 
 
 def test_the_collector_is_back_after_a_failed_import() -> None:
-    with pytest.raises(ImportError), objects_that_stay():
+    with pytest.raises(ImportError), startup_objects_frozen():
         raise ImportError("no torch")
     assert gc.isenabled()
