@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 
 def run(*args: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, args)
+    result = CliRunner().invoke(app, args, catch_exceptions=False)
     return result.exit_code, result.output
 
 
