@@ -96,15 +96,8 @@ def _of_triptych(error: TriptychError) -> ApiError:
     if isinstance(error, _RETRIED):
         delay_s = DEFAULT_RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
         headers["retry-after"] = str(max(1, math.ceil(delay_s)))
-    param = "model" if isinstance(error, ModelNotFoundError) else _rest_name(error.field) or None
+    param = "model" if isinstance(error, ModelNotFoundError) else error.field or None
     return ApiError(status, error.message, kind, param, code or error.reason.lower(), headers)
-
-
-def _rest_name(field: str) -> str:
-    """REST's name of a field of the contract, which groups the options that REST has flat."""
-    name = field.removeprefix("options.").removeprefix("sampling.").removesuffix(".media")
-    renamed = {"template_kwargs": "chat_template_kwargs", "include_stop_in_output": "include_stop_str_in_output"}
-    return renamed.get(name, name)
 
 
 def _of_http(error: HTTPException) -> ApiError:

@@ -6,15 +6,15 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from triptych_common.errors import InternalError, TriptychError
+from triptych_common.errors import InternalError, ServiceUnavailableError, TriptychError
 from triptych_common.pb import common_pb2, generation_pb2
 
-from triptych_gateway.answers.stream import DONE
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.dialect import Call, Choice, Encoder
 from triptych_gateway.metrics import GenerationMeter
 
 Response = generation_pb2.GenerationCallResponse
+_GOOD_ENDS = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 
 
 class Answer:
@@ -43,25 +43,32 @@ class Answer:
         self._cost = Cost()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The server-sent events; the first item comes with the first response, when the request is known to be accepted."""
+        """The stream's events; the first item comes with the first response, when the request is known to be accepted."""
         num_finished, events = 0, self._encoder.opening(self._num_choices_in_all)
+        failure, is_started = None, False
         try:
             async with aclosing(self._responses) as batches:
                 async for batch in batches:
                     for prompt, response in batch:
                         for delta in response.choices:
+                            if delta.finish_reason:
+                                num_finished += 1
+                                failure = failure or _failure(delta)
                             events += self._encoder.delta(prompt * self._num_choices + delta.index, delta)
-                            num_finished += delta.finish_reason != common_pb2.FINISH_REASON_UNSPECIFIED
                         self._cost.add(response)
-                    if events:
+                    # A stream that has not begun is refused with a status; one that has gets the text that came with the failure.
+                    if events and (is_started or failure is None):
+                        is_started = True
                         self._meter.event()
                         yield events
                         events = b""
+                    if failure is not None:
+                        raise failure
         except TriptychError as error:
             raise self._call.in_client_terms(error) from error
         self._check_finished(num_finished)
         self._meter.finished(self._cost)
-        yield self._encoder.closing(self._cost) + DONE
+        yield self._encoder.closing(self._cost)
 
     async def whole(self) -> bytes:
         """The JSON of the whole answer."""
@@ -71,6 +78,8 @@ class Answer:
                 async for batch in batches:
                     for prompt, response in batch:
                         for delta in response.choices:
+                            if delta.finish_reason and (failure := _failure(delta)) is not None:
+                                raise failure
                             choices[prompt * self._num_choices + delta.index].add(delta)
                         self._cost.add(response)
         except TriptychError as error:
@@ -82,3 +91,15 @@ class Answer:
     def _check_finished(self, num_finished: int) -> None:
         if num_finished != self._num_choices_in_all:
             raise InternalError(f"the frontend finished {num_finished} of {self._num_choices_in_all} choices")
+
+
+def _failure(delta: generation_pb2.ChoiceDelta) -> TriptychError | None:
+    """What the client is told of a choice that did not end well. The delta goes on as one that ends nothing."""
+    if delta.finish_reason in _GOOD_ENDS:
+        return None
+    is_aborted = delta.finish_reason == common_pb2.FINISH_REASON_ABORT
+    delta.ClearField("finish_reason")
+    if is_aborted:
+        # By somebody else than the client, e.g. an operator who put the engine to sleep.
+        return ServiceUnavailableError("the generation was aborted in the engine; try again")
+    return InternalError("the generation failed; the frontend's log has the details")

@@ -1,4 +1,4 @@
-"""Server-sent events, the hot path: bytes from an iterator straight to the socket."""
+"""Streamed answers, the hot path: bytes from an iterator straight to the socket."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from triptych_gateway.answers.lifecycle import until_disconnect
+from triptych_gateway.dialects.dialect import Encoder
 from triptych_gateway.errors import ClientDisconnectedError, to_api_error
 
 log = logging.getLogger(__name__)
-DONE = b"data: [DONE]\n\n"
 _HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     # Proxies such as nginx would hold events back.
     (b"x-accel-buffering", b"no"),
@@ -28,15 +27,17 @@ class EventStreamResponse(Response):
 
     Args:
         events: complete events, one or several per item. It is closed however the response ends.
+        encoder: of the answer. It says what the content type is, and writes a late error.
         stopping: done when the gateway has to stop.
         release: called in the end, also when the events never began.
     """
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], stopping: asyncio.Future[None], release: Callable[[], None] = lambda: None
+        self, events: AsyncGenerator[bytes, None], encoder: Encoder, stopping: asyncio.Future[None], release: Callable[[], None]
     ) -> None:
         super().__init__()
         self._events = events
+        self._encoder = encoder
         self._stopping = stopping
         self._release = release
         self._is_started = False
@@ -52,17 +53,18 @@ class EventStreamResponse(Response):
             api_error = to_api_error(error)
             log.warning("stream ended with an error: %s", api_error.message)
             scope["state"]["record"].stream_error = api_error.code or api_error.type
-            last = b"data: " + api_error.body + b"\n\n" + DONE
+            last = self._encoder.failure(api_error)
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self._release()
 
     async def _send_events(self, send: Send, send_body: Send) -> None:
+        headers = ((b"content-type", self._encoder.content_type), *_HEADERS)
         async with contextlib.aclosing(self._events) as events:
             async for event in events:
                 if not self._is_started:
                     self._is_started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
                 # Past the middleware, which looks at the head alone: half a dozen calls less per event.
                 await send_body({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -10,8 +10,8 @@ from triptych_common.pb import generation_pb2
 
 from triptych_gateway.dialects import convert
 from triptych_gateway.dialects.dialect import Call, Encoder
-from triptych_gateway.dialects.media import rest_fields
-from triptych_gateway.dialects.openai import OpenAiEncoder, finite_logprob
+from triptych_gateway.dialects.media import media_fields
+from triptych_gateway.dialects.openai import FIELD_NAMES, OpenAiEncoder, finite_logprob
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.schemas.chat import ChatCompletionRequest, has_media
 
@@ -22,10 +22,10 @@ class ChatDialect:
     async def parse(self, body: ChatCompletionRequest, request_id: str, files: FileParts) -> Call:
         if not has_media(body.messages):
             call = convert.chat_call(body, request_id, files)
-            return Call([call], body.num_choices, bool(body.stream))
+            return Call([call], body.num_choices, bool(body.stream), _field_names(body))
         # Files are decoded, which takes milliseconds per megabyte.
         call = await asyncio.to_thread(convert.chat_call, body, request_id, files)
-        return Call([call], body.num_choices, bool(body.stream), rest_fields(body.messages))
+        return Call([call], body.num_choices, bool(body.stream), _field_names(body) | media_fields(body.messages))
 
     def encoder(self, body: ChatCompletionRequest, request_id: str, fingerprint: str | None) -> Encoder:
         return ChatEncoder(
@@ -36,6 +36,13 @@ class ChatDialect:
             with_logprobs=body.num_logprobs is not None,
             with_token_ids=bool(body.return_token_ids),
         )
+
+
+def _field_names(body: ChatCompletionRequest) -> dict[str, str]:
+    names = FIELD_NAMES | {"options.sampling.logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        names["options.sampling.max_tokens"] = "max_completion_tokens"
+    return names
 
 
 class ChatEncoder(OpenAiEncoder):

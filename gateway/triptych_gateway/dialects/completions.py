@@ -8,7 +8,7 @@ from triptych_common.pb import generation_pb2
 
 from triptych_gateway.dialects import convert
 from triptych_gateway.dialects.dialect import Call, Encoder
-from triptych_gateway.dialects.openai import OpenAiEncoder, finite_logprob
+from triptych_gateway.dialects.openai import FIELD_NAMES, OpenAiEncoder, finite_logprob
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.schemas.completions import MAX_PROMPTS, CompletionRequest
 
@@ -24,7 +24,7 @@ class CompletionDialect:
         stem = request_id[: _MAX_REQUEST_ID_CHARS - len(f"-{MAX_PROMPTS}")]
         num_prompts = len(body.prompts)
         ids = [request_id] if num_prompts == 1 else [f"{stem}-{number}" for number in range(num_prompts)]
-        return Call(convert.complete_calls(body, ids), body.num_choices, bool(body.stream))
+        return Call(convert.complete_calls(body, ids), body.num_choices, bool(body.stream), FIELD_NAMES)
 
     def encoder(self, body: CompletionRequest, request_id: str, fingerprint: str | None) -> Encoder:
         return CompletionEncoder(

@@ -6,7 +6,7 @@ and the order of events are its encoder's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -14,11 +14,22 @@ from triptych_common.errors import TriptychError
 from triptych_common.pb import generation_pb2
 
 from triptych_gateway.dialects.cost import Cost
-from triptych_gateway.dialects.media import in_rest_terms
+from triptych_gateway.dialects.fields import FieldNames, in_client_terms
+from triptych_gateway.errors import ApiError
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import FrontendCall
 
-Body = TypeVar("Body", contravariant=True)
+
+class GenerationBody(Protocol):
+    """What the bodies of all dialects have."""
+
+    @property
+    def model(self) -> str:
+        """The served name."""
+        ...
+
+
+Body = TypeVar("Body", bound=GenerationBody, contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -30,8 +41,8 @@ class Call:
     #: Choices per prompt.
     num_choices: int = 1
     is_stream: bool = False
-    #: What the contract calls a media part -> what the dialect does.
-    media_fields: Mapping[str, str] = field(default_factory=dict)
+    #: What the contract calls a field -> what the dialect does, where these differ.
+    field_names: FieldNames = field(default_factory=dict)
 
     @property
     def num_prompts(self) -> int:
@@ -43,8 +54,8 @@ class Call:
         return sum(len(file.content) for call in self.calls for file in call.files)
 
     def in_client_terms(self, error: TriptychError) -> TriptychError:
-        """The error with its media part named as the client named it."""
-        return in_rest_terms(error, self.media_fields) if self.media_fields else error
+        """The error with its field named as the client named it."""
+        return in_client_terms(error, self.field_names)
 
 
 @dataclass
@@ -74,16 +85,29 @@ class Choice:
 class Encoder(Protocol):
     """Writes one request's answer in a dialect. It keeps what the order of events needs: indices, ids, open blocks."""
 
+    @property
+    def content_type(self) -> bytes:
+        """Of a streamed answer. A whole one is application/json."""
+        ...
+
     def opening(self, num_choices: int) -> bytes:
         """Events that come before the first delta."""
         ...
 
     def delta(self, index: int, delta: generation_pb2.ChoiceDelta) -> bytes:
-        """The events of one delta; empty when there is nothing new to say. Called per token: it builds no objects it need not."""
+        """The events of one delta; empty when there is nothing new to say. Called per token: it builds no objects it need not.
+
+        Args:
+            delta: whose finish_reason, if any, is STOP or LENGTH. A generation that ends otherwise is an error.
+        """
         ...
 
     def closing(self, cost: Cost) -> bytes:
-        """Events that come after the last delta."""
+        """Events that come after the last delta, with whatever tells the client that the stream is complete."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """Events that end a stream which failed after its first event."""
         ...
 
     def whole(self, choices: Sequence[Choice], cost: Cost) -> bytes:

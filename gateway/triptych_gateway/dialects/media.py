@@ -1,4 +1,4 @@
-"""Media parts of REST requests: to the contract's items, with data: addresses decoded, and their errors back to REST's names."""
+"""Media parts of REST requests: to the contract's items, with data: addresses decoded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import binascii
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from triptych_common.errors import InvalidRequestError, TriptychError
+from triptych_common.errors import InvalidRequestError
 from triptych_common.media.data_url import decode_data_url
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
@@ -18,8 +18,6 @@ from triptych_gateway.schemas.chat import AudioPart, AudioUrlPart, ImagePart, Me
 
 #: Largest file that is decoded here; the body's limit and the frontend's own are below it.
 _MAX_BYTES = MAX_MESSAGE_BYTES
-#: What the contract calls an item's parts -> what REST does, beside the part itself.
-_RENAMED = {".processor_options": ".mm_processor_kwargs", ".uuid": ".uuid"}
 
 
 def media_item(
@@ -77,28 +75,15 @@ def _from_base64(text: str, field: str) -> bytes:
         raise InvalidRequestError(f"{field}: must be a string in base64", field=field) from None
 
 
-def rest_fields(messages: Iterable[Message]) -> dict[str, str]:
-    """What the contract calls each media part -> what REST calls it: messages[0].content[1].media -> ...content[1].image_url."""
-    return {
-        f"messages[{number}].content[{index}].media": f"messages[{number}].content[{index}].{part.type}"
-        for number, message in enumerate(messages)
-        if isinstance(message.content, list)
-        for index, part in enumerate(message.content)
-        if not isinstance(part, TextPart)
-    }
-
-
-def in_rest_terms(error: TriptychError, fields: Mapping[str, str]) -> TriptychError:
-    """The error with its media part named as the client named it, in field and message.
-
-    Args:
-        fields: from `rest_fields`.
-    """
-    found = next((field for field in fields if error.field == field or error.field.startswith(f"{field}.")), None)
-    if found is None:
-        return error
-    rest, rest_of_field = fields[found], error.field.removeprefix(found)
-    beside = _RENAMED.get(rest_of_field)
-    renamed = rest.rpartition(".")[0] + beside if beside else rest + rest_of_field
-    message = error.message.replace(error.field, renamed).replace(found, rest)
-    return type(error)(message, field=renamed, limit=error.limit, value=error.value, retry_after_s=error.retry_after_s)
+def media_fields(messages: Iterable[Message]) -> dict[str, str]:
+    """What the contract calls each media part -> what REST does: messages[0].content[1].media -> ...content[1].image_url."""
+    names = {}
+    for number, message in enumerate(messages):
+        for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if not isinstance(part, TextPart):
+                path = f"messages[{number}].content[{index}]"
+                names[f"{path}.media"] = f"{path}.{part.type}"
+                # REST has these beside the item.
+                names[f"{path}.media.processor_options"] = f"{path}.mm_processor_kwargs"
+                names[f"{path}.media.uuid"] = f"{path}.uuid"
+    return names

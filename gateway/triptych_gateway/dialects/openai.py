@@ -8,37 +8,31 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import orjson
-from triptych_common.errors import InternalError, ServiceUnavailableError
 from triptych_common.pb import common_pb2, generation_pb2
 
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.cost_json import triptych_json, usage_json
 from triptych_gateway.dialects.dialect import Choice
+from triptych_gateway.errors import ApiError
 
+#: REST has the options flat.
+FIELD_NAMES = {
+    "options": "",
+    "options.include_stop_in_output": "include_stop_str_in_output",
+    "options.sampling": "",
+    "sampling": "",
+    "template_kwargs": "chat_template_kwargs",
+}
 _FINISH_REASONS = {
     common_pb2.FINISH_REASON_UNSPECIFIED: None,
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
 }
+_DONE = b"data: [DONE]\n\n"
 #: Stands where the text goes in a template.
 _TEXT = "\0"
 #: OpenAI's stand-in for a log probability that is too low to be a number.
 _LOWEST_LOGPROB = -9999.0
-
-
-def finish_reason(delta: generation_pb2.ChoiceDelta) -> str | None:
-    """OpenAI's name; None while the choice goes on.
-
-    Raises:
-        ServiceUnavailableError: somebody else than the client aborted it, e.g. an operator put the engine to sleep.
-        InternalError: it failed.
-    """
-    try:
-        return _FINISH_REASONS[delta.finish_reason]
-    except KeyError:
-        if delta.finish_reason == common_pb2.FINISH_REASON_ABORT:
-            raise ServiceUnavailableError("the generation was aborted in the engine; try again") from None
-        raise InternalError("the generation failed; the frontend's log has the details") from None
 
 
 def stop_reason(delta: generation_pb2.ChoiceDelta) -> str | int | None:
@@ -64,6 +58,7 @@ class OpenAiEncoder(ABC):
         with_token_ids: token ids were asked for.
     """
 
+    content_type = b"text/event-stream; charset=utf-8"
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
     chunk_object_name: ClassVar[str]
@@ -107,7 +102,7 @@ class OpenAiEncoder(ABC):
                 return b""
             prefix, suffix = self._templates.get(index) or self._add_template(index)
             return prefix + orjson.dumps(text) + suffix
-        reason = finish_reason(delta)
+        reason = _FINISH_REASONS[delta.finish_reason]
         logprobs = delta.logprobs if self._with_logprobs else ()
         if reason is None and not text and not logprobs and not delta.token_ids:
             return b""
@@ -127,11 +122,15 @@ class OpenAiEncoder(ABC):
         return self._templates[index]
 
     def closing(self, cost: Cost) -> bytes:
-        """The chunk with the usage, when it was asked for."""
+        """The chunk with the usage, when it was asked for, and the end."""
         if not self._include_usage:
-            return b""
+            return _DONE
         usage, extension = orjson.dumps(usage_json(cost.usage)), orjson.dumps(triptych_json(cost))
-        return self._head + b'],"usage":%b,"triptych":%b}\n\n' % (usage, extension)
+        return self._head + b'],"usage":%b,"triptych":%b}\n\n' % (usage, extension) + _DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """An event with the error's body, and the end."""
+        return b"data: " + error.body + b"\n\n" + _DONE
 
     def whole(self, choices: Sequence[Choice], cost: Cost) -> bytes:
         """The answer in one piece."""
@@ -144,7 +143,7 @@ class OpenAiEncoder(ABC):
             written = self._whole_choice(index, choice.text)
             written["logprobs"] = self._logprobs(choice.logprobs) if self._with_logprobs else None
             last = choice.last or generation_pb2.ChoiceDelta()
-            written["finish_reason"] = finish_reason(last)
+            written["finish_reason"] = _FINISH_REASONS[last.finish_reason]
             written["stop_reason"] = stop_reason(last)
             if self._with_token_ids:
                 written["token_ids"] = choice.token_ids

@@ -13,11 +13,10 @@ from triptych_gateway.answers.stream import EventStreamResponse
 from triptych_gateway.answers.whole import WholeResponse
 from triptych_gateway.dialects.chat import ChatDialect
 from triptych_gateway.dialects.completions import CompletionDialect
-from triptych_gateway.dialects.dialect import Dialect
+from triptych_gateway.dialects.dialect import Dialect, GenerationBody
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.json_body import JsonRoute, files_of, take_hold
 from triptych_gateway.schemas.chat import ChatCompletion, ChatCompletionRequest
-from triptych_gateway.schemas.common import GenerationRequest
 from triptych_gateway.schemas.completions import Completion, CompletionRequest
 from triptych_gateway.state import gateway_of, request_id_of
 
@@ -25,24 +24,30 @@ router = AccessRouter(access=Access.KEY, tags=["OpenAI"], route_class=JsonRoute)
 _EVENTS = "One JSON object; or, when stream is true, server-sent events with chunks of it, and data: [DONE] at the end."
 
 
-def _responses(model: type) -> dict[int | str, dict[str, Any]]:
-    content = {"text/event-stream": {"schema": {"type": "string"}}}
-    return {200: {"model": model, "description": _EVENTS, "content": content}, **openapi_responses()}
+def responses(model: type, stream_type: str, description: str) -> dict[int | str, dict[str, Any]]:
+    """A generation route's answers, for the OpenAPI document.
+
+    Args:
+        model: schema of the whole answer.
+        stream_type: content type of a streamed one.
+    """
+    content = {stream_type: {"schema": {"type": "string"}}}
+    return {200: {"model": model, "description": description, "content": content}, **openapi_responses()}
 
 
-@router.post("/v1/chat/completions", response_class=Response, responses=_responses(ChatCompletion))
+@router.post("/v1/chat/completions", response_class=Response, responses=responses(ChatCompletion, "text/event-stream", _EVENTS))
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
     """Answer a conversation."""
     return await answer(request, body, ChatDialect())
 
 
-@router.post("/v1/completions", response_class=Response, responses=_responses(Completion))
+@router.post("/v1/completions", response_class=Response, responses=responses(Completion, "text/event-stream", _EVENTS))
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """Continue one or several prompts."""
     return await answer(request, body, CompletionDialect())
 
 
-async def answer(request: Request, body: GenerationRequest, dialect: Dialect[Any]) -> Response:
+async def answer(request: Request, body: GenerationBody, dialect: Dialect[Any]) -> Response:
     """Answer a generation request in its dialect."""
     gateway, request_id = gateway_of(request), request_id_of(request)
     call = await dialect.parse(body, request_id, files_of(request))
@@ -50,8 +55,7 @@ async def answer(request: Request, body: GenerationRequest, dialect: Dialect[Any
     release = take_hold(request, call.num_file_bytes)
     context = common_pb2.CallContext(tenant=request.state.principal.tenant)
     encoder = dialect.encoder(body, request_id, gateway.frontend.fingerprint(body.model))
-    responses = gateway.router.generate(call.calls, context, release)
-    made = Answer(responses, call, encoder, gateway.meter(request))
+    made = Answer(gateway.router.generate(call.calls, context, release), call, encoder, gateway.meter(request))
     if call.is_stream:
-        return EventStreamResponse(made.events(), gateway.stopping, release)
+        return EventStreamResponse(made.events(), encoder, gateway.stopping, release)
     return WholeResponse(made.whole(), gateway.stopping, release)

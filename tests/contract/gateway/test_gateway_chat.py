@@ -233,6 +233,30 @@ async def test_error_event_is_followed_by_done() -> None:
     assert 'triptych_gateway_stream_errors_total{code="internal_error",route="/v1/chat/completions"} 1.0' in metrics
 
 
+async def test_text_that_comes_with_an_abort_is_sent() -> None:
+    frontend = FakeFrontend()
+    frontend.script = Script([text_deltas("a", "b", finish_reason=common_pb2.FINISH_REASON_ABORT), text_deltas("c", "d", index=1)])
+    async with gateway_client(frontend) as client:
+        response = await client.post("/v1/chat/completions", json=CHAT | {"stream": True, "n": 2})
+    *events, error, done = events_of(response.content)
+    choices = [choice for event in events for choice in orjson.loads(event)["choices"]]
+    assert "b" in "".join(choice["delta"].get("content", "") for choice in choices if choice["index"] == 0)
+    assert {choice["finish_reason"] for choice in choices if choice["index"] == 0} == {None}
+    assert orjson.loads(error)["error"]["code"] == "service_unavailable"
+    assert done == b"[DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_aborted_at_once_is_refused_with_a_status(stream: bool) -> None:
+    frontend = FakeFrontend()
+    frontend.script = Script([text_deltas("", finish_reason=common_pb2.FINISH_REASON_ABORT)])
+    async with gateway_client(frontend) as client:
+        response = await client.post("/v1/chat/completions", json=CHAT | {"stream": stream})
+    assert response.status_code == 503
+    assert "aborted" in response.json()["error"]["message"]
+    assert "retry-after" in response.headers
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_failed_choice_is_an_error_and_no_finish_reason(stream: bool) -> None:
     frontend = FakeFrontend()

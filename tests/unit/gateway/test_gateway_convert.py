@@ -14,7 +14,9 @@ from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.structs import from_struct
 from triptych_gateway.dialects.convert import chat_call, chat_messages, complete_calls
-from triptych_gateway.dialects.media import in_rest_terms, rest_fields
+from triptych_gateway.dialects.fields import in_client_terms
+from triptych_gateway.dialects.media import media_fields
+from triptych_gateway.dialects.openai import FIELD_NAMES
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import FrontendCall
 from triptych_gateway.schemas.chat import ChatCompletionRequest, Message
@@ -193,13 +195,17 @@ def test_options_without_media_are_refused() -> None:
         ("messages[0].content[1].media.uuid", "messages[0].content[1].uuid"),
         ("messages[0].content[1].media.processor_options", "messages[0].content[1].mm_processor_kwargs"),
         ("messages[0].content[11].media", "messages[0].content[11].media"),
-        ("options.stop[1]", "options.stop[1]"),
+        ("messages[0].content[1].media.processor_options.size", "messages[0].content[1].mm_processor_kwargs.size"),
+        ("options.stop[1]", "stop[1]"),
+        ("options.sampling.logit_bias[7]", "logit_bias[7]"),
+        ("options.include_stop_in_output", "include_stop_str_in_output"),
+        ("optionsx", "optionsx"),
     ],
 )
 def test_errors_of_the_frontend_name_what_the_client_sent(field: str, renamed: str) -> None:
     content = [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": {"url": "https://x/a.png"}}]
-    fields = rest_fields([Message.model_validate({"role": "user", "content": content})])
-    error = in_rest_terms(InvalidRequestError(f"{field} is bad", field=field, limit=3, value=4), fields)
+    names = FIELD_NAMES | media_fields([Message.model_validate({"role": "user", "content": content})])
+    error = in_client_terms(InvalidRequestError(f"{field} is bad", field=field, limit=3, value=4), names)
     assert (error.field, error.message, error.limit, error.value) == (renamed, f"{renamed} is bad", "3", "4")
     assert isinstance(error, InvalidRequestError)
 

@@ -10,7 +10,9 @@ from triptych_common.errors import ServiceUnavailableError
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_gateway.dialects.chat import ChatEncoder
 from triptych_gateway.dialects.completions import CompletionEncoder
+from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.openai import OpenAiEncoder
+from triptych_gateway.errors import to_api_error
 
 ENCODERS = [ChatEncoder, CompletionEncoder]
 texts = st.text(st.characters(codec="utf-8"), min_size=1)
@@ -72,6 +74,13 @@ def test_finish_reasons(reason: common_pb2.FinishReason, name: str) -> None:
     assert chunk["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": name, "stop_reason": None}]
 
 
-def test_what_others_aborted_is_an_error_and_no_finish_reason() -> None:
-    with pytest.raises(ServiceUnavailableError, match="aborted"):
-        ChatEncoder("r", "m", None).delta(0, generation_pb2.ChoiceDelta(finish_reason=common_pb2.FINISH_REASON_ABORT))
+@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_a_stream_ends_with_done(kind: type[OpenAiEncoder], include_usage: bool) -> None:
+    encoder = kind("r", "m", None, include_usage=include_usage)
+    *events, rest = encoder.closing(Cost()).removesuffix(b"data: [DONE]\n\n").split(b"\n\n")
+    assert rest == b""
+    assert len(events) == include_usage
+    error = to_api_error(ServiceUnavailableError("the engine\nis away"))
+    event, done, rest = encoder.failure(error).split(b"\n\n")
+    assert (event, done, rest) == (b"data: " + error.body, b"data: [DONE]", b"")
