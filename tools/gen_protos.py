@@ -1,9 +1,10 @@
-"""Regenerate the Python of protos/: `make protos`.
+"""Regenerate the Python of protos/: `make protos`. `--check` changes nothing and fails where the files there are out of date.
 
 protoc writes imports that follow the proto path (`from triptych.v1 import x_pb2`), which would claim the name of the client
 package; they are rewritten to the place where the files live.
 """
 
+import argparse
 import re
 import sys
 import tempfile
@@ -13,37 +14,60 @@ import grpc_tools
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
+SERVICES = ROOT / "services"
 #: Package of protos/ -> the Python package that its code is generated into.
 PACKAGES = {
     "triptych.v1": "triptych_common.pb",
     "triptych.encoder.storage.v1": "triptych_encoder.pb",
 }
+_INIT = '"""Generated from protos/ by `make protos`; not edited by hand."""\n'
 
 
-def main() -> None:
+def generated() -> dict[Path, str]:
+    """File below services/ -> what belongs in it."""
     protos = sorted((ROOT / "protos").rglob("*.proto"))
+    files: dict[Path, str] = {}
     with tempfile.TemporaryDirectory() as tmp:
         well_known = Path(grpc_tools.__file__).parent / "_proto"
         args = [f"-I{ROOT / 'protos'}", f"-I{well_known}", f"--python_out={tmp}", f"--pyi_out={tmp}", f"--grpc_python_out={tmp}"]
         if protoc.main(["protoc", *args, *map(str, protos)]):
             sys.exit("protoc failed")
         for package, target in PACKAGES.items():
-            write(Path(tmp, *package.split(".")), ROOT / "services" / Path(*target.split(".")))
+            made, folder = Path(tmp, *package.split(".")), SERVICES / Path(*target.split("."))
+            files[folder / "__init__.py"] = _INIT
+            files |= {folder / file.name: _with_our_imports(file) for file in made.iterdir() if _is_wanted(file)}
+    return files
 
 
-def write(made: Path, out: Path) -> None:
-    """Put a package's generated files into a folder of ours, in place of those that are there."""
-    out.mkdir(exist_ok=True)
-    for old in out.glob("*_pb2*"):
-        old.unlink()
-    for file in made.iterdir():
-        if file.is_dir() or (file.name.endswith("_pb2_grpc.py") and "Servicer" not in file.read_text()):
-            continue  # a proto without services has no stubs worth a file
-        text = file.read_text()
-        for package, target in PACKAGES.items():
-            text = re.sub(rf"from {re.escape(package)} import", f"from {target} import", text)
-        (out / file.name).write_text(text)
-    (out / "__init__.py").write_text('"""Generated from protos/ by `make protos`; not edited by hand."""\n')
+def _is_wanted(file: Path) -> bool:
+    """A proto without services has no stubs worth a file."""
+    return file.is_file() and not (file.name.endswith("_pb2_grpc.py") and "Servicer" not in file.read_text())
+
+
+def _with_our_imports(file: Path) -> str:
+    text = file.read_text()
+    for package, target in PACKAGES.items():
+        text = re.sub(rf"from {re.escape(package)} import", f"from {target} import", text)
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; end with 1 where generated files are out of date")
+    wanted = generated()
+    there = {file: file.read_text() for folder in {file.parent for file in wanted} for file in folder.glob("*.py*")}
+    stale = sorted(file for file in {*wanted, *there} if wanted.get(file) != there.get(file))
+    if parser.parse_args().check:
+        if stale:
+            names = ", ".join(str(file.relative_to(ROOT)) for file in stale)
+            sys.exit(f"generated code differs from protos/; run `make protos`: {names}")
+        return
+    for file in stale:
+        if file in wanted:
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(wanted[file])
+        else:
+            file.unlink()
 
 
 if __name__ == "__main__":
