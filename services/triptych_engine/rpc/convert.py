@@ -26,7 +26,7 @@ _FINISH_REASONS = {
     FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
 }
 
-#: field -> (default, smallest, largest); None stands for no bound. Ranges as in common.proto.
+#: field -> (default, smallest, largest). Ranges as in common.proto.
 _RANGES: dict[str, tuple[float, float, float]] = {
     "temperature": (1.0, 0.0, 100.0),
     "top_p": (1.0, 0.0, 1.0),

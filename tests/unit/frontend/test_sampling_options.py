@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 from triptych_common.errors import ContextLengthError, InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_frontend.generation.sampling import GenerationParams, check_options, max_output_tokens, seed_of_choice
+from triptych_frontend.generation.sampling import _RANGES, GenerationParams, check_options, max_output_tokens, seed_of_choice
 from triptych_frontend.output.chain import OutputOptions
 
 VOCAB_SIZE = 100
@@ -49,6 +50,13 @@ def test_sampling_parameters_have_the_contracts_ranges(name: str, good: list[Any
         assert caught.value.field.startswith(f"options.sampling.{name}")
         assert caught.value.limit
         assert caught.value.value
+
+
+def test_every_number_of_the_contract_has_a_range_here_or_any_value_is_good() -> None:
+    fields = common_pb2.SamplingParams.DESCRIPTOR.fields
+    numbers = {field.name for field in fields if not field.is_repeated and field.type != FieldDescriptor.TYPE_BOOL}
+    any_value_is_good = {"max_tokens", "min_tokens", "top_k", "seed"}
+    assert numbers - any_value_is_good == set(_RANGES)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,34 @@ def test_absent_fields_take_the_defaults_of_the_contract():
     assert sampling.logprobs is None
 
 
+#: Each field of the contract, with a value that is not its default.
+VALUES: dict[str, object] = {
+    "max_tokens": 5,
+    "min_tokens": 1,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 0.5,
+    "logit_bias": {1: 1.0},
+    "allowed_token_ids": [1],
+    "bad_token_ids": [1],
+    "stop_token_ids": [1],
+    "ignore_eos": True,
+    "seed": 2,
+    "logprobs": 1,
+    "prompt_logprobs": 1,
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields])
+def test_no_field_of_the_contract_is_ignored(name: str):
+    plain = {} if name == "seed" else {"seed": 1}
+    assert convert(message(**plain | {name: VALUES[name]})).sampling != convert(message(seed=1)).sampling
+
+
 def test_zero_is_a_value():
     sampling = convert(message(temperature=0, seed=0, logprobs=0, max_tokens=0, min_p=0)).sampling
     assert (sampling.temperature, sampling.seed, sampling.logprobs, sampling.max_tokens) == (0.0, 0, 0, 0)

@@ -139,6 +139,16 @@ def test_a_draw_never_leaves_the_cut_and_the_lazy_sort_changes_nothing(
     assert reference[token] > 0
 
 
+def test_top_p_is_of_what_min_p_leaves_beyond_the_first_candidates():
+    """Top-p ends among the candidates that are sorted first, min-p far behind them."""
+    logits = torch.randn(3000, generator=torch.Generator().manual_seed(0))
+    sampling = replace(GREEDY, temperature=1.0, top_p=0.3, min_p=0.05)
+    cumulative = reference_distribution(logits, sampling).sort(descending=True, stable=True)
+    numbers = uniform(np.arange(200, dtype=np.uint64), np.zeros(200, np.uint64))
+    wanted = [int(cumulative.indices[int((cumulative.values.cumsum(-1) <= number).sum())]) for number in numbers]
+    assert [sample_one(logits, replace(sampling, seed=seed)) for seed in range(200)] == wanted
+
+
 def test_the_same_seed_gives_the_same_token_whatever_else_is_in_the_batch():
     logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(0))
     params = [replace(GREEDY, temperature=0.9, seed=7, top_p=0.95), GREEDY, replace(GREEDY, temperature=1.3, seed=9, logprobs=2)]
