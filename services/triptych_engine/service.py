@@ -47,8 +47,6 @@ class EngineService:
         self._core: EngineCore | None = None
         self._fetcher: EmbeddingFetcher | None = None
         self._died = asyncio.Event()
-        self._changing_state = asyncio.Lock()
-        self._stopping = False
         self._device_thread = new_device_thread()
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(self._loop, self._on_load)
@@ -71,12 +69,8 @@ class EngineService:
 
     async def drain(self, timeout_s: float) -> bool:
         self._loaded()
-        async with self._changing_state:
-            if self._state == State.SERVER_STATE_SLEEPING:
-                return True
-            return await self._drain(timeout_s)
-
-    async def _drain(self, timeout_s: float) -> bool:
+        if self._state == State.SERVER_STATE_SLEEPING:
+            return True
         self._servicer.refuse("the engine is draining")
         self._state = State.SERVER_STATE_DRAINING
         await self._server.health.set_ready(False)
@@ -90,23 +84,19 @@ class EngineService:
 
     async def sleep(self, timeout_s: float) -> int:
         core, process = self._loaded(), psutil.Process()
-        async with self._changing_state:
-            before = process.memory_info().rss
-            await self._drain(timeout_s)
-            self._servicer.refuse("the engine is asleep")
-            self._state = State.SERVER_STATE_SLEEPING
-            await asyncio.wrap_future(core.sleep())
-            return max(0, before - process.memory_info().rss)
+        before = process.memory_info().rss
+        await self.drain(timeout_s)
+        self._servicer.refuse("the engine is asleep")
+        self._state = State.SERVER_STATE_SLEEPING
+        await asyncio.wrap_future(core.sleep())
+        return max(0, before - process.memory_info().rss)
 
     async def wake_up(self) -> None:
         core = self._loaded()
-        async with self._changing_state:
-            if self._stopping:
-                raise ServiceUnavailableError("the engine is stopping")
-            await asyncio.wrap_future(core.wake_up())
-            self._servicer.accept()
-            self._state = State.SERVER_STATE_SERVING
-            await self._server.health.set_ready(True)
+        await asyncio.wrap_future(core.wake_up())
+        self._servicer.accept()
+        self._state = State.SERVER_STATE_SERVING
+        await self._server.health.set_ready(True)
 
     def _loaded(self) -> EngineCore:
         if self._core is None:
@@ -130,7 +120,6 @@ class EngineService:
                 await self._serve(executor, config, model, loaded)
                 await self._until_stopped(stop)
         finally:
-            self._stopping = True
             self._servicer.refuse("the engine is stopping")
             await self._server.stop()
             if self._core is not None:

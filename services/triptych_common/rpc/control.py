@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from typing import Protocol
@@ -24,7 +25,7 @@ State = common_pb2.ServerState
 
 
 class Controllable(Protocol):
-    """What a service shows to its control port."""
+    """What a service shows to its control port. `drain`, `sleep` and `wake_up` are called one at a time."""
 
     @property
     def state(self) -> common_pb2.ServerState: ...
@@ -74,6 +75,15 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self._settings = settings
         self._started = time.monotonic()
         self._process = psutil.Process()
+        #: Held by the change of state that is under way.
+        self._changing_state = asyncio.Lock()
+        self._is_stopping = False
+
+    async def drain_for_good(self, timeout_s: float) -> bool:
+        """Drain because the process stops: nothing wakes the service up any more. True when no work was left within the time."""
+        self._is_stopping = True
+        async with self._changing_state:
+            return await self._service.drain(timeout_s)
 
     async def GetServerInfo(
         self, request: control_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
@@ -97,7 +107,8 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
 
     async def Drain(self, request: control_pb2.DrainRequest, context: grpc.aio.ServicerContext) -> control_pb2.DrainResponse:
         timeout_s = _timeout(request.timeout_s if request.HasField("timeout_s") else 30.0)
-        drained = await self._service.drain(timeout_s)
+        async with self._changing_state:
+            drained = await self._service.drain(timeout_s)
         return control_pb2.DrainResponse(drained=drained, num_live_requests=self._service.num_live_requests)
 
     async def ResetCache(
@@ -107,10 +118,14 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
 
     async def Sleep(self, request: control_pb2.SleepRequest, context: grpc.aio.ServicerContext) -> control_pb2.SleepResponse:
         timeout_s = _timeout(request.timeout_s if request.HasField("timeout_s") else 30.0)
-        return control_pb2.SleepResponse(freed_bytes=await self._service.sleep(timeout_s))
+        async with self._changing_state:
+            return control_pb2.SleepResponse(freed_bytes=await self._service.sleep(timeout_s))
 
     async def WakeUp(self, request: control_pb2.WakeUpRequest, context: grpc.aio.ServicerContext) -> control_pb2.WakeUpResponse:
-        await self._service.wake_up()
+        async with self._changing_state:
+            if self._is_stopping:
+                raise ServiceUnavailableError("the service is stopping")
+            await self._service.wake_up()
         return control_pb2.WakeUpResponse()
 
 

@@ -57,6 +57,7 @@ class ServiceServer:
         self._controllable = controllable
         self.identity = Identity(name, settings)
         self.health = Health(tuple(service.full_name for service in services))
+        self._control_servicer = ControlServicer(self.identity, controllable, settings)
         self._metrics = MetricsServer(name, controllable, collect)
         self.port = 0
         self.control_port = 0
@@ -69,8 +70,7 @@ class ServiceServer:
         self._register(self._main)
         control_descriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
         self._control = self._server([control_descriptor])
-        servicer = ControlServicer(self.identity, self._controllable, self._settings)
-        control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, self._control)
+        control_pb2_grpc.add_ControlServiceServicer_to_server(self._control_servicer, self._control)
         await self.health.set_alive()
         await self.health.set_ready(False)
         settings = self._settings
@@ -106,7 +106,7 @@ class ServiceServer:
         # An operator's drain or sleep, which may take longer, can keep this one from its turn.
         try:
             async with asyncio.timeout(grace_s + _IDLE_STREAMS_GRACE_S):
-                return await self._controllable.drain(grace_s)
+                return await self._control_servicer.drain_for_good(grace_s)
         except TimeoutError:
             return False
 

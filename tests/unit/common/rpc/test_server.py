@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 
 import grpc
 import pytest
@@ -31,7 +31,9 @@ class SlowService(generation_pb2_grpc.GenerationServiceServicer):
         self.finish = asyncio.Event()
         self.num_live_requests = 0
         self.state = common_pb2.SERVER_STATE_SERVING
-        self._idle = asyncio.Event()
+        self.idle = asyncio.Event()
+        #: What the control port asked for, as it went on.
+        self.changes: list[str] = []
 
     async def ChatStream(  # noqa: N802
         self, request: generation_pb2.ChatStreamRequest, context: grpc.aio.ServicerContext
@@ -43,16 +45,18 @@ class SlowService(generation_pb2_grpc.GenerationServiceServicer):
             yield generation_pb2.ChatStreamResponse(request_id="ended")
         finally:
             self.num_live_requests -= 1
-            self._idle.set()
+            self.idle.set()
 
     def model_info(self) -> common_pb2.ModelInfo | None:
         return None
 
     async def drain(self, timeout_s: float) -> bool:
+        self.changes.append("drains")
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            await asyncio.wait_for(self.idle.wait(), timeout_s)
         except TimeoutError:
             return False
+        self.changes.append("drained")
         return True
 
     async def reset_cache(self) -> int:
@@ -62,7 +66,7 @@ class SlowService(generation_pb2_grpc.GenerationServiceServicer):
         return 0
 
     async def wake_up(self) -> None:
-        return None
+        self.changes.append("woke up")
 
 
 def a_server(service: SlowService, **settings: object) -> ServiceServer:
@@ -122,21 +126,52 @@ async def test_streams_that_do_not_end_are_cut_after_the_grace() -> None:
 
 async def test_a_stopping_service_does_not_wait_for_a_long_drain_that_began_before() -> None:
     service = SlowService()
-    changing_state = asyncio.Lock()
-    drain = service.drain
-
-    async def one_after_the_other(timeout_s: float) -> bool:
-        async with changing_state:  # as an engine does, whose sleep and drain exclude each other
-            return await drain(timeout_s)
-
-    service.drain = one_after_the_other  # type: ignore[method-assign]
     server = a_server(service, shutdown_grace_s=0.2)
     await server.start()
     async with open_channel(f"127.0.0.1:{server.port}") as channel, open_channel(f"127.0.0.1:{server.control_port}") as control:
         call = generation_pb2_grpc.GenerationServiceStub(channel).ChatStream(generation_pb2.ChatStreamRequest())
         assert (await call.read()).request_id == "begun"
         draining = control_pb2_grpc.ControlServiceStub(control).Drain(control_pb2.DrainRequest(timeout_s=600))
-        await until(changing_state.locked)
+        await until(lambda: bool(service.changes))
         await asyncio.wait_for(server.stop(), 10)
         with pytest.raises(grpc.aio.AioRpcError):
             await draining
+
+
+async def test_changes_of_state_come_one_after_the_other() -> None:
+    service = SlowService()
+    server = a_server(service)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{server.control_port}") as channel:
+        control = control_pb2_grpc.ControlServiceStub(channel)
+        draining = asyncio.create_task(_answer(control.Drain(control_pb2.DrainRequest(timeout_s=60))))
+        await until(lambda: service.changes == ["drains"])
+        waking = asyncio.create_task(_answer(control.WakeUp(control_pb2.WakeUpRequest())))
+        await asyncio.sleep(0.1)
+        assert service.changes == ["drains"]
+        service.idle.set()
+        await asyncio.gather(draining, waking)
+    assert service.changes == ["drains", "drained", "woke up"]
+    await asyncio.wait_for(server.stop(), 30)
+
+
+async def test_a_stopping_service_does_not_wake_up() -> None:
+    service = SlowService()
+    server = a_server(service, shutdown_grace_s=30)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{server.control_port}") as channel:
+        control = control_pb2_grpc.ControlServiceStub(channel)
+        stopping = asyncio.create_task(server.stop())
+        await until(lambda: service.changes == ["drains"])
+        waking = asyncio.create_task(_answer(control.WakeUp(control_pb2.WakeUpRequest())))
+        await asyncio.sleep(0.1)
+        service.idle.set()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await waking
+        await asyncio.wait_for(stopping, 30)
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert service.changes == ["drains", "drained"]
+
+
+async def _answer(call: Awaitable[object]) -> None:
+    await call
