@@ -16,6 +16,8 @@ from triptych_frontend.media.budget import MediaBudget, MediaHold
 EXPIRES_S = 60.0
 #: How long an upload waits for room, in seconds: other calls give theirs back at their first tokens.
 _MAX_WAIT_S = 30.0
+#: Longest pause between two messages of an upload, in seconds.
+_MAX_PAUSE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,11 @@ class Uploads:
         """Take one file.
 
         Raises:
-            InvalidRequestError: it is too large, or not of the length that was announced.
+            InvalidRequestError: it is too large, not of the length that was announced, or stalls.
             QueueFullError: there was no room for it in time.
         """
-        first = await anext(aiter(messages), None)
+        parts = aiter(messages)
+        first = await _next(parts)
         if first is None or first.WhichOneof("part") != "header":
             raise InvalidRequestError("the first message of an upload must be its header", field="header")
         header = first.header
@@ -59,7 +62,7 @@ class Uploads:
         hold = self._budget.hold()
         try:
             await hold.take_when_free(header.num_bytes, "data", _MAX_WAIT_S)
-            content = await _read(messages, header.num_bytes)
+            content = await _read(parts, header.num_bytes)
         except BaseException:
             hold.release()
             raise
@@ -96,9 +99,17 @@ class Uploads:
         upload.hold.release()
 
 
-async def _read(messages: AsyncIterator[generation_pb2.UploadMediaRequest], num_bytes: int) -> bytes:
+async def _next(parts: AsyncIterator[generation_pb2.UploadMediaRequest]) -> generation_pb2.UploadMediaRequest | None:
+    try:
+        async with asyncio.timeout(_MAX_PAUSE_S):
+            return await anext(parts, None)
+    except TimeoutError:
+        raise InvalidRequestError(f"the upload stalled for {_MAX_PAUSE_S:g} s", limit=_MAX_PAUSE_S) from None
+
+
+async def _read(parts: AsyncIterator[generation_pb2.UploadMediaRequest], num_bytes: int) -> bytes:
     content = bytearray()
-    async for part in messages:
+    while (part := await _next(parts)) is not None:
         if part.WhichOneof("part") != "data":
             raise InvalidRequestError("an upload has one header, then data", field="header")
         content += part.data

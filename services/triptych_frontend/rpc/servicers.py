@@ -60,8 +60,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             session.go_away()
 
     def accept(self) -> None:
-        """Take sessions again after `refuse`."""
+        """Take sessions and uploads again after `refuse`."""
         self._refusal = None
+
+    def _check_accepts(self) -> None:
+        if self._refusal is not None:
+            raise ServiceUnavailableError(self._refusal, retry_after_s=1.0)
 
     async def Chat(self, request: generation_pb2.ChatRequest, context: grpc.aio.ServicerContext) -> generation_pb2.ChatResponse:
         new = await self._whole(request, context)
@@ -150,8 +154,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         request_iterator: AsyncIterator[generation_pb2.GenerationServiceSessionRequest],
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[generation_pb2.GenerationServiceSessionResponse]:
-        if self._refusal is not None:
-            raise ServiceUnavailableError(self._refusal, retry_after_s=1.0)
+        self._check_accepts()
         session = GenerationSession(self._generator, self._instance())
         self._sessions.add(session)
         try:
@@ -174,6 +177,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def UploadMedia(
         self, request_iterator: AsyncIterator[generation_pb2.UploadMediaRequest], context: grpc.aio.ServicerContext
     ) -> generation_pb2.UploadMediaResponse:
+        self._check_accepts()
         return await self._uploads.receive(request_iterator)
 
     async def Embed(self, request: generation_pb2.EmbedRequest, context: grpc.aio.ServicerContext) -> generation_pb2.EmbedResponse:

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import generation_pb2
+from triptych_frontend.media import uploads as uploads_module
 from triptych_frontend.media.budget import MediaBudget
 from triptych_frontend.media.uploads import Uploads
 
@@ -36,6 +38,19 @@ async def test_an_upload_still_waits_when_a_call_takes_the_room_of_another_uploa
     hold.release()
     assert (await asyncio.wait_for(second, 1)).upload_id
     uploads.close()
+    assert budget.used_bytes == 0
+
+
+async def test_an_upload_that_stalls_gives_its_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stalls() -> AsyncIterator[generation_pb2.UploadMediaRequest]:
+        async for message in _upload(10):
+            yield message
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(uploads_module, "_MAX_PAUSE_S", 0.05)
+    budget = MediaBudget(10)
+    with pytest.raises(InvalidRequestError, match="stalled"):
+        await asyncio.wait_for(Uploads(budget, max_bytes=10).receive(stalls()), 5)
     assert budget.used_bytes == 0
 
 
