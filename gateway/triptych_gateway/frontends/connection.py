@@ -158,8 +158,7 @@ class FrontendConnection(Connection):
         calls, self._calls = dict.fromkeys(self._calls.values()), {}
         # Whatever ended the stream is no single call's fault.
         error = ServiceUnavailableError("the model's frontend is away; try again")
-        for one in calls:
-            one.lost(error)
+        self.tell_lost(calls, error)
         if self._upload_channel is not None:
             channel, self._upload_channel = self._upload_channel, None
             await channel.close()

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import grpc
 
@@ -20,6 +21,14 @@ from triptych_common.rpc.status import from_rpc_error, has_details
 log = logging.getLogger(__name__)
 #: Pause before connecting again, in seconds; doubles from the first to the last.
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 2.0
+
+
+class Carried(Protocol):
+    """Work that a connection carries."""
+
+    def lost(self, error: TriptychError) -> None:
+        """The service went away."""
+        ...
 
 
 class ConnectionRefusedByUsError(Exception):
@@ -73,6 +82,11 @@ class Connection(ABC):
         return 0
 
     @property
+    def is_idle(self) -> bool:
+        """Whether it carries no work of this process."""
+        return not self.load
+
+    @property
     def endpoint(self) -> Endpoint:
         """What is known of the service now."""
         instance = self.instance or common_pb2.Instance()
@@ -115,6 +129,14 @@ class Connection(ABC):
         if is_new:
             log.info("%s at %s serves %s, context %d", self.kind, self.address, model.name, model.max_model_len)
         self.on_change()
+
+    def tell_lost(self, carried: Iterable[Carried], error: TriptychError) -> None:
+        """Tell all that was carried that the service went away. A listener that fails does not keep the others from hearing it."""
+        for one in carried:
+            try:
+                one.lost(error)
+            except Exception:
+                log.exception("unexpected error of a call that the %s at %s worked on", self.kind, self.address)
 
     def goes_away(self) -> None:
         """It takes no new work. What it has may go on."""

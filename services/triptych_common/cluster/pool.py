@@ -185,7 +185,7 @@ class Pool(Generic[C]):
 async def _leave(connection: Connection, task: asyncio.Task[None]) -> None:
     """End a connection once it is lost or carries nothing more."""
     try:
-        while connection.is_connected and connection.load:  # noqa: ASYNC110 - a load reported from elsewhere has no event
+        while connection.is_connected and not connection.is_idle:  # noqa: ASYNC110 - the last call's end has no event
             await asyncio.sleep(0.1)
     finally:
         task.cancel()

@@ -8,8 +8,8 @@ import logging
 from typing import Protocol
 
 import grpc
-from triptych_common.cluster.connection import MAX_BACKOFF_S, Connection
-from triptych_common.errors import InternalError, ServiceUnavailableError, TriptychError
+from triptych_common.cluster.connection import MAX_BACKOFF_S, Carried, Connection
+from triptych_common.errors import InternalError, ServiceUnavailableError
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 
@@ -22,17 +22,13 @@ MAX_ADD_BYTES = MAX_MESSAGE_BYTES // 4
 _Session = grpc.aio.StreamStreamCall[engine_pb2.SessionRequest, engine_pb2.SessionResponse]
 
 
-class Carried(Protocol):
+class CarriedRequest(Carried, Protocol):
     """A request that a connection carries."""
 
     request: engine_pb2.EngineRequest
 
     def put(self, output: engine_pb2.SequenceOutput) -> None:
         """The engine brought something for one of its sequences."""
-        ...
-
-    def lost(self, error: TriptychError) -> None:
-        """The engine went away."""
         ...
 
 
@@ -49,7 +45,7 @@ class EngineConnection(Connection):
         self._expected = expected
         self._stub = engine_pb2_grpc.EngineServiceStub(self.channel)
         #: engine request id -> who asked
-        self._carried: dict[str, Carried] = {}
+        self._carried: dict[str, CarriedRequest] = {}
         self._adds: list[engine_pb2.EngineRequest] = []
         self._aborts: list[str] = []
         self._sequence_aborts: list[engine_pb2.SequenceId] = []
@@ -63,7 +59,11 @@ class EngineConnection(Connection):
         """Sequences that run or wait there, those of other frontends included."""
         return self._reported.num_running + self._reported.num_waiting + self._num_unreported
 
-    def send(self, carried: Carried) -> None:
+    @property
+    def is_idle(self) -> bool:
+        return not self._carried
+
+    def send(self, carried: CarriedRequest) -> None:
         """Hand a request to the engine. What is sent before the loop's next turn travels in one message.
 
         Raises:
@@ -124,8 +124,7 @@ class EngineConnection(Connection):
         error = ServiceUnavailableError(
             f"the engine went away while it worked on this request: {self.why_away}", retry_after_s=MAX_BACKOFF_S
         )
-        for one in carried:
-            one.lost(error)
+        self.tell_lost(carried, error)
 
     def _dispatch(self, response: engine_pb2.SessionResponse) -> None:
         if response.HasField("load"):

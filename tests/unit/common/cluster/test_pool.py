@@ -14,7 +14,7 @@ from triptych_common.cluster import connection as connection_module
 from triptych_common.cluster.connection import Connection, ConnectionRefusedByUsError
 from triptych_common.cluster.pool import Pool, rendezvous
 from triptych_common.cluster.resolver import Update
-from triptych_common.errors import ServiceUnavailableError
+from triptych_common.errors import ServiceUnavailableError, TriptychError
 from triptych_common.pb import common_pb2
 
 MODEL = common_pb2.ModelInfo(name="m", fingerprint="f")
@@ -104,6 +104,20 @@ async def test_a_lost_service_is_out_at_once_and_in_again_when_it_is_back(monkey
         assert resolver.num_hints == 1
         await until(lambda: addresses(pool.ready) == ["a:1", "b:1"])
         assert addresses(before) == ["a:1", "b:1"], "a snapshot stays as it was"
+
+
+async def test_all_that_was_carried_hears_of_the_loss_although_one_listener_fails() -> None:
+    class Listener:
+        heard: TriptychError | None = None
+
+        def lost(self, error: TriptychError) -> None:
+            self.heard = error
+            raise RuntimeError("a bug")
+
+    async with a_pool("a:1") as (pool, _):
+        listeners, error = [Listener(), Listener()], ServiceUnavailableError("gone")
+        pool.connections[0].tell_lost(listeners, error)
+    assert [listener.heard for listener in listeners] == [error, error]
 
 
 async def test_an_error_of_our_own_ends_one_life_and_not_the_supervision() -> None:
