@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -12,17 +12,26 @@ from triptych_common.errors import ServiceUnavailableError
 
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.errors import openapi_responses
+from triptych_gateway.frontends.connection import FrontendConnection
 from triptych_gateway.state import gateway_of
 
 router = AccessRouter(access=Access.OPEN, tags=["Operations"])
 
 
 class FrontendView(BaseModel):
-    """A frontend, as the gateway sees it."""
+    """A frontend, as the gateway sees it. Everybody may ask, so addresses and reasons are in the gateway's log only."""
 
-    address: str
     ready: bool
-    reason: str
+    state: Literal["ready", "not ready", "draining", "away"]
+
+    @classmethod
+    def of(cls, frontend: FrontendConnection) -> Self:
+        """The view of a connection."""
+        if frontend.is_ready:
+            return cls(ready=True, state="ready")
+        if not frontend.is_connected:
+            return cls(ready=False, state="away")
+        return cls(ready=False, state="draining" if frontend.is_going_away else "not ready")
 
 
 class HealthResponse(BaseModel):
@@ -47,10 +56,7 @@ class VersionResponse(BaseModel):
 @router.get("/health")
 async def health(request: Request) -> HealthResponse:
     """200 while the gateway lives, whatever it sees of the frontends."""
-    frontends = gateway_of(request).pool.connections
-    return HealthResponse(
-        frontends=[FrontendView(address=one.address, ready=one.is_ready, reason=one.why_away) for one in frontends]
-    )
+    return HealthResponse(frontends=[FrontendView.of(frontend) for frontend in gateway_of(request).pool.connections])
 
 
 @router.get("/live")
@@ -62,9 +68,8 @@ async def live() -> StatusResponse:
 @router.get("/ready", responses=openapi_responses())
 async def ready(request: Request) -> StatusResponse:
     """200 while requests can be answered, 503 otherwise."""
-    pool = gateway_of(request).pool
-    if not pool.ready:
-        raise ServiceUnavailableError(f"not ready: {pool.none_left().message}")
+    if not gateway_of(request).pool.ready:
+        raise ServiceUnavailableError("not ready: no frontend takes requests; the gateway's log and /health say more")
     return StatusResponse()
 
 

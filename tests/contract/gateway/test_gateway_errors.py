@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.fakes.frontend import FakeFrontend, fails, running
-from support.fakes.gateway import CHAT, client_of, gateway_client
+from support.fakes.gateway import CHAT, COMPLETION, client_of, gateway_client
 from triptych_common.errors import (
     ContextLengthError,
     DuplicateRequestError,
@@ -51,7 +51,6 @@ async def test_error_of_the_frontend(stream: bool, error: TriptychError, status:
         ("options.sampling.top_p", "top_p"),
         ("sampling.logit_bias", "logit_bias"),
         ("options.stop[1]", "stop[1]"),
-        ("messages[0].content[1].media", "messages[0].content[1]"),
         ("template_kwargs", "chat_template_kwargs"),
         ("", None),
     ],
@@ -62,6 +61,25 @@ async def test_param_is_the_rest_name_of_the_field(field: str, param: str | None
     async with gateway_client(frontend) as client:
         response = await client.post("/v1/chat/completions", json=CHAT)
     assert response.json()["error"]["param"] == param
+
+
+async def test_the_message_has_the_rest_name_too() -> None:
+    frontend = FakeFrontend()
+    frontend.script = fails(InvalidRequestError("options.sampling.logprobs must be in [0, 20]", field="options.sampling.logprobs"))
+    async with gateway_client(frontend) as client:
+        chat = (await client.post("/v1/chat/completions", json=CHAT)).json()["error"]
+        completion = (await client.post("/v1/completions", json=COMPLETION)).json()["error"]
+    assert (chat["param"], chat["message"]) == ("top_logprobs", "top_logprobs must be in [0, 20]")
+    assert (completion["param"], completion["message"]) == ("logprobs", "logprobs must be in [0, 20]")
+
+
+@pytest.mark.parametrize("sent", ["max_tokens", "max_completion_tokens"])
+async def test_the_limit_has_the_name_that_was_sent(sent: str) -> None:
+    frontend = FakeFrontend()
+    frontend.script = fails(ContextLengthError("too long", field="options.sampling.max_tokens"))
+    async with gateway_client(frontend) as client:
+        response = await client.post("/v1/chat/completions", json=CHAT | {sent: 9000})
+    assert response.json()["error"]["param"] == sent
 
 
 async def test_retry_after_is_the_frontends() -> None:
@@ -89,12 +107,13 @@ async def test_unreachable_frontend() -> None:
         response = await client.post("/v1/chat/completions", json=CHAT)
         models = await client.get("/v1/models")
         health = await client.get("/health")
-    for refused in (response, models):
+        ready = await client.get("/ready")
+    for refused in (response, models, ready):
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "1"
         assert address not in refused.text
     assert health.status_code == 200
-    assert health.json()["frontends"][0]["ready"] is False
+    assert health.json() == {"status": "ok", "frontends": [{"ready": False, "state": "away"}]}
 
 
 async def test_error_in_the_gateway_itself(monkeypatch: pytest.MonkeyPatch) -> None:
