@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pybase64
 from triptych_common.errors import InvalidRequestError
 from triptych_common.media.data_url import decode_data_url
 from triptych_common.pb import common_pb2
@@ -70,8 +69,8 @@ def _set_url(item: common_pb2.MediaItem, address: MediaUrl | None, parts: FilePa
 
 def _from_base64(text: str, field: str) -> bytes:
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+        return pybase64.b64decode(text, validate=True)
+    except ValueError:
         raise InvalidRequestError(f"{field}: must be a string in base64", field=field) from None
 
 

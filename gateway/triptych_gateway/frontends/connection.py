@@ -29,9 +29,11 @@ HANDSHAKE_TIMEOUT_S = 30.0
 _WATCH_PAUSE_S = 1.0
 #: Largest request, and most bytes of requests in one message: one that is too large would fail the stream, and so everybody.
 _MAX_START_BYTES = MAX_MESSAGE_BYTES // 2
-_UPLOAD_CHUNK_BYTES = 1 << 20
-#: Files on their way to one frontend at the same time.
-_MAX_UPLOADS = 4
+#: Both event loops copy a message several times. A message of 1 MiB delays all streams for milliseconds, and its buffers come from
+#: fresh memory pages.
+_UPLOAD_CHUNK_BYTES = 64 << 10
+#: Concurrent uploads to one frontend.
+_MAX_UPLOADS = 2
 #: Channels to one address share a connection unless they ask for one of their own.
 _OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import binascii
 import urllib.parse
+
+import pybase64
 
 
 def decode_data_url(url: str, max_bytes: int) -> bytes:
@@ -24,8 +25,8 @@ def decode_data_url(url: str, max_bytes: int) -> bytes:
         if num_chars // 4 * 3 > max_bytes + 2:
             raise ValueError(f"may have at most {max_bytes} bytes; given: about {num_chars // 4 * 3}")
         try:
-            content = binascii.a2b_base64(_payload_bytes(url, len(header) + 1), strict_mode=True)
-        except (binascii.Error, ValueError):
+            content = pybase64.b64decode(_payload_bytes(url, len(header) + 1), validate=True)
+        except ValueError:
             raise ValueError("has a payload that is not base64") from None
     else:
         content = urllib.parse.unquote_to_bytes(url[end + 1 :])

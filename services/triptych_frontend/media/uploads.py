@@ -108,15 +108,16 @@ async def _next(parts: AsyncIterator[generation_pb2.UploadMediaRequest]) -> gene
 
 
 async def _read(parts: AsyncIterator[generation_pb2.UploadMediaRequest], num_bytes: int) -> bytes:
-    content = bytearray()
+    pieces, num_read = list[bytes](), 0
     while (part := await _next(parts)) is not None:
         if part.WhichOneof("part") != "data":
             raise InvalidRequestError("an upload has one header, then data", field="header")
-        content += part.data
-        if len(content) > num_bytes:
+        pieces.append(part.data)
+        num_read += len(part.data)
+        if num_read > num_bytes:
             break
-    if len(content) != num_bytes:
-        given = f"more than {num_bytes}" if len(content) > num_bytes else str(len(content))
+    if num_read != num_bytes:
+        given = f"more than {num_bytes}" if num_read > num_bytes else str(num_read)
         message = f"the upload announced {num_bytes} bytes and has {given}"
-        raise InvalidRequestError(message, field="data", limit=num_bytes, value=len(content))
-    return bytes(content)
+        raise InvalidRequestError(message, field="data", limit=num_bytes, value=num_read)
+    return b"".join(pieces)

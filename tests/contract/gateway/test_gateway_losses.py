@@ -20,7 +20,7 @@ from triptych_common.pb import common_pb2, generation_pb2
 from triptych_gateway.app import create_app
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
 from triptych_gateway.frontends.client import FrontendClient
-from triptych_gateway.frontends.connection import FrontendConnection
+from triptych_gateway.frontends.connection import _MAX_UPLOADS, FrontendConnection
 from triptych_gateway.frontends.router import MAX_INLINE_FILE_BYTES, FrontendRouter
 from triptych_gateway.settings import GatewaySettings
 
@@ -116,7 +116,7 @@ async def test_the_same_for_one_that_waits_for_its_turn_to_upload() -> None:
     async with slow_frontends(1) as (pool, (frontend,), (life,), _):
         router = FrontendRouter(pool)
         answers = [asyncio.create_task(text_of(router, with_file())) for _ in range(6)]
-        await until(lambda: frontend.num_waiting == 4)
+        await until(lambda: frontend.num_waiting == _MAX_UPLOADS)
         await life.aclose()
         results = await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), 5)
         assert [type(result) for result in results] == [ServiceUnavailableError] * 6

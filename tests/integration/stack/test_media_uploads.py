@@ -17,7 +17,6 @@ from pathlib import Path
 import httpx
 import pytest
 import support.builders.media_files as media
-from support.fakes.encoder import FakeEncoder
 from support.fakes.engine import says
 from support.fakes.media_engine import FakeMediaEngine
 from support.grpc_server import serving
@@ -27,14 +26,15 @@ from triptych_common.model.store import model_info, served_name
 
 pytestmark = pytest.mark.model
 MIB = 1 << 20
-_LOAD = str(Path(__file__).parents[2] / "support" / "upload_load.py")
+_SUPPORT = Path(__file__).parents[2] / "support"
+_LOAD, _ENCODER = str(_SUPPORT / "upload_load.py"), str(_SUPPORT / "fake_encoder_process.py")
 #: What a gateway takes without any body, and what is not freed to the system at once.
 _BASE_BYTES = 220 * MIB
 
 
 @dataclass
 class Stack:
-    """A gateway and a frontend as processes, in front of fakes in this one."""
+    """A gateway and a frontend as processes, in front of a fake encoder, which is a process, and a fake engine in this one."""
 
     client: httpx.AsyncClient
     address: tuple[str, int]
@@ -75,9 +75,12 @@ async def a_stack(max_live_body_bytes: int) -> AsyncIterator[Stack]:
     # Texts go on until their client leaves; requests with pictures end.
     script = says([20, 21, 22])
     engine = FakeMediaEngine(info, lambda request: script(request)[: 1 if not request.media else 3])
-    encoder = FakeEncoder(info, num_tokens=lambda item: 16)
     async with AsyncExitStack() as stack:
-        encoder_address = await stack.enter_async_context(serving(encoder.register))
+        encoder = await asyncio.create_subprocess_exec(sys.executable, _ENCODER, str(path), stdout=subprocess.PIPE)
+        stack.push_async_callback(encoder.wait)
+        stack.callback(encoder.kill)
+        assert encoder.stdout is not None
+        encoder_address = (await asyncio.wait_for(encoder.stdout.readline(), 60)).decode().strip()
         engine.encoder_addresses = (encoder_address,)
         engine_address = await stack.enter_async_context(serving(engine.register))
         frontend_port, gateway_port = free_port("127.0.0.1"), free_port("127.0.0.1")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from triptych_gateway import file_parts
 from triptych_gateway.file_parts import FileParts
 
 CONTENT = bytes(range(256)) * 40
@@ -49,9 +48,7 @@ def test_files_come_back_as_they_were(first: int, second: int, start: int, has_d
     assert len(parts) == 0
 
 
-@pytest.mark.parametrize("step", [4, 4096])
-def test_decoding_in_steps_is_decoding(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_parts, "_STEP_BYTES", step)
+def test_files_of_any_length_are_decoded() -> None:
     for num_bytes in range(3072, 3080):
         parts = FileParts(body_of(image(url(CONTENT[:num_bytes]))))
         (address,) = addresses(parts)
