@@ -53,8 +53,8 @@ MediaHeader = ImageHeader | AudioHeader | VideoHeader
 
 
 @dataclass(frozen=True)
-"""The text that replaces a media item's placeholder in the prompt."""
-    """What a media item's placeholder becomes in the prompt."""
+class Expansion:
+    """The expansion of a media item's placeholder in the prompt."""
 
     #: Placeholder tokens, with the text between and around them.
     text: str

@@ -54,7 +54,7 @@ class VideoGeometry:
         return num_steps, new[0] // self.patch_size, new[1] // self.patch_size
 
     def _pixel_limits(self, options: dict[str, Any]) -> tuple[int, int]:
-        """Fewest and most pixels. A request's options take precedence. The older names min_pixels and max_pixels override `size`."""
+        """Fewest and most pixels. A request's options take precedence. The old names min_pixels and max_pixels override `size`."""
         unit = 32 * 32 if self._is_qwen3 else 28 * 28
         limits = {"shortest_edge": 128 * unit, "longest_edge": 768 * unit}
         for source in (self.config, options):
