@@ -1,7 +1,7 @@
-"""Regenerate the Python of protos/: `make protos`.
+"""Regenerates the Python code of protos/: `make protos`.
 
-protoc writes imports that follow the proto path (`from triptych.v1 import x_pb2`), which would claim the name of the client
-package; they are rewritten to the place where the files live.
+protoc writes imports that follow the proto path (`from triptych.v1 import x_pb2`). These would claim the name of the client
+package, so they are rewritten to the package where the files are.
 """
 
 import re
@@ -32,13 +32,13 @@ def main() -> None:
 
 
 def write(made: Path, out: Path) -> None:
-    """Put a package's generated files into a folder of ours, in place of those that are there."""
+    """Replace the generated files of a package in one of our folders."""
     out.mkdir(exist_ok=True)
     for old in out.glob("*_pb2*"):
         old.unlink()
     for file in made.iterdir():
         if file.is_dir() or (file.name.endswith("_pb2_grpc.py") and "Servicer" not in file.read_text()):
-            continue  # a proto without services has no stubs worth a file
+            continue  # stubs of a proto without services are not needed
         text = file.read_text()
         for package, target in PACKAGES.items():
             text = re.sub(rf"from {re.escape(package)} import", f"from {target} import", text)

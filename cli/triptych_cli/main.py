@@ -1,4 +1,4 @@
-"""The command `triptych`. What a command needs is imported when it runs, so that `triptych --help` is quick."""
+"""The command `triptych`. Each command imports its dependencies when it runs, so that `triptych --help` is fast."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Group(typer.core.TyperGroup):
 
 
 class _ServeCommand(typer.core.TyperCommand):
-    """Takes the flags of single services out before the rest is parsed."""
+    """Removes the flags of single services before the rest is parsed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         rest, ctx.obj = split_service_args(args)
@@ -102,7 +102,7 @@ def serve(
     run(options, ctx.obj)
 
 
-#: Everything after the command is the service's, --help too.
+#: All arguments after the command belong to the service, including --help.
 _PASS_ALL = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
