@@ -43,7 +43,7 @@ def _convert_tokenizer(gguf: Path, max_length: int) -> Any:
 
 
 def _clean(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration without the entries about the GGUF file, with the original values of numbers that were stored in 32 bits."""
+    """The configuration without entries about the GGUF file, with the original values of numbers that were stored in 32 bits."""
     kept = {key: _shortest(value) for key, value in config.items() if key != "quantization_config" and not key.startswith("_")}
     return kept | {"dtype": "bfloat16"}
 
