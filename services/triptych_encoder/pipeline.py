@@ -90,8 +90,7 @@ class EncodingPipeline:
 
         Raises:
             MediaNotFoundError: the embeddings do not exist, and the request came without the file. From now on, fetches of the key
-                wait for
-                the file.
+                wait for the file.
             QueueFullError: the queue is full, or leases fill the cache.
             InvalidRequestError: the file or the options cannot be used.
         """

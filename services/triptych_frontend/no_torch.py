@@ -10,8 +10,8 @@ def forbid_torch() -> None:
     """Make `import torch` fail in this process, so that transformers does not detect torch even if it is installed.
 
     Call it once, at the start of the process and before transformers is imported. transformers then offers only tokenizers,
-    configurations and processors: about 100 MB resident after loading a tokenizer, instead of 350 MB and two seconds.
-    This does not happen on import, so that a process that needs torch too (a test run) can import this package.
+    configurations and processors: about 100 MB resident after loading a tokenizer, instead of 350 MB and two seconds. This does not
+    happen on import, so that a process that needs torch too (a test run) can import this package.
     """
     if sys.modules.get("torch") is not None:
         raise RuntimeError("torch is imported already; forbid_torch() must come first")

@@ -179,7 +179,7 @@ def _default(name: str, info: FieldInfo) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; end with 1 where the page is out of date")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the page is out of date")
     wanted, there = document(), FILE.read_text(encoding="utf-8") if FILE.is_file() else ""
     if not parser.parse_args().check:
         FILE.write_text(wanted, encoding="utf-8")

@@ -74,7 +74,7 @@ def fetch_joined(model: JoinedModel, console: Console, convert: Converter | None
         text_model, _ = fetch_builtin(model.text_model, console, convert)
         part = VISION_PARTS / model.name
         checkpoint = _fresh(work)
-        with console.status(f"joining {model.text_model.name} with what it sees through"):
+        with console.status(f"joining {model.text_model.name} with its vision part"):
             _run_module("triptych_cli.models.join_vision", text_model, part, checkpoint, failure=f"cannot make {model.name}")
         provenance = {"version": model.version, "vision_sha256": _sha256(part / VISION_WEIGHTS), "license": model.license}
         text_provenance = json.loads((text_model / PROVENANCE_FILE).read_text())

@@ -131,9 +131,9 @@ class Pool(Generic[C]):
         while True:
             try:
                 await self._resolver.watch(self._set_addresses)
-                log.error("the resolver of %ss ended; asking it again", self._kind)
+                log.error("the resolver of %ss ended; starting it again", self._kind)
             except Exception:
-                log.exception("the resolver of %ss failed; asking it again", self._kind)
+                log.exception("the resolver of %ss failed; starting it again", self._kind)
             await asyncio.sleep(1)
 
     def _set_addresses(self, addresses: Sequence[str]) -> None:

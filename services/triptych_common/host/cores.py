@@ -56,7 +56,8 @@ def limit_openmp_spinning() -> None:
 
     A step has hundreds of barriers. By default threads spin there for milliseconds. When another process computes on the same
     cores, the thread that the others wait for has often lost its core to that process, and the spinning threads keep their cores
-    from both. A step of 20 ms took 180 ms beside one busy process. With this it takes about 42 ms, and 20.6 ms alone.
+    from both. A step of 20 ms took 180 ms beside one busy process. With this setting it takes
+    about 42 ms, and 20.6 ms without the other process.
 
     Call it before torch is imported: the runtime reads the setting once.
     """

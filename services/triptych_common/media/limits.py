@@ -13,8 +13,8 @@ from pydantic import BeforeValidator, Field
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.settings import GrpcServiceSettings, parse_bytes
 
-#: Supported image formats; Pillow reads MPO as JPEG. Other formats of Pillow start programs (EPS), decode their content
-#: when they are opened (ICO), or are not useful here.
+#: Supported image formats; Pillow reads MPO as JPEG. Other formats of Pillow start programs (EPS), decode their content when they
+#: are opened (ICO), or are not useful here.
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 #: Samples per second.
 MIN_SAMPLING_RATE, MAX_SAMPLING_RATE = 1_000, 768_000

@@ -51,7 +51,7 @@ async def abort_call(context: grpc.aio.ServicerContext, error: TriptychError) ->
     """End the call with the error's status and details. Always raises, with grpc's own abort exception."""
     status = to_status(error)
     await context.abort(_STATUS_CODES[status.code], status.message, ((DETAILS_KEY, status.SerializeToString()),))
-    raise AssertionError("abort returns never")
+    raise AssertionError("context.abort never returns")
 
 
 def has_details(error: grpc.aio.AioRpcError) -> bool:

@@ -17,8 +17,7 @@ class SharedTask(Generic[T]):
 
     Args:
         on_end: called once, when the task has ended or was cancelled, and before any waiter gets the result. No caller may join
-            after
-            it.
+            after it.
     """
 
     def __init__(self, work: Coroutine[Any, Any, T], on_end: Callable[[], None]) -> None:

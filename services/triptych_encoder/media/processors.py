@@ -60,8 +60,7 @@ def limit_made_pixels(image_processor: Any, max_pixels: int) -> None:
     """Make the processor raise ValueError before it creates an image with more pixels, see `check_made_pixels`."""
     family = type(image_processor)
     # The check goes between the family's own methods, which use sizes of various kinds, and the backend's methods, which use
-    # heights
-    # and widths.
+    # heights and widths.
     backend = next((base for base in family.__mro__ if base in (PilBackend, TorchvisionBackend)), None)
     if backend is None:
         return

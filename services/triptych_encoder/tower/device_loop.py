@@ -75,7 +75,7 @@ class DeviceLoop:
         """Use these towers. Must be called before the first `submit`.
 
         Args:
-            alone: put each item into a batch of its own.
+            alone: encode each item in a separate batch.
         """
         self._tower = tower
         if alone:

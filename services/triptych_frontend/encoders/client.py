@@ -66,8 +66,7 @@ class EncoderClient:
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
         #: Counts of events. Written here: local, shared, joined, miss (tiers of results), bytes_sent, same_encoder, other_encoder
         #: (steps 2 and 3). Written by MediaEncoding and MediaCall: again (embeddings were encoded again because the engine could
-        #: not
-        #: fetch them), resubmitted (requests were sent to the engine again), failed (items that could not be encoded).
+        #: not fetch them), resubmitted (requests were sent to the engine again), failed (items that could not be encoded).
         self.counts: Counter[str] = Counter()
 
     def ranked(self, key: bytes) -> list[EncoderConnection]:
@@ -168,7 +167,7 @@ class EncoderClient:
             raise from_rpc_error(error) from error
         except (grpc.aio.UsageError, asyncio.CancelledError) as error:
             if was_closed(error):
-                raise ServiceUnavailableError(f"the encoder at {encoder.address} is named no more", retry_after_s=1) from error
+                raise ServiceUnavailableError(f"the encoder at {encoder.address} was removed", retry_after_s=1) from error
             raise
         if len(response.results) != 1:
             raise ServiceUnavailableError(f"the encoder answered with {len(response.results)} results for one item")

@@ -35,8 +35,7 @@ class Generation:
     """The choices of one call, and their new output.
 
     It has no task of its own. The engine session fills it, and the client's stream or session empties it. Waiting output is merged
-    into
-    one response, so a slow reader only costs the memory of its own answer.
+    into one response, so a slow reader only costs the memory of its own answer.
 
     Args:
         method: the name of the RPC, for the log.
@@ -157,8 +156,7 @@ def _usage(prompt: Prompt, choices: Sequence[Choice]) -> common_pb2.Usage:
         prompt_tokens=len(prompt.token_ids),
         completion_tokens=sum(choice.num_tokens for choice in choices),
         # The prompt counts once, and so do its cached tokens: further choices find the first choice's prefix in the cache. The
-        # limit
-        # is for sequences that were sent to the engine again, which may also find output tokens in the cache.
+        # limit is for sequences that were sent to the engine again, which may also find output tokens in the cache.
         cached_tokens=min(first.usage.cached_tokens, len(prompt.token_ids)) if first is not None else 0,
         cached_media_tokens=first.usage.cached_media_tokens if first is not None else 0,
     )

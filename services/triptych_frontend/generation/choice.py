@@ -32,8 +32,7 @@ class Choice:
     ) -> None:
         self._prompt = prompt
         #: Where each prompt token starts in the prompt's text, until the prompt's log probabilities were sent. None if they were
-        #: not
-        #: requested.
+        #: not requested.
         self._unsent_offsets = prompt.offsets if params.wants_prompt_logprobs else None
         self._params = params
         self._token_texts = chains.token_texts

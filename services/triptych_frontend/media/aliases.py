@@ -27,8 +27,7 @@ class UuidAliases:
     """The most recently used names. Use it on the event loop only.
 
     A name belongs to a salt (`Principal.scoped_salt`), so no principal can see or use another's names. Each frontend has its own
-    names:
-    a client that reaches another frontend sends the content again.
+    names: a client that reaches another frontend sends the content again.
 
     Args:
         max_aliases: most names, for all salts together.

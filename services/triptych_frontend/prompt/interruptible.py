@@ -18,8 +18,7 @@ class InterruptibleJob(Generic[T]):
     """A callable for a thread pool. `interrupt` ends it at any point.
 
     Python cannot kill a thread. A template with an endless loop would keep its thread, and the process could not exit. But CPython
-    can
-    raise an exception in another thread between two bytecodes. It cannot interrupt a call into C.
+    can raise an exception in another thread between two bytecodes. It cannot interrupt a call into C.
     """
 
     def __init__(self, work: Callable[[], T]) -> None:

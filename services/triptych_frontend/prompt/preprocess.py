@@ -209,8 +209,7 @@ class Preprocessor:
         starts, end = [], 0
         for span_start, span_end in spans:
             # Spans of byte-level tokens leave out a leading space, and overlap when tokens share a character. Tokens that the
-            # tokenizer
-            # added have an empty span.
+            # tokenizer added have an empty span.
             starts.append(min(span_start, end) if span_end > span_start else end)
             end = max(end, span_end)
         return token_ids, starts

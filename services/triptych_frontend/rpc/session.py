@@ -170,7 +170,7 @@ class GenerationSession:
             return None
         if response.ByteSize() > _MAX_RESPONSE_BYTES:
             generation.close()
-            message = f"the answer, with what was asked for beside its text, may have at most {_MAX_RESPONSE_BYTES} bytes at once"
+            message = f"one response, including log probabilities and token ids, may have at most {_MAX_RESPONSE_BYTES} bytes"
             error = InvalidRequestError(message, limit=_MAX_RESPONSE_BYTES, value=response.ByteSize())
             response = CallResponse(error=to_request_error(error))
         if response.HasField("usage") or response.HasField("error"):

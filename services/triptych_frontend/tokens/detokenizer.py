@@ -20,8 +20,7 @@ class IncrementalDetokenizer:
     """The text of one growing sequence, in whole characters.
 
     The joined results of `feed` and `flush` equal the text of all ids decoded at once. Bytes of an incomplete character wait for
-    more.
-    Bytes that never become a character become U+FFFD.
+    more. Bytes that never become a character become U+FFFD.
 
     Args:
         prompt_token_ids: the prompt before the sequence. Only its last tokens are used, and its text is not repeated.

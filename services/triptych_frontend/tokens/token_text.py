@@ -77,8 +77,7 @@ def _bytes_by_stand_in() -> dict[str, bytes]:
     """Printable character -> its byte in byte-level vocabularies.
 
     GPT-2's table (`bytes_to_unicode` in github.com/openai/gpt-2, encoder.py): printable Latin-1 bytes represent themselves, the
-    others
-    are represented by the characters from U+0100 on.
+    others are represented by the characters from U+0100 on.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -123,8 +123,7 @@ class Tokenizer:
         """Encode a text without the space that some tokenizers add before it.
 
         For such a tokenizer, it encodes a line break plus the text, and cuts the line break off. transformers' `_encode_chat_piece`
-        does
-        the same.
+        does the same.
         """
         if not self._prefixes_start:
             return encode(text)

@@ -83,8 +83,7 @@ class PlaceholderExpander:
         """The options for an item of a modality, without nesting, and the names that were used.
 
         `images_kwargs`, `audio_kwargs` and `videos_kwargs` hold the options of one modality. Other options apply to each modality
-        whose
-        processor knows them.
+        whose processor knows them.
 
         Raises:
             InvalidRequestError: no part of the model's processor knows an option.
