@@ -1,6 +1,6 @@
-"""Print the requirements of Triptych with one extra, from pyproject.toml: `python requirements.py EXTRA`.
+"""Prints the requirements of Triptych with one extra, from pyproject.toml: `python requirements.py EXTRA`.
 
-Images install them before the code, so that a change of the code does not install torch again.
+Images install them before the code, so that a change of the code does not reinstall torch.
 """
 
 import sys

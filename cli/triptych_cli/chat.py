@@ -1,4 +1,4 @@
-"""A conversation in the terminal, over gRPC with the frontend."""
+"""A conversation in the terminal. It calls the frontend over gRPC."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from triptych_common.rpc.channels import CHANNEL_OPTIONS
 
 from triptych_cli.errors import CommandError
 
-#: Time for the frontend to answer the first, small call, in seconds.
+#: Longest wait for the frontend's answer to the first, small call, in seconds.
 _CONNECT_TIMEOUT_S = 5.0
 
 
 @dataclass
 class Conversation:
-    """The turns so far, and how to ask for the next one.
+    """The turns so far, and the parameters for the next one.
 
     Args:
-        stub: of the frontend's GenerationService.
-        model: empty for the only one that is served.
+        stub: the frontend's GenerationService.
+        model: empty for the only served model.
     """
 
     stub: generation_pb2_grpc.GenerationServiceStub
@@ -39,17 +39,17 @@ class Conversation:
     _is_stopped: bool = False
 
     def reset(self) -> None:
-        """Forget all turns; the system message stays."""
+        """Forget all turns. The system message stays."""
         self._turns.clear()
 
     def ask(self, text: str) -> Iterator[str]:
-        """Send a user's turn; yields the answer as it comes.
+        """Send a user's turn. Yields the answer as it arrives.
 
-        Closing the iterator, or an interrupt inside it, cancels the call, and what came until then is the answer. After an
-        error the turn is as if it had not been.
+        Closing the iterator, or an interrupt inside it, cancels the call; the text so far is then the answer. After an error the
+        turn is not kept.
 
         Raises:
-            grpc.RpcError: the frontend refused, or is gone.
+            grpc.RpcError: the frontend refused the request, or the connection was lost.
         """
         sampling = common_pb2.SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens)
         request = generation_pb2.ChatRequest(
@@ -58,7 +58,7 @@ class Conversation:
             options=generation_pb2.GenerationOptions(sampling=sampling),
         )
         call = self._call = self.stub.ChatStream(generation_pb2.ChatStreamRequest(chat=request))
-        if self._is_stopped:  # before there was a call
+        if self._is_stopped:  # stopped before there was a call
             call.cancel()
         answer = ""
         try:
@@ -80,7 +80,7 @@ class Conversation:
             self._call, self._is_stopped = None, False
 
     def stop(self) -> None:
-        """End the answer that comes; may be called by a signal's handler. What came until then is the answer."""
+        """End the current answer; the text so far is then the answer. May be called by a signal handler."""
         self._is_stopped = True
         if self._call is not None:
             self._call.cancel()
@@ -103,7 +103,7 @@ def chat(
     stdin: TextIO = sys.stdin,
     stdout: TextIO = sys.stdout,
 ) -> None:
-    """Read turns, write answers, until the input ends. Raises CommandError when nothing answers at the address."""
+    """Read turns and write answers until the input ends. Raises CommandError when no frontend answers at the address."""
     with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         served = _served_models(stub, address)
@@ -146,15 +146,15 @@ def _talk(conversation: Conversation, stdout: TextIO) -> None:
 
 
 def _answer(conversation: Conversation, text: str, stdout: TextIO) -> bool:
-    """Show one answer as it comes; False when there was an error, which is shown."""
+    """Show one answer as it arrives. Returns False after an error, which is shown."""
     interrupts: list[int] = []
 
     def stop(number: int, frame: object) -> None:
         interrupts.append(number)
         conversation.stop()
 
-    # Not as an exception, which would be raised wherever the interpreter happens to be, inside of gRPC too.
-    is_main = threading.current_thread() is threading.main_thread()  # no other may handle signals
+    # No KeyboardInterrupt: it could be raised at any point, even inside gRPC.
+    is_main = threading.current_thread() is threading.main_thread()  # only this thread may set signal handlers
     before = signal.signal(signal.SIGINT, stop) if is_main else None
     try:
         for delta in conversation.ask(text):

@@ -1,10 +1,10 @@
-"""How a command fails: one line for the person, a non-zero exit code."""
+"""Errors of commands: one line for the user, and a non-zero exit code."""
 
 from __future__ import annotations
 
 
 class CommandError(Exception):
-    """A command cannot do what was asked for.
+    """A command cannot do what was requested.
 
     Args:
         message: one line that says what is wrong and what to change.

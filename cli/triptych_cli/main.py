@@ -1,4 +1,4 @@
-"""The command `triptych`. What a command needs is imported when it runs, so that `triptych --help` is quick."""
+"""The command `triptych`. Each command imports its dependencies when it runs, so that `triptych --help` is fast."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Group(typer.core.TyperGroup):
 
 
 class _ServeCommand(typer.core.TyperCommand):
-    """Takes the flags of single services out before the rest is parsed."""
+    """Removes the flags of single services before the rest is parsed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         rest, ctx.obj = split_service_args(args)
@@ -102,31 +102,31 @@ def serve(
     run(options, ctx.obj)
 
 
-#: Everything after the command is the service's, --help too.
+#: All arguments after the command belong to the service, including --help.
 _PASS_ALL = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 @app.command(context_settings=_PASS_ALL)
 def engine(ctx: typer.Context) -> None:
-    """Run the engine alone, in this process; its settings are its flags."""
+    """Run only the engine, in this process. Its settings are its flags."""
     _run_service("engine", ctx.args)
 
 
 @app.command(context_settings=_PASS_ALL)
 def encoder(ctx: typer.Context) -> None:
-    """Run the encoder alone, in this process; its settings are its flags."""
+    """Run only the encoder, in this process. Its settings are its flags."""
     _run_service("encoder", ctx.args)
 
 
 @app.command(context_settings=_PASS_ALL)
 def frontend(ctx: typer.Context) -> None:
-    """Run the frontend alone, in this process; its settings are its flags."""
+    """Run only the frontend, in this process. Its settings are its flags."""
     _run_service("frontend", ctx.args)
 
 
 @app.command(context_settings=_PASS_ALL)
 def gateway(ctx: typer.Context) -> None:
-    """Run the gateway alone, in this process; its settings are its flags."""
+    """Run only the gateway, in this process. Its settings are its flags."""
     _run_service("gateway", ctx.args)
 
 
@@ -142,7 +142,7 @@ def _run_service(name: str, args: list[str]) -> None:
 
 @app.command()
 def fetch(model: _Model = DEFAULT_MODEL) -> None:
-    """Put a model on this machine, so that `serve` can start without a network."""
+    """Fetch a model to this machine, so that `serve` can start without a network."""
     from rich.console import Console
 
     from triptych_cli.models.fetch import fetch as run
@@ -162,7 +162,7 @@ def chat(
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
 ) -> None:
-    """Talk with a served model. Reads lines from a pipe, too."""
+    """Chat with a served model. Also reads lines from a pipe."""
     from triptych_cli.chat import chat as run
 
     run(address, model=model, system=system, temperature=temperature, max_tokens=max_tokens)

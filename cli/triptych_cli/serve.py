@@ -1,4 +1,4 @@
-"""`triptych serve`: the model is there, the ports are free, then all services run until told to stop."""
+"""`triptych serve`: fetches the model, checks the ports, then runs all services until told to stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from triptych_cli.terminal import TerminalReporter
 
 
 def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
-    """Run all services on this machine. Raises CommandError when that cannot begin or cannot go on."""
+    """Run all services on this machine. Raises CommandError when they cannot start or cannot be kept running."""
     services = plan(options, service_args, with_encoder=False)
     check_ports(port_claims(services))
     console = Console(stderr=True, highlight=False)
@@ -26,7 +26,7 @@ def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
     if needs_encoder(path, service_args):
         services = plan(options, service_args, with_encoder=True)
         check_ports(port_claims(services))
-    # Lines in JSON name their service, and a prefix would make them something else.
+    # JSON lines name their service, and with a prefix they would not be JSON.
     prefix_lines = options.log_format != "json"
     reporter = TerminalReporter(
         console, [service.name for service in services], prefix_lines, lambda elapsed_s: _announce(services, elapsed_s)
@@ -41,9 +41,9 @@ def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
 
 
 def _announce(services: list[Service], elapsed_s: float) -> None:
-    """Where it listens, and a line to paste."""
+    """Print the addresses, and a command to paste."""
     frontend, gateway = (next(service for service in services if service.kind == kind) for kind in ("frontend", "gateway"))
-    # Fields that the settings classes of frontend and gateway have and their base has not.
+    # These fields belong to the settings classes of frontend and gateway, not to their base class.
     model = getattr(frontend.settings, "served_model_name", None) or served_name(getattr(frontend.settings, "model", ""))
     print(file=sys.stdout)
     print(f"Triptych serves {model} at http://{gateway.address} (ready after {elapsed_s:.1f} s)")
@@ -52,7 +52,7 @@ def _announce(services: list[Service], elapsed_s: float) -> None:
 
 
 def curl_line(address: str, model: str, has_key: bool = False) -> str:
-    """A first request for the shell."""
+    """A first request, as a shell command."""
     body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
     key = ' -H "Authorization: Bearer $TRIPTYCH_GATEWAY_API_KEY"' if has_key else ""
     return f"curl http://{address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"

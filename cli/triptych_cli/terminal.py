@@ -1,4 +1,4 @@
-"""What a person sees while services run: their lines with a coloured prefix, what they wait for, how they ended."""
+"""Terminal output while services run: their lines with a coloured prefix, what is not ready yet, and how they ended."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _COLOURS = ("cyan", "magenta", "green", "blue")
 
 
 class TerminalReporter:
-    """Writes to a console; on a terminal with a spinner that names what is still awaited.
+    """Writes to a console. On a terminal it also shows a spinner with the services that are not ready yet.
 
     Args:
-        services: in the order of their start.
-        prefix_lines: put the service's name before each of its lines; False where the lines name it themselves.
-        on_all_ready: called once, when everything is ready, with the time that it took, in seconds.
+        services: in start order.
+        prefix_lines: put the service's name before each of its lines; False if the lines already name it.
+        on_all_ready: called once when all services are ready, with the elapsed time in seconds.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class TerminalReporter:
             self._status.stop()
 
     def line(self, service: str, text: str) -> None:
-        # A service may colour its lines itself.
+        # A service may colour its own lines.
         body = Text.from_ansi(text)
         self._console.print(self._prefixes[service] + body if self._prefix_lines else body, soft_wrap=True)
 
@@ -73,7 +73,7 @@ class TerminalReporter:
         self._show_waiting()
 
     def show_last_lines(self, last_lines: Sequence[str]) -> None:
-        """Show what a service wrote last, indented."""
+        """Show the last lines of a service's output, indented."""
         for text in last_lines or ["(none)"]:
             self._console.print(Text("    ") + Text.from_ansi(text), soft_wrap=True)
 
@@ -86,7 +86,7 @@ class TerminalReporter:
         self._say(f"[bold red]{service} did not stop within {grace_s:.0f} s and was killed[/]")
 
     def failed(self, why: str) -> None:
-        """Say why everything ends."""
+        """Report why everything stops."""
         self._say(f"[bold red]{escape(why)}[/]")
 
     def _say(self, markup: str) -> None:

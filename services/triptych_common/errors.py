@@ -8,16 +8,16 @@
     ├── MediaNotFoundError             the encoder needs the bytes of the item    NOT_FOUND
     ├── DuplicateRequestError          the request id is in use                   ALREADY_EXISTS
     ├── QueueFullError                 try again later                            RESOURCE_EXHAUSTED
-    ├── ServiceUnavailableError        a service that is needed is away           UNAVAILABLE
+    ├── ServiceUnavailableError        a required service is unavailable          UNAVAILABLE
     ├── EmbeddingUnavailableError      the encoder no longer holds it; encode again  FAILED_PRECONDITION
-    ├── RequestAbortedError            ended on request                           ABORTED
-    ├── UnimplementedError             understood, and not offered here           UNIMPLEMENTED
-    ├── InternalError                  our own fault                              INTERNAL
+    ├── RequestAbortedError            aborted on request                         ABORTED
+    ├── UnimplementedError             valid, but not supported here              UNIMPLEMENTED
+    ├── InternalError                  a fault of the service                     INTERNAL
     └── StartupError                   this service cannot start                  (no request to answer)
-        └── UnsupportedModelError      the model cannot be run correctly
+        └── UnsupportedModelError      the model cannot run correctly
 
-Services raise these; one interceptor turns them into gRPC statuses (`triptych_common.rpc.status`), the gateway into OpenAI error
-bodies. This module knows neither gRPC nor HTTP.
+Services raise these errors. An interceptor turns them into gRPC statuses (`triptych_common.rpc.status`), and the gateway turns them
+into OpenAI error bodies. This module depends on neither gRPC nor HTTP.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class TriptychError(Exception):
     """An error that may be shown to the caller.
 
     Args:
-        message: one sentence for people, naming field, limit and value.
+        message: one sentence for people that names the field, the limit and the value.
         field: path of the offending field, e.g. `messages[0].role`; empty when none is at fault.
-        limit: the limit that was crossed; empty when there is none.
+        limit: the limit that was exceeded; empty when there is none.
         value: what was given instead.
-        retry_after_s: when to try again; None when trying again will not help.
+        retry_after_s: when to try again, in seconds; None when a retry will not help.
     """
 
     code: ClassVar[Code] = Code.INTERNAL
@@ -67,20 +67,20 @@ class TriptychError(Exception):
 
 
 class InvalidRequestError(TriptychError):
-    """The request is at fault; sending it again will not help."""
+    """The request is at fault. A retry will not help."""
 
     code = Code.INVALID_ARGUMENT
     reason = "INVALID_REQUEST"
 
 
 class ContextLengthError(InvalidRequestError):
-    """Prompt, or prompt and output together, are longer than the model's context."""
+    """The prompt, or prompt and output together, are longer than the model's context."""
 
     reason = "CONTEXT_LENGTH_EXCEEDED"
 
 
 class NeverFitsError(InvalidRequestError):
-    """The request needs more KV cache than the engine has in all."""
+    """The request needs more KV cache than the engine has in total."""
 
     reason = "KV_CACHE_CAPACITY_EXCEEDED"
 
@@ -93,14 +93,14 @@ class ModelNotFoundError(TriptychError):
 
 
 class MediaNotFoundError(TriptychError):
-    """No embedding is held under that key, and no bytes came with it: send them."""
+    """The cache has no embedding for this key, and the request came without the file: send the file."""
 
     code = Code.NOT_FOUND
     reason = "MEDIA_NOT_FOUND"
 
 
 class DuplicateRequestError(TriptychError):
-    """A live request has this id already."""
+    """A live request already has this id."""
 
     code = Code.ALREADY_EXISTS
     reason = "DUPLICATE_REQUEST"
@@ -114,14 +114,14 @@ class QueueFullError(TriptychError):
 
 
 class ServiceUnavailableError(TriptychError):
-    """A service that the request needs is away, draining or asleep."""
+    """A service that the request needs is unavailable, draining or asleep."""
 
     code = Code.UNAVAILABLE
     reason = "SERVICE_UNAVAILABLE"
 
 
 class EmbeddingUnavailableError(TriptychError):
-    """An embedding that the request needs is not held any more, or its encoder is away: encode it again, here or elsewhere."""
+    """A required embedding is no longer held, or its encoder is unavailable: encode it again, with the same or another encoder."""
 
     code = Code.FAILED_PRECONDITION
     reason = "EMBEDDING_UNAVAILABLE"
@@ -135,25 +135,25 @@ class RequestAbortedError(TriptychError):
 
 
 class UnimplementedError(TriptychError):
-    """Understood, and not offered by this service or model."""
+    """The request is valid, but this service or model does not support it."""
 
     code = Code.UNIMPLEMENTED
     reason = "UNIMPLEMENTED"
 
 
 class InternalError(TriptychError):
-    """Something that should not happen did; the log of the service has the traceback."""
+    """An unexpected error. The service's log has the traceback."""
 
 
 class StartupError(TriptychError):
-    """This service cannot start; the message says what to change."""
+    """This service cannot start. The message says what to change."""
 
     code = Code.FAILED_PRECONDITION
     reason = "STARTUP"
 
 
 class UnsupportedModelError(StartupError):
-    """The model cannot be run correctly here."""
+    """The model cannot run correctly here."""
 
     reason = "UNSUPPORTED_MODEL"
 
@@ -163,7 +163,7 @@ def _subclasses(cls: type[TriptychError]) -> list[type[TriptychError]]:
 
 
 _BY_REASON: dict[str, type[TriptychError]] = {cls.reason: cls for cls in reversed(_subclasses(TriptychError))}
-_BY_REASON[InternalError.reason] = InternalError  # and not the base class, whose reason it has
+_BY_REASON[InternalError.reason] = InternalError  # not the base class, which has the same reason
 _BY_CODE: dict[int, type[TriptychError]] = {
     Code.CANCELLED: RequestAbortedError,
     Code.INVALID_ARGUMENT: InvalidRequestError,
@@ -178,5 +178,5 @@ _BY_CODE: dict[int, type[TriptychError]] = {
 
 
 def error_class(reason: str, code: int) -> type[TriptychError]:
-    """The class that an error had before it travelled: by its reason, else by its code."""
+    """The class of an error that was received over the wire: by its reason, or else by its code."""
     return _BY_REASON.get(reason) or _BY_CODE.get(code, InternalError)

@@ -13,20 +13,20 @@ from triptych_common.errors import StartupError
 from triptych_common.telemetry.logs import LogFormat
 
 Port = Annotated[int, Field(ge=0, le=65535)]
-#: The control port of a service is its port plus this, unless it is set.
+#: Added to a service's port to get the default of its control port.
 CONTROL_PORT_OFFSET = 100
 DEFAULT_MODEL = "smollm2-135m-vision"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_bytes(value: object) -> object:
-    """`512M`, `2GiB` or a plain number of bytes; anything else is left to be refused."""
+    """`512M`, `2GiB` or a plain number of bytes. Anything else is returned unchanged, for validation to refuse."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(value).strip(), re.IGNORECASE)
     return int(float(match[1]) * _UNITS[match[2].upper()]) if match else value
 
 
 class ServiceSettings(BaseSettings):
-    """Base of each service's settings. Flags are the fields' names with dashes; environment variables have the service's prefix."""
+    """Base of each service's settings. Flags are field names with dashes. Environment variables have the service's prefix."""
 
     model_config = SettingsConfigDict(
         frozen=True, extra="forbid", cli_kebab_case=True, cli_implicit_flags=True, cli_avoid_json=True, protected_namespaces=()
@@ -43,7 +43,7 @@ class ServiceSettings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_environment(cls, data: Any) -> Any:
-        """A misspelt variable must not pass in silence."""
+        """A misspelt variable must not be ignored silently."""
         prefix = cls.model_config.get("env_prefix", "").upper()
         known = {prefix + name.upper() for name in cls.model_fields}
         unknown = sorted(name for name in os.environ if prefix and name.startswith(prefix) and name not in known)
@@ -75,18 +75,18 @@ class GrpcServiceSettings(ServiceSettings):
 
     @property
     def resolved_control_port(self) -> int:
-        """The control port in force; 0 (any free one) when the port itself is."""
+        """The control port; 0 (any free port) when it is unset and the port is 0."""
         if self.control_port is not None:
             return self.control_port
         return self.port + CONTROL_PORT_OFFSET if self.port else 0
 
 
-#: host:port of services, as `cluster.resolver.resolver_of` reads them.
+#: host:port of a service, in the forms that `cluster.resolver.resolver_of` reads.
 _TARGET = re.compile(r"(?:dns:|static:)?\S+:\d+")
 
 
 def _split_targets(value: Any) -> Any:
-    # The command line gives a list of what it was given, the environment a string.
+    # The command line gives a list of its arguments, the environment gives a string.
     parts = [value] if isinstance(value, str) else value
     return tuple(target.strip() for part in parts for target in part.split(",") if target.strip())
 
@@ -100,7 +100,7 @@ def _check_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
 
 #: Addresses of services of one kind, separated by commas.
 Targets = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_targets), AfterValidator(_check_targets)]
-#: What every setting of this type says of itself in the help.
+#: Common end of the help text of every setting of this type.
 TARGETS_HELP = "separated by commas; a host name stands for all its addresses"
 
 

@@ -1,1 +1,1 @@
-"""The encoder: pictures, sounds and video in, embeddings out, with a cache that outlives the request."""
+"""The encoder: turns images, audio and video into embeddings, with a cache that outlives the request."""

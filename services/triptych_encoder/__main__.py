@@ -29,7 +29,7 @@ def run(settings: EncoderSettings) -> None:
             return
         limit_openmp_spinning()
         with startup_objects_frozen():
-            from triptych_encoder.service import EncoderService  # torch loads here, where it is needed
+            from triptych_encoder.service import EncoderService  # imports torch, only when it is needed
 
         await EncoderService(settings).run(stop)
 

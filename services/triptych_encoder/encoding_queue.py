@@ -1,6 +1,6 @@
-"""The items that are being encoded: limits, decoding in a pool of threads, encoding on the device.
+"""The encoding queue: limits, decoding in a thread pool, encoding on the device.
 
-The event loop owns the queue. The pool decodes and preprocesses, and the device's thread encodes.
+The queue belongs to the event loop. The pool's threads decode and preprocess, and the device thread encodes.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _RETRY_AFTER_S = 1.0
 
 
 class ItemPreprocessor(Protocol):
-    """What the queue needs of the preprocessor."""
+    """The interface of the preprocessor that the queue needs."""
 
     def prepare(self, modality: common_pb2.Modality, data: bytes, options: dict[str, Any]) -> PreprocessResult: ...
 
 
 @dataclass(frozen=True)
 class ItemRequest:
-    """An item whose embeddings a caller asks for."""
+    """An item whose embeddings a caller requests."""
 
     key: bytes
     modality: common_pb2.Modality
-    #: The raw file; empty when the caller sent the key alone.
+    #: The raw file; empty if the caller sent only the key.
     data: bytes
     options: dict[str, Any]
 
@@ -62,21 +62,21 @@ class EncodeOutcome:
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """How much the queue accepts."""
+    """The limits of the queue."""
 
     #: Most items in the queue.
     max_items: int
-    #: Most bytes of their files together. A larger file is accepted when the queue is empty.
+    #: Most bytes of these items' files together. A larger file is accepted when the queue is empty.
     max_bytes: int
-    #: Most items that are decoded and not yet encoded. This bounds the memory of their pixels and samples.
+    #: Most items that are being decoded, or are decoded but not yet encoded. This bounds the memory of their pixels and samples.
     max_prepared: int
 
 
 class EncodingQueue:
-    """Encodes items, each key once at a time however many callers wait for it.
+    """Encodes items. Each key is encoded once at a time, however many callers wait for it.
 
     Args:
-        on_encoded: called with each key and its embeddings before any caller gets them. What it raises, the callers get.
+        on_encoded: called with each key and its embeddings before any caller gets them. If it raises, the callers get that error.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class EncodingQueue:
         self._prepared = asyncio.Semaphore(limits.max_prepared)
         self._idle = asyncio.Event()
         self._idle.set()
-        #: Items that could not be encoded.
+        #: Number of items that could not be encoded.
         self.num_failed = 0
 
     def __len__(self) -> int:
@@ -165,7 +165,7 @@ class EncodingQueue:
         except Exception as error:
             if not request.options:
                 raise
-            # The options are at fault: they gave a size that the weights do not take, or a standard deviation of 0.
+            # Blame the options, e.g. a size that the weights do not accept, or a standard deviation of 0.
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             message = f"with these options the model cannot encode it: {reason}"
             raise InvalidRequestError(message, field="processor_options") from error

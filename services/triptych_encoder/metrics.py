@@ -13,7 +13,7 @@ _PREFIX = "triptych_encoder"
 
 
 def families(pipeline: EncodingPipeline) -> list[Metric]:
-    """The state of pipeline and cache. For the event loop, which owns them."""
+    """The state of the pipeline and the cache. Call it on the event loop, which owns them."""
     cache, counters = pipeline.cache, pipeline.counters
     cache.expire(time.monotonic())
     tiers = {

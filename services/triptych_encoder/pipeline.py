@@ -1,4 +1,4 @@
-"""From a key to leased embeddings: the cache, the shared store, the encoding queue. For the event loop alone."""
+"""From a key to leased embeddings: the cache, the shared store, the encoding queue. Use it on the event loop only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tier = encoder_pb2.CacheTier
 
 
 class Store(Protocol):
-    """What the pipeline needs of the shared store."""
+    """The interface of the shared store that the pipeline needs."""
 
     num_failures: int
 
@@ -45,7 +45,7 @@ class LeasedItem:
 
 @dataclass
 class Counters:
-    """What happened since the start."""
+    """Counts since the start."""
 
     num_local_hits: int = 0
     num_shared_hits: int = 0
@@ -57,10 +57,10 @@ class Counters:
 
 
 class EncodingPipeline:
-    """Finds or computes embeddings. Callers that ask for the same key at the same time share one computation.
+    """Finds or computes embeddings. Callers that request the same key at the same time share one computation.
 
     Args:
-        store: the second tier, which encoders share; None for none.
+        store: the second cache tier, shared by several encoders; None if there is none.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class EncodingPipeline:
         self._writes: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Cancel all computations, and finish what is being written to the store."""
+        """Cancel all computations, and finish pending writes to the store."""
         self.queue.cancel_all()
         if self._writes:
             await asyncio.wait(self._writes, timeout=2.0)
@@ -89,10 +89,10 @@ class EncodingPipeline:
         """The item's embeddings, leased for `lease_s` seconds.
 
         Raises:
-            MediaNotFoundError: the embeddings do not exist, and the request has no bytes. Fetches of the key wait for the bytes
-                from now on.
+            MediaNotFoundError: the embeddings do not exist, and the request came without the file. From now on, fetches of the key
+                wait for the file.
             QueueFullError: the queue is full, or leases fill the cache.
-            InvalidRequestError: the bytes or options cannot be used.
+            InvalidRequestError: the file or the options cannot be used.
         """
         key = request.key
         found = await self._find(key)
@@ -123,10 +123,10 @@ class EncodingPipeline:
         return await task.join(claim)
 
     async def wait_for(self, key: bytes, timeout_s: float) -> EncodedItem:
-        """The embeddings of a key that is held, being encoded, or announced.
+        """The embeddings of a key that is cached, being encoded, or announced.
 
         Raises:
-            EmbeddingUnavailableError: nobody has the key or announced it, its bytes were refused, or they did not come in time.
+            EmbeddingUnavailableError: the key is neither cached nor announced, its file was refused, or it did not arrive in time.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -143,11 +143,11 @@ class EncodingPipeline:
             raise EmbeddingUnavailableError(f"the embedding did not come within {timeout_s:g} s") from error
 
     def expect_no_bytes(self) -> None:
-        """Note that no bytes will be accepted from now on. Fetches that wait for announced keys fail."""
+        """Note that no files will be accepted from now on. Fetches that wait for announced keys fail."""
         self._announcements.withdraw_all()
 
     async def lookup(self, keys: Sequence[bytes]) -> list[encoder_pb2.CacheTier]:
-        """Where each key is. Changes nothing."""
+        """The cache tier of each key. Changes nothing."""
         tiers = [self._tier_in_memory(key) for key in keys]
         absent = [index for index, tier in enumerate(tiers) if tier == Tier.CACHE_TIER_MISS]
         if self.store is not None and absent:
@@ -161,7 +161,7 @@ class EncodingPipeline:
         return Tier.CACHE_TIER_JOINED if self.queue.find(key) is not None else Tier.CACHE_TIER_MISS
 
     async def _find(self, key: bytes, is_request: bool = True) -> tuple[encoder_pb2.CacheTier, EncodedItem] | None:
-        """The item from the cache, or from the store into the cache.
+        """The item from the cache, or from the store, which puts it into the cache.
 
         Args:
             is_request: count it as a hit.
@@ -176,7 +176,7 @@ class EncodingPipeline:
                 self._keep(key, stored)
                 self.counters.num_shared_hits += is_request
                 return Tier.CACHE_TIER_SHARED, stored
-            # It may have been encoded while the store was asked.
+            # Another call may have encoded the item during the read from the store.
             item = self.cache.use(key)
         if item is None:
             return None

@@ -52,7 +52,7 @@ class _Loaded:
 
 
 class EncoderService:
-    """One encoder process. It answers the control port at once, and serves requests when its towers are loaded."""
+    """One encoder process. It answers the control port at once, and serves requests once its towers are loaded."""
 
     def __init__(self, settings: EncoderSettings) -> None:
         self._settings = settings
@@ -83,17 +83,17 @@ class EncoderService:
 
     @property
     def port(self) -> int:
-        """The port in force."""
+        """The actual port."""
         return self._server.port
 
     @property
     def control_port(self) -> int:
-        """The control port in force."""
+        """The actual control port."""
         return self._server.control_port
 
     @property
     def metrics_port(self) -> int | None:
-        """The port of metrics in force; None while they are off."""
+        """The actual port of the metrics; None while they are off."""
         return self._server.metrics_port
 
     @property
@@ -104,7 +104,7 @@ class EncoderService:
         return self._model
 
     async def drain(self, timeout_s: float) -> bool:
-        """Stop encoding. What the cache holds can still be fetched."""
+        """Stop encoding. Cached embeddings can still be fetched."""
         pipeline = self._loaded()
         self._servicer.refuse("the encoder is draining")
         self._state = State.SERVER_STATE_DRAINING
@@ -137,13 +137,13 @@ class EncoderService:
             raise ServiceUnavailableError("the encoder is loading its model", retry_after_s=5.0)
         return self._pipeline
 
-    # -- life -------------------------------------------------------------------------------------------------------------------
+    # -- lifecycle --------------------------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event, on_ready: asyncio.Event | None = None) -> None:
-        """Serve until `stop` is set. Raises StartupError when it cannot.
+        """Serve until `stop` is set. Raises StartupError when the service cannot start.
 
         Args:
-            on_ready: set when requests are accepted.
+            on_ready: set once requests are accepted.
         """
         settings = self._settings
         if self._device.type == "cpu":
@@ -170,7 +170,7 @@ class EncoderService:
             await asyncio.to_thread(self._device_loop.stop)
 
     async def _load(self, path: Path, name: str, stop: asyncio.Event) -> _Loaded | None:
-        """Load in the device's thread. None when the service was told to stop meanwhile."""
+        """Load in the device thread. None if the service was told to stop meanwhile."""
         loading = asyncio.wrap_future(self._device_loop.call(lambda: self._load_and_warm_up(path, name)))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -238,7 +238,7 @@ class EncoderService:
     def _use_idle_cores() -> None:
         """Use the encoder's share of the cores for the next batch, or all idle cores if those are more.
 
-        A batch ends within a fraction of a second. Text generation that starts meanwhile waits for no longer than that.
+        A batch ends within a fraction of a second. Text generation that starts meanwhile waits no longer than that.
         """
         num_cores = num_usable_cores()
         num_threads = max(default_encoder_threads(num_cores), num_idle_cores(num_cores))
@@ -246,7 +246,7 @@ class EncoderService:
             torch.set_num_threads(num_threads)
 
     def _lower_priority(self) -> None:
-        """Lower the priority of this thread and of those that it starts, so that an engine on the same cores goes first."""
+        """Lower the priority of this thread and of the threads that it starts, so that an engine on the same cores runs first."""
         niceness = self._settings.niceness
         if niceness is None:
             niceness = 10 if self._device.type == "cpu" else 0

@@ -1,1 +1,1 @@
-"""The frontend: chat templates, tokenization, orchestration of the engine, text back. Holds no torch."""
+"""The frontend: chat templates, tokenization, requests to the engine, detokenization. Contains no torch."""

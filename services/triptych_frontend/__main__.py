@@ -1,4 +1,4 @@
-"""`python -m triptych_frontend --model NAME --port PORT`: runs the frontend alone."""
+"""`python -m triptych_frontend --model NAME --port PORT`: runs only the frontend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus can scrape from the frontend."""
+"""The frontend's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triptych_frontend.media.budget import MediaBudget
 
 _PREFIX = "triptych_frontend"
 _TIERS = ("local", "shared", "joined", "miss")
-#: From the mildest to the last, see encoder_client and media_call.
+#: From the mildest step to the last, see encoders.client and generation.media_call.
 _RUNGS = ("same_encoder", "other_encoder", "again", "resubmitted", "failed")
 
 
@@ -25,7 +25,7 @@ def families(
     aliases: UuidAliases,
     budget: MediaBudget,
 ) -> list[Metric]:
-    """The state of the frontend's neighbours, and what became of media. For the event loop, which owns them."""
+    """The state of engines, encoders and media. Call it on the event loop, which owns them."""
     counts = encoders.counts
     tiers, rungs = ({name: counts[name] for name in names} for names in (_TIERS, _RUNGS))
     return [

@@ -1,4 +1,4 @@
-"""What this frontend serves, as clients and operators see it."""
+"""The model that this frontend serves, as clients and operators see it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from triptych_common.pb import common_pb2
 
 
 class ServedModel:
-    """The model's description; its context is the shortest of the frontend's and its engines'.
+    """The model's description. Its context length is the shortest of the frontend's and its engines'.
 
     Args:
-        info: what the frontend read from the model's files and its own settings.
+        info: from the model's files and the frontend's settings.
     """
 
     def __init__(self, info: common_pb2.ModelInfo) -> None:
@@ -22,11 +22,11 @@ class ServedModel:
 
     @property
     def shortens_context(self) -> bool:
-        """Whether this frontend allows less than its engine does, so that it must bound each output itself."""
+        """Whether this frontend's context is shorter than its engines', so that it must limit each output itself."""
         return self._own_max_model_len < self._engine_max_model_len
 
     def follow(self, engine_models: Sequence[common_pb2.ModelInfo]) -> None:
-        """Take over the context of the engines, the shortest of them; without an engine the frontend's own holds."""
+        """Adopt the shortest context of the engines. Without engines, the frontend's own applies."""
         contexts = [model.max_model_len for model in engine_models if model.max_model_len]
         self._engine_max_model_len = min(contexts, default=self._own_max_model_len)
         self.info.max_model_len = min(self._own_max_model_len, self._engine_max_model_len)

@@ -60,7 +60,7 @@ class Frontend:
     """One frontend: its model's tokenizer and template, its engines and encoders, its servers.
 
     Args:
-        settings: the settings in force; port 0 takes free ports.
+        settings: the settings; port 0 takes free ports.
 
     Raises:
         StartupError: the model, its tokenizer or its template cannot be used.
@@ -80,7 +80,7 @@ class Frontend:
         embed_token_ids = expander.embed_token_ids if expander else frozenset()
         template = ChatTemplate(self._tokenizer, source, placeholders, embed_token_ids)
         self._admission = Admission(settings.max_live_requests)
-        # A text model needs no encoder, though one may be named in the same settings for all models.
+        # A text model needs no encoder, even if shared settings name one.
         self._encoders = EncoderPool(settings.encoder_addresses if expander is not None else (), self._model.info)
         self._encoder_client = EncoderClient(self._encoders, settings.encode_timeout_s)
         self._fetcher = MediaFetcher(settings)
@@ -117,7 +117,7 @@ class Frontend:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
-        """Serve inside the block; yields the task that keeps the connections, which never ends by itself."""
+        """Serve inside the block. Yields the task that keeps the connections; it never ends by itself."""
         await self.server.start()
         engines = asyncio.create_task(self._engines.run(), name="engines")
         encoders = asyncio.create_task(self._encoders.run(), name="encoders")
@@ -145,7 +145,7 @@ class Frontend:
     def _metrics(self) -> list[Metric]:
         return families(self._engines, self._encoders, self._encoder_client, self._media.aliases, self._media.budget)
 
-    # What the control port answers, see triptych_common.rpc.control.Controllable.
+    # Called by the control port, see triptych_common.rpc.control.Controllable.
 
     @property
     def state(self) -> common_pb2.ServerState:
@@ -179,21 +179,21 @@ class Frontend:
 
 
 def _load_text_and_media(path: Path, max_pixels: int = 50_000_000) -> tuple[Tokenizer, PlaceholderExpander | None, str]:
-    """The tokenizer, what expands placeholders, and why that is missing where it is."""
-    from transformers import AutoConfig  # late: see no_torch
+    """The tokenizer, the placeholder expander, and, if there is no expander, the reason."""
+    from transformers import AutoConfig  # late import: see no_torch
 
     tokenizer = Tokenizer.load(path)
     try:
         processor = load_media_processor(path, tokenizer.hf, max_pixels)
     except StartupError as error:
-        # Its text can be served all the same.
+        # The model can still serve text.
         log.warning("media are refused: %s", error.message)
         return tokenizer, None, "this model's media processor does not run here"
     if processor is None:
         return tokenizer, None, "this model takes text only"
     if tokenizer.hf.chat_template is None:
         tokenizer.hf.chat_template = default_chat_template(processor)
-    # Anew, as processors add tokens.
+    # Create it again, because processors add tokens.
     tokenizer = Tokenizer(tokenizer.hf)
     config = AutoConfig.from_pretrained(str(path), local_files_only=True)
     expander = PlaceholderExpander(processor, config, lambda text: tokenizer.encode(text, add_special_tokens=False))
@@ -213,6 +213,6 @@ def run(settings: FrontendSettings) -> None:
             await asyncio.wait([stopped, connections], return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
             if connections.done():
-                connections.result()  # raises what ended it
+                connections.result()  # raises the error that ended the task
 
     run_service("frontend", settings, main)

@@ -14,7 +14,7 @@ from support.fakes import child
 
 
 def spec(directory: Path, name: str, behaviour: str = "", is_essential: bool = True) -> ServiceSpec:
-    """A fake child that is ready when its socket accepts."""
+    """A fake child that is ready when its socket accepts connections."""
     socket = directory / f"{name}.sock"
 
     async def is_ready() -> bool:
@@ -28,7 +28,7 @@ def spec(directory: Path, name: str, behaviour: str = "", is_essential: bool = T
 
 
 async def tell_to_end(directory: Path, name: str, code: int) -> None:
-    """Let a fake child end with an exit code."""
+    """Make a fake child exit with this code."""
     _, writer = await asyncio.open_unix_connection(str(directory / f"{name}.sock"))
     writer.write(str(code).encode())
     await writer.drain()
@@ -36,14 +36,14 @@ async def tell_to_end(directory: Path, name: str, code: int) -> None:
 
 
 def pids(directory: Path, name: str) -> list[int]:
-    """Process ids of all that ran under this name, oldest first."""
+    """Process ids of all children with this name, oldest first."""
     file = directory / f"{name}.pids"
-    # A child that was ended before it could write is not there, and gone.
+    # A child that was killed before it could write has no file.
     return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 
 class RecordingReporter:
-    """Keeps all events; `wait_for` blocks until one has come."""
+    """Keeps all events. `wait_for` blocks until an event has occurred."""
 
     def __init__(self) -> None:
         self.events: list[tuple] = []
@@ -52,7 +52,7 @@ class RecordingReporter:
         self._changed = asyncio.Event()
 
     async def wait_for(self, *event: str, times: int = 1) -> None:
-        """Wait until an event that starts with these parts has come so many times; at most half a minute."""
+        """Wait until an event that starts with these parts has occurred this many times; at most half a minute."""
         async with asyncio.timeout(30):
             while sum(known[: len(event)] == event for known in self.events) < times:
                 self._changed.clear()

@@ -1,4 +1,4 @@
-"""Compiles the contracts to other languages, with tools that the machine has or that are downloaded once, without root."""
+"""Compiles the contracts to other languages, with installed tools or with tools that are downloaded once, without root."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What clients are generated from. Formats that services keep for themselves are beside it.
+#: The contracts for clients. Internal formats of services are in other directories.
 PUBLIC = "protos/triptych/v1"
 BUF = Path(sys.executable).with_name("buf")
 
 
 class Tools:
-    """Programs, headers and libraries: those in `usr/` of a directory before those of the machine."""
+    """Programs, headers and libraries. Those in `usr/` of a directory take precedence over those of the machine."""
 
     def __init__(self, directory: Path) -> None:
         self.usr = directory / "usr"
@@ -39,7 +39,7 @@ class Tools:
         }
 
     def run(self, *command: str | Path, cwd: Path, **environment: str | Path) -> str:
-        """What a command wrote to its standard output. Raises AssertionError with all that it wrote where it fails."""
+        """The standard output of a command. If the command fails, raises AssertionError with all its output."""
         result = subprocess.run(
             [str(part) for part in command],
             cwd=cwd,
@@ -52,7 +52,7 @@ class Tools:
         return result.stdout
 
     def program(self, name: str) -> Path:
-        """The path of a program. Skips the test where there is none."""
+        """The path of a program. Skips the test if it is not installed."""
         found = shutil.which(name, path=self.environment["PATH"])
         if found is None:
             pytest.skip(f"{name} is not installed")
@@ -63,10 +63,10 @@ class Tools:
 
         Args:
             out: the directory that the plugins' `out` is relative to.
-            plugins: as in a buf.gen.yaml.
+            plugins: as in buf.gen.yaml.
 
         Returns:
-            The paths of all that was generated, relative to `out`.
+            The paths of all generated files, relative to `out`.
         """
         template = json.dumps({"version": "v2", "plugins": list(plugins)})
         self.run(BUF, "generate", "--template", template, "--path", PUBLIC, "--output", out, cwd=ROOT)
@@ -74,9 +74,9 @@ class Tools:
 
 
 def debian_tools(directory: Path, *packages: str) -> Tools:
-    """Tools of Debian packages. What the machine lacks of them and of what they need is extracted into the directory.
+    """Tools of Debian packages. Packages and dependencies that are not installed are extracted into the directory.
 
-    Skips the test where this is no Debian, or it knows no such package, or cannot download it.
+    Skips the test if this is not Debian, or if a package is unknown or cannot be downloaded.
     """
     tools = Tools(directory)
     apt, dpkg = tools.program("apt-get"), tools.program("dpkg")
@@ -109,10 +109,10 @@ def _apt(apt: Path, *arguments: str, cwd: Path | None = None) -> str:
 
 
 def npm_packages(directory: Path, *packages: str) -> Path:
-    """Install npm packages into a directory, unless they are there. Skips the test where npm is missing or cannot download them.
+    """Install npm packages into a directory, unless they are there. Skips the test if npm is missing or the download fails.
 
     Returns:
-        Its node_modules.
+        The directory's node_modules.
     """
     npm = Tools(directory).program("npm")
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Counts work, so that a test can bound it: torch operations and the bytes they write, calls of our kernels, Python calls.
+"""Counts work, so that a test can limit it: torch operations and the bytes they write, calls of our kernels, Python calls.
 
-What is counted is the same on every machine and in every run, which time is not.
+Unlike times, the counts are the same on every machine and in every run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-#: Calls that belong to no item, such as those of a timer.
+#: Calls that do not belong to any item, such as those of a timer.
 _MAX_OTHERS = 3
 _BUILTIN = " > "
 _COMPREHENSIONS = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>"})
@@ -26,13 +26,13 @@ _COMPREHENSIONS = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>"})
 
 @dataclass
 class DeviceWork:
-    """What was dispatched."""
+    """Counts of dispatched work."""
 
-    #: Name -> how often. An operation that torch makes of several counts once: in inference mode only the outer one is dispatched.
+    #: Name -> count. A composite operation counts once: in inference mode only the outer operation is dispatched.
     operations: Counter[str] = field(default_factory=Counter)
-    #: Operation -> bytes that it wrote: its results, without views, or the argument that it changed.
+    #: Operation -> bytes that it wrote: its results, without views, or the modified argument.
     written_bytes: Counter[str] = field(default_factory=Counter)
-    #: Entry point of our library -> how often.
+    #: Entry point of our library -> count.
     kernels: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -49,7 +49,7 @@ class DeviceWork:
 
 
 class CountedLibrary:
-    """Stands before a loaded library of kernels, and counts the calls of each function."""
+    """Wraps a loaded library of kernels, and counts the calls of each function."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -63,7 +63,7 @@ class CountedLibrary:
 
 class _CountedFunction:
     def __init__(self, function: Any, name: str, calls: Counter[str]) -> None:
-        # Argument and result types are set on the function itself.
+        # Attributes such as argtypes and restype are set on the wrapped function.
         vars(self).update(_function=function, _name=name, _calls=calls)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -99,7 +99,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _changed(func: Any, args: Sequence[Any]) -> list[torch.Tensor]:
-    """The arguments that the operation writes into; of one that writes at indices, what it writes there."""
+    """The arguments that the operation writes into; for a write at indices, the written values."""
     if func._schema.name.startswith("aten::index_"):
         return _tensors(args)[-1:]
     arguments = zip(func._schema.arguments, args, strict=False)
@@ -108,7 +108,7 @@ def _changed(func: Any, args: Sequence[Any]) -> list[torch.Tensor]:
 
 @contextmanager
 def device_work(library: CountedLibrary | None = None) -> Iterator[DeviceWork]:
-    """What this thread dispatches in the block, and what is called of the library meanwhile."""
+    """Work that this thread dispatches in the block, and calls of the library in that time."""
     work = DeviceWork()
     before = library.calls.copy() if library else Counter()
     with _Operations(work):
@@ -118,10 +118,10 @@ def device_work(library: CountedLibrary | None = None) -> Iterator[DeviceWork]:
 
 @contextmanager
 def python_calls(*packages: str) -> Iterator[Counter[str]]:
-    """Calls that this thread makes in the block: of Python functions of these packages, and of built-in ones by those.
+    """Calls that this thread makes in the block: of Python functions in these packages, and of built-in functions by them.
 
-    Python functions count under `package.module:function`, built-in ones under `package.module:function > name`. A generator counts
-    once per item; comprehensions, which newer interpreters do not call, do not count.
+    Python functions count under `package.module:function`, built-in functions under `package.module:function > name`. A generator
+    counts once per item. Comprehensions do not count, because newer interpreters do not call them.
     """
     calls: Counter[str] = Counter()
 
@@ -146,11 +146,11 @@ def python_calls(*packages: str) -> Iterator[Counter[str]]:
 def assert_per_item(
     few: Counter[str], num_few: int, many: Counter[str], num_many: int, num_functions: int, max_builtins: int
 ) -> None:
-    """Whether each item beyond the first ones took so many calls of Python functions, and no more of built-in ones.
+    """Assert that each additional item takes exactly `num_functions` calls of Python functions, and limit calls of built-in ones.
 
     Args:
-        few, many: of `python_calls`, with so many items in hand.
-        max_builtins: newer interpreters may do with fewer.
+        few, many: results of `python_calls` with `num_few` and `num_many` items.
+        max_builtins: an upper bound, because newer interpreters may need fewer calls.
     """
     share: Counter[str] = Counter()
     for name in few.keys() | many.keys():

@@ -1,4 +1,4 @@
-"""A real gRPC server in this process, on a free port, for fakes and for servicers under test."""
+"""A real gRPC server in this process, on a free port, for fakes and servicers under test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triptych_common.rpc.interceptors import CallInterceptor
 
 @asynccontextmanager
 async def serving(register: Callable[[grpc.aio.Server], None], port: int = 0) -> AsyncIterator[str]:
-    """Serve what `register` adds, behind the interceptor that all services use; yields the address."""
+    """Serve what `register` adds, with the interceptor of all services. Yields the address."""
     server = grpc.aio.server(interceptors=[CallInterceptor()], options=SERVER_OPTIONS)
     register(server)
     port = server.add_insecure_port(f"127.0.0.1:{port}")

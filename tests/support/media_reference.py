@@ -1,4 +1,5 @@
-"""What transformers' own processors make of media, for the models of builders_multimodal: what a whole model's forward takes."""
+"""The output of transformers' own processors for media: the inputs of a whole model's forward method. For the models of
+builders.multimodal."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _NO_LIMITS = MediaLimits(1 << 30, 1 << 30, 1e4, 1e4, 1 << 40)
 
 
 def image_inputs(path: Path, image: Image.Image) -> dict[str, torch.Tensor]:
-    """Of transformers' own image processor, called as the family's processor calls it."""
+    """Inputs from transformers' own image processor, called as the family's processor calls it."""
     model_type = transformers.AutoConfig.from_pretrained(path).model_type
     options: dict[str, Any] = {"internvl": {"crop_to_patches": True}, "mistral3": {"patch_size": 16}}.get(model_type, {})
     features = AutoImageProcessor.from_pretrained(path)([image], return_tensors="pt", **options)
@@ -26,7 +27,7 @@ def image_inputs(path: Path, image: Image.Image) -> dict[str, torch.Tensor]:
 
 
 def audio_inputs(path: Path, sound: Any) -> dict[str, torch.Tensor]:
-    """Of transformers' own feature extractor, called as the family's processor calls it."""
+    """Inputs from transformers' own feature extractor, called as the family's processor calls it."""
     model_type = transformers.AutoConfig.from_pretrained(path).model_type
     extractor = AutoFeatureExtractor.from_pretrained(path)
     common = {"sampling_rate": 16_000, "return_tensors": "pt"}
@@ -45,7 +46,7 @@ def audio_inputs(path: Path, sound: Any) -> dict[str, torch.Tensor]:
 
 
 def video_inputs(family: str, file: bytes) -> dict[str, torch.Tensor]:
-    """Of the video processor of the Qwen-VL families."""
+    """Inputs from our video processor for the Qwen-VL families."""
     is_qwen3 = family == "qwen3_vl"
     kind = "Qwen3VLVideoProcessor" if is_qwen3 else "Qwen2VLVideoProcessor"
     rule = {"video_processor_type": kind, "fps": 2.0, "min_frames": 4, "max_frames": 16}

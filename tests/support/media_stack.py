@@ -1,4 +1,4 @@
-"""A whole encoder and a whole engine in this process, and the frontend's own preparation of prompts in front of them."""
+"""A complete encoder and a complete engine in this process, and the frontend's own preparation of prompts."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from triptych_frontend.settings import FrontendSettings
 from support.drivers.encoder import MODALITIES, RunningEncoder, an_encoder
 from support.waiting import until
 
-#: Text, or modality and file.
+#: A text, or a modality and a file.
 Part = str | tuple[str, bytes]
 
 
 @dataclass
 class Answer:
-    """All that came for one request."""
+    """All output for one request."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[engine_pb2.TokenLogprobs] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass
 class MediaStack:
-    """What a frontend does: prompts, encodings, requests."""
+    """The frontend's work: prompts, encodings, requests."""
 
     engine: EngineService
     encoder: RunningEncoder
@@ -65,13 +65,13 @@ class MediaStack:
         )
 
     def begin(self, prompt: Prompt) -> MediaEncoding:
-        """Have the prompt's media encoded."""
+        """Start to encode the prompt's media."""
         return MediaEncoding(self.client, prompt.media)
 
     async def generate(
         self, prompt: Prompt, refs: Sequence[common_pb2.MediaRef], request_id: str = "r", max_tokens: int = 8, **more: Any
     ) -> Answer:
-        """Greedy, with log probabilities; placeholder tokens are never generated, as transformers takes them for media."""
+        """Greedy, with log probabilities. Placeholder tokens are never generated, because transformers treats them as media."""
         sampling = common_pb2.SamplingParams(
             max_tokens=max_tokens, temperature=0, logprobs=3, ignore_eos=True, bad_token_ids=sorted(self.embed_token_ids)
         )

@@ -1,4 +1,4 @@
-"""How much memory this process takes at most while something runs."""
+"""Measures the peak memory of this process."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @dataclass
 class Peak:
-    """Bytes of resident memory beyond what there was at the start; known when the block has ended."""
+    """Resident memory beyond that at the start, in bytes. Set when the block ends."""
 
     num_bytes: int = 0
 
 
 @contextlib.contextmanager
 def peak_memory() -> Iterator[Peak]:
-    """Measure the peak of resident memory within the block, of all threads. Linux only: the kernel keeps the record."""
-    _CLEAR.write_text("5")  # begins the record anew
+    """Measure the peak of resident memory of all threads within the block. Linux only: the kernel records the peak."""
+    _CLEAR.write_text("5")  # resets the recorded peak
     peak, before = Peak(), _bytes("VmRSS")
     yield peak
     peak.num_bytes = _bytes("VmHWM") - before

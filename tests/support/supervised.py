@@ -1,4 +1,4 @@
-"""Runs fake children under the supervisor: `python supervised.py DIRECTORY NAME[:BEHAVIOUR]...`; says READY when they are."""
+"""Runs fake children under the supervisor: `python supervised.py DIRECTORY NAME[:BEHAVIOUR]...`. Prints READY once they are."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,7 @@
-"""Sends many requests with a large picture at once: `python upload_load.py HOST PORT MODEL NUM_STREAMS FILE_BYTES`.
+"""Sends many requests with a large image at once: `python upload_load.py HOST PORT MODEL NUM_STREAMS FILE_BYTES`.
 
-A process of its own, so that the load does not disturb who measures. Writes one line of JSON: how the requests ended -> how many.
+It is a separate process, so that the load does not disturb the measuring process. Writes one line of JSON: outcome of the requests
+-> count.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _PIECE = 256 << 10
 
 
 def bitmap(num_bytes: int) -> bytes:
-    """A picture of about so many bytes, which costs little to decode: BMP is not compressed."""
+    """An image of about `num_bytes` bytes that is fast to decode, because BMP is not compressed."""
     side = int((num_bytes / 3) ** 0.5) // 4 * 4
     size = 54 + 3 * side * side
     header = struct.pack("<IiiHHIIiiII", 40, side, side, 1, 24, 0, size - 54, 0, 0, 0, 0)
@@ -25,7 +26,7 @@ def bitmap(num_bytes: int) -> bytes:
 
 
 async def one(host: str, port: int, head: bytes, payload: memoryview, tail: bytes) -> str:
-    """One request; how it ended."""
+    """Send one request. Returns its outcome."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         length = len(head) + len(payload) + len(tail)

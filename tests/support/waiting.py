@@ -1,4 +1,4 @@
-"""Waiting for what happens elsewhere."""
+"""Waits for a condition."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Let the event loop turn until the condition holds. Raises TimeoutError."""
+    """Run the event loop until the condition is true. Raises TimeoutError."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - the state is another thread's or process's
+        while not condition():  # noqa: ASYNC110 - the state belongs to another thread or process
             await asyncio.sleep(0.001)

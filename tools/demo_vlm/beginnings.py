@@ -1,7 +1,7 @@
-"""Weights to begin with that make learning quick: at random, a transformer needs most of its pictures to learn where to look.
+"""Initial weights for fast learning: with random ones, a transformer spends most of its training on where to attend.
 
-Each token begins with a part that says which patch it is and a part with the principal components of that patch. The first
-layers' attention gathers the patches of the token's own cell, one head for each; all of it can be unlearned.
+Each token begins with a part that identifies its patch and a part with the principal components of that patch. The attention of the
+first layers gathers the patches of the token's own cell, one head for each. Training can undo all of it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from .vision import VisionPart
 
 _NUM_GATHERING_LAYERS = 2
 _SMALLEST_VARIANCE = 1e-2
-#: Length of the part of a token that says which patch it is: about a third of all.
+#: Length of the part of a token that identifies its patch: about a third of the total.
 _PLACE_LENGTH = 5.0
-#: By how much scores differ between the patch that a head gathers and others.
+#: Difference of attention scores between the patch that a head gathers and the others.
 _SHARPNESS = 8.0
 
 
@@ -26,12 +26,12 @@ def begin(vision: VisionPart, pixels: torch.Tensor) -> None:
     """Set the tower's embeddings and first layers.
 
     Args:
-        pixels: some pictures, [batch, 3, size, size].
+        pixels: some images, [batch, 3, size, size].
     """
     embedding, places = vision.tower.embeddings.patch_embedding, GRID**2
     patches = unfold(pixels, PATCH_SIZE, stride=PATCH_SIZE).transpose(1, 2).flatten(0, 1)
     mean, variances, directions = _principal_components(patches, embedding.out_channels - places)
-    # The last components are hardly more than noise: they are not blown up to the size of the first.
+    # The last components are hardly more than noise, so they are not scaled up to the size of the first.
     whitened = directions / (variances + _SMALLEST_VARIANCE).sqrt()[:, None]
     embedding.weight.zero_()
     embedding.bias.zero_()
@@ -43,7 +43,7 @@ def begin(vision: VisionPart, pixels: torch.Tensor) -> None:
 
 
 def _principal_components(patches: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean [values], and of the largest components the variances [count] and directions [count, values]."""
+    """Mean [values]; and for the largest components the variances [count] and directions [count, values]."""
     mean = patches.mean(0)
     centred = patches - mean
     variances, directions = torch.linalg.eigh(centred.T @ centred / len(patches))
@@ -51,7 +51,7 @@ def _principal_components(patches: torch.Tensor, count: int) -> tuple[torch.Tens
 
 
 def _gather_cell(attention: nn.Module) -> None:
-    """Head h attends to the h-th patch of the own cell, takes its components at random over, and writes none over the places."""
+    """Head h attends to patch h of its own cell and copies its components through a random projection, not the position part."""
     places, size, heads = GRID**2, attention.embed_dim, attention.num_heads
     head_size = size // heads
     cells = one_hot(torch.tensor(CELL_OF_PATCH)).T.float()

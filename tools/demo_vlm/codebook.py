@@ -1,8 +1,8 @@
-"""Third stage: a code for facts that the frozen language model understands, learned without pictures.
+"""Third stage: a code for facts that the frozen language model understands, learned without images.
 
-Each image token that carries a fact is the sum of a vector for the slot, one for the value, and one for the two together. They
-begin as the language model's own embeddings of the words and are trained through it until it answers from them. The projector
-then has a target for every token of every picture, which costs no pass through the language model.
+Each image token that carries a fact is the sum of three vectors: for the slot, for the value, and for the pair of both. They start
+as the language model's own embeddings of the words, and are trained through the model until it answers from them. The projector
+then has a target for every token of every image, without a pass through the language model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .vision import FIRST_SLOT, TEXT_HIDDEN_SIZE
 
 _BATCH_SIZE = 4
 _QUESTIONS_PER_SCENE = 8
-#: How many rows are one conversation of many turns, rather than questions that do not see each other.
+#: Share of rows that are one conversation of many turns. In the other rows the questions do not see each other.
 _SHARE_OF_CONVERSATIONS = 0.2
 _SHARE_OF_DIGITS = 0.12
 _RATE = 6e-3
@@ -37,7 +37,7 @@ _FREE_TOKENS_SAY = (
 
 
 class Codebook(nn.Module):
-    """Values of all slots [batch, slots] to image tokens [batch, image tokens, hidden]."""
+    """From values of all slots [batch, slots] to image tokens [batch, image tokens, hidden]."""
 
     def __init__(self, language: FrozenLanguageModel | None = None) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def _speak(self, language: FrozenLanguageModel) -> None:
-        """Begin with the words themselves."""
+        """Initialize from the embeddings of the words."""
 
         def embed(words: str) -> torch.Tensor:
             return language.embeddings[language.tokenizer.encode(words, add_special_tokens=False)]
@@ -78,7 +78,7 @@ def _zeros(count: int) -> nn.Parameter:
 
 
 def _sample_alike(rng: random.Random) -> list[Scene]:
-    """Scenes of digits or of shapes: about a digit less can be asked, and rows of one batch are as long as the longest of them."""
+    """Scenes that all show digits, or all shapes. A digit allows fewer questions, and a batch is as long as its longest row."""
     of_digits = rng.random() < _SHARE_OF_DIGITS
     scenes = (sample_scene(rng) for _ in itertools.count())
     return list(itertools.islice((scene for scene in scenes if (scene.digit is not None) == of_digits), _BATCH_SIZE))
@@ -98,7 +98,7 @@ def train_codebook(directory: Path, language_dir: Path, num_steps: int) -> None:
             joined=rng.random() < _SHARE_OF_CONVERSATIONS,
         )
         tokens = codebook(torch.tensor([fact_values(scene) for scene in scenes]))
-        # What the projector will make of it is not exact.
+        # The projector's output will not be exact, so add noise.
         tokens = tokens + _NOISE * torch.randn(tokens.shape, generator=torch.Generator().manual_seed(step))
         opening = rng.choices(range(len(SYSTEM_PROMPTS)), weights=(6, 2, 1))[0]
         loss, accuracy = language.loss(tokens, rows, opening)

@@ -1,4 +1,4 @@
-"""The steps of one stage of training: counted, reported, kept on disk, and gone on with after an interruption."""
+"""The steps of one training stage: counted, reported, saved, and resumed after an interruption."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _REPORT_EVERY = 25
 
 
 class Course:
-    """Iterates over the numbers of the steps that are left.
+    """Iterates over the numbers of the remaining steps.
 
     Args:
-        path: checkpoint; where it exists, modules and descent go on from it.
+        path: the checkpoint. If it exists, modules and optimizers resume from it.
     """
 
     def __init__(self, path: Path, descent: Descent, save_every: int, **modules: nn.Module) -> None:
@@ -45,7 +45,7 @@ class Course:
                 self._save(done)
 
     def note(self, **figures: float | torch.Tensor) -> None:
-        """Figures of this step, whose means are reported every so often."""
+        """Figures of this step. Their means are reported regularly."""
         for name, figure in figures.items():
             self._notes[name].append(float(torch.as_tensor(figure).detach()))
 
@@ -55,7 +55,7 @@ class Course:
         print(f"{self._path.stem} {done}/{self._descent.num_steps} {means} {each_s:.2f} CPU s/step", flush=True)
 
     def _save(self, done: int) -> None:
-        """Replaced in one move, so that an interruption leaves the last whole one."""
+        """Save atomically, so that an interruption leaves the previous complete checkpoint."""
         states = {name: module.state_dict() for name, module in self._modules.items()}
         new = self._path.with_suffix(".new")
         torch.save({"step": done, "descent": self._descent.state_dict()} | states, new)
@@ -63,11 +63,11 @@ class Course:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """What a course has kept; empty where there is nothing yet."""
+    """The saved state of a course; empty if there is none."""
     return torch.load(path) if path.is_file() else {}
 
 
 def load_modules(state: dict[str, Any], **modules: nn.Module) -> None:
-    """Take the weights of so-named modules over."""
+    """Load the weights of the named modules."""
     for name, module in modules.items():
         module.load_state_dict(state[name])

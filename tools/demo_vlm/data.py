@@ -1,4 +1,4 @@
-"""Batches by name: the name decides what is in one, so that an interrupted run goes on with what it would have seen."""
+"""Batches by name: the name determines the content, so that an interrupted run continues with the same batches."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .stencils import Stencils
 
 @dataclass(frozen=True)
 class Batch:
-    """Scenes and what is to be learned of them.
+    """Scenes and their training targets.
 
     Attributes:
         pixels: float32 [scenes, 3, size, size].
-        facts: int64 [scenes, slots]; of crowds, for which some have no value, None.
-        patches: int64 [scenes, 2, patches], kind and colour of what stands in each patch's cell.
-        questions: all that can be asked about each scene.
+        facts: int64 [scenes, slots]; None for crowds, where some slots have no value.
+        patches: int64 [scenes, 2, patches], kind and colour of the item in each patch's cell.
+        questions: all possible questions about each scene.
     """
 
     pixels: torch.Tensor
@@ -45,7 +45,7 @@ def scene_batch(stencils: Stencils, name: str, size: int) -> Batch:
 
 
 def drawn_batch(name: str, size: int) -> Batch:
-    """Scenes drawn as those of the examination are: what a stage's progress is measured with."""
+    """Scenes drawn like those of the examination, to measure the progress of a stage."""
     rng = random.Random(name)
     scenes = [sample_scene(rng) for _ in range(size)]
     return _scene_batch(scenes, torch.stack([to_pixels(draw(scene, rng)) for scene in scenes]), rng)

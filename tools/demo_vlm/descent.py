@@ -1,4 +1,4 @@
-"""How parameters follow a loss: Muon for the matrices between hidden states, AdamW for the rest, one schedule for both."""
+"""Optimizers: Muon for the matrices between hidden states, AdamW for the rest, one schedule for both."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MOST_WARMUP_STEPS = 50
 
 
 class Descent:
-    """Linear warm-up, then half a cosine down to a fiftieth, for so many steps.
+    """Linear warm-up, then half a cosine down to a fiftieth of the rate, over `num_steps` steps.
 
     Args:
-        hidden: modules whose linear layers lie between hidden states, and the rate of each.
-        others: modules that AdamW trains as a whole, and the rate of each.
+        hidden: modules whose linear layers lie between hidden states -> learning rate.
+        others: modules that AdamW trains as a whole -> learning rate.
     """
 
     def __init__(self, hidden: dict[nn.Module, float], others: dict[nn.Module, float], num_steps: int) -> None:
@@ -33,7 +33,7 @@ class Descent:
         self._num_warmup_steps = min(_MOST_WARMUP_STEPS, max(1, num_steps // 20))
 
     def step(self, loss: torch.Tensor, step: int) -> None:
-        """Descend once, this being the step of that number."""
+        """Perform one optimizer step, with the given step number."""
         done = max(0, step - self._num_warmup_steps) / max(1, self.num_steps - self._num_warmup_steps)
         share = min((step + 1) / self._num_warmup_steps, 0.02 + 0.98 * (1 + math.cos(math.pi * done)) / 2)
         for optimizer in self._optimizers:

@@ -1,4 +1,4 @@
-"""Questions and answers about one picture as one row of tokens, so that the picture is computed once for all of them."""
+"""Questions and answers about one image as one row of tokens, so that the image is computed once for all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .questions import Question
 
-#: How a conversation may begin; the first is the chat template's own, and the most frequent.
+#: Possible system prompts. The first is the chat template's own, and the most frequent.
 SYSTEM_PROMPTS = (
     "You are a helpful AI assistant named SmolLM, trained by Hugging Face",
     "You are a helpful assistant.",
@@ -21,12 +21,12 @@ _IGNORED = -100
 
 @dataclass(frozen=True)
 class Rows:
-    """What comes after the image tokens, for a batch.
+    """The tokens after the image tokens, for a batch.
 
     Attributes:
         input_ids, positions: int64 [batch, length]; positions count from the first token after the image.
         targets: int64 [batch, length], the token that should follow; _IGNORED outside answers.
-        visible: bool [batch, length, length], who sees whom.
+        visible: bool [batch, length, length], the attention mask: which token sees which.
     """
 
     input_ids: torch.Tensor
@@ -36,7 +36,7 @@ class Rows:
 
 
 class DialogueBuilder:
-    """Turns questions into rows, in the words of SmolLM2's chat template."""
+    """Turns questions into rows, in the format of SmolLM2's chat template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
@@ -45,14 +45,14 @@ class DialogueBuilder:
         self._cache: dict[str, list[int]] = {}
 
     def opening(self, system_prompt: str) -> list[int]:
-        """Everything before the image."""
+        """The tokens before the image."""
         return self._encode(f"<|im_start|>system\n{system_prompt}<|im_end|>\n<|im_start|>user\n")
 
     def build(self, asked: list[list[Question]], joined: bool) -> Rows:
-        """One row per picture.
+        """One row per image.
 
         Args:
-            joined: each question sees those before it, as in a conversation of many turns; else each sees the image alone.
+            joined: each question sees the earlier ones, as in a conversation of many turns; else each sees only the image.
         """
         rows = [self._row(questions, joined) for questions in asked]
         length = max(len(row[0]) for row in rows)
@@ -85,7 +85,7 @@ class DialogueBuilder:
 
 
 def choose(questions: list[Question], count: int, rng: random.Random) -> list[Question]:
-    """Some of the questions, so that every topic has its share."""
+    """A sample of the questions, with an equal share for every topic."""
     by_topic: dict[str, list[Question]] = {}
     for question in rng.sample(questions, len(questions)):
         by_topic.setdefault(question.topic, []).append(question)

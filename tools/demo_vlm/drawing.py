@@ -1,4 +1,4 @@
-"""Scenes as pictures: shades, sizes, noise and compression vary, what is shown does not."""
+"""Draws scenes as images. Shades, sizes, noise and compression vary; the content does not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from .scenes import SHAPES, Item, Scene
 
 RGB = tuple[int, int, int]
-#: Shades that people call by that name; each is varied a little more when drawn.
+#: Shades that people call by that name. Each is varied slightly when drawn.
 _SHADES = {
     "red": ((255, 0, 0), (220, 20, 40), (200, 30, 30), (230, 50, 50)),
     "orange": ((255, 165, 0), (255, 140, 0), (245, 130, 30)),
@@ -26,7 +26,7 @@ _SHADES = {
 }
 _SHADE_JITTER = 10
 _SIZES = (112, 128, 160, 192, 224, 256)
-#: Drawn larger and made smaller again, because ImageDraw does not smooth edges.
+#: Images are drawn larger and then reduced, because ImageDraw does not smooth edges.
 _SUPERSAMPLING = 2
 _OUTLINES = {
     "square": ((-0.72, -0.72), (0.72, -0.72), (0.72, 0.72), (-0.72, 0.72)),
@@ -40,7 +40,7 @@ _OUTLINES = {
 
 
 def draw(scene: Scene, rng: random.Random, sizes: tuple[int, ...] = _SIZES) -> Image.Image:
-    """The scene as an RGB picture whose edges have some of the sizes, in pixels."""
+    """The scene as an RGB image. Its edges have some of the sizes, in pixels."""
     shades = [shade(item.colour, rng) for item in scene.items]
     image = paint(scene.items, shades, background(scene.dark, rng), sizes, rng)
     if rng.random() < 0.4:
@@ -49,7 +49,7 @@ def draw(scene: Scene, rng: random.Random, sizes: tuple[int, ...] = _SIZES) -> I
 
 
 def paint(items: tuple[Item, ...], shades: list[RGB], ground: RGB, sizes: tuple[int, ...], rng: random.Random) -> Image.Image:
-    """Items in their shades and nothing else, in a picture whose edges have some of the sizes, in pixels."""
+    """Items in their shades and nothing else, in an image whose edges have some of the sizes, in pixels."""
     height = rng.choice(sizes)
     width = height if rng.random() < 0.6 else max(64, round(height * rng.uniform(0.8, 1.3)))
     image = Image.new("RGB", (width * _SUPERSAMPLING, height * _SUPERSAMPLING), ground)
@@ -63,7 +63,7 @@ def paint(items: tuple[Item, ...], shades: list[RGB], ground: RGB, sizes: tuple[
 
 
 def background(dark: bool, rng: random.Random) -> RGB:
-    """Light or dark, a little coloured at most."""
+    """A light or dark background, at most slightly coloured."""
     if rng.random() < 0.3:
         return (0, 0, 0) if dark else (255, 255, 255)
     grey = rng.randint(10, 60) if dark else rng.randint(205, 250)
@@ -71,7 +71,7 @@ def background(dark: bool, rng: random.Random) -> RGB:
 
 
 def shade(colour: str, rng: random.Random) -> RGB:
-    """One of the shades that go by that name."""
+    """A random shade with that name."""
     return _rgb(part + rng.randint(-_SHADE_JITTER, _SHADE_JITTER) for part in rng.choice(_SHADES[colour]))
 
 
@@ -91,7 +91,7 @@ def _draw_shape(canvas: ImageDraw.ImageDraw, item: Item, size: tuple[int, int], 
 
 
 def _draw_digit(image: Image.Image, item: Item, fill: RGB, rng: random.Random) -> None:
-    """A digit of Pillow's own font, thin to bold, narrow to wide, slightly slanted and turned."""
+    """A digit of Pillow's own font, thin to bold, narrow to wide, slightly slanted and rotated."""
     height = item.size * min(image.size)
     font = ImageFont.load_default(size=96)
     stroke = rng.randint(0, 7)
@@ -115,7 +115,7 @@ def _add_noise(image: Image.Image, rng: random.Random) -> Image.Image:
 
 
 def compress(image: Image.Image, rng: random.Random) -> Image.Image:
-    """What a JPEG of some quality keeps of it."""
+    """The image after a JPEG compression of random quality."""
     file = io.BytesIO()
     image.save(file, "JPEG", quality=rng.randint(50, 95))
     return Image.open(file).convert("RGB")

@@ -1,4 +1,4 @@
-"""The examination in this process, with transformers' own generate on the joined checkpoint: no service takes part."""
+"""The examination in this process, with transformers' own generate on the joined checkpoint, without any service."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_ANSWER_TOKENS = 32
 
 @torch.inference_mode()
 def evaluate(model_dir: Path, count: int, dtype: torch.dtype = torch.bfloat16) -> ExamResult:
-    """Ask about so many pictures, greedily and one after the other."""
+    """Ask about `count` images, greedily and one after the other."""
     processor = AutoProcessor.from_pretrained(model_dir)
     model = LlavaForConditionalGeneration.from_pretrained(model_dir, dtype=dtype)
     items = make_exam(count)

@@ -1,4 +1,4 @@
-"""The examination: pictures that no training run sees, as files of many sizes, with one question each."""
+"""The examination: images that no training run sees, as files of many sizes, with one question each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIZES = (96, 112, 150, 224, 300, 448, 640)
 
 @dataclass(frozen=True)
 class ExamItem:
-    """A picture as PNG or JPEG, and what is asked about it."""
+    """An image as PNG or JPEG, and the question about it."""
 
     number: int
     image: bytes
@@ -26,10 +26,10 @@ class ExamItem:
 
 
 def make_exam(count: int, seed: str = "test") -> list[ExamItem]:
-    """So many pictures, always the same ones for a seed; their topics are as equally frequent as the scenes allow.
+    """`count` images, always the same for a seed. Their topics are as equally frequent as the scenes allow.
 
     Args:
-        seed: must not be `train`, which begins the training's own seeds.
+        seed: must not be `train`, which begins the seeds of the training.
     """
     return [_make_item(number, random.Random(f"{seed}:{number}")) for number in range(count)]
 
@@ -48,7 +48,7 @@ def _make_item(number: int, rng: random.Random) -> ExamItem:
 
 @dataclass(frozen=True)
 class ExamResult:
-    """How many answers of each topic were right."""
+    """Number of right answers by topic."""
 
     right: dict[str, int]
     asked: dict[str, int]
@@ -59,7 +59,7 @@ class ExamResult:
         return sum(self.right.values()) / sum(self.asked.values())
 
     def lines(self) -> list[str]:
-        """For a terminal: the mistakes, then a line per topic, then the whole."""
+        """Lines for a terminal: the mistakes, then one line per topic, then the total."""
         topics = [f"{topic:>10} {self.right[topic]:>4} of {count}" for topic, count in sorted(self.asked.items())]
         return [
             *self.mistakes,
@@ -69,7 +69,7 @@ class ExamResult:
 
 
 def mark(items: Iterable[ExamItem], answers: Iterable[str]) -> ExamResult:
-    """Compare answers with the right ones, whatever their case and punctuation."""
+    """Compare answers with the right ones, ignoring case and punctuation."""
     right: dict[str, int] = defaultdict(int)
     asked: dict[str, int] = defaultdict(int)
     mistakes = []

@@ -1,4 +1,4 @@
-"""The pictures of examples/: scenes that are written down rather than sampled."""
+"""The images of examples/: scenes that are specified instead of sampled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SIZE = 320
 
 
 def write_examples(directory: Path) -> None:
-    """Write each picture below its name."""
+    """Write each image under its name."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, scene in _EXAMPLES.items():
         draw(scene, random.Random(f"picture:{name}"), (_SIZE,)).save(directory / name)

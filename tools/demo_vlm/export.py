@@ -1,4 +1,4 @@
-"""The trained part as the file that ships: bf16 safetensors under the names of LLaVA checkpoints on the hub."""
+"""Writes the trained part in the file format that ships: bf16 safetensors with the names of LLaVA checkpoints on the hub."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def export(checkpoint: Path, out: Path) -> int:
         prefix = next(prefix for prefix in _NAMES if name.startswith(prefix))
         weights[_NAMES[prefix] + name.removeprefix(prefix)] = tensor.to(torch.bfloat16).contiguous()
     save_file(weights, out, metadata={"format": "pt"})
-    # It comes out readable by its owner alone.
+    # safetensors creates the file readable only by its owner.
     out.chmod(0o644)
     return out.stat().st_size

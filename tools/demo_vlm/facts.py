@@ -1,4 +1,4 @@
-"""What can be said about a scene, as a fixed list of slots with one value each: the targets of pre-training."""
+"""Facts about a scene, as a fixed list of slots with one value each: the targets of pre-training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .scenes import COLOURS, DIGITS, MAX_COUNT, POSITIONS, SHAPES, Scene
 NONE = "none"
 MIXED = "mixed"
 _COUNTS = tuple(str(count) for count in range(MAX_COUNT + 1))
-#: The values of each attribute. `none`: nothing to say it about; `mixed`: more than one answer.
+#: The values of each attribute. `none`: the subject is absent; `mixed`: there is more than one answer.
 ATTRIBUTES = {
     "count": _COUNTS,
     "colour": (NONE, MIXED, *COLOURS),
@@ -22,7 +22,7 @@ ATTRIBUTES = {
 
 @dataclass(frozen=True)
 class Slot:
-    """One fact: an attribute of a subject, as `the colour of the circle` or `the shape of what is red`."""
+    """One fact: an attribute of a subject, e.g. `the colour of the circle` or `the shape of what is red`."""
 
     subject: str
     attribute: str
@@ -44,7 +44,7 @@ SLOTS = (
 
 
 def fact_values(scene: Scene) -> list[int]:
-    """For each of SLOTS, which of its values holds in the scene."""
+    """For each of SLOTS, the index of its value in the scene."""
     return [slot.values.index(_value(slot, scene)) for slot in SLOTS]
 
 
@@ -73,7 +73,7 @@ def _value(slot: Slot, scene: Scene) -> str:
 
 
 def cell_labels(scene: Scene) -> tuple[list[int], list[int]]:
-    """What each cell of the three by three grid shows, row by row.
+    """The content of each cell of the three by three grid, row by row.
 
     Returns:
         kinds (0: nothing, then SHAPES, then DIGITS) and colours (0: nothing, then COLOURS).

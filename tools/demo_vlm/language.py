@@ -1,4 +1,4 @@
-"""The frozen language model: what it thinks of an answer, and the gradient of that with respect to the image tokens."""
+"""The frozen language model: its loss on an answer, and the gradient of the loss with respect to the image tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FrozenLanguageModel:
 
         Args:
             image_tokens: [batch, tokens, hidden].
-            opening: which of SYSTEM_PROMPTS comes before.
+            opening: index of the system prompt in SYSTEM_PROMPTS.
         """
         batch, num_image = image_tokens.shape[:2]
         keys_values = self._openings[opening]
@@ -50,14 +50,14 @@ class FrozenLanguageModel:
 
     @torch.no_grad()
     def _compute_opening(self, system_prompt: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values of what comes before the image, which are the same for every picture."""
+        """Keys and values of the tokens before the image, which are the same for every image."""
         ids = torch.tensor([self.dialogues.opening(system_prompt)])
         cache = self.model.model(input_ids=ids, use_cache=True).past_key_values
         return [(layer.keys, layer.values) for layer in cache.layers]
 
 
 def _mask(visible: torch.Tensor, past: int, num_image: int) -> torch.Tensor:
-    """Additive mask [batch, 1, image + row, past + image + row]: everything sees what comes before the rows."""
+    """Additive mask [batch, 1, image + row, past + image + row]: all tokens see everything before the rows."""
     batch, length = visible.shape[:2]
     total = num_image + length
     mask = torch.ones(batch, total, past + total, dtype=torch.bool).tril(past)

@@ -1,4 +1,4 @@
-"""Muon for small networks on a CPU, which torch.optim.Muon is not made for: it computes in bfloat16, here several times slower."""
+"""Muon for small networks on a CPU. torch.optim.Muon computes in bfloat16, which is several times slower here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ITERATIONS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose every step is made orthogonal (Jordan 2024), as large as AdamW's (Liu et al. 2025). For matrices alone."""
+    """Momentum with orthogonalized steps (Jordan 2024), as large as AdamW's (Liu et al. 2025). Only for matrices."""
 
     def __init__(self, groups: list[dict[str, Any]], momentum: float = 0.95, weight_decay: float = 0.0) -> None:
         super().__init__(groups, {"momentum": momentum, "weight_decay": weight_decay})
@@ -34,7 +34,7 @@ class Muon(torch.optim.Optimizer):
             parameter.add_(direction, alpha=-0.2 * group["lr"] * max(parameter.shape) ** 0.5)
 
     def _momentum(self, parameter: torch.nn.Parameter, momentum: float) -> torch.Tensor:
-        """Nesterov's."""
+        """Nesterov momentum."""
         state = self.state[parameter]
         if not state:
             state["mean"] = torch.zeros_like(parameter)
@@ -43,7 +43,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
-    """Matrices [count, rows, columns] with singular values near 1, by iterations of Newton and Schulz."""
+    """Matrices [count, rows, columns] with singular values near 1, computed by Newton-Schulz iterations."""
     wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
     result = wide / (wide.norm(dim=(1, 2), keepdim=True) + 1e-7)
     a, b, c = _COEFFICIENTS

@@ -1,4 +1,4 @@
-"""First two stages: the tower learns to see without a language model, some fifty times cheaper than with one."""
+"""First two stages: the tower is trained without a language model, which is about fifty times cheaper than with one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .stencils import Stencils
 from .vision import PretrainingHeads, VisionPart
 
 _LOOK_BATCH_SIZE, _BATCH_SIZE = 64, 64
-#: Crowds beside a batch of scenes, so that what was learned of single things is not lost.
+#: Crowds in addition to a batch of scenes, so that the knowledge of single items is not lost.
 _NUM_CROWDS = 16
 _NUM_PICTURES_AT_BEGIN = 256
 _RATE = 2e-3
@@ -26,7 +26,7 @@ _NUM_EXAMINED = 100
 
 
 def look(directory: Path, stencils: Stencils, num_steps: int) -> None:
-    """The first layers learn what stands in single cells."""
+    """Train the first layers to recognize the content of single cells."""
     vision, heads = new_vision()
     descent = Descent({vision.tower: _RATE}, {heads: _RATE}, num_steps)
     course = Course(directory / "look.pt", descent, _SAVE_EVERY, vision=vision, heads=heads)
@@ -41,7 +41,7 @@ def look(directory: Path, stencils: Stencils, num_steps: int) -> None:
 
 
 def pretrain(directory: Path, stencils: Stencils, num_steps: int) -> None:
-    """All layers learn to gather the facts about a scene."""
+    """Train all layers to gather the facts about a scene."""
     vision, heads = new_vision()
     descent = Descent({vision.tower: _RATE}, {heads: _RATE}, num_steps)
     course = Course(directory / "pretrain.pt", descent, _SAVE_EVERY, vision=vision, heads=heads)
@@ -59,7 +59,7 @@ def pretrain(directory: Path, stencils: Stencils, num_steps: int) -> None:
 
 
 def new_vision() -> tuple[VisionPart, PretrainingHeads]:
-    """Always the same ones."""
+    """New modules, always with the same initial weights."""
     torch.manual_seed(0)
     vision = VisionPart()
     return vision, PretrainingHeads(vision.tower.config.hidden_size)
@@ -72,7 +72,7 @@ def slot_loss(logits: list[torch.Tensor], facts: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def examine(stage: str, vision: VisionPart, heads: PretrainingHeads) -> None:
-    """Print what the heads read off pictures that are drawn rather than put together."""
+    """Print the heads' accuracy on images that are drawn, not composed from stencils."""
     batch = drawn_batch("val", _NUM_EXAMINED)
     cells = vision.cell_features(batch.pixels)
     shown = batch.patches[:, 0] > 0
@@ -86,7 +86,7 @@ def _patch_loss(logits: list[torch.Tensor], patches: torch.Tensor) -> torch.Tens
 
 
 def _slot_accuracies(logits: list[torch.Tensor], facts: torch.Tensor) -> str:
-    """Right answers per attribute, where there is something to say."""
+    """Accuracy per attribute, over slots with a value."""
     right: dict[str, list[float]] = {}
     for index, (slot, each) in enumerate(zip(SLOTS, logits, strict=True)):
         said = facts[:, index] > 0

@@ -1,4 +1,4 @@
-"""Last stage: the projector learns to turn what the tower found into the code that the language model reads."""
+"""Last stage: the projector learns to turn the tower's features into the code that the language model reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SAVE_EVERY = 50
 
 
 def project(directory: Path, stencils: Stencils, num_steps: int) -> None:
-    """Regress the code from pictures, through the tower too: as pre-training leaves it, what it found is drowned in what it saw."""
+    """Regress the code from images. The tower is trained too: after pre-training, facts are only a small part of its output."""
     codebook = Codebook().requires_grad_(False)
     load_modules(load_state(directory / "codebook.pt"), codebook=codebook)
     vision, heads = new_vision()
@@ -41,5 +41,5 @@ def project(directory: Path, stencils: Stencils, num_steps: int) -> None:
 
 
 def _distance(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """In units of the code's own variance; the free tokens are all alike and learned at once."""
+    """Mean squared distance in units of the code's own variance. The free tokens are all alike and learned at once."""
     return mse_loss(found, wanted) / wanted[:, FIRST_SLOT:].var()

@@ -1,4 +1,4 @@
-"""Questions about a scene that have one right answer, and how an answer is compared with it."""
+"""Questions about a scene with one right answer, and the comparison of answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .scenes import COLOURS, SHAPES, Item, Scene
 
 @dataclass(frozen=True)
 class Question:
-    """A question, its answer, and which kind of question it is."""
+    """A question, its answer, and its topic."""
 
     topic: str
     text: str
@@ -45,12 +45,12 @@ _DIGIT = (
     "Which digit do you see?",
 )
 _EXISTS = ("Is there a {0}?", "Is there a {0} in the picture?", "Do you see a {0}?")
-#: Where a thing can be said to be in one word; in a corner it is at two edges.
+#: Positions that one word describes. An item in a corner is at two edges.
 _PLACES = ("top", "left", "center", "right", "bottom")
 
 
 def questions(scene: Scene, rng: random.Random) -> list[Question]:
-    """All questions that the scene answers without doubt, each in one random wording."""
+    """All questions that the scene answers unambiguously, each in one random wording."""
     return [
         Question(topic, rng.choice(wordings).format(*words), answer[0].upper() + answer[1:])
         for topic, wordings, words, answer in _facts(scene, rng)
@@ -58,7 +58,7 @@ def questions(scene: Scene, rng: random.Random) -> list[Question]:
 
 
 def is_right(question: Question, answer: str) -> bool:
-    """Whether an answer is the right one, whatever its case and punctuation."""
+    """Whether an answer is right, ignoring case and punctuation."""
     return _normalise(answer) == _normalise(question.answer)
 
 

@@ -1,4 +1,4 @@
-"""Scenes of simple shapes and digits: what is in them and where, as data. Drawing them is elsewhere."""
+"""Scenes of simple shapes and digits as data: the items and their positions. Module `drawing` draws them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POSITIONS = ("top left", "top", "top right", "left", "center", "right", "bottom 
 MAX_COUNT = 5
 
 _CELL_CENTRES = (1 / 6, 1 / 2, 5 / 6)
-#: With half of the largest diameter less than half a cell: nothing reaches into another cell.
+#: Half of the largest diameter plus this is less than half a cell, so no item reaches into another cell.
 _CELL_JITTER = 0.02
 _DIAMETERS = (0.2, 0.29)
 
@@ -24,8 +24,8 @@ class Item:
 
     Attributes:
         kind: one of SHAPES or DIGITS.
-        x, y: its centre, as fractions of the picture's width and height.
-        size: its diameter, as a fraction of the picture's shorter edge.
+        x, y: the centre, as fractions of the image's width and height.
+        size: the diameter, as a fraction of the image's shorter edge.
     """
 
     kind: str
@@ -37,13 +37,13 @@ class Item:
 
     @property
     def position(self) -> str:
-        """The cell of the grid that holds its centre."""
+        """The cell of the grid that contains the centre."""
         return POSITIONS[3 * min(2, int(self.y * 3)) + min(2, int(self.x * 3))]
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What a picture shows. `dark` is the background: black things need a light one."""
+    """The content of an image. `dark`: the background is dark, so no item is black."""
 
     items: tuple[Item, ...]
     dark: bool
@@ -61,14 +61,14 @@ class Scene:
 
 
 def sample_scene(rng: random.Random) -> Scene:
-    """A random scene: different shapes in different places, a number of alike ones, or a digit."""
+    """A random scene: different shapes in different places, several similar shapes, or one digit."""
     dark = rng.random() < 0.2
     sample = rng.choices((_few_different, _several_alike, _one_digit), weights=(35, 33, 32))[0]
     return Scene(sample(rng, _colours_on(dark)), dark)
 
 
 def sample_crowd(rng: random.Random) -> Scene:
-    """A thing of any kind in almost every cell: nothing that one would ask about, but much to learn from."""
+    """A random item in almost every cell. It suits no question, but gives much to learn from."""
     dark = rng.random() < 0.2
     colours = _colours_on(dark)
     kinds = rng.choices((DIGITS, SHAPES, ("",)), weights=(50, 35, 15), k=len(POSITIONS))
@@ -105,12 +105,12 @@ def _several_alike(rng: random.Random, colours: list[str]) -> tuple[Item, ...]:
 
 
 def _one_digit(rng: random.Random, colours: list[str]) -> tuple[Item, ...]:
-    """A digit anywhere, upright but for a slight turn."""
+    """A digit anywhere, upright except for a slight rotation."""
     return (place(rng, rng.choice(DIGITS), rng.choice(colours), rng.randrange(9)),)
 
 
 def place(rng: random.Random, kind: str, colour: str, cell: int) -> Item:
-    """An item somewhere in a cell, which it does not leave."""
+    """An item inside a cell, at a random offset that does not leave the cell."""
     x = _CELL_CENTRES[cell % 3] + rng.uniform(-_CELL_JITTER, _CELL_JITTER)
     y = _CELL_CENTRES[cell // 3] + rng.uniform(-_CELL_JITTER, _CELL_JITTER)
     turn = {"circle": 0, "triangle": 12, "square": 10, "star": 18, "cross": 10}.get(kind, 8)

@@ -1,7 +1,7 @@
-"""Cells cut out of real drawings, of which pictures are put together by the hundred: drawing each anew costs more than training.
+"""Cells cut out of real drawings, from which images are composed by the hundred: drawing each image would cost more than training.
 
-A stencil says how much of each pixel of its cell an item covers, after the drawing was resized as SigLIP does it. Resizing is
-linear, so that a shade laid on a ground through it gives the picture that drawing in that shade would have given.
+A stencil says how much of each pixel of its cell an item covers, after the drawing was resized like SigLIP does it. Resizing is
+linear, so a shade blended onto a background through the stencil gives the same image as drawing in that shade.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from .scenes import DIGITS, POSITIONS, SHAPES, Scene, place
 
 _KINDS = SHAPES + DIGITS
 _SIZES = (96, 112, 128, 160, 192, 224, 256, 320)
-#: Of each kind.
+#: Number of stencils of each kind.
 _COUNT = 2000
 _BLACK, _WHITE = (0, 0, 0), (255, 255, 255)
 
 
 class Stencils:
-    """So many stencils of each kind, uint8 [kinds, count, CELL_SIZE, CELL_SIZE]."""
+    """The stencils of each kind, uint8 [kinds, count, CELL_SIZE, CELL_SIZE]."""
 
     def __init__(self, masks: torch.Tensor) -> None:
         self._masks = masks
 
     @classmethod
     def load(cls, path: Path) -> Stencils:
-        """From a file, which is made where there is none."""
+        """Load from a file, which is created if it does not exist."""
         if not path.is_file():
             torch.save(_cut(_COUNT, random.Random("stencils")), path)
         return cls(torch.load(path))
 
     def compose(self, scenes: list[Scene], rng: random.Random) -> torch.Tensor:
-        """Pictures of scenes, float32 [scenes, 3, IMAGE_SIZE, IMAGE_SIZE] in -1 ... 1; items vary within their cells."""
+        """Images of scenes, float32 [scenes, 3, IMAGE_SIZE, IMAGE_SIZE] from -1 to 1; items vary within their cells."""
         generator = torch.Generator().manual_seed(rng.getrandbits(60))
         grounds = torch.tensor([background(scene.dark, rng) for scene in scenes], dtype=torch.float32)
         cover = torch.zeros(len(scenes), CELLS**2, CELL_SIZE, CELL_SIZE)
@@ -72,7 +72,7 @@ def _cut_one(kind: str, rng: random.Random) -> torch.Tensor:
 
 
 def _side_by_side(cells: torch.Tensor) -> torch.Tensor:
-    """Cells [batch, cells, 3, size, size] as pictures [batch, 3, IMAGE_SIZE, IMAGE_SIZE]."""
+    """From cells [batch, cells, 3, size, size] to images [batch, 3, IMAGE_SIZE, IMAGE_SIZE]."""
     rows = cells.view(-1, CELLS, CELLS, 3, CELL_SIZE, CELL_SIZE)
     return rows.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, IMAGE_SIZE, IMAGE_SIZE)
 

@@ -1,4 +1,4 @@
-"""The part that is trained: a small SigLIP tower and LLaVA's projector, with heads that only pre-training needs."""
+"""The part that is trained: a small SigLIP tower and LLaVA's projector, with heads for pre-training only."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .scenes import COLOURS, DIGITS, SHAPES
 
 TEXT_HIDDEN_SIZE = 576
 NUM_IMAGE_TOKENS = GRID**2
-#: The image tokens that carry the facts, one each; those before them are free.
+#: The image tokens from this one on carry one fact each. Those before it are free.
 FIRST_SLOT = NUM_IMAGE_TOKENS - len(SLOTS)
-#: After so many layers each patch knows what stands in its cell.
+#: After this many layers each patch knows the content of its cell.
 NUM_CELL_LAYERS = 3
 
 
@@ -33,7 +33,7 @@ def vision_config() -> SiglipVisionConfig:
 
 
 class VisionPart(nn.Module):
-    """Pixels [batch, 3, size, size] to what the language model sees, [batch, NUM_IMAGE_TOKENS, TEXT_HIDDEN_SIZE]."""
+    """From pixels [batch, 3, size, size] to the language model's input, [batch, NUM_IMAGE_TOKENS, TEXT_HIDDEN_SIZE]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,11 +49,11 @@ class VisionPart(nn.Module):
         )
 
     def cell_features(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Hidden states after the layers that look into cells, [batch, patches, hidden]."""
+        """Hidden states after the layers for single cells, [batch, patches, hidden]."""
         return self._run(self.tower.embeddings(pixels), 0, NUM_CELL_LAYERS)
 
     def fact_features(self, cell_features: torch.Tensor) -> torch.Tensor:
-        """Hidden states after all layers, from those that cell_features gave."""
+        """Hidden states after all layers, computed from the result of cell_features."""
         return self._run(cell_features, NUM_CELL_LAYERS, len(self.tower.encoder.layers))
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,7 @@ class VisionPart(nn.Module):
 
 
 class PretrainingHeads(nn.Module):
-    """Read facts off single image tokens, and off each patch what stands in its cell."""
+    """Predict a fact from each image token, and the content of its cell from each patch."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class PretrainingHeads(nn.Module):
         self.patches = nn.ModuleList(nn.Linear(hidden_size, count) for count in (1 + len(SHAPES) + len(DIGITS), 1 + len(COLOURS)))
 
     def slot_logits(self, fact_features: torch.Tensor) -> list[torch.Tensor]:
-        """For each slot, logits of its values, [batch, values]."""
+        """For each slot, the logits of its values, [batch, values]."""
         normed = self.slot_norm(fact_features)
         return [head(normed[:, FIRST_SLOT + index]) for index, head in enumerate(self.slots)]
 

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the settings classes: `make docs`. `--check` only says whether it is up to date."""
+"""Writes docs/configuration.md from the settings classes: `make docs`. With `--check` it only reports whether it is up to date."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from triptych_common.settings import DEFAULT_MODEL, GrpcServiceSettings, Service
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "docs" / "configuration.md"
 
-#: Defaults that depend on the machine: (service, setting) -> what the document says.
+#: Defaults that depend on the machine: (service, setting) -> text in the document.
 _MACHINE_DEFAULTS = {
     ("frontend", "num_tokenizer_threads"): "4, or the cores if fewer",
     ("frontend", "num_media_threads"): "2, or the cores if fewer",
@@ -72,12 +72,12 @@ def document() -> str:
 
 
 def _own(cls: type[ServiceSettings]) -> list[str]:
-    """The settings that a class declares itself, in place of inheriting them."""
+    """The settings that a class declares itself and does not inherit."""
     return [name for name in cls.model_fields if name in cls.__annotations__]
 
 
 def _shared(cls: type[ServiceSettings]) -> list[str]:
-    """The settings of a base class. Each service has a port of its own."""
+    """The settings of a base class, without the port, which each service declares itself."""
     return [name for name in _own(cls) if name != "port"]
 
 
@@ -86,7 +86,7 @@ def _serve_rows() -> Iterator[str]:
     yield "|---|---|---|"
     for name, annotation in typing.get_type_hints(serve, include_extras=True).items():
         about = next((part for part in getattr(annotation, "__metadata__", ()) if hasattr(part, "help")), None)
-        if about is None:  # the context, and what is returned
+        if about is None:  # the context, and the return type
             continue
         is_argument = isinstance(about, typer.models.ArgumentInfo)
         text = f"{about.help}  [default: {DEFAULT_MODEL}]" if is_argument else str(about.help)
@@ -114,10 +114,10 @@ def _is_bytes(info: FieldInfo) -> bool:
 
 
 def _metadata(annotation: Any, outer: list[Any]) -> Iterator[Any]:
-    """What is attached to a field's type, or to a type within it: constraints and validators."""
+    """The constraints and validators of a field's type, and of types inside it."""
     yield from outer
     for part in getattr(annotation, "__metadata__", ()):
-        # A Field inside of Annotated carries its own constraints.
+        # A Field inside Annotated carries its own constraints.
         yield from part.metadata if isinstance(part, FieldInfo) else [part]
     for inside in typing.get_args(annotation):
         if typing.get_origin(annotation) is not typing.Literal:
@@ -125,7 +125,7 @@ def _metadata(annotation: Any, outer: list[Any]) -> Iterator[Any]:
 
 
 def _type(info: FieldInfo) -> str:
-    """A type for people, with its range."""
+    """A readable type, with its range."""
     bounds = {name: value for part in _metadata(info.annotation, info.metadata) for name, value in _bounds(part)}
     if _is_bytes(info):
         return f"bytes, at most {_size(bounds['le'])}" if "le" in bounds else "bytes"
@@ -142,7 +142,7 @@ def _number(value: float) -> str:
 
 
 def _size(value: float) -> str:
-    """Bytes, in the largest unit that divides them."""
+    """A number of bytes, in the largest unit that divides it."""
     units = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
     return next((f"{int(value) // size} {name}" for size, name in units if value % size == 0), f"{value} bytes")
 
@@ -179,7 +179,7 @@ def _default(name: str, info: FieldInfo) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; end with 1 where the page is out of date")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the page is out of date")
     wanted, there = document(), FILE.read_text(encoding="utf-8") if FILE.is_file() else ""
     if not parser.parse_args().check:
         FILE.write_text(wanted, encoding="utf-8")

@@ -35,7 +35,7 @@ _NAMED = re.compile(r"(?:\]\(([^)\s]+)\)|`([^`\s]+\.\w+)`):((?:,? `[A-Za-z_][\w.
 
 @dataclass(frozen=True)
 class Problem:
-    """A reference that leads nowhere."""
+    """A broken reference."""
 
     file: Path
     line: int
@@ -46,7 +46,7 @@ class Problem:
 
 
 def markdown_files(root: Path) -> list[Path]:
-    """The Markdown files that git tracks or would track, relative to the repository."""
+    """The Markdown files that git tracks, or would track, relative to the repository."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", "*.md"]
     output = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
     return [Path(line) for line in output.splitlines() if (root / line).is_file()]
@@ -56,7 +56,7 @@ def problems(root: Path, files: list[Path]) -> list[Problem]:
     """The broken references of these files, in order.
 
     Args:
-        root: the repository. No link may lead out of it.
+        root: the repository. No link may lead outside of it.
         files: relative to the root.
     """
     return [problem for file in files for problem in _problems_of(root.resolve(), file)]
@@ -80,12 +80,12 @@ def _problems_of(root: Path, file: Path) -> Iterator[Problem]:
 
 
 def _blanked(text: str, pattern: re.Pattern[str]) -> str:
-    """The text with what matches replaced by spaces, so that places stay where they are."""
+    """The text with all matches replaced by spaces, so that positions do not change."""
     return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
 def _link_problem(root: Path, file: Path, target: str) -> str:
-    """What is wrong with a link; empty when nothing is."""
+    """The problem with a link; empty if there is none."""
     if re.match(r"[a-z][a-z0-9+.-]*:|//", target, re.IGNORECASE):
         return ""
     path, _, anchor = target.partition("#")
@@ -100,7 +100,7 @@ def _link_problem(root: Path, file: Path, target: str) -> str:
 
 
 def _path_problem(root: Path, code: str) -> str:
-    """What is wrong with a path in code; empty when it is none, or exists."""
+    """The problem with a path in code; empty if it is not a path or the path exists."""
     if not _PATH.fullmatch(code):
         return ""
     missing = [path for path in _expanded(code) if not any(root.glob(path.rstrip("/")))]
@@ -108,7 +108,7 @@ def _path_problem(root: Path, code: str) -> str:
 
 
 def _name_problem(root: Path, file: Path, link: str, code: str, names: str) -> str:
-    """What is wrong with the names beside a path; empty when the file has them all, or is not in the repository."""
+    """The problem with the names beside a path; empty if the file has all of them or is not in the repository."""
     path = (root / file.parent / link.partition("#")[0]).resolve() if link else root / code
     if not path.is_file():
         return ""
@@ -120,20 +120,20 @@ def _name_problem(root: Path, file: Path, link: str, code: str, names: str) -> s
 
 
 def _expanded(pattern: str) -> list[str]:
-    """`a/{b,c}.py` as `a/b.py` and `a/c.py`."""
+    """Brace expansion: `a/{b,c}.py` becomes `a/b.py` and `a/c.py`."""
     parts = [part.split(",") for part in re.split(r"[{}]", pattern)]
-    # Between braces stand alternatives; outside of them a comma is only a comma.
+    # Commas separate alternatives only inside braces.
     choices = [part if number % 2 else [",".join(part)] for number, part in enumerate(parts)]
     return ["".join(choice) for choice in itertools.product(*choices)]
 
 
 @cache
 def anchors(file: Path) -> frozenset[str]:
-    """The anchors of a Markdown file: of its headings, as GitHub makes them, and those given in HTML."""
+    """The anchors of a Markdown file: those that GitHub makes from headings, and those given in HTML."""
     text = _blanked(file.read_text(encoding="utf-8"), _FENCE)
     found: set[str] = set(_HTML_ANCHOR.findall(text))
     for heading in _HEADING.findall(text):
-        # Of a link its text counts, of code what stands inside.
+        # For a link take its text, for code take its content.
         plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
         number = next(number for number in itertools.count() if _numbered(slug, number) not in found)

@@ -1,1 +1,1 @@
-"""Getting models onto this machine."""
+"""Fetching and converting models."""

@@ -1,7 +1,7 @@
-"""A GGUF file as an ordinary checkpoint directory: `python -m triptych_cli.models.convert_gguf FILE.gguf DIRECTORY`.
+"""Converts a GGUF file to an ordinary checkpoint directory: `python -m triptych_cli.models.convert_gguf FILE.gguf DIRECTORY`.
 
-A program of its own, because torch and the weights would stay in the memory of a supervisor that only needs them once.
-Quantised tensors are dequantised by transformers and kept as bf16.
+This is a separate program, because torch and the weights would stay in the memory of a supervisor that needs them only once.
+transformers dequantizes quantized tensors; they are stored as bf16.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: `tokenizer.ggml.pre` of vocabularies that take each digit alone. GGUF only names the splitting, and transformers takes GPT-2's.
+#: `tokenizer.ggml.pre` of vocabularies that split numbers into digits. GGUF only names the splitting; transformers uses GPT-2's.
 _SPLITS_DIGITS = ("smollm",)
 
 
@@ -20,7 +20,7 @@ def convert(gguf: Path, out: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    # A fresh model from the cleaned configuration: the loaded one would save that it was quantised.
+    # Create a new model from the cleaned configuration: the loaded model would save that it was quantized.
     model = type(loaded)(type(loaded.config)(**_clean(loaded.config.to_dict())))
     model.load_state_dict(loaded.state_dict())
     model.to(torch.bfloat16)
@@ -43,13 +43,13 @@ def _convert_tokenizer(gguf: Path, max_length: int) -> Any:
 
 
 def _clean(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration less what is about the GGUF file, with numbers as they were before they were stored in 32 bits."""
+    """The configuration without entries about the GGUF file, with the original values of numbers that were stored in 32 bits."""
     kept = {key: _shortest(value) for key, value in config.items() if key != "quantization_config" and not key.startswith("_")}
     return kept | {"dtype": "bfloat16"}
 
 
 def _shortest(value: Any) -> Any:
-    """9.999999747378752e-06 as 1e-05: the shortest decimal that is the same 32-bit number."""
+    """The shortest decimal number that is the same 32-bit number, e.g. 1e-05 for 9.999999747378752e-06."""
     import numpy as np
 
     if isinstance(value, dict):

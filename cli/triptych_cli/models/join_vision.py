@@ -1,10 +1,11 @@
-"""A text model and a vision part as one LLaVA checkpoint: `python -m triptych_cli.models.join_vision TEXT VISION_PART DIRECTORY`.
+"""Joins a text model and a vision part to a LLaVA checkpoint: `python -m triptych_cli.models.join_vision TEXT VISION_PART
+DIRECTORY`.
 
-The weights of the text model stay as they are, and so do its vocabulary and the prompts of conversations without pictures. The
-image token takes the place of a reserved one that the text model was never taught: its embedding is always replaced by the
-picture's, and with no new row no logit changes.
+The text model's weights and vocabulary stay the same, and so do prompts of conversations without images. The image token replaces a
+reserved token on which the text model was never trained: its embedding is always replaced by the image's. No row is added, so no
+logit changes.
 
-A program of its own for the reason that `convert_gguf` is one.
+This is a separate program for the same reason as `convert_gguf`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: Weights of a vision part, under the names that LLaVA checkpoints have on the hub.
+#: Weights of a vision part, with the names of LLaVA checkpoints on the hub.
 VISION_WEIGHTS = "vision.safetensors"
 _TEMPLATE = "chat_template.jinja"
 _PROCESSOR = "processor_config.json"
@@ -43,7 +44,7 @@ def join(text_model: Path, vision_part: Path, out: Path) -> None:
 
 
 def rename_token(tokenizer: dict[str, Any], token_id: int, name: str) -> dict[str, Any]:
-    """A tokenizer.json in which the special token of that id has another name. Raises ValueError where there is none."""
+    """A tokenizer.json in which the special token with this id has another name. Raises ValueError if there is no such token."""
     entry = next((token for token in tokenizer["added_tokens"] if token["id"] == token_id and token["special"]), None)
     if entry is None:
         raise ValueError(f"token {token_id} is no special token, so it cannot become {name}")

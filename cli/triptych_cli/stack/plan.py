@@ -20,7 +20,7 @@ from triptych_cli.stack.supervisor import STOP_GRACE_S, ServiceSpec
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of `triptych serve`; None where the service's own default holds."""
+    """Options of `triptych serve`; None means the service's own default."""
 
     model: str
     host: str | None = None
@@ -38,7 +38,7 @@ class ServeOptions:
     log_format: str | None = None
 
     def flags(self, service: str) -> dict[str, object]:
-        """The flags that these options are for one service."""
+        """The flags of one service that follow from these options."""
         common = {"--log-level": self.log_level, "--log-format": self.log_format}
         model = {"--model": self.model, "--served-model-name": self.served_model_name, "--max-model-len": self.max_model_len}
         own: dict[str, dict[str, object]] = {
@@ -50,43 +50,43 @@ class ServeOptions:
         return {**common, **own[service]}
 
     def num_replicas(self, service: str) -> int:
-        """How many of a service to start."""
+        """Number of instances of a service to start."""
         return {"engine": self.engines, "encoder": self.encoders, "frontend": self.frontends}.get(service, 1)
 
 
 @dataclass(frozen=True)
 class Service:
-    """One service that is going to run here."""
+    """One service that will run on this machine."""
 
     #: engine, encoder, frontend or gateway.
     kind: str
-    #: The kind, with a number where there are several.
+    #: The kind, with a number if there are several.
     name: str
     args: tuple[str, ...]
     settings: ServiceSettings
 
     @property
     def address(self) -> str:
-        """host:port at which the others reach it."""
+        """host:port where the other services reach it."""
         return f"{connect_host(self.settings.host)}:{self.settings.port}"
 
 
-#: Service -> flag by which it is told of services -> which ones.
+#: Service -> its flag with the addresses of other services -> the kind of these services.
 _TOLD = {
     "engine": {"--encoder-addresses": "encoder"},
     "frontend": {"--engine-addresses": "engine", "--encoder-addresses": "encoder"},
     "gateway": {"--frontend-addresses": "frontend"},
 }
-#: The ports of the second service of a kind are those of the first plus this, and so on.
+#: The ports of the second service of a kind are those of the first plus this number, and so on.
 _REPLICA_PORT_STEP = 10
 
 
 def plan(options: ServeOptions, given: ServiceArgs, with_encoder: bool) -> list[Service]:
-    """Settle the flags of each service, in the order of their start.
+    """Determine the flags of each service, in start order.
 
     Args:
-        given: flags for single services, without their names; they win over the options.
-        with_encoder: start one, as the model takes more than text; see `needs_encoder`.
+        given: flags for single services, without the services' names. They override the options.
+        with_encoder: start an encoder, because the model takes more than text; see `needs_encoder`.
 
     Raises:
         CommandError: a service would refuse its settings.
@@ -99,7 +99,7 @@ def plan(options: ServeOptions, given: ServiceArgs, with_encoder: bool) -> list[
             if with_encoder:
                 flags["--num-threads-while-encoding"] = _cores_beside_encoder(options.engines, given)
         if kind == "encoder" and not with_encoder:
-            # Checked all the same: whether a setting is wrong does not depend on the model.
+            # Check the settings anyway: whether they are valid does not depend on the model.
             parse_settings(kind, [*given.get(kind, []), "--model", options.model])
             continue
         for flag, told in _TOLD.get(kind, {}).items():
@@ -111,7 +111,7 @@ def plan(options: ServeOptions, given: ServiceArgs, with_encoder: bool) -> list[
 
 
 def _cores_of_each(num_engines: int, given: ServiceArgs) -> int | None:
-    """The compute threads of each of several engines, which share the cores; None where that was settled otherwise."""
+    """The compute threads of each of several engines, which share the cores; None if a setting determines them."""
     settings = parse_settings("engine", given.get("engine", []))
     if num_engines == 1 or getattr(settings, "num_threads", None) is not None or getattr(settings, "device", "").startswith("cuda"):
         return None
@@ -119,7 +119,7 @@ def _cores_of_each(num_engines: int, given: ServiceArgs) -> int | None:
 
 
 def _cores_beside_encoder(num_engines: int, given: ServiceArgs) -> int | None:
-    """What the encoder's threads leave of the cores for each engine beside it; None where that was settled otherwise."""
+    """The compute threads of each engine while an encoder uses the other cores; None if a setting determines them."""
     engine, encoder = (parse_settings(name, given.get(name, [])) for name in ("engine", "encoder"))
     if getattr(engine, "num_threads_while_encoding", None) is not None or getattr(encoder, "device", "").startswith("cuda"):
         return None
@@ -129,7 +129,7 @@ def _cores_beside_encoder(num_engines: int, given: ServiceArgs) -> int | None:
 
 
 def needs_encoder(path: Path, given: ServiceArgs) -> bool:
-    """Whether to start an encoder: the model in this directory has towers, and the frontend was not told of encoders elsewhere."""
+    """Whether to start an encoder: the model has towers, and the frontend has no addresses of other encoders."""
     frontend = parse_settings("frontend", given.get("frontend", []))
     return has_towers(path) and not getattr(frontend, "encoder_addresses", ())
 
@@ -143,7 +143,7 @@ def _settle(kind: str, name: str, number: int, flags: Mapping[str, object], give
     if number:
         args = _moved(args, settings, number * _REPLICA_PORT_STEP)
         settings = parse_settings(kind, args)
-    # Port 0 is any free port. The others must know which, so it is chosen here.
+    # Port 0 means any free port. It is chosen here, because the other services must know it.
     if settings.port == 0:
         args = [*_without(args, "--port"), "--port", str(free_port(settings.host))]
         if isinstance(settings, GrpcServiceSettings) and settings.control_port is None:
@@ -153,7 +153,7 @@ def _settle(kind: str, name: str, number: int, flags: Mapping[str, object], give
 
 
 def _moved(args: Sequence[str], settings: ServiceSettings, step: int) -> list[str]:
-    """The arguments of a further service of its kind: with ports of its own. Port 0 stays, any free one."""
+    """The arguments of a further service of the same kind, with its own ports. Port 0 stays, because it means any free port."""
     moved = [*args]
     for flag, field in (("--port", "port"), ("--control-port", "control_port"), ("--metrics-port", "metrics_port")):
         port = getattr(settings, field, None)
@@ -163,7 +163,7 @@ def _moved(args: Sequence[str], settings: ServiceSettings, step: int) -> list[st
 
 
 def _without(args: Sequence[str], flag: str) -> list[str]:
-    """The arguments less a flag and its value."""
+    """The arguments without a flag and its value."""
     rest: list[str] = []
     queue = list(args)
     while queue:
@@ -179,7 +179,7 @@ _PORT_FLAGS = {"engine": "--engine-port", "encoder": "--encoder-port", "frontend
 
 
 def port_claims(services: Sequence[Service]) -> list[PortClaim]:
-    """All ports that will be listened on."""
+    """All ports that the services will listen on."""
     claims = []
     for service in services:
         settings = service.settings
@@ -194,14 +194,14 @@ def port_claims(services: Sequence[Service]) -> list[PortClaim]:
 
 
 def spec(service: Service) -> ServiceSpec:
-    """How to run a service as a process of its own."""
+    """How to run a service as a separate process."""
     settings = service.settings
     if isinstance(settings, GrpcServiceSettings):
         is_ready = grpc_ready(f"{connect_host(settings.control_host)}:{settings.resolved_control_port}")
     else:
         is_ready = http_ready(connect_host(settings.host), settings.port)
     argv = [sys.executable, "-m", f"triptych_{service.kind}", *service.args]
-    # Text is served without the encoder.
+    # Text can be served without the encoder.
     is_essential = service.kind != "encoder"
     stop_grace_s = settings.shutdown_grace_s + STOP_GRACE_S
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

@@ -1,4 +1,4 @@
-"""Ports on this machine: is one free, and which one is."""
+"""Ports on this machine: checks whether a port is free, and finds free ports."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 
 from triptych_cli.errors import CommandError
 
-#: By `free_port`, in this process.
+#: Ports that `free_port` has returned in this process.
 _returned: set[int] = set()
 
 
 @dataclass(frozen=True)
 class PortClaim:
-    """A port that a service is going to listen on."""
+    """A port that a service will listen on."""
 
     service: str
     host: str
     port: int
-    #: What moves it.
+    #: The flag that changes it.
     flag: str
 
 
 def check_ports(claims: Iterable[PortClaim]) -> None:
-    """Raise CommandError, one line naming service, port and flag, when a port is taken or two services want the same one."""
+    """Raise CommandError when a port is taken or two services claim the same one. The message names service, port and flag."""
     first: dict[int, PortClaim] = {}
     for claim in claims:
         other = first.setdefault(claim.port, claim)
@@ -53,7 +53,7 @@ def _check(claim: PortClaim) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on now. Each call returns another one: the first is free until its service listens."""
+    """A free port. Each call returns a different one, because a port stays free until its service listens."""
     while True:
         with _bind(host, 0) as listener:
             port = int(listener.getsockname()[1])
@@ -66,7 +66,7 @@ def _bind(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     listener = socket.socket(family, kind, protocol)
     try:
-        # A port that only waits for late packets of closed connections is free, and servers take it.
+        # A port that only waits for late packets of closed connections counts as free; servers can bind it.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except BaseException:
@@ -76,6 +76,6 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def connect_host(listen_host: str) -> str:
-    """The address at which this machine reaches what listens there."""
+    """The host by which this machine connects to a service that listens on `listen_host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(listen_host, listen_host)  # noqa: S104
     return f"[{host}]" if ":" in host else host

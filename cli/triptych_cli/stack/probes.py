@@ -1,6 +1,7 @@
-"""Is a service ready? By gRPC health on its control port, by `GET /ready` for the gateway.
+"""Readiness probes: gRPC health on the control port, and `GET /ready` for the gateway.
 
-As a program it is the health check of containers: `python -m triptych_cli.stack.probes grpc://HOST:PORT` ends with 0 when ready.
+Run as a program, this is the health check of containers: `python -m triptych_cli.stack.probes grpc://HOST:PORT` exits with 0 when
+the service is ready.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _TIMEOUT_S = 2.0
 
 
 def grpc_ready(address: str) -> Callable[[], Awaitable[bool]]:
-    """Asks grpc.health.v1 at `host:port` for `readiness`."""
+    """A probe that checks `readiness` with grpc.health.v1 at `host:port`."""
 
     async def is_ready() -> bool:
         async with open_channel(address) as channel:
@@ -34,7 +35,7 @@ def grpc_ready(address: str) -> Callable[[], Awaitable[bool]]:
 
 
 def http_ready(host: str, port: int) -> Callable[[], Awaitable[bool]]:
-    """Asks `GET /ready` for a 200."""
+    """A probe that expects a 200 from `GET /ready`."""
 
     async def is_ready() -> bool:
         try:
@@ -47,7 +48,7 @@ def http_ready(host: str, port: int) -> Callable[[], Awaitable[bool]]:
 
 
 async def _get(host: str, port: int, path: str) -> int:
-    """The status of a GET. By hand: an HTTP client would be asked to skip proxies, pools and redirects, and to be installed."""
+    """The status of a GET request, without an HTTP client: it would be a dependency, with proxies and pools to turn off."""
     reader, writer = await asyncio.open_connection(host.strip("[]"), port)
     try:
         writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
@@ -61,7 +62,7 @@ async def _get(host: str, port: int, path: str) -> int:
 
 
 def main(url: str) -> int:
-    """The exit code for one service, named by grpc://host:port or http://host:port."""
+    """The exit code for one service, given as grpc://host:port or http://host:port."""
     scheme, _, address = url.partition("://")
     host, _, port = address.rpartition(":")
     probe = grpc_ready(address) if scheme == "grpc" else http_ready(host, int(port))

@@ -12,23 +12,23 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-#: How many of a child's last lines are kept for the report of its death.
+#: How many of a child's last lines are kept for the report after it dies.
 NUM_LAST_LINES = 20
 #: Longer lines are cut here, in bytes.
 MAX_LINE_BYTES = 16 * 1024
 _TETHER = str(Path(__file__).with_name("tether.py"))
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-#: Time to read what a dead child left in its pipe, in seconds.
+#: Longest time to read the rest of a dead child's output, in seconds.
 _DRAIN_S = 1.0
 
 
 class ChildProcess:
     """A running program whose standard output and error are read as lines.
 
-    It leads a session of its own, so that a terminal's Ctrl-C reaches only the supervisor, and dies with the supervisor.
+    It leads its own session, so that a terminal's Ctrl-C reaches only the supervisor. It dies with the supervisor.
 
     Args:
-        on_line: gets each line without its end, as soon as it is there.
+        on_line: called with each line, without the line end, as soon as it is complete.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, output: int, on_line: Callable[[str], None]) -> None:
@@ -45,7 +45,7 @@ class ChildProcess:
         Args:
             env: the whole environment of the program.
         """
-        # Not asyncio's own pipe: its `wait` returns only when that is closed, and a grandchild may hold it open for ever.
+        # Not asyncio's own pipe: with it `wait` returns only when the pipe is closed, and a grandchild may keep it open forever.
         output, write_end = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -69,19 +69,19 @@ class ChildProcess:
 
     @property
     def last_lines(self) -> list[str]:
-        """The last lines that it wrote, oldest first."""
+        """The last lines of the output, oldest first."""
         return list(self._last_lines)
 
     async def wait(self) -> int:
-        """Wait for its end and the last of its output; returns the exit code, or minus the signal's number."""
+        """Wait for the end of the process and of its output. Returns the exit code, or minus the signal's number."""
         return await asyncio.shield(self._end)
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it and what it started, at once."""
+        """Kill the process and its children at once."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -94,7 +94,7 @@ class ChildProcess:
 
     async def _await_end(self) -> int:
         code = await self._process.wait()
-        # What it started and did not end is in its process group.
+        # Remaining child processes are in the same process group.
         self._signal_group(signal.SIGKILL)
         await asyncio.wait([self._reader], timeout=_DRAIN_S)
         self._reader.cancel()
@@ -125,7 +125,7 @@ class ChildProcess:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words: `exit code 1` or `SIGKILL`."""
+    """An exit code as text: `exit code 1` or `SIGKILL`."""
     if code >= 0:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):

@@ -1,6 +1,6 @@
 """Settings of the services on the command line: `--engine.max-num-seqs 64` becomes a flag of the engine.
 
-The flags of a service are the fields of its settings class, which also checks them, so nothing is said twice.
+The flags of a service are the fields of its settings class, which also checks them. So nothing is defined twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from triptych_common.settings import ServiceSettings, startup_error
 
 from triptych_cli.errors import CommandError
 
-#: In the order of their start: each needs some of those before it.
+#: In start order: each service needs some of the earlier ones.
 SERVICES = ("encoder", "engine", "frontend", "gateway")
 ServiceArgs = dict[str, list[str]]
 
@@ -30,10 +30,10 @@ def settings_class(service: str) -> type[ServiceSettings]:
 
 
 def split_service_args(args: Sequence[str]) -> tuple[list[str], ServiceArgs]:
-    """Take the flags of the services out of a command line.
+    """Take the flags of single services out of a command line.
 
     Returns:
-        what is left, and for each service its own flags, without the service's name.
+        the remaining arguments, and for each service its own flags, without the service's name.
 
     Raises:
         CommandError: a service has no such setting, or its value is missing.
@@ -80,7 +80,7 @@ def _is_bool(annotation: object) -> bool:
 
 
 def parse_settings(service: str, args: Sequence[str]) -> ServiceSettings:
-    """The settings that a service will have with these flags and this environment. Raises CommandError where it would refuse."""
+    """The settings of a service with these flags and this environment. Raises CommandError if the service would refuse them."""
     try:
         return CliApp.run(settings_class(service), cli_args=list(args), cli_exit_on_error=False)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Starts the services as processes of this machine, keeps them running, and stops them without leaving one behind."""
+"""Starts the services as processes on this machine, keeps them running, and stops all of them at the end."""
 
 from __future__ import annotations
 
@@ -13,55 +13,56 @@ from typing import Protocol
 
 from triptych_cli.stack.process import ChildProcess, describe_exit
 
-#: This many deaths of one essential service within this time end everything.
+#: If an essential service dies this many times within this time, everything stops.
 MAX_DEATHS = 3
 DEATH_WINDOW_S = 60.0
-#: One that is not essential is started again all the same, after so many seconds more with each further death, up to the second.
+#: A service that is not essential is restarted anyway. The pause before a restart grows by the first value with each further death,
+#: up to the second value; in seconds.
 RESTART_PAUSE_S, MAX_RESTART_PAUSE_S = 2.0, 15.0
-#: Time for a service to end after SIGTERM, beside that for its requests, in seconds.
+#: Time for a service to end after SIGTERM, in addition to the time for its requests, in seconds.
 STOP_GRACE_S = 15.0
 #: Pause between two readiness probes, in seconds.
 PROBE_INTERVAL_S = 0.1
-#: `timeout` and some terminals send one signal twice: what follows within this time is not a second wish, in seconds.
+#: `timeout` and some terminals send a signal twice. A signal within this time after the first is ignored, in seconds.
 _SAME_SIGNAL_S = 0.5
 
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """What to run, and how to see that it is ready."""
+    """How to run a service, and how to check that it is ready."""
 
     name: str
     argv: Sequence[str]
     #: The whole environment of the process.
     env: Mapping[str, str]
-    #: True once the service takes requests. May raise OSError, which means no.
+    #: True once the service takes requests. May raise OSError, which means that it does not.
     is_ready: Callable[[], Awaitable[bool]]
-    #: Whether the others are of no use without it. One that is not may end before it is ready, and is then left alone, or die
-    #: often, and is then started again after a pause.
+    #: Whether the other services are useless without it. A service that is not essential may end before it is ready; it is then not
+    #: restarted. It may also die often; it is then restarted after a pause.
     is_essential: bool = True
-    #: Services of one group stand in for each other: none is essential while another one is there. Empty for a service alone.
+    #: Services of one group replace each other: none is essential while another one runs. Empty if there is no replacement.
     group: str = ""
-    #: Time for it to end after SIGTERM, in seconds; then comes SIGKILL.
+    #: Time to end after SIGTERM, in seconds. Then SIGKILL follows.
     stop_grace_s: float = STOP_GRACE_S
 
 
 class Reporter(Protocol):
-    """Is told what happens; called on the event loop, must not block."""
+    """Receives events. Its methods are called on the event loop and must not block."""
 
     def line(self, service: str, text: str) -> None: ...
     def ready(self, service: str, elapsed_s: float) -> None: ...
     def all_ready(self, elapsed_s: float) -> None: ...
     def died(self, service: str, how: str, last_lines: Sequence[str]) -> None:
-        """A service ended unasked and is started again."""
+        """A service died and is restarted."""
         ...
 
     def left_out(self, service: str, how: str, last_lines: Sequence[str]) -> None:
-        """A service that is not essential ended before it was ready, and is not started again."""
+        """A service that is not essential ended before it was ready, and is not restarted."""
         ...
 
     def stopping(self, service: str) -> None: ...
     def killed(self, service: str, grace_s: float) -> None:
-        """A service did not end within the grace."""
+        """A service did not end within its grace period and was killed."""
         ...
 
 
@@ -70,7 +71,7 @@ class ServiceFailedError(Exception):
 
     Args:
         why: one sentence that names the service.
-        last_lines: what it wrote last.
+        last_lines: the last lines of its output.
     """
 
     def __init__(self, why: str, last_lines: Sequence[str]) -> None:
@@ -84,7 +85,7 @@ class _Service:
     child: ChildProcess | None = None
     has_been_ready: asyncio.Event = field(default_factory=asyncio.Event)
     is_left_out: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Monotonic times of its deaths within the window.
+    #: Monotonic times of the service's deaths within the window.
     deaths: deque[float] = field(default_factory=deque)
 
 
@@ -92,7 +93,7 @@ class Supervisor:
     """Runs services until it is told to stop.
 
     Args:
-        specs: in the order of their start; they are stopped in the reverse order.
+        specs: in start order. The services are stopped in reverse order.
     """
 
     def __init__(self, specs: Sequence[ServiceSpec], reporter: Reporter) -> None:
@@ -102,19 +103,19 @@ class Supervisor:
         self._kill = asyncio.Event()
 
     def stop(self) -> None:
-        """Let `run` end all services and return."""
+        """Make `run` stop all services and return."""
         self._stop.set()
 
     def kill(self) -> None:
-        """The same without any grace."""
+        """Same as `stop`, but kill the services at once."""
         self._stop.set()
         self._kill.set()
 
     async def run(self) -> None:
-        """Start all services, keep them running, stop them at the end.
+        """Start all services, keep them running, and stop them at the end.
 
         Raises:
-            ServiceFailedError: an essential one ended before it was ready for the first time, or died too often.
+            ServiceFailedError: an essential service ended before it was ready for the first time, or died too often.
         """
         start_s = time.monotonic()
         stopped = asyncio.create_task(self._stop.wait())
@@ -155,10 +156,10 @@ class Supervisor:
             await self._start(service)
 
     def _judge(self, service: _Service, how: str, last_lines: Sequence[str]) -> float:
-        """Report a death; returns how long to wait before the next start, in seconds.
+        """Report a death. Returns the pause before the restart, in seconds.
 
         Raises:
-            ServiceFailedError: starting the service again would be of no use, and without it nothing is.
+            ServiceFailedError: an essential service ended before it was ready, or died too often.
         """
         name = service.spec.name
         if not service.has_been_ready.is_set():
@@ -174,7 +175,7 @@ class Supervisor:
         return min(num_too_many * RESTART_PAUSE_S, MAX_RESTART_PAUSE_S) if num_too_many > 0 else 0.0
 
     def _can_do_without(self, service: _Service) -> bool:
-        """Whether the others are of use without it."""
+        """Whether the other services are useful without it."""
         group = service.spec.group
         return not service.spec.is_essential or any(
             other is not service and group and other.spec.group == group and not other.is_left_out.is_set()
@@ -215,7 +216,7 @@ class Supervisor:
 
 
 async def _first_error_or(stopped: asyncio.Task, tasks: Sequence[asyncio.Task]) -> None:
-    """Return when `stopped` is done; raise the error of the first task that fails."""
+    """Return when `stopped` is done. Raise the error of the first task that fails."""
     pending = set(tasks)
     while not stopped.done():
         done, _ = await asyncio.wait([stopped, *pending], return_when=asyncio.FIRST_COMPLETED)
@@ -231,7 +232,7 @@ async def _is_ready(spec: ServiceSpec) -> bool:
 
 
 def supervise(specs: Sequence[ServiceSpec], reporter: Reporter) -> None:
-    """Run services until SIGINT, SIGTERM or SIGHUP; a second signal kills them at once. Raises ServiceFailedError."""
+    """Run services until SIGINT, SIGTERM or SIGHUP. A second signal kills them at once. Raises ServiceFailedError."""
 
     async def run() -> None:
         supervisor = Supervisor(specs, reporter)

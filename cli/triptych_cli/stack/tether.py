@@ -1,8 +1,8 @@
-"""Replace this process by another program that dies when the process that started it dies.
+"""Replaces this process with another program, which dies when the parent of this process dies.
 
-Run as a script: `python -I -S tether.py PARENT_PID PROGRAM [ARGUMENT...]`. A supervisor that is killed with SIGKILL cannot stop
-its children; the kernel does it instead (prctl(2), PR_SET_PDEATHSIG; it outlives exec). It is a program of its own because
-code between fork and exec may deadlock in a process that has threads. On other systems than Linux it only runs the program.
+Run as a script: `python -I -S tether.py PARENT_PID PROGRAM [ARGUMENT...]`. A supervisor that is killed with SIGKILL cannot stop its
+children, so the kernel does it (prctl(2), PR_SET_PDEATHSIG, which survives exec). This is a separate program, because code between
+fork and exec may deadlock in a process with threads. On systems other than Linux it only runs the program.
 """
 
 import ctypes

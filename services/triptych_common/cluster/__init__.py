@@ -1,1 +1,1 @@
-"""Which other services are there: resolvers find their addresses, connections watch them, pools choose among them."""
+"""Other services: resolvers find their addresses, connections watch them, pools choose among them."""

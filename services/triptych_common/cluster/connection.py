@@ -1,4 +1,4 @@
-"""One supervised connection to one service: connect, learn who is there, watch, and connect again after each loss."""
+"""One supervised connection to one service: it connects, identifies the service, watches it, and reconnects after each loss."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from triptych_common.rpc.channels import open_channel
 from triptych_common.rpc.status import from_rpc_error, has_details
 
 log = logging.getLogger(__name__)
-#: Pause before connecting again, in seconds; doubles from the first to the last.
+#: Pause before a reconnect, in seconds. It doubles from the first value up to the second.
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 2.0
 
 
@@ -32,17 +32,17 @@ class Carried(Protocol):
 
 
 class ConnectionRefusedByUsError(Exception):
-    """The service is there and is not the one that is wanted, e.g. it serves another model. The message says why."""
+    """The service is reachable but is not the expected one, e.g. it serves another model. The message says why."""
 
 
 class Connection(ABC):
-    """A service at one address. For the event loop alone.
+    """A service at one address. Use it on the event loop only.
 
-    A subclass says in `serve` what one life of the connection is. The pool runs `run`, which never ends by itself: whatever goes
-    wrong in one life, also an error of our own code, ends that life and not the supervision.
+    A subclass implements one life of the connection in `serve`. The pool runs `run`, which never ends by itself: any failure in one
+    life, including an error of our own code, ends that life but not the supervision.
 
     Args:
-        kind: what the service is, for people: engine, encoder, frontend.
+        kind: what the service is, for messages: engine, encoder, frontend.
         address: host:port.
     """
 
@@ -50,25 +50,25 @@ class Connection(ABC):
         self.kind = kind
         self.address = address
         self.channel = open_channel(address)
-        #: Who is there; None while nobody is.
+        #: The connected service instance; None while not connected.
         self.instance: common_pb2.Instance | None = None
         self.model = common_pb2.ModelInfo()
-        #: Why it takes no work; empty while it does.
+        #: Why the service takes no work; empty while it does.
         self.why_away = "it was not reached yet"
-        #: It finishes what it has and takes no more.
+        #: The service finishes its current work and takes no more.
         self.is_going_away = False
-        #: Set when it did not answer a call. It comes after all others until it says again who it is.
+        #: Set when the service did not answer a call. The pool prefers all other services until this one identifies itself again.
         self.in_doubt = asyncio.Event()
-        #: Set once the first attempt to reach it has come to an end, good or bad.
+        #: Set when the first attempt to reach the service has ended, whether it succeeded or failed.
         self.was_tried = asyncio.Event()
-        #: Called after each change of what the pool chooses by.
+        #: Called after each change of a value that the pool chooses by.
         self.on_change: Callable[[], None] = lambda: None
-        #: Whether the last attempt was answered by the service itself, which may be ready any moment.
+        #: Whether the service itself (not the transport) answered the last attempt. It may be ready at any moment.
         self._is_there = False
 
     @property
     def is_connected(self) -> bool:
-        """Whether the service is there, though it may take no new work."""
+        """Whether the service is connected. It may still refuse new work."""
         return self.instance is not None
 
     @property
@@ -78,7 +78,7 @@ class Connection(ABC):
 
     @property
     def load(self) -> int:
-        """Requests that it works on, as far as this process knows."""
+        """Number of requests that the service works on, as far as this process knows."""
         return 0
 
     @property
@@ -88,19 +88,19 @@ class Connection(ABC):
 
     @property
     def endpoint(self) -> Endpoint:
-        """What is known of the service now."""
+        """The current state of the service."""
         instance = self.instance or common_pb2.Instance()
         state = common_pb2.SERVER_STATE_DRAINING if self.is_going_away and self.instance else instance.state
         return Endpoint(self.address, instance.id, instance.address, self.model.name, state, self.load, self.why_away)
 
     async def run(self) -> None:
-        """Connect, and connect again whenever the connection is lost, until cancelled."""
+        """Connect, and reconnect whenever the connection is lost, until cancelled."""
         backoff_s = MIN_BACKOFF_S
         try:
             while True:
                 was_connected = await self._live_once()
                 backoff_s = MIN_BACKOFF_S if was_connected or self._is_there else min(backoff_s * 2, MAX_BACKOFF_S)
-                # Jitter keeps many clients from coming back in the same instant.
+                # Jitter prevents many clients from reconnecting at the same instant.
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1))
         finally:
             with contextlib.suppress(Exception):
@@ -108,18 +108,18 @@ class Connection(ABC):
 
     @abstractmethod
     async def serve(self) -> str:
-        """One life of the connection: call `connected` once the service said who it is. Returns why it ended.
+        """One life of the connection. It calls `connected` once the service has identified itself. Returns why it ended.
 
         Raises:
-            grpc.aio.AioRpcError, TriptychError, TimeoutError: it was lost, or never there.
-            ConnectionRefusedByUsError: the service is not the one that is wanted.
+            grpc.aio.AioRpcError, TriptychError, TimeoutError: the connection was lost or could not be made.
+            ConnectionRefusedByUsError: the service is not the expected one.
         """
 
-    async def disconnected(self) -> None:  # noqa: B027 - most have nothing to give up
-        """Called after a connection was lost: give up what it carried. Does nothing by default."""
+    async def disconnected(self) -> None:  # noqa: B027 - most subclasses have nothing to clean up
+        """Called after a connection was lost, to give up the work that it carried. Does nothing by default."""
 
     def connected(self, instance: common_pb2.Instance, model: common_pb2.ModelInfo) -> None:
-        """The service is there. May be called again when it says something new of itself."""
+        """The service is connected. Called again when the service reports a new state."""
         is_new = self.instance is None or self.instance.id != instance.id
         self.instance, self.model = instance, model
         self.is_going_away = instance.state == common_pb2.SERVER_STATE_DRAINING
@@ -139,14 +139,14 @@ class Connection(ABC):
                 log.exception("unexpected error of a call that the %s at %s worked on", self.kind, self.address)
 
     def goes_away(self) -> None:
-        """It takes no new work. What it has may go on."""
+        """The service takes no new work. Its current work may go on."""
         if not self.is_going_away:
             self.is_going_away, self.why_away = True, "it is draining"
             log.info("%s at %s is draining", self.kind, self.address)
             self.on_change()
 
     def doubt(self) -> None:
-        """It did not answer a call: use it after all others until it says again who it is."""
+        """The service did not answer a call: prefer all others until it identifies itself again."""
         if not self.in_doubt.is_set():
             self.in_doubt.set()
             self.on_change()
@@ -160,7 +160,7 @@ class Connection(ABC):
             )
 
     async def _live_once(self) -> bool:
-        """One life; True when the service was there."""
+        """One life of the connection. Returns True if the service was connected."""
         self._is_there, level = False, logging.INFO
         try:
             why = await self.serve()
@@ -189,10 +189,10 @@ class Connection(ABC):
         if was_connected:
             log.log(max(level, logging.WARNING), "%s at %s went away: %s", self.kind, self.address, why)
         elif why != had:
-            # Once, not with each attempt, and without alarm: services start slowly.
+            # Log once, not at each attempt, and without a warning: services start slowly.
             log.log(level, "%s at %s is away: %s", self.kind, self.address, why)
         if was_connected or why != had:
-            self.on_change()  # first, so that what it carried is not sent to it again
+            self.on_change()  # first, so that the work is not sent to this service again
         try:
             await self.disconnected()
         except Exception:

@@ -1,4 +1,4 @@
-"""One encoder, as frontends and engines see it: who it is, whether it takes work, and its stub."""
+"""The connection from a frontend or an engine to one encoder: its identity, its readiness, and its stub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.control import READINESS
 
 _DESCRIBE_TIMEOUT_S = 10.0
-#: The same for one that did not answer another call; it is used meanwhile where there is no other.
+#: The same timeout for an encoder that did not answer another call. Until it answers, it is used only if there is no other.
 _DOUBT_TIMEOUT_S = 2.0
 
 
@@ -21,8 +21,8 @@ class EncoderConnection(Connection):
 
     Args:
         address: host:port.
-        expected: the model that this service serves; an encoder of another fingerprint is not used.
-        others: gives the connected encoders; one whose embeddings differ from theirs is not used.
+        expected: the model that this service serves. An encoder with another fingerprint is not used.
+        others: returns the connected encoders. An encoder whose embeddings differ from theirs is not used.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class EncoderConnection(Connection):
         self.connected(description.instance, description.model)
 
     async def _watch_readiness(self) -> None:
-        """Follow whether it takes work; ends, or raises AioRpcError, when the connection does."""
+        """Follow the readiness of the encoder. Ends, or raises AioRpcError, when the connection ends."""
         watch = self._health.Watch(health_pb2.HealthCheckRequest(service=READINESS))
         try:
             async for response in watch:

@@ -1,4 +1,4 @@
-"""What is known of one service that others use."""
+"""The state of one service that this process uses."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from triptych_common.pb import common_pb2
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One service, as its pool knows it now."""
+    """The current state of one service, as its pool knows it."""
 
-    #: host:port that is dialled.
+    #: host:port to connect to.
     address: str
-    #: Instance id, different after each start; empty until the service told it.
+    #: Instance id, different after each start; empty until the service reports it.
     id: str = ""
-    #: host:port that the service says others should use; empty when it does not say.
+    #: host:port that the service advertises to others; empty if it advertises none.
     public_url: str = ""
-    #: Name of the model that it serves; empty until it told.
+    #: Name of the model that the service serves; empty until the service reports it.
     model: str = ""
     state: common_pb2.ServerState = common_pb2.SERVER_STATE_UNSPECIFIED
-    #: Requests that it works on or that wait there, as far as the pool knows.
+    #: Number of requests that run or wait in the service, as far as the pool knows.
     load: int = 0
-    #: Why it takes no work; empty while it does.
+    #: Why the service takes no work; empty while it does.
     why_away: str = ""

@@ -1,4 +1,4 @@
-"""A pool of services of one kind: connections to all that a resolver names, and the choice among those that are ready."""
+"""A pool of services of one kind: it connects to every address from a resolver, and chooses among the ready services."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from triptych_common.errors import ServiceUnavailableError
 log = logging.getLogger(__name__)
 C = TypeVar("C", bound=Connection)
 RETRY_AFTER_S = 2.0
-#: How long a request waits for a service that is starting, or starting again, in seconds: longer than it takes to notice one that
-#: has started, which is the channel's own pause between attempts to connect (2.4 s with its jitter) and one of ours.
+#: How long a request waits for a service that starts or restarts, in seconds. It is longer than the time to notice a started
+#: service, which is the channel's pause between connection attempts (2.4 s with jitter) plus one pause of `Connection.run`.
 GRACE_S = 4.0
 
 
 class Pool(Generic[C]):
-    """Keeps a connection to each service that the resolver names. For the event loop alone.
+    """Keeps a connection to each service that the resolver names. Use it on the event loop only.
 
     Args:
-        kind: what the services are, for people: engine, encoder, frontend.
+        kind: what the services are, for messages: engine, encoder, frontend.
         resolver: names their addresses.
-        connect: makes a connection; the pool runs and ends it.
-        on_change: awaited after changes of what is ready, one call at a time.
+        connect: makes a connection. The pool runs and ends it.
+        on_change: awaited after changes of the connections, one call at a time.
     """
 
     def __init__(
@@ -50,62 +50,62 @@ class Pool(Generic[C]):
         self._ready: tuple[C, ...] = ()
         self._has_ready = asyncio.Event()
         self._changed = asyncio.Event()
-        #: Set at the next change, and then replaced.
+        #: Set at the next change, and then replaced by a new event.
         self._next_change = asyncio.Event()
 
     @property
     def connections(self) -> tuple[C, ...]:
-        """All, ready or not, in the resolver's order."""
+        """All connections, ready or not, in the resolver's order."""
         return tuple(connection for connection, _ in self._connections.values())
 
     @property
     def ready(self) -> tuple[C, ...]:
-        """Those that take new work, one per instance. The tuple is made anew with each change and never modified."""
+        """The services that take new work, one per instance. Each change makes a new tuple; no tuple is modified."""
         return self._ready
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """What is known of all of them now."""
+        """The current state of all services."""
         return tuple(connection.endpoint for connection in self.connections)
 
     def by_instance(self, instance_id: str) -> C | None:
-        """The connected service of this instance id, also when it takes no new work."""
+        """The connected service with this instance id, even if it takes no new work."""
         return next((c for c in self.connections if c.instance is not None and c.instance.id == instance_id), None)
 
     def least_loaded(self, exclude: frozenset[C] = frozenset()) -> C | None:
-        """The ready service with the least load; one in doubt only when there is no other. None when there is none."""
+        """The ready service with the least load, or None. A service in doubt is chosen only when there is no other."""
         candidates = [c for c in self._ready if c not in exclude]
         return min(candidates, key=lambda c: (c.in_doubt.is_set(), c.load), default=None)
 
     def ranked(self, key: bytes) -> list[C]:
-        """The ready services, the one that the key belongs to first, those in doubt last.
+        """The ready services in order of preference for the key. Services in doubt come last.
 
-        Rendezvous hashing (Thaler and Ravishankar, 1996): when one goes, only its own keys move.
+        Rendezvous hashing (Thaler and Ravishankar, 1996): when a service leaves, only its own keys move.
         """
         return sorted(self._ready, key=lambda c: (not c.in_doubt.is_set(), rendezvous(c.address, key)), reverse=True)
 
     def none_left(self, what: str = "") -> ServiceUnavailableError:
-        """The error for a request that finds no service: says of each why it takes no work."""
+        """The error for a request that finds no service. It says of each service why it takes no work."""
         away = "; ".join(f"{c.address}: {c.why_away or 'it failed'}" for c in self.connections)
         why = away or "none is known"
         return ServiceUnavailableError(f"no {self._kind} can take this request ({what or why})", retry_after_s=RETRY_AFTER_S)
 
     async def until_ready(self, timeout_s: float = GRACE_S) -> None:
-        """Wait a little for a service. Raises ServiceUnavailableError when none came."""
+        """Wait up to `timeout_s` for a ready service. Raises ServiceUnavailableError when there is none."""
         try:
             await asyncio.wait_for(self._has_ready.wait(), timeout_s)
         except TimeoutError:
             raise self.none_left() from None
 
     async def until_tried(self, timeout_s: float = GRACE_S) -> None:
-        """Wait until one is ready or all were tried, as after the start of this process, but no longer than that."""
+        """Wait until one service is ready or all were tried, e.g. after this process starts, but at most `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not self._ready and not (self._connections and all(c.was_tried.is_set() for c in self.connections)):
                     await self._next_change.wait()
 
     async def wait_for_instance(self, instance_id: str, timeout_s: float) -> C | None:
-        """The connected service of this instance id, which may be about to connect; None when it did not in time."""
+        """The connected service with this instance id, which may still be connecting; None if it does not connect in time."""
         deadline_s = time.monotonic() + timeout_s
         while (found := self.by_instance(instance_id)) is None and (left_s := deadline_s - time.monotonic()) > 0:
             change = self._next_change
@@ -114,7 +114,7 @@ class Pool(Generic[C]):
         return found
 
     async def run(self) -> None:
-        """Follow the resolver until cancelled; then end all connections."""
+        """Follow the resolver until cancelled, then end all connections."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow(), name=f"{self._kind} resolver")
@@ -131,9 +131,9 @@ class Pool(Generic[C]):
         while True:
             try:
                 await self._resolver.watch(self._set_addresses)
-                log.error("the resolver of %ss ended; asking it again", self._kind)
+                log.error("the resolver of %ss ended; starting it again", self._kind)
             except Exception:
-                log.exception("the resolver of %ss failed; asking it again", self._kind)
+                log.exception("the resolver of %ss failed; starting it again", self._kind)
             await asyncio.sleep(1)
 
     def _set_addresses(self, addresses: Sequence[str]) -> None:
@@ -145,7 +145,7 @@ class Pool(Generic[C]):
                 self._connections[address] = connection, task
         for address in [known for known in self._connections if known not in addresses]:
             connection, task = self._connections.pop(address)
-            # What it has may go on: the service may live though its name does not.
+            # Its current work may go on: a service can be alive after its name has disappeared.
             connection.goes_away()
             leaving = asyncio.create_task(_leave(connection, task), name=f"{self._kind} {address} leaving")
             self._leaving.add(leaving)
@@ -157,7 +157,7 @@ class Pool(Generic[C]):
         by_instance: dict[str, C] = {}
         for connection in self.connections:
             if connection.is_ready and connection.instance is not None:
-                # A name with an IPv4 and an IPv6 address is one service.
+                # A host name with an IPv4 and an IPv6 address is one service.
                 by_instance.setdefault(connection.instance.id or connection.address, connection)
         ready = tuple(by_instance.values())
         if len(ready) < len(self._ready):
@@ -183,7 +183,7 @@ class Pool(Generic[C]):
 
 
 async def _leave(connection: Connection, task: asyncio.Task[None]) -> None:
-    """End a connection once it is lost or carries nothing more."""
+    """End a connection once it is lost or has no more work."""
     try:
         while connection.is_connected and not connection.is_idle:  # noqa: ASYNC110 - the last call's end has no event
             await asyncio.sleep(0.1)
@@ -193,5 +193,5 @@ async def _leave(connection: Connection, task: asyncio.Task[None]) -> None:
 
 
 def rendezvous(name: str, key: bytes) -> bytes:
-    """The weight of a service for a key."""
+    """The weight of a service for a key. The service with the highest weight owns the key."""
     return hashlib.sha256(name.encode() + key).digest()

@@ -1,7 +1,7 @@
-"""Resolvers: where the addresses of services come from.
+"""Resolvers: the sources of the addresses of services.
 
 The contract is that of gRPC's resolvers (grpc-go resolver/resolver.go): a resolver reports the **whole** set of addresses, at first
-and after each change. An error leaves the set as it was, because a name server that is away says nothing about the services.
+and after each change. An error leaves the set unchanged, because an unreachable name server says nothing about the services.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Protocol
 from triptych_common.errors import StartupError
 
 log = logging.getLogger(__name__)
-#: How often a name is looked up again, in seconds, and how long after a lookup that failed.
+#: Time between two lookups of a name, and time after a failed lookup, in seconds.
 DNS_INTERVAL_S, DNS_RETRY_S = 5.0, 1.0
 
-#: Takes the whole set of addresses (host:port), in a stable order.
+#: Takes the whole set of addresses (host:port) in a stable order.
 Update = Callable[[tuple[str, ...]], None]
-#: Takes a host name and gives its IP addresses. Raises OSError.
+#: Takes a host name and returns its IP addresses. Raises OSError.
 Lookup = Callable[[str], Awaitable[Sequence[str]]]
 
 
 class Resolver(Protocol):
-    """Finds the addresses of one kind of service. Kubernetes and a registry can be further implementations."""
+    """Finds the addresses of one kind of service. Kubernetes or a registry can be further implementations."""
 
     async def watch(self, update: Update) -> None:
         """Report the whole set, first and after each change, until cancelled. `update` must not raise."""
@@ -39,7 +39,7 @@ class Resolver(Protocol):
 
 
 class StaticResolver:
-    """Addresses that were given and stay."""
+    """A fixed set of addresses."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = tuple(dict.fromkeys(addresses))
@@ -53,13 +53,13 @@ class StaticResolver:
 
 
 class DnsResolver:
-    """All addresses of a host name, looked up again and again: a headless service of Kubernetes, or a scaled one of Compose.
+    """All addresses of a host name, looked up periodically: a headless service of Kubernetes, or a scaled service of Compose.
 
     Args:
-        host: the name.
-        port: of all its addresses.
+        host: the host name.
+        port: the port for every address.
         interval_s: time between two lookups.
-        lookup: how a name is looked up; the system's resolver by default.
+        lookup: looks a name up; the system's resolver by default.
     """
 
     def __init__(self, host: str, port: int, interval_s: float = DNS_INTERVAL_S, lookup: Lookup | None = None) -> None:
@@ -87,7 +87,7 @@ class DnsResolver:
                     log.info("%s is at %s", self._host, ", ".join(addresses) or "no address")
                     update(addresses)
                 last = addresses
-            await asyncio.sleep(min(DNS_RETRY_S, self._interval_s))  # many hints at once cause one lookup
+            await asyncio.sleep(min(DNS_RETRY_S, self._interval_s))  # several hints in this time cause one lookup
             if not failure:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._hint.wait(), self._interval_s)
@@ -97,7 +97,7 @@ class DnsResolver:
 
 
 class JoinedResolver:
-    """The addresses of several resolvers together."""
+    """The union of the addresses of several resolvers."""
 
     def __init__(self, resolvers: Sequence[Resolver]) -> None:
         self._resolvers = resolvers
@@ -119,11 +119,12 @@ class JoinedResolver:
 
 
 def resolver_of(targets: Sequence[str]) -> Resolver:
-    """The resolver for what a setting names.
+    """The resolver for the targets in a setting.
 
     Args:
-        targets: each `host:port`. An IP address or localhost is taken as it is. Another name stands for all its addresses, which
-            are looked up again and again. `static:host:port` dials the name as it is, and `dns:host:port` looks up any name.
+        targets: each `host:port`. An IP address or localhost is used as it is. Any other name stands for all its addresses, which
+            are looked up periodically. `static:host:port` connects to the name without such lookups; `dns:host:port` looks up any
+            name.
 
     Raises:
         StartupError: a target is not of this form.

@@ -1,4 +1,4 @@
-"""How many cores there are, and how those who compute on one machine share them."""
+"""The number of usable cores, and how the processes on one machine share them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-#: Turns for which a thread of GNU's OpenMP waits awake for the others, some 200 microseconds; then it sleeps. With a quarter of it
-#: gateway and frontend on the same cores cost the engine a tenth of its tokens, which with this they do not.
+#: Iterations for which a thread of GNU's OpenMP spins at a barrier before it sleeps, about 200 microseconds. With a quarter of this
+#: value, a gateway and a frontend on the same cores cost the engine a tenth of its tokens. With this value they cost nothing.
 _SPIN_COUNT = "4000"
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _LOAD = Path("/proc/loadavg")
@@ -18,7 +18,7 @@ _LOOKS, _LOOK_INTERVAL_S = 4, 0.001
 
 
 def num_usable_cores() -> int:
-    """Cores that this process may use: of its affinity, where the system has one, and within its cgroup's quota."""
+    """Number of cores that this process may use: its CPU affinity, where the system has one, limited by its cgroup's quota."""
     process = psutil.Process()
     cores = len(process.cpu_affinity() or []) if hasattr(process, "cpu_affinity") else os.cpu_count()
     if _CGROUP_QUOTA.is_file():
@@ -29,11 +29,11 @@ def num_usable_cores() -> int:
 
 
 def num_idle_cores(num_cores: int) -> int:
-    """Of so many cores, those that nothing else than the calling thread uses; 0 where the system does not say.
+    """How many of `num_cores` cores only the calling thread uses; 0 where the system does not say.
 
-    Linux counts what runs or wants to run on the whole machine (/proc/loadavg), so in a container this is rather too few. Threads
-    that pass something on come and go within a millisecond, and those that compute pause now and then: what was seen twice in up to
-    four looks holds.
+    Linux counts the running and runnable threads of the whole machine (/proc/loadavg), so the result is too low rather than too
+    high in a container. Threads that only pass something on come and go within a millisecond, and threads that compute pause now
+    and then. So the function samples up to four times and returns the second highest number of idle cores.
     """
     seen: list[int] = []
     while len(seen) < _LOOKS and seen.count(num_cores) < 2:
@@ -47,16 +47,17 @@ def num_idle_cores(num_cores: int) -> int:
 
 
 def default_encoder_threads(num_cores: int) -> int:
-    """Threads of an encoder by default: one where there are up to four cores, else half of them."""
+    """Default number of an encoder's threads: one on up to four cores, else half of the cores."""
     return 1 if num_cores <= 4 else num_cores // 2
 
 
 def limit_openmp_spinning() -> None:
-    """Let OpenMP's threads spin only for a moment at a barrier, then sleep, unless the environment says otherwise.
+    """Let OpenMP's threads spin only briefly at a barrier and then sleep, unless the environment says otherwise.
 
     A step has hundreds of barriers. By default threads spin there for milliseconds. When another process computes on the same
     cores, the thread that the others wait for has often lost its core to that process, and the spinning threads keep their cores
-    from both. A step of 20 ms took 180 ms beside one busy process. With this it takes about 42 ms, and 20.6 ms alone.
+    from both. A step of 20 ms took 180 ms beside one busy process. With this setting it takes
+    about 42 ms, and 20.6 ms without the other process.
 
     Call it before torch is imported: the runtime reads the setting once.
     """

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from triptych_common.errors import StartupError
 
-#: Names one of `isas`, which our own code uses in place of the best: to compare them, or to leave out one that a CPU does badly. Of
-#: torch's own operations it changes nothing but the type that `auto` chooses for them.
+#: Environment variable that names one of `isas`. Our own kernels then use it instead of the best one, to compare instruction sets
+#: or to avoid one that is slow on a CPU. For torch's own operations it only changes the dtype that `auto` selects.
 ISA_VARIABLE = "TRIPTYCH_CPU_ISA"
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
-#: Instruction set -> the flags that tell it from the others, as /proc/cpuinfo names them. Best first.
+#: Instruction set -> the flags that distinguish it from the others, as /proc/cpuinfo names them. Best first.
 _X86_64 = {
     "x86-64-v4-amx": _AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"},
     "x86-64-v4-bf16": _AVX512 | {"avx512_vnni", "avx512_bf16"},
@@ -25,20 +25,20 @@ _X86_64 = {
 }
 _ARM = {"armv8-a": frozenset[str]()}
 _ISAS = {"x86_64": _X86_64, "aarch64": _ARM, "arm64": _ARM}
-#: Of products in bfloat16, on x86-64 and on ARM.
+#: Flags of instructions that multiply bfloat16, on x86-64 and on ARM.
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def isas() -> list[str]:
-    """The instruction sets that kernels are built for on this kind of machine, best first; none where they were never tried."""
+    """The instruction sets that kernels are built for on this machine type, best first; empty on an untested machine type."""
     return list(_ISAS.get(platform.machine(), {}))
 
 
 def isas_of_this_cpu() -> list[str]:
-    """Those of `isas` that this CPU has, best first; only $TRIPTYCH_CPU_ISA where that is set.
+    """The instruction sets of `isas` that this CPU has, best first; only $TRIPTYCH_CPU_ISA if that is set.
 
     Raises:
-        StartupError: the variable names one that this CPU does not have.
+        StartupError: the variable names an instruction set that this CPU does not have.
     """
     flags = _flags()
     own = [isa for isa, needed in _ISAS.get(platform.machine(), {}).items() if needed <= flags]
@@ -51,10 +51,10 @@ def isas_of_this_cpu() -> list[str]:
 
 
 def computes_bfloat16() -> bool:
-    """Whether there are instructions that multiply bfloat16, on this CPU and in the instruction set that is used.
+    """Whether this CPU, and the instruction set in use, can multiply bfloat16.
 
     Raises:
-        StartupError: as `isas_of_this_cpu`.
+        StartupError: see `isas_of_this_cpu`.
     """
     flags, usable = _flags(), isas_of_this_cpu()
     if os.environ.get(ISA_VARIABLE) and platform.machine() == "x86_64":
@@ -64,7 +64,7 @@ def computes_bfloat16() -> bool:
 
 @functools.cache
 def _flags() -> frozenset[str]:
-    """As the first line of its kind in /proc/cpuinfo has them; empty where there is no such file."""
+    """The flags from the first matching line of /proc/cpuinfo; empty where there is no such file."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     of_cores = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))

@@ -1,4 +1,4 @@
-"""How this process takes memory from the system, and gives it back."""
+"""How this process allocates memory and returns it to the system."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _LARGE_BYTES = 1 << 20
 
 
 def return_large_blocks() -> None:
-    """Give blocks of 1 MiB and more back to the system as soon as they are freed, with glibc; elsewhere nothing changes.
+    """Return blocks of 1 MiB and more to the system as soon as they are freed. This has an effect with glibc only.
 
-    glibc does so too at first, but raises its threshold to the size of each large block that is freed. From then on blocks of that
-    size stay with the process, which after a burst of 10 MB bodies has hundreds of megabytes that nobody uses.
+    At first glibc does this by default. But it raises its threshold to the size of each large block that is freed, and then keeps
+    blocks of that size. After a burst of 10 MB bodies the process would hold hundreds of megabytes of unused memory.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)

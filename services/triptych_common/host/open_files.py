@@ -1,19 +1,18 @@
-"""How many files and connections this process may have open."""
+"""The limit on open files and connections of this process."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 
-#: Enough for any number of streams that a service takes.
+#: Enough for the number of streams that any service takes.
 _WANTED = 65_536
 
 
 def raise_open_files_limit() -> None:
-    """Lift the soft limit as far as the hard one allows.
+    """Raise the soft limit as far as the hard limit allows.
 
-    Shells and systemd give 1,024 by default, for the sake of programs that use select(); ours do not, and each stream is a
-    connection.
+    Shells and systemd set 1,024 by default, for programs that use select(). Ours do not use it, and each stream is a connection.
     """
     if sys.platform == "win32":
         return
@@ -22,6 +21,6 @@ def raise_open_files_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        # Systems may have a lower limit of their own.
+        # The system may have a lower limit of its own.
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,1 +1,1 @@
-"""What the frontend and the encoder must agree on about media."""
+"""The media rules that the frontend and the encoder must agree on."""

@@ -1,7 +1,8 @@
-"""Opens sounds and videos with FFmpeg: the file that was handed over, and nothing that it refers to.
+"""Opens audio and video files with FFmpeg, without access to any other file.
 
-Some of FFmpeg's formats are lists of other files (HLS, DASH, concat, SDP): whoever opened one for a client would fetch addresses
-and read files of this machine on the client's word. So the formats are named that hold their own data, and no other file is opened.
+Some of FFmpeg's formats are lists of other files (HLS, DASH, concat, SDP). If a service opened such a file from a client, the
+client could make it fetch addresses and read local files. So only formats that contain their own data are allowed, and FFmpeg can
+open no other file.
 """
 
 from __future__ import annotations
@@ -11,25 +12,25 @@ from typing import Any, NoReturn
 
 import av
 
-#: Names of FFmpeg's demuxers. A new one belongs here only when it reads nothing but its own file.
+#: Names of FFmpeg's demuxers. Add a format only if its demuxer reads nothing but its own file.
 FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,flv,asf,mpegts,mpeg,mpegvideo,h264,hevc,m4v,ivf,yuv4mpegpipe,gif,apng,"
     "ogg,mp3,aac,flac,wav,w64,aiff,amr,caf,au,ac3,eac3,tta,ape,wv"
 )
-#: FFmpeg counts the pixels of its buffers, whose edges are rounded up.
+#: FFmpeg compares the limit with the pixels of its buffers, whose edges are rounded up.
 _MARGIN_PIXELS = 1 << 16
-#: What its option takes.
+#: Largest value of FFmpeg's max_pixels option.
 _LARGEST = 2**31 - 1
 
 
 def open_container(content: bytes, max_pixels: int) -> Any:
-    """The file as PyAV's input container; to be closed.
+    """The file as PyAV's input container. The caller must close it.
 
     Args:
-        max_pixels: of a frame; one of more than about twice as many is not decoded, whatever the header said.
+        max_pixels: most pixels of a frame. Frames with more than about twice as many are not decoded, whatever the header says.
 
     Raises:
-        av.FFmpegError: it is of none of the formats, or damaged.
+        av.FFmpegError: the file has none of the formats, or is damaged.
     """
     container = av.open(
         BytesIO(content),

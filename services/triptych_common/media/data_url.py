@@ -1,4 +1,4 @@
-"""data: addresses (RFC 2397): a file inside an address."""
+"""data: URLs (RFC 2397), which contain a file."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pybase64
 
 
 def decode_data_url(url: str, max_bytes: int) -> bytes:
-    """The file in a data: address.
+    """The file in a data: URL.
 
     Args:
-        max_bytes: most bytes that the file may have; checked before anything is decoded.
+        max_bytes: most bytes of the file; checked before anything is decoded.
 
     Raises:
-        ValueError: it is malformed, empty or too large; the message continues a sentence that begins with the field's name.
+        ValueError: the URL is malformed, empty or too large. The message continues a sentence that begins with the field's name.
     """
-    # Addresses have megabytes: what follows the comma is not copied before it is decoded.
+    # A URL can have megabytes, so its payload is not copied before it is decoded.
     end = url.find(",")
     header, num_chars = url[: max(end, 0)], len(url) - end - 1
     if end < 0 or header[:5].lower() != "data:":
@@ -38,7 +38,7 @@ def decode_data_url(url: str, max_bytes: int) -> bytes:
 
 
 def _payload_bytes(url: str, start: int) -> bytes | memoryview:
-    """The characters from there on, as bytes. Raises ValueError for those that are not ASCII."""
+    """The characters from `start` on, as bytes. Raises ValueError if they are not ASCII."""
     if "%" in url:
         return urllib.parse.unquote_to_bytes(url[start:])
     return memoryview(url.encode("ascii"))[start:]

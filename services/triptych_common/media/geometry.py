@@ -1,4 +1,4 @@
-"""What of a video or a sound reaches the model: shared by who counts placeholders and who decodes, so that both agree."""
+"""Which part of a video or an audio file the model gets. Placeholder counting and decoding share this code, so they agree."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from typing import Any
 
 import numpy as np
 
-#: Frames per second that are sampled where neither checkpoint nor request says so: what the Qwen-VL models were trained with.
+#: Frames per second to sample when neither checkpoint nor request sets it. The Qwen-VL models were trained with this value.
 _DEFAULT_FPS = 2.0
-#: Options of a request that change which frames are taken.
+#: Options of a request that change which frames are sampled.
 SAMPLING_OPTIONS = frozenset({"fps", "num_frames", "min_frames", "max_frames", "do_sample_frames"})
 #: Options that a request may give for a video.
 VIDEO_OPTIONS = SAMPLING_OPTIONS | {"size", "min_pixels", "max_pixels"}
 
 
 def resampled_length(num_samples: int, sampling_rate: int, target_rate: int) -> int:
-    """Samples per channel after resampling; the length that polyphase resamplers give (scipy, torchaudio, soxr by its ceiling)."""
+    """Samples per channel after resampling, rounded up as polyphase resamplers do (scipy, torchaudio, soxr by its ceiling)."""
     return -(-num_samples * target_rate // sampling_rate)
 
 
 def check_made_pixels(height: int, width: int, max_pixels: int) -> None:
-    """Raise ValueError for a picture that a processor would make too large on its way.
+    """Raise ValueError for an image that a processor would make too large in an intermediate step.
 
-    Resizing by the shorter edge makes a long thin strip of a few pixels a picture of any size, and padding it to a square does too.
+    A resize by the shorter edge turns a long thin strip of a few pixels into an arbitrarily large image. So does padding to a
+    square.
     """
     if height * width > max_pixels:
         raise ValueError(f"it would be made {width}x{height}, {width * height} pixels; at most {max_pixels} are made")
 
 
 def resized(height: int, width: int, size: Any) -> tuple[int, int]:
-    """Height and width after a resize as transformers' backends do it, within a pixel.
+    """Height and width after a resize as transformers' backends do it, accurate to one pixel.
 
     Args:
         size: transformers' SizeDict.
@@ -52,11 +53,11 @@ def resized(height: int, width: int, size: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class FrameSampling:
-    """Which frames of a video are taken, as the family's own video processor in transformers takes them.
+    """Which frames of a video are sampled. This matches the model family's own video processor in transformers.
 
     Attributes:
-        is_linspace: from the first frame to the last (Qwen3-VL), else in equal steps from the first (Qwen2-VL).
-        fps: frames per second to take; ignored when num_frames is set.
+        is_linspace: evenly spaced from the first frame to the last (Qwen3-VL); else in equal steps from the first (Qwen2-VL).
+        fps: frames per second to sample; ignored when num_frames is set.
     """
 
     is_linspace: bool
@@ -69,10 +70,10 @@ class FrameSampling:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], options: Mapping[str, Any]) -> FrameSampling:
-        """From a checkpoint's video processor configuration, and a request's options, which come first.
+        """From a checkpoint's video processor configuration and a request's options, which take precedence.
 
         Raises:
-            ValueError: the options contradict each other or are out of range; names the option.
+            ValueError: the options contradict each other or are out of range. The message names the option.
         """
         if options.get("fps") is not None and options.get("num_frames") is not None:
             raise ValueError("fps and num_frames exclude each other")
@@ -102,7 +103,7 @@ class FrameSampling:
         Follows `sample_frames` of Qwen2VLVideoProcessor and Qwen3VLVideoProcessor in transformers.
 
         Args:
-            total_num_frames: frames of the video, at least 1.
+            total_num_frames: number of frames in the video, at least 1.
             video_fps: frames per second of the video.
         """
         if not self.do_sample_frames:
@@ -115,7 +116,7 @@ class FrameSampling:
             return np.linspace(0, total_num_frames - 1, min(count, total_num_frames)).round().astype(np.int64)
         step = self.temporal_patch_size
         if self.num_frames is not None:
-            # A short video has fewer; transformers refuses it, which helps nobody.
+            # A short video has fewer frames than requested. transformers raises an error; we take what there is.
             num_frames = min(round(self.num_frames / step), total_num_frames // step) * step
         else:
             max_frames = math.floor(min(self.max_frames, total_num_frames) / step) * step
@@ -123,5 +124,5 @@ class FrameSampling:
             num_frames = math.floor(min(max(wanted, self.min_frames), max_frames, total_num_frames) / step) * step
         if num_frames < 1:
             return np.arange(total_num_frames)
-        # As torch.arange(0, total, total / num) does, and never one more by rounding.
+        # Same as torch.arange(0, total, total / num), but rounding never adds an extra index.
         return np.minimum((np.arange(num_frames) * (total_num_frames / num_frames)).astype(np.int64), total_num_frames - 1)

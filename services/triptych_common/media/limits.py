@@ -1,6 +1,6 @@
-"""How large media may be: one place for the limits of who reads headers (frontend) and of who decodes (encoder).
+"""Size limits of media: one place for the frontend, which reads headers, and the encoder, which decodes.
 
-Both have them as settings. They are checked on what headers say before anything is decoded, and on what comes while decoding.
+Both have the limits as settings. They check them against the headers before they decode, and against the data while they decode.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from pydantic import BeforeValidator, Field
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.settings import GrpcServiceSettings, parse_bytes
 
-#: Formats of pictures; MPO comes as JPEG. Others that Pillow knows start programs (EPS), decode whatever they
-#: hold while they are opened (ICO), or have no place here.
+#: Supported image formats; Pillow reads MPO as JPEG. Other formats of Pillow start programs (EPS), decode their content when they
+#: are opened (ICO), or are not useful here.
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 #: Samples per second.
 MIN_SAMPLING_RATE, MAX_SAMPLING_RATE = 1_000, 768_000
-#: Frames of a video; counting more would take seconds.
+#: Most frames of a video. To count more would take seconds.
 MAX_VIDEO_FRAMES = 200_000
-#: Sounds of a higher rate may be shorter, so that they have no more samples.
+#: Above this rate the longest duration shrinks, so that the number of samples does not grow.
 _FULL_LENGTH_RATE = 96_000
 
 
 @dataclass(frozen=True)
 class MediaLimits:
-    """Largest media that are taken.
+    """Largest media that a service accepts.
 
     Attributes:
-        max_bytes: of a file.
-        max_pixels: of a picture, before and after resizing, or of one frame of a video.
+        max_bytes: size of a file.
+        max_pixels: pixels of an image, before and after resizing, or of one frame of a video.
         max_audio_s, max_video_s: duration in seconds.
-        max_video_pixels: of all frames that are taken from a video together.
+        max_video_pixels: pixels of all sampled frames of a video together.
         max_decode_s: wall time of decoding a sound or a video.
     """
 
@@ -44,7 +44,7 @@ class MediaLimits:
     max_decode_s: float = 60.0
 
     def max_samples(self, rate: int) -> float:
-        """Samples per channel of a sound with so many per second."""
+        """Most samples per channel of audio at this sampling rate."""
         return self.max_audio_s * min(rate, _FULL_LENGTH_RATE)
 
 
@@ -69,7 +69,7 @@ class MediaLimitSettings(GrpcServiceSettings):
 
     @property
     def media_limits(self) -> MediaLimits:
-        """The same, for those who check."""
+        """The limits among these settings."""
         return MediaLimits(
             max_bytes=self.max_media_bytes,
             max_pixels=self.max_image_pixels,

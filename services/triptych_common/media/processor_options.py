@@ -1,6 +1,6 @@
-"""Options of the model's processor that a request sends along: which are taken, and how large their numbers may be.
+"""The processor options that a request may send: which names are allowed, and how large their numbers may be.
 
-For the frontend, which refuses before anything is sent, and for the encoder, which trusts nobody.
+The frontend refuses invalid options before it sends anything. The encoder checks again because it trusts no client.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from triptych_common.errors import InvalidRequestError
 
-#: How arrays are handed over is the services' own to decide; the size of patches is the weights'.
+#: The services decide how arrays are passed on, and the weights fix the patch size.
 NOT_FOR_REQUESTS = frozenset(
     {
         "return_tensors",
@@ -25,18 +25,18 @@ NOT_FOR_REQUESTS = frozenset(
         "temporal_patch_size",
     }
 )
-#: Edges below this cut a picture into more tiles than make sense.
+#: Smaller edges would cut an image into too many tiles.
 _MIN_EDGE = 8
 _MAX_EDGE = 4096
 _MAX_TILES = 64
 
 
 def check_option_numbers(options: Mapping[str, Any], max_pixels: int, field: str) -> None:
-    """Raise InvalidRequestError for a number, at any depth, that asks for too large or too many pictures.
+    """Raise InvalidRequestError for a number, at any depth, that asks for images that are too large or too many.
 
     Args:
-        max_pixels: most pixels of a picture; some processors call a number of pixels an edge.
-        field: of the request, for the error.
+        max_pixels: most pixels of an image. Some processors call a number of pixels an edge.
+        field: field of the request, for the error.
     """
     for name, value in options.items():
         _check_numbers(name, value, max_pixels, field)

@@ -1,1 +1,1 @@
-"""Model names, local checkpoints, and what their files say. Needs no torch."""
+"""Model names, local checkpoints, and the content of their files. Needs no torch."""

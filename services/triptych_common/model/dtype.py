@@ -1,4 +1,4 @@
-"""The element type of a checkpoint, by what its weights are. Needs no torch."""
+"""The element type of a checkpoint, from its weights. Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-#: As safetensors names them -> as torch does. Types that hold quantised numbers say nothing of what a model computes in.
+#: safetensors' name -> torch's name. Types of quantized weights are left out: they do not tell the compute dtype.
 _FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float32"}
 _DTYPES = frozenset(_FLOATS.values())
-#: Of a safetensors file's header; the format allows no more.
+#: Largest header of a safetensors file; the format allows no more.
 _MAX_HEADER_BYTES = 100_000_000
 
 
 def checkpoint_dtype(path: Path) -> str:
-    """`bfloat16`, `float16` or `float32`: what most of the parameters in a directory's safetensors files are.
+    """`bfloat16`, `float16` or `float32`: the type of most parameters in a directory's safetensors files.
 
-    Configurations are not to be trusted: of one with parts, the whole and each part may name another type, and the weights may have
-    none of them. They are asked where there are no such files, or as many parameters of two types: the whole first, then what is
-    inside of it. float32 when nothing says.
+    Configurations are not reliable: the whole and each part of a nested one may name different types, and the weights may have none
+    of them. They are used only when there are no such files, or when two types have equally many parameters. The whole comes first,
+    then its parts. The result is float32 when no configuration names a type.
     """
     counts: Counter[str] = Counter()
     for file in _weight_files(path):
@@ -34,7 +34,7 @@ def checkpoint_dtype(path: Path) -> str:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    """Those that transformers loads: beside them may lie other copies of the weights, or adapters."""
+    """The files that transformers loads. The directory may also hold other copies of the weights, or adapters."""
     if (path / "model.safetensors").is_file():
         return [path / "model.safetensors"]
     index = _read_json(path / "model.safetensors.index.json")
@@ -45,7 +45,7 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _num_parameters(file: Path) -> Counter[str]:
-    """Type -> parameters, by the file's header; nothing of a file that is no safetensors file: loading it says what is wrong."""
+    """Type -> number of parameters, from the file's header; empty for an invalid file, which fails later when it is loaded."""
     counts: Counter[str] = Counter()
     try:
         with file.open("rb") as stream:
@@ -60,7 +60,7 @@ def _num_parameters(file: Path) -> Counter[str]:
 
 
 def _read_json(file: Path) -> Any:
-    """None where there is no such file, or something else in it."""
+    """None when there is no such file, or when it is not valid JSON."""
     try:
         return json.loads(file.read_text())
     except (OSError, ValueError, RecursionError):

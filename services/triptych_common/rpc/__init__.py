@@ -1,1 +1,1 @@
-"""What every gRPC service needs: server, channels, errors, interceptors, control."""
+"""What every gRPC service needs: server, channels, errors, interceptors, control service."""

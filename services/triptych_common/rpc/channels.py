@@ -1,4 +1,4 @@
-"""gRPC channels between services, with the options that all of them need."""
+"""gRPC channels between services, with common options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-#: Largest message either way, in bytes. Raw media files travel inline.
+#: Largest message in either direction, in bytes. Raw media files are sent inline.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 _COMMON_OPTIONS: list[tuple[str, Any]] = [
@@ -21,31 +21,31 @@ _COMMON_OPTIONS: list[tuple[str, Any]] = [
 
 SERVER_OPTIONS: list[tuple[str, Any]] = [
     *_COMMON_OPTIONS,
-    # Without this a second server shares the port in silence and takes half of the connections.
+    # Without this, a second server silently shares the port and receives half of the connections.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 ]
 
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *_COMMON_OPTIONS,
-    # Services reach each other directly, whatever http_proxy says about the way out.
+    # Services connect to each other directly and ignore http_proxy.
     ("grpc.enable_http_proxy", 0),
-    # A restarted peer should be found again within a second or two.
+    # Reconnect to a restarted peer within a second or two.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # One that has another address since is looked up again as soon; by default gRPC does so at most every 30 s.
+    # A peer with a new address is looked up again in the same time; by default gRPC looks up at most every 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 2_000),
 ]
 
 
 def was_closed(error: BaseException) -> bool:
-    """Whether the error of a call means that its channel was closed meanwhile: gRPC cancels the call, as if its caller had."""
+    """Whether a call failed because its channel was closed meanwhile. gRPC then cancels the call as if its caller had done so."""
     task = asyncio.current_task()
     is_own = task is not None and task.cancelling() > 0
     return isinstance(error, grpc.aio.UsageError) or (isinstance(error, asyncio.CancelledError) and not is_own)
 
 
 def open_channel(address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
-    """A channel to `host:port`. It connects when first used and again after each loss."""
+    """A channel to `host:port`. It connects at its first use, and again after each loss."""
     return grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *options])

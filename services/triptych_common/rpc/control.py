@@ -1,4 +1,4 @@
-"""ControlService and health: what every service answers to its operator."""
+"""ControlService and health checks: the operator's interface of every service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triptych_common.pb import common_pb2, control_pb2, control_pb2_grpc
 from triptych_common.rpc.identity import Identity, without_secrets
 from triptych_common.rpc.structs import to_struct
 
-#: Names in grpc.health.v1: the process is alive; the service can take requests. The empty name means readiness too.
+#: Names in grpc.health.v1 for a live process and for a service that takes requests. The empty name also means readiness.
 LIVENESS = "liveness"
 READINESS = "readiness"
 
@@ -25,7 +25,7 @@ State = common_pb2.ServerState
 
 
 class Controllable(Protocol):
-    """What a service shows to its control port. `drain`, `sleep` and `wake_up` are called one at a time."""
+    """The interface of a service for its control port. `drain`, `sleep` and `wake_up` are called one at a time."""
 
     @property
     def state(self) -> common_pb2.ServerState: ...
@@ -33,15 +33,15 @@ class Controllable(Protocol):
     def num_live_requests(self) -> int: ...
     def model_info(self) -> common_pb2.ModelInfo | None: ...
     async def drain(self, timeout_s: float) -> bool:
-        """Take no more work; True when none was left within the time."""
+        """Take no more work. Returns True if all requests ended in time."""
         ...
 
     async def reset_cache(self) -> int:
-        """Forget cached results; returns how many."""
+        """Clear cached results. Returns their number."""
         ...
 
     async def sleep(self, timeout_s: float) -> int:
-        """Give cache memory back; returns bytes. Raises UnimplementedError where there is none."""
+        """Release cache memory. Returns the number of bytes. Raises UnimplementedError if the service has none."""
         ...
 
     async def wake_up(self) -> None: ...
@@ -50,7 +50,7 @@ class Controllable(Protocol):
 class Health:
     """Readiness and liveness of one process, in grpc.health.v1.
 
-    Liveness is SERVING as long as the event loop answers: a full queue or a lost neighbour is no reason to be restarted.
+    Liveness is SERVING as long as the event loop runs: a full queue or a lost peer is no reason for a restart.
     """
 
     def __init__(self, service_names: tuple[str, ...]) -> None:
@@ -67,7 +67,7 @@ class Health:
 
 
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
-    """Answers from a Controllable."""
+    """Answers the control calls from a Controllable."""
 
     def __init__(self, identity: Identity, service: Controllable, settings: BaseSettings) -> None:
         self._identity = identity
@@ -136,5 +136,5 @@ def _timeout(value: float) -> float:
 
 
 def cannot_sleep(service: str) -> UnimplementedError:
-    """The answer of services that hold no cache memory."""
+    """The error of services that hold no cache memory."""
     return UnimplementedError(f"the {service} holds no cache memory to give back")

@@ -1,4 +1,4 @@
-"""Which service this process is: what it says of itself to others."""
+"""The identity of this process, as it reports it to other services."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from triptych_common import __version__
 from triptych_common.pb import common_pb2
 from triptych_common.settings import GrpcServiceSettings
 
-_WILDCARDS = ("0.0.0.0", "::", "[::]", "*")  # noqa: S104 - compared with, not listened on
+_WILDCARDS = ("0.0.0.0", "::", "[::]", "*")  # noqa: S104 - only compared with, no socket listens on them
 _URL_PASSWORD = re.compile(r"(?<=://)([^/@\s]*:)[^/@\s]*(?=@)")
 
 
 class Identity:
-    """Says who this process is.
+    """The identity of this process.
 
     Args:
         service: frontend, encoder or engine.
-        settings: of the service; its advertised address, or else what can be told from where it listens.
+        settings: the service's settings. They give its advertised address; by default it is derived from the listen address.
     """
 
     def __init__(self, service: str, settings: GrpcServiceSettings) -> None:
         self._service = service
         self._settings = settings
-        #: Unique to this process, so that nobody takes a service that was started again for the one that went away.
+        #: Unique to this process, so that a restarted service is not mistaken for its predecessor.
         self.id = secrets.token_hex(8)
-        #: Port in force; it differs from the setting where that is 0.
+        #: The actual port. It differs from the setting if that is 0.
         self.port = settings.port
 
     @property
     def address(self) -> str:
-        """host:port by which others should reach this service."""
+        """host:port where other services reach this service."""
         if self._settings.advertised_address is not None:
             return self._settings.advertised_address
         host = self._settings.host
@@ -42,10 +42,10 @@ class Identity:
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     def describe(self, state: common_pb2.ServerState) -> common_pb2.Instance:
-        """This service, in the given state of its life."""
+        """This service, in the given state."""
         return common_pb2.Instance(id=self.id, address=self.address, state=state, service=self._service, version=__version__)
 
 
 def without_secrets(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that can be shown: the passwords in URLs are replaced by stars. Secret types have hidden themselves."""
+    """Settings without secrets: passwords in URLs become stars. Fields of secret types are already masked."""
     return {name: _URL_PASSWORD.sub(r"\1***", value) if isinstance(value, str) else value for name, value in settings.items()}

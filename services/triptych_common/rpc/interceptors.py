@@ -1,4 +1,4 @@
-"""What happens around every gRPC call: request id, error translation, access log."""
+"""Code around every gRPC call: request id, error translation, access log."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def new_request_id() -> str:
 
 
 def usable_request_id(given: str | None) -> str:
-    """The client's id when it is short and harmless in a log line, else a fresh one."""
+    """The client's id if it is short and safe in a log line, else a new one."""
     return given if given and _SAFE_REQUEST_ID.fullmatch(given) else new_request_id()
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Sets the request id of the call, turns exceptions into statuses, logs how the call ended.
+    """Sets the request id of the call, turns exceptions into statuses, and logs how the call ended.
 
-    Servicer methods must be coroutines or async generators. Health checks and reflection pass untouched.
+    Servicer methods must be coroutines or async generators. Health checks and reflection are not intercepted.
     """
 
     async def intercept_service(
@@ -71,7 +71,7 @@ def _wrap(behaviour: Callable[..., Any], method: str, request_id: str) -> Callab
         async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             with _Call(method, request_id) as call:
                 try:
-                    # A call that is cancelled while a response is written leaves the generator suspended; close it at once.
+                    # A call that is cancelled while it writes a response leaves the generator suspended. Close it at once.
                     async with contextlib.aclosing(behaviour(request, context)) as responses:
                         async for response in responses:
                             yield response
@@ -101,7 +101,7 @@ async def _abort(call: _Call, context: grpc.aio.ServicerContext, error: Exceptio
 
 
 class _Call:
-    """The span of one call: request id for the logs, and a line at its end."""
+    """The span of one call: sets the request id for the logs, and logs a line at the end."""
 
     def __init__(self, method: str, request_id: str) -> None:
         self._method = method

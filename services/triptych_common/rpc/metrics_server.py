@@ -1,4 +1,4 @@
-"""An HTTP port that Prometheus can scrape, for services that speak gRPC."""
+"""An HTTP port that Prometheus can scrape, for gRPC services."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from triptych_common.errors import StartupError
 from triptych_common.rpc.control import Controllable, State
 from triptych_common.telemetry.metrics import gauge
 
-#: What a service tells; called on its event loop, which owns what is counted.
+#: Collects a service's own metrics. Called on the event loop, which owns the counted state.
 Collect = Callable[[], Iterable[Metric]]
 #: Longest wait for the event loop, in seconds.
 _COLLECT_TIMEOUT_S = 5.0
 
 
 class MetricsServer:
-    """Answers `GET /metrics` from a thread of its own.
+    """Answers `GET /metrics` from its own thread.
 
     Args:
-        name: of the service; begins the names of its metrics.
-        collect: what the service tells beside what all services do.
+        name: name of the service; the prefix of its metrics.
+        collect: the service's metrics in addition to those that all services have.
     """
 
     def __init__(self, name: str, service: Controllable, collect: Collect | None) -> None:
@@ -35,7 +35,7 @@ class MetricsServer:
         self._thread: threading.Thread | None = None
 
     def start(self, host: str, port: int) -> int:
-        """Listen; returns the port in force. To be called on the event loop. Raises StartupError when the port is taken."""
+        """Listen. Returns the actual port. Call it on the event loop. Raises StartupError when the port is taken."""
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(_OnLoop(asyncio.get_running_loop(), self._families))
@@ -47,11 +47,11 @@ class MetricsServer:
         return int(self._server.server_port)
 
     async def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         server, thread = self._server, self._thread
         if server is None or thread is None:
             return
-        # The server looks up from its work twice a second.
+        # The server checks for a shutdown twice a second.
         await asyncio.to_thread(server.shutdown)
         server.server_close()
         await asyncio.to_thread(thread.join)
@@ -66,14 +66,14 @@ class MetricsServer:
 
 
 class _OnLoop:
-    """A collector whose metrics are read on the event loop."""
+    """A collector that reads its metrics on the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, families: Callable[[], list[Metric]]) -> None:
         self._loop = loop
         self._families = families
 
     def describe(self) -> list[Metric]:
-        # Else it would be asked when it is registered, which the event loop does.
+        # Without this, `register` would call `collect` on the event loop, which would then wait for itself.
         return []
 
     def collect(self) -> list[Metric]:

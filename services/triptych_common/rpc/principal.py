@@ -1,4 +1,4 @@
-"""Who makes a request, and which caches its request may share."""
+"""The caller of a request, and the caches that the request may share."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 class Principal:
     """The caller of a request."""
 
-    #: Whose data the request may see. Empty for callers that nobody authenticated, who share one tenant.
+    #: Whose data the request may see. Empty for unauthenticated callers, who share one tenant.
     tenant: str = ""
 
     def scoped_salt(self, salt: str) -> str:
         """The salt under which this principal's cache entries and media names are kept.
 
-        Two principals never have the same one, whatever salts their clients choose. Without tenant and salt it is empty.
+        Two principals never have the same salt, whatever salts their clients choose. Without tenant and salt it is empty.
 
         Args:
-            salt: the client's own choice. It divides what the principal may share.
+            salt: the client's own salt. It separates caches within one principal.
         """
         if not self.tenant and not salt:
             return ""
-        # The length keeps tenant and salt apart: no choice of a salt can complete another tenant's name.
+        # The length keeps tenant and salt apart: no salt can turn one tenant's name into another's.
         return f"{len(self.tenant)}:{self.tenant}{salt}"
 
 

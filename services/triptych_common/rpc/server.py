@@ -1,4 +1,4 @@
-"""Running one gRPC service: ports, health, reflection, control, signals, a clean end."""
+"""Runs one gRPC service: ports, health, reflection, control, signals, clean shutdown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from triptych_common.settings import GrpcServiceSettings, ServiceSettings
 from triptych_common.telemetry.logs import configure_logging
 
 log = logging.getLogger(__name__)
-#: Time for streams without requests, e.g. health watches, to end once the service is idle, in seconds.
+#: Time for streams that carry no requests, e.g. health watches, to end once the service is idle, in seconds.
 _IDLE_STREAMS_GRACE_S = 0.5
 
 
@@ -37,9 +37,9 @@ class ServiceServer:
     Args:
         name: frontend, encoder or engine.
         services: the service descriptors that this process serves, for reflection and health.
-        register: adds the servicers to the server it is given.
+        register: adds the servicers to the given server.
         controllable: answers the control port.
-        collect: what Prometheus is told beside what all services tell, where `metrics_port` is set.
+        collect: the service's metrics in addition to those that all services have, when `metrics_port` is set.
     """
 
     def __init__(
@@ -93,17 +93,17 @@ class ServiceServer:
         return server
 
     async def stop(self) -> None:
-        """Not ready at once; calls in flight get their time to end (shutdown_grace_s), then they are cancelled."""
+        """Become not ready at once. Calls in flight may end within shutdown_grace_s; then they are cancelled."""
         await self.health.set_ready(False)
         grace_s = self._settings.shutdown_grace_s
-        with contextlib.suppress(TriptychError):  # one that is still loading has nothing to end
+        with contextlib.suppress(TriptychError):  # a service that is still loading has nothing to drain
             if not await self._drain(grace_s):
                 log.warning("%d requests did not end within %g s", self._controllable.num_live_requests, grace_s)
         streams_s = min(_IDLE_STREAMS_GRACE_S, grace_s)
         await asyncio.gather(self._main.stop(streams_s), self._control.stop(streams_s), self._metrics.stop())
 
     async def _drain(self, grace_s: float) -> bool:
-        # An operator's drain or sleep, which may take longer, can keep this one from its turn.
+        # This drain may have to wait for an operator's drain or sleep, which may take longer.
         try:
             async with asyncio.timeout(grace_s + _IDLE_STREAMS_GRACE_S):
                 return await self._control_servicer.drain_for_good(grace_s)
@@ -112,7 +112,7 @@ class ServiceServer:
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, flag: str) -> int:
-    """Bind the server; returns the port in force. Raises StartupError naming the flag when it is taken."""
+    """Bind the server. Returns the actual port. Raises StartupError, which names the flag, when the port is taken."""
     try:
         return server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     except RuntimeError as error:
@@ -120,13 +120,13 @@ def bind(server: grpc.aio.Server, host: str, port: int, flag: str) -> int:
 
 
 def run_service(name: str, settings: ServiceSettings, main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run a service until SIGINT or SIGTERM; exits with 1 and one line when it cannot start.
+    """Run a service until SIGINT or SIGTERM. When it cannot start, log one line and exit with 1.
 
     Args:
-        main: the service; gets an event that is set when the process shall stop.
+        main: runs the service. It receives an event that is set when the process must stop.
     """
     configure_logging(name, settings.log_level, settings.log_format)
-    gc.freeze()  # what was imported stays; a full collection would stop all streams for 30 ms to look through it
+    gc.freeze()  # imported objects stay; a full collection would stop all streams for 30 ms to scan them
     raise_open_files_limit()
 
     async def until_stopped() -> None:

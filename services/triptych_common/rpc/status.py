@@ -1,4 +1,4 @@
-"""Errors on the wire: TriptychError <-> gRPC status with google.rpc details <-> RequestError."""
+"""Errors on the wire: TriptychError <-> gRPC status with google.rpc details, and TriptychError <-> RequestError."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from triptych_common.errors import Code, InternalError, TriptychError, error_cla
 from triptych_common.pb import common_pb2
 
 DOMAIN = "triptych"
-#: Trailing metadata that carries an error of ours; absent when the transport failed.
+#: Trailing metadata that carries one of our errors; absent when the transport failed.
 DETAILS_KEY = "grpc-status-details-bin"
-#: Longest text of an error on the wire, in characters. Errors name what was given, and clients can give megabytes.
+#: Longest text of an error on the wire, in characters. Errors quote the client's value, which can have megabytes.
 _MAX_TEXT_CHARS = 1000
 _STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -48,19 +48,19 @@ def to_status(error: TriptychError) -> status_pb2.Status:
 
 
 async def abort_call(context: grpc.aio.ServicerContext, error: TriptychError) -> NoReturn:
-    """End the call with the error's status and details. Raises grpc's own abort exception."""
+    """End the call with the error's status and details. Always raises, with grpc's own abort exception."""
     status = to_status(error)
     await context.abort(_STATUS_CODES[status.code], status.message, ((DETAILS_KEY, status.SerializeToString()),))
-    raise AssertionError("abort returns never")
+    raise AssertionError("context.abort never returns")
 
 
 def has_details(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a service of ours raised it, and not the transport."""
+    """Whether one of our services raised the error, not the transport."""
     return any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> TriptychError:
-    """The error that the other service raised, of the same class, with the same field, limit and value."""
+    """The error that the other service raised: same class, field, limit and value."""
     code: int = error.code().value[0]
     message = error.details() or error.code().name
     info, retry_after_s = error_details_pb2.ErrorInfo(), None
@@ -79,7 +79,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> TriptychError:
 
 
 def to_request_error(error: BaseException) -> common_pb2.RequestError:
-    """The error for a stream that many requests share. Errors that are not ours are reported as internal, without their text."""
+    """The error for a stream that many requests share. Other exceptions are reported as internal, without their text."""
     if not isinstance(error, TriptychError):
         error = InternalError(f"internal error ({type(error).__name__}); the service's log has the details")
     return common_pb2.RequestError(

@@ -9,17 +9,17 @@ from google.protobuf import json_format, struct_pb2
 
 
 def to_struct(value: Mapping[str, Any]) -> struct_pb2.Struct:
-    """A JSON object. Raises ValueError when it holds what JSON has not, e.g. NaN or bytes."""
+    """A JSON object. Raises ValueError when it holds something that JSON does not have, e.g. NaN or bytes."""
     struct = struct_pb2.Struct()
     struct.update(value)
     return struct
 
 
 def from_struct(struct: struct_pb2.Struct) -> dict[str, Any]:
-    """The object. A Struct has doubles only: numbers without a fraction become integers, which is what they were in most cases.
+    """The object. A Struct has doubles only, so numbers without a fraction become integers, which they were in most cases.
 
     Raises:
-        ValueError: a number is infinite or none.
+        ValueError: a number is infinite or NaN.
     """
     try:
         return _whole_numbers(json_format.MessageToDict(struct))

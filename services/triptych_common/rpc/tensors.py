@@ -1,4 +1,4 @@
-"""Tensors on the wire, to and from numpy. bfloat16, which numpy lacks, is for those who have torch (`DTYPE_NAMES`)."""
+"""Tensors on the wire, to and from numpy. numpy has no bfloat16, so reading bfloat16 needs torch (`DTYPE_NAMES`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2
 
-#: Torch's name (and numpy's, but for bfloat16 and bool) of each element type.
+#: Torch's name of each element type. It is also numpy's, except for bfloat16.
 DTYPE_NAMES: dict[common_pb2.DataType, str] = {
     common_pb2.DATA_TYPE_FLOAT32: "float32",
     common_pb2.DATA_TYPE_FLOAT16: "float16",
@@ -24,7 +24,7 @@ _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4
 
 
 def num_bytes(header: common_pb2.Tensor) -> int:
-    """Size of the tensor's data. Raises InvalidRequestError when dtype or shape is none."""
+    """Size of the tensor's data. Raises InvalidRequestError when the dtype or the shape is invalid."""
     name = DTYPE_NAMES.get(header.dtype)
     if name is None:
         raise InvalidRequestError(f"no such element type: {header.dtype}", field="dtype", value=header.dtype)
@@ -34,15 +34,15 @@ def num_bytes(header: common_pb2.Tensor) -> int:
 
 
 def from_numpy(array: np.ndarray) -> common_pb2.Tensor:
-    """The array as a message, its data inline. Raises KeyError for an element type that the contract lacks."""
+    """The array as a message with inline data. Raises KeyError for an element type that the contract lacks."""
     return common_pb2.Tensor(dtype=DATA_TYPES[array.dtype.name], shape=array.shape, inline=np.ascontiguousarray(array).tobytes())
 
 
 def to_numpy(tensor: common_pb2.Tensor) -> np.ndarray:
-    """The message's array, read-only; its data must be inline.
+    """The message's array, read-only. Its data must be inline.
 
     Raises:
-        InvalidRequestError: the data does not fit dtype and shape, or numpy lacks the dtype.
+        InvalidRequestError: the data does not match dtype and shape, or numpy lacks the dtype.
     """
     expected, name = num_bytes(tensor), DTYPE_NAMES[tensor.dtype]
     if len(tensor.inline) != expected:

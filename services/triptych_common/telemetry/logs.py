@@ -56,7 +56,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def configure_logging(service: str, level: str = "INFO", log_format: LogFormat = "text") -> None:
-    """Send this process's logs to standard error; replaces whatever was configured before."""
+    """Send this process's logs to standard error. Replaces any earlier configuration."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_RequestIdFilter())
     handler.setFormatter(_JsonFormatter(service) if log_format == "json" else _TextFormatter(service))

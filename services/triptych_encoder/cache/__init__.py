@@ -1,1 +1,1 @@
-"""The embedding cache, the store that encoders share, and waiting for embeddings."""
+"""The embedding cache, the store that encoders share, and the wait for embeddings."""

@@ -1,4 +1,4 @@
-"""Announced keys: their bytes are about to be sent, so fetches of them wait."""
+"""Announced keys: their files are about to be sent, so fetches of these keys wait."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-#: Most announcements that are remembered. The oldest is forgotten first.
+#: Most announcements that are kept. The oldest is dropped first.
 _MAX_ANNOUNCED = 65_536
 
 
 @dataclass
 class _Announcement:
     until_s: float = 0.0
-    #: Callers that were asked for the bytes, and that were not refused since.
+    #: Callers that were asked to send the file and whose file was not refused since.
     num_senders: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Announcements:
-    """Remembers which keys callers were asked to send the bytes of. For the event loop alone."""
+    """Keeps the keys whose files callers were asked to send. Use it on the event loop only."""
 
     def __init__(self) -> None:
         self._by_key: OrderedDict[bytes, _Announcement] = OrderedDict()
 
     def announce(self, key: bytes, for_s: float) -> None:
-        """Note that one more caller was asked for the key's bytes, which should come within `for_s` seconds."""
+        """Note that one more caller was asked for the key's file, which should arrive within `for_s` seconds."""
         announcement = self._by_key.setdefault(key, _Announcement())
         announcement.until_s = time.monotonic() + for_s
         announcement.num_senders += 1
@@ -35,7 +35,7 @@ class Announcements:
             self._forget(*next(iter(self._by_key.items())))
 
     def withdraw(self, key: bytes) -> None:
-        """Note that one caller's bytes came and were refused. Fetches give up when no other caller was asked for them."""
+        """Note that one caller's file arrived and was refused. Waiting fetches fail if no other caller was asked for the file."""
         announcement = self._by_key.get(key)
         if announcement is not None:
             announcement.num_senders -= 1
@@ -43,21 +43,21 @@ class Announcements:
                 self._forget(key, announcement)
 
     def withdraw_all(self) -> None:
-        """Note that no bytes will be accepted any more."""
+        """Note that no files will be accepted any more."""
         for key, announcement in list(self._by_key.items()):
             self._forget(key, announcement)
 
     def fulfil(self, key: bytes) -> None:
-        """Note that the bytes were accepted. Fetches that wait for them go on."""
+        """Note that the file was accepted. Fetches that wait for it continue."""
         announcement = self._by_key.pop(key, None)
         if announcement is not None:
             announcement.changed.set()
 
     async def wait_for(self, key: bytes) -> bool:
-        """Wait until the bytes of an announced key were accepted, or until the announcement was withdrawn.
+        """Wait until the file of an announced key was accepted, or until the announcement was withdrawn.
 
         Returns:
-            True when the caller should look for the key again. False when nobody announced it, or when its bytes did not come in
+            True if the caller should look for the key again. False if the key is not announced, or if its file did not arrive in
             time.
         """
         announcement = self._by_key.get(key)
@@ -71,14 +71,14 @@ class Announcements:
             async with asyncio.timeout(left_s):
                 await announcement.changed.wait()
         except TimeoutError:
-            # The bytes may have come in the same turn of the event loop, or the key may have been announced again.
+            # The file may have arrived in the same iteration of the event loop, or the key may have been announced again.
             if not announcement.changed.is_set() and announcement.until_s <= time.monotonic():
                 self._forget(key, announcement)
                 return False
         return True
 
     def _forget(self, key: bytes, announcement: _Announcement) -> None:
-        """Remove an announcement. Others who wait for it look for the key again, as nobody would wake them later."""
+        """Remove an announcement. Wake its other waiters, which then look for the key again: nothing else would wake them."""
         if self._by_key.get(key) is announcement:
             del self._by_key[key]
         announcement.changed.set()

@@ -1,6 +1,6 @@
-"""The embedding cache: bounded in bytes, with leases. It evicts the least recently used items, and never a leased one.
+"""The embedding cache: bounded in bytes, with leases. It evicts the least recently used items, but never a leased one.
 
-It knows neither torch nor gRPC. Callers pass the time, in seconds of any one clock.
+It depends on neither torch nor gRPC. Callers pass the time in seconds, always from the same clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Sized(Protocol):
-    """What is cached."""
+    """A cached item."""
 
     @property
     def num_bytes(self) -> int: ...
@@ -32,11 +32,11 @@ class _Entry(Generic[T]):
 
 
 class EmbeddingCache(Generic[T]):
-    """Items by key. Not safe for threads.
+    """Items by key. Not thread-safe.
 
     Args:
-        capacity_bytes: never exceeded.
-        on_evict: called with the keys that leave the cache, whatever the reason.
+        capacity_bytes: most bytes in the cache; never exceeded.
+        on_evict: called with the keys that leave the cache, for any reason.
     """
 
     def __init__(self, capacity_bytes: int, on_evict: Callable[[Sequence[bytes]], None] = lambda keys: None) -> None:
@@ -46,7 +46,7 @@ class EmbeddingCache(Generic[T]):
         self._on_evict = on_evict
         self._entries: OrderedDict[bytes, _Entry[T]] = OrderedDict()  # key -> entry, least recently used first
         self._leases: dict[str, tuple[bytes, float]] = {}  # lease id -> key, when it ends
-        self._ends: list[tuple[float, int, str]] = []  # heap of (when, tie-breaker, lease id); holds ended ones too
+        self._ends: list[tuple[float, int, str]] = []  # heap of (end, tie-breaker, lease id); also holds leases that have ended
         self._counter = itertools.count()
 
     def __len__(self) -> int:
@@ -64,19 +64,19 @@ class EmbeddingCache(Generic[T]):
         return sum(entry.item.num_bytes for entry in self._entries.values() if entry.lease_ids)
 
     def peek(self, key: bytes) -> T | None:
-        """The item, without marking it as used."""
+        """The item. Does not mark it as used."""
         entry = self._entries.get(key)
         return entry.item if entry else None
 
     def use(self, key: bytes) -> T | None:
-        """The item. It becomes the most recently used one."""
+        """The item. Marks it as the most recently used one."""
         if key not in self._entries:
             return None
         self._entries.move_to_end(key)
         return self._entries[key].item
 
     def put(self, key: bytes, item: T) -> bool:
-        """Keep an item, and evict others as needed. Returns False, and changes nothing, when leased items leave no room for it."""
+        """Keep an item and evict others as needed. Returns False and changes nothing if leased items leave too little space."""
         if key in self._entries:
             self._entries.move_to_end(key)
             self._entries[key].is_doomed = False
@@ -97,7 +97,7 @@ class EmbeddingCache(Generic[T]):
         return True
 
     def lease(self, key: bytes, ends_at: float) -> str:
-        """Keep the item until the lease ends. Returns the lease's id. Raises KeyError when the cache does not hold the key."""
+        """Keep the item until the lease ends. Returns the lease's id. Raises KeyError if the cache does not hold the key."""
         entry = self._entries[key]
         lease_id = secrets.token_hex(16)
         entry.lease_ids.add(lease_id)
@@ -115,14 +115,14 @@ class EmbeddingCache(Generic[T]):
         entry.lease_ids.discard(lease_id)
         if entry.is_doomed and not entry.lease_ids:
             self._remove([key])
-        # Released leases stay in the heap until their time. This bounds the heap when long leases are released early.
+        # Released leases stay in the heap until they would have ended. Rebuild the heap when too many were released early.
         if len(self._ends) > 2 * len(self._leases) + 64:
             self._ends = [end for end in self._ends if end[2] in self._leases]
             heapq.heapify(self._ends)
         return True
 
     def renew(self, lease_id: str, ends_at: float) -> bool:
-        """Let a lease end at another time; whether it was alive."""
+        """Change the end of a lease. Returns whether the lease was alive."""
         lease = self._leases.get(lease_id)
         if lease is None:
             return False
@@ -131,17 +131,17 @@ class EmbeddingCache(Generic[T]):
         return True
 
     def expire(self, now: float) -> int:
-        """End the leases whose time is over. Returns how many ended."""
+        """End the leases whose time is over. Returns their number."""
         num_ended = 0
         while self._ends and self._ends[0][0] <= now:
             lease_id = heapq.heappop(self._ends)[2]
-            # A renewed lease has an entry of its former end as well.
+            # A renewed lease still has an entry with its former end.
             if lease_id in self._leases and self._leases[lease_id][1] <= now:
                 num_ended += self.release(lease_id)
         return num_ended
 
     def evict(self, keys: Iterable[bytes] | None = None) -> int:
-        """Evict keys, or everything. Leased ones are evicted when their last lease ends. Returns how many were evicted now."""
+        """Evict keys, or everything. Leased items go when their last lease ends. Returns how many items were evicted now."""
         named = [key for key in dict.fromkeys(keys) if key in self._entries] if keys is not None else list(self._entries)
         for key in named:
             self._entries[key].is_doomed = True
@@ -157,7 +157,7 @@ class EmbeddingCache(Generic[T]):
             self._on_evict(keys)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when the counts do not match the items. For tests."""
+        """Raise AssertionError if the counts do not match the items. For tests."""
         held = sum(entry.item.num_bytes for entry in self._entries.values())
         if held != self.used_bytes or held > self.capacity_bytes:
             raise AssertionError(f"{held} bytes are held, {self.used_bytes} are booked, {self.capacity_bytes} may be")

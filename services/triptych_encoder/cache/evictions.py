@@ -1,4 +1,4 @@
-"""Tells watchers which keys left the cache."""
+"""Reports to watchers which keys left the cache."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 from triptych_common.errors import ServiceUnavailableError
 
-#: Most keys that wait for a watcher that does not read.
+#: Most keys that wait for a slow watcher.
 _MAX_PENDING = 65_536
 
 
 class EvictionFeed:
-    """Passes evicted keys to any number of watchers. For the event loop alone."""
+    """Passes evicted keys to any number of watchers. Use it on the event loop only."""
 
     def __init__(self) -> None:
         self._watchers: set[EvictionWatcher] = set()
@@ -33,7 +33,7 @@ class EvictionFeed:
 
 
 class EvictionWatcher:
-    """The keys that one watcher did not read yet."""
+    """The evicted keys that one watcher has not read yet."""
 
     def __init__(self) -> None:
         self._pending: list[bytes] = []
@@ -47,7 +47,7 @@ class EvictionWatcher:
         self._has_some.set()
 
     async def take(self) -> list[bytes]:
-        """Wait for keys. Raises ServiceUnavailableError when too many waited and some were dropped: look the keys up instead."""
+        """Wait for keys. Raises ServiceUnavailableError if too many waited and some were dropped: look keys up instead."""
         await self._has_some.wait()
         if self._lost_some:
             raise ServiceUnavailableError(f"more than {_MAX_PENDING} evictions waited unread; watch again and look keys up")

@@ -12,17 +12,17 @@ from triptych_common.rpc.tensors import DATA_TYPES, num_bytes
 
 @dataclass(frozen=True)
 class PreprocessedItem:
-    """What the towers take for one item."""
+    """The towers' inputs for one item."""
 
     modality: common_pb2.Modality
-    inputs: Mapping[str, torch.Tensor]  # argument of the tower -> tensor; its first dimension grows with the number of items
-    num_tokens: int  # that it takes in a prompt; one embedding each
-    layout: Mapping[str, torch.Tensor]  # what positions depend on, by the modeling code's names
+    inputs: Mapping[str, torch.Tensor]  # argument of the tower -> tensor; the first dimension grows with the number of items
+    num_tokens: int  # placeholder tokens in a prompt; one embedding each
+    layout: Mapping[str, torch.Tensor]  # tensors that positions depend on, by the modeling code's names
 
 
 @dataclass(frozen=True)
 class HostTensor:
-    """A tensor as it travels: row-major, little-endian."""
+    """A tensor in its wire format: row-major, little-endian."""
 
     header: common_pb2.Tensor  # dtype and shape, no payload
     data: bytes
@@ -36,13 +36,13 @@ class HostTensor:
         return cls(common_pb2.Tensor(dtype=dtype, shape=tensor.shape), data)
 
     def has_consistent_size(self) -> bool:
-        """Whether the data is as long as dtype and shape say."""
+        """Whether the length of the data matches dtype and shape."""
         return num_bytes(self.header) == len(self.data)
 
 
 @dataclass(frozen=True)
 class EncodedItem:
-    """The named tensors of an item: embeds first, then deepstack.{i}, then its layout."""
+    """The named tensors of an item: embeds first, then deepstack.{i}, then the layout."""
 
     tensors: Mapping[str, HostTensor]
     num_tokens: int

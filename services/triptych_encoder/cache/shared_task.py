@@ -16,8 +16,8 @@ class SharedTask(Generic[T]):
     """A task whose result is shared. It is cancelled when its last waiter is gone.
 
     Args:
-        on_end: called once, when the task has ended or was cancelled. It is called before any waiter gets the result; nobody may
-            join after it.
+        on_end: called once, when the task has ended or was cancelled, and before any waiter gets the result. No caller may join
+            after it.
     """
 
     def __init__(self, work: Coroutine[Any, Any, T], on_end: Callable[[], None]) -> None:
@@ -30,7 +30,8 @@ class SharedTask(Generic[T]):
         """Wait for the result, and return what `claim` makes of it.
 
         Args:
-            claim: called with the result as soon as it exists, if this caller still waits for it. What it raises, `join` raises.
+            claim: called with the result as soon as it exists, if this caller still waits for it. `join` raises what `claim`
+                raises.
 
         Raises:
             ServiceUnavailableError: the task was cancelled.
@@ -45,7 +46,7 @@ class SharedTask(Generic[T]):
                 self.cancel()
 
     def cancel(self) -> None:
-        """Cancel the task. Those who wait for it get a ServiceUnavailableError."""
+        """Cancel the task. Its waiters get a ServiceUnavailableError."""
         self._end()
         self._task.cancel()
 

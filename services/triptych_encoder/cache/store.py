@@ -1,4 +1,4 @@
-"""The second tier: embeddings in Valkey or Redis, shared by encoders of the same weights. Its failures never fail a request."""
+"""The second cache tier: embeddings in Valkey or Redis, shared by encoders of the same weights. A failure never fails a request."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from triptych_encoder.cache.wire import from_stored, to_stored
 
 log = logging.getLogger(__name__)
 _PREFIX = b"triptych:embedding:"
-#: A slow store must not delay requests for longer than encoding would take.
+#: A slow store must not delay a request longer than encoding would take.
 _TIMEOUT_S = 2.0
-#: How long the store is not used after it did not answer in time. Otherwise each item would wait for it, more than once.
+#: How long the store is not used after a timeout. Otherwise every item would wait for it, more than once.
 _PAUSE_S = 15.0
 _WARN_EVERY_S = 30.0
 
 
 class SharedStore:
-    """Keeps items by key until their time to live is over. The fingerprint is part of each key.
+    """Keeps items by key until their time to live is over. Each key contains the embedding fingerprint.
 
     Args:
         url: redis://[user:password@]host:port/db, rediss:// or unix://.
-        ttl_s: how long values are kept after they were written.
+        ttl_s: how long a value is kept after it was written.
         max_value_bytes: larger items are not stored.
     """
 
@@ -40,7 +40,7 @@ class SharedStore:
         self.num_failures = 0
 
     async def get(self, key: bytes) -> EncodedItem | None:
-        """The item. None when the store does not have it, when it is damaged, or when the store is away."""
+        """The item. None if the store does not have it, if it is damaged, or if the store is unavailable."""
         if self._is_paused:
             return None
         try:
@@ -66,7 +66,7 @@ class SharedStore:
             self._failed("write", error)
 
     async def has(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which keys the store has; none when it is away."""
+        """Whether the store has each key; False for all if the store is unavailable."""
         if not keys or self._is_paused:
             return [False] * len(keys)
         try:

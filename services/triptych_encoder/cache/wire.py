@@ -1,4 +1,4 @@
-"""Encoded items as bytes for the shared store, and as the chunks of a Fetch."""
+"""Encoded items as bytes for the shared store, and as the chunks of a Fetch response."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triptych_common.pb import common_pb2, encoder_pb2
 from triptych_encoder.cache.item import EncodedItem, HostTensor
 from triptych_encoder.pb import storage_pb2
 
-#: Every stored value begins with it. It changes whenever the layout of values does.
+#: The first bytes of every stored value. Change it whenever the layout of values changes.
 _MAGIC = b"TPE1"
 _DIGEST_BYTES = 32
 
@@ -30,7 +30,7 @@ def to_stored(item: EncodedItem) -> bytes:
 
 
 def from_stored(value: bytes) -> EncodedItem | None:
-    """The inverse of `to_stored`. None when the value is damaged or of another version."""
+    """The inverse of `to_stored`. None if the value is damaged or has another version."""
     body = value[len(_MAGIC) + _DIGEST_BYTES :]
     if not value.startswith(_MAGIC) or hashlib.sha256(body).digest() != value[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES]:
         return None

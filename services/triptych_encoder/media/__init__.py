@@ -1,1 +1,1 @@
-"""Raw media files to pixels, samples and frames: limits first, then decoding."""
+"""From raw media files to pixels, samples and frames: limits first, then decoding."""

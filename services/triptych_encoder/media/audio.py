@@ -1,4 +1,4 @@
-"""Sounds: raw file to one channel of float32 samples at the model's rate."""
+"""Audio: from a raw file to one channel of float32 samples at the model's rate."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _BLOCK_SAMPLES = 1 << 16
 
 
 def decode_audio(data: bytes, rate: int, limits: MediaLimits) -> np.ndarray:
-    """Samples, shape (num_samples,), float32, the mean of all channels, at `rate` samples per second.
+    """Samples, shape (num_samples,), float32: the mean of all channels, at `rate` samples per second.
 
-    It reads block by block, so that a wrong length in the header costs no memory.
+    Reads block by block, so that a wrong length in the header costs no memory.
 
     Raises:
-        InvalidRequestError: the file is no sound, has no samples, is damaged, or crosses a limit.
+        InvalidRequestError: the file is not audio, has no samples, is damaged, or exceeds a limit.
     """
     check_size("audio", data, limits)
     try:
@@ -79,7 +79,7 @@ def _gather(blocks: Iterator[np.ndarray], rate: int, limits: MediaLimits) -> np.
 
 
 def _decode_container(data: bytes, limits: MediaLimits) -> tuple[int, np.ndarray]:
-    """Rate and samples of a file that libsndfile cannot read: m4a, webm, the sound track of a video."""
+    """Rate and samples of a file that libsndfile cannot read: m4a, webm, the audio track of a video."""
     try:
         with open_container(data, limits.max_pixels) as container:
             if not container.streams.audio:

@@ -1,4 +1,4 @@
-"""Pictures: raw file to RGB, upright."""
+"""Images: from a raw file to upright RGB."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from triptych_encoder.media.limits import bad_media, check_pixels, check_size
 Image.init()
 #: The formats that this build of Pillow can read.
 FORMATS = tuple(name for name in IMAGE_FORMATS if name in Image.OPEN)
-#: Of a JPEG. Progressive ones have about ten scans.
+#: Limits of a JPEG. A progressive one has about ten scans.
 _MAX_SCANS, _MAX_PARTS = 100, 10_000
-#: Begins a part of a JPEG. It is neither a stuffed 0xff nor a restart inside a scan. Between parts there may be anything.
+#: The begin of a part of a JPEG: not a stuffed 0xff and not a restart marker inside a scan. Any bytes may lie between parts.
 _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
-#: What Pillow's decoders raise for broken files.
+#: Exceptions of Pillow's decoders for broken files.
 _DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error, zlib.error)
 
-# Our own limit is checked before a pixel is decoded. Pillow's would only warn.
+# Our own limit is checked before any pixel is decoded. Pillow's limit would only warn at first.
 Image.MAX_IMAGE_PIXELS = None
 ImageFile.LOAD_TRUNCATED_IMAGES = False
 
 
 def decode_image(data: bytes, limits: MediaLimits) -> Image.Image:
-    """The picture in RGB, turned as its EXIF orientation says. Of an animation, the first frame.
+    """The image in RGB, rotated as its EXIF orientation says. For an animation, the first frame.
 
     Raises:
-        InvalidRequestError: the file is no picture, is damaged, or crosses a limit.
+        InvalidRequestError: the file is not an image, is damaged, or exceeds a limit.
     """
     check_size("image", data, limits)
     try:
@@ -52,7 +52,7 @@ def decode_image(data: bytes, limits: MediaLimits) -> Image.Image:
 
 
 def _check_scans(data: bytes) -> None:
-    """Refuse a JPEG with more scans than any encoder writes. A scan of a few bytes takes as long as the whole picture."""
+    """Refuse a JPEG with more scans than any encoder writes. A scan of a few bytes takes as long to decode as the whole image."""
     position, num_parts, num_scans = 2, 0, 0
     while found := _MARKER.search(data, position):
         if found[1] == b"\xd9":
@@ -66,7 +66,7 @@ def _check_scans(data: bytes) -> None:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
-        # 16 bits per pixel, which Pillow would clip at 255 rather than scale.
+        # 16 bits per pixel. Pillow would clip the values at 255 instead of scaling them.
         return Image.fromarray((np.asarray(image, dtype=np.int64).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         image = image.convert("RGBA")

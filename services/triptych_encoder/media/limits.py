@@ -1,4 +1,4 @@
-"""Errors for media files that cross a limit (see triptych_common.media.limits) or cannot be used."""
+"""Errors for media files that exceed a limit (see triptych_common.media.limits) or cannot be used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def bad_media(kind: str, what: str, limit: object = "", value: object = "") -> I
 
 
 def check_size(kind: str, data: bytes, limits: MediaLimits) -> None:
-    """Raise InvalidRequestError for an empty file and for one with too many bytes."""
+    """Raise InvalidRequestError for an empty file or one with too many bytes."""
     if not data:
         raise bad_media(kind, "file is empty (0 bytes)", value=0)
     if len(data) > limits.max_bytes:
@@ -22,7 +22,7 @@ def check_size(kind: str, data: bytes, limits: MediaLimits) -> None:
 
 
 def check_pixels(kind: str, width: int, height: int, limits: MediaLimits) -> None:
-    """Raise InvalidRequestError for no pixels and for too many."""
+    """Raise InvalidRequestError for no pixels or too many."""
     if width < 1 or height < 1:
         raise bad_media(kind, f"has no pixels ({width}x{height})", value=f"{width}x{height}")
     if width * height > limits.max_pixels:
@@ -35,7 +35,7 @@ def check_pixels(kind: str, width: int, height: int, limits: MediaLimits) -> Non
 
 
 class DecodeClock:
-    """The time limit of decoding one file. To be checked between two pieces of it."""
+    """The time limit for decoding one file. Decoders call `check` between two pieces of the file."""
 
     def __init__(self, kind: str, limits: MediaLimits) -> None:
         self._kind, self._limit_s = kind, limits.max_decode_s

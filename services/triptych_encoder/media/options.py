@@ -15,7 +15,7 @@ FIELD = "processor_options"
 
 
 def parse_options(struct: struct_pb2.Struct) -> dict[str, Any]:
-    """The options as a mapping; empty for none. Raises InvalidRequestError for numbers that JSON does not have."""
+    """The options as a mapping; empty if there are none. Raises InvalidRequestError for numbers that JSON does not have."""
     try:
         return from_struct(struct)
     except ValueError as error:

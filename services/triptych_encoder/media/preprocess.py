@@ -1,4 +1,4 @@
-"""Raw file to the inputs of the towers: decoded, then preprocessed by the checkpoint's own processor."""
+"""From a raw file to the towers' inputs: decoded, then preprocessed by the checkpoint's own processor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Modality = common_pb2.Modality
 _KINDS = {Modality.MODALITY_IMAGE: "image", Modality.MODALITY_AUDIO: "audio", Modality.MODALITY_VIDEO: "video"}
 #: Outputs of processors that positions depend on.
 _LAYOUT = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid", "image_sizes")
-#: For the media alone: PaliGemma's processor fails when its token ids are tensors.
+#: Passed to the media processors only: PaliGemma's processor fails when its token ids are tensors.
 _TENSORS = {"return_tensors": "pt"}
 #: Raised by processors for media and options that they cannot use.
 _PROCESSOR_ERRORS = (
@@ -58,11 +58,11 @@ class PreprocessResult:
 
 
 class Preprocessor:
-    """Decodes and preprocesses items. Several threads may use it at once; each of them loads its own processor.
+    """Decodes and preprocesses items. Several threads may use it at once; each thread loads its own processor.
 
     Args:
         path: the checkpoint.
-        config: of the part with the towers.
+        config: the configuration of the part with the towers.
     """
 
     def __init__(self, path: Path, config: PretrainedConfig, limits: MediaLimits) -> None:
@@ -71,7 +71,7 @@ class Preprocessor:
         self._per_thread = threading.local()
 
     def load(self) -> tuple[common_pb2.Modality, ...]:
-        """Load this thread's processor, so that no item waits for it. Returns the modalities that it can preprocess."""
+        """Load this thread's processor, so that no item has to wait for it. Returns the modalities that it can preprocess."""
         calls = self._calls()
         video = (Modality.MODALITY_VIDEO,) if self._config.model_type in VIDEO_MODEL_TYPES else ()
         image = (Modality.MODALITY_IMAGE,) if calls.image_processor is not None else ()
@@ -91,7 +91,7 @@ class Preprocessor:
             media = self._decode(modality, data, options)
         except TriptychError:
             raise
-        # Decoders of many formats run here on files that anybody may have written. They raise more than their own errors.
+        # Decoders of many formats run here on untrusted files. They raise more than their documented errors.
         except Exception as error:
             raise bad_media(kind, f"is damaged, or of a kind that cannot be decoded: {_reason(error)}") from error
         decoded_s = time.perf_counter()
@@ -124,7 +124,7 @@ class Preprocessor:
 
 
 class ProcessorCalls:
-    """Calls the checkpoint's processor with one item and one placeholder, and counts the tokens that the placeholder became."""
+    """Calls the checkpoint's processor with one item and one placeholder, and counts the tokens that replace the placeholder."""
 
     image_processor: Any
     feature_extractor: Any
@@ -167,12 +167,12 @@ class ProcessorCalls:
         return prepared_item(modality, features, num_tokens)
 
     def _placeholder(self, kind: str) -> str:
-        # In Gemma3's prompts a picture is another token than the one that is repeated.
+        # In Gemma3's prompts the token for an image differs from the repeated placeholder token.
         name = "boi_token" if kind == "image" and hasattr(self._processor, "boi_token") else f"{kind}_token"
         return getattr(self._processor, name)
 
     def _check_window(self, samples: np.ndarray) -> None:
-        """Refuse longer sounds: Whisper's feature extractor silently cuts off what does not fit into its window."""
+        """Refuse audio longer than the window. Whisper's feature extractor would silently cut off the rest."""
         if self._config.model_type not in ("qwen2_audio", "qwen2_5_omni_thinker"):
             longest = getattr(self._processor, "max_audio_len", None)
             limit = longest * self.sampling_rate if longest else None
@@ -184,7 +184,7 @@ class ProcessorCalls:
 
 
 class PixtralCalls(ProcessorCalls):
-    """Pictures for Pixtral's tower by the image processor alone: the module of Pixtral's processor needs torchvision."""
+    """Images for Pixtral's tower. Uses only the image processor, because the module of Pixtral's processor needs torchvision."""
 
     def __init__(self, path: Path, config: PretrainedConfig, max_pixels: int) -> None:
         self.image_processor, self.feature_extractor = AutoImageProcessor.from_pretrained(path), None
@@ -200,9 +200,9 @@ class PixtralCalls(ProcessorCalls):
 
 
 class VoxtralCalls(ProcessorCalls):
-    """Sounds for Voxtral: whole windows of 30 s, as `VoxtralProcessor._retrieve_input_features` cuts them.
+    """Audio for Voxtral: whole windows of 30 s, cut as in `VoxtralProcessor._retrieve_input_features`.
 
-    The processor itself takes sounds only through mistral-common's chat template.
+    The processor itself accepts audio only through mistral-common's chat template.
     """
 
     _WINDOW_S = 30
@@ -236,7 +236,7 @@ def _calls_for(path: Path, config: PretrainedConfig, max_pixels: int) -> Process
 
 
 def prepared_item(modality: common_pb2.Modality, features: Mapping[str, Any], num_tokens: int) -> PreprocessedItem:
-    """Sort a processor's outputs into the inputs of the towers and the tensors that positions depend on."""
+    """Split a processor's outputs into the towers' inputs and the tensors that positions depend on."""
     inputs = {
         name: tensor if isinstance(tensor, torch.Tensor) else torch.as_tensor(tensor)
         for name, tensor in features.items()

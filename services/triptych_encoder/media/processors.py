@@ -1,7 +1,7 @@
-"""Loads the checkpoint's processor with transformers, also where torchvision is absent.
+"""Loads the checkpoint's processor with transformers, even without torchvision.
 
-Many families' processors require a video processor, which needs torchvision, although pictures do not. Without torchvision, one of
-our own replaces it. It serves Qwen's videos; videos of other families are refused.
+Many families' processors require a video processor, which needs torchvision, although images do not. Without torchvision, our own
+video processor replaces it. It handles Qwen's videos; videos of other families are refused.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from triptych_common.model import store as model_store
 from triptych_encoder.media.video_processor import QwenVideoProcessor
 
 log = logging.getLogger(__name__)
-#: Files that say how media are preprocessed. When one of them changes, embeddings do.
+#: Files that define how media are preprocessed. A change of one of them changes the embeddings.
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-#: Model types whose videos are served.
+#: Model types whose videos are supported.
 VIDEO_MODEL_TYPES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
 _BUDGET_PER_VIDEO = frozenset({"qwen3_vl", "qwen3_vl_moe"})
 
@@ -37,7 +37,7 @@ def load_processor(path: Path, config: PretrainedConfig, max_pixels: int) -> Pro
         max_pixels: see `limit_made_pixels`.
 
     Raises:
-        StartupError: its files are missing or broken, or transformers has no such processor.
+        StartupError: the processor's files are missing or broken, or transformers has no such processor.
     """
     name = _processor_class_name(path, config)
     cls = getattr(transformers, name or "", None)
@@ -57,10 +57,10 @@ def load_processor(path: Path, config: PretrainedConfig, max_pixels: int) -> Pro
 
 
 def limit_made_pixels(image_processor: Any, max_pixels: int) -> None:
-    """Have the processor raise ValueError before it makes a picture of more pixels, see `check_made_pixels`."""
+    """Make the processor raise ValueError before it creates an image with more pixels, see `check_made_pixels`."""
     family = type(image_processor)
-    # The check goes between the family's own methods, which have their own kinds of sizes, and the backend's, which get heights and
-    # widths.
+    # The check goes between the family's own methods, which use sizes of various kinds, and the backend's methods, which use
+    # heights and widths.
     backend = next((base for base in family.__mro__ if base in (PilBackend, TorchvisionBackend)), None)
     if backend is None:
         return
@@ -112,7 +112,7 @@ def _with_video_stand_in(cls: type[ProcessorMixin], path: Path, config: Pretrain
 
 
 def _without_class_check(cls: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """A class that accepts a video processor that is not transformers' own. It keeps its name, which messages show."""
+    """A subclass that accepts a video processor that is not from transformers. It keeps the class's name, which messages show."""
 
     class Lenient(cls):
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
@@ -125,7 +125,7 @@ def _without_class_check(cls: type[ProcessorMixin]) -> type[ProcessorMixin]:
 
 
 def _qwen_video_settings(path: Path) -> dict[str, Any]:
-    """The settings that our video processor knows. The pixel limits of an image processor are not those of a video."""
+    """The settings that our video processor knows. An image processor's pixel limits are left out: they do not apply to videos."""
     known = ("patch_size", "merge_size", "temporal_patch_size", "image_mean", "image_std", "rescale_factor")
     config = video_config(path)
     is_video = "video_processor_type" in config
@@ -134,7 +134,7 @@ def _qwen_video_settings(path: Path) -> dict[str, Any]:
 
 
 def _without_num2words(cls: type[ProcessorMixin]) -> None:
-    """Let SmolVLM's processor load without num2words, which only spells out numbers in prompts with videos."""
+    """Let SmolVLM's processor load without num2words, which is only needed to spell out numbers in prompts with videos."""
     module = importlib.import_module(cls.__module__)
     if getattr(module, "num2words", "absent") is None:
         module.num2words = str  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Videos: raw file to the frames that the model family samples."""
+"""Videos: from a raw file to the frames that the model family samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triptych_encoder.media.limits import DecodeClock, bad_media, check_pixels, 
 
 @dataclass(frozen=True)
 class SampledVideo:
-    """Frames of a video, and their places in it."""
+    """Frames of a video, and their indices in it."""
 
     frames: np.ndarray  # [num_frames, height, width, 3] uint8
     indices: np.ndarray  # [num_frames] int64, ascending
@@ -25,10 +25,10 @@ class SampledVideo:
 
 
 def decode_video(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> SampledVideo:
-    """The sampled frames. Codecs need the frames between them, which are decoded and dropped.
+    """The sampled frames. Codecs need the frames between them too; these are decoded and dropped.
 
     Raises:
-        InvalidRequestError: the file is no video, has no frames, is damaged, or crosses a limit.
+        InvalidRequestError: the file is not a video, has no frames, is damaged, or exceeds a limit.
     """
     check_size("video", data, limits)
     try:
@@ -65,13 +65,13 @@ def _open(data: bytes, limits: MediaLimits) -> tuple[Any, Any]:
         container.close()
         raise bad_media("video", "file has no picture track")
     stream = container.streams.video[0]
-    # One thread, because several videos are decoded at once and an engine may share the cores.
+    # One thread, because several videos are decoded at once and an engine may use the same cores.
     stream.codec_context.thread_count = 1
     return container, stream
 
 
 def _probe(data: bytes, limits: MediaLimits) -> tuple[int, float, int, int]:
-    """Number of frames, frames per second, width, height. Frames are counted as packets, whatever the header says."""
+    """Number of frames, frames per second, width, height. Counts packets instead of trusting the header."""
     container, stream = _open(data, limits)
     with container:
         rate = stream.average_rate or stream.base_rate or stream.guessed_rate
@@ -95,7 +95,7 @@ def _decode(data: bytes, indices: np.ndarray, width: int, height: int, limits: M
                 break
             clock.check()
             if index == indices[taken]:
-                # When the stream changes its size, all frames get the first size.
+                # If the stream changes its size, all frames still get the first size.
                 image = frame.to_ndarray(format="rgb24", width=width, height=height)
                 while taken < len(indices) and indices[taken] == index:
                     frames[taken] = image

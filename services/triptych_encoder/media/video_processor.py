@@ -1,7 +1,7 @@
-"""Qwen's video preprocessing without torchvision: sampled frames to patches, as transformers' own video processors do it.
+"""Qwen's video preprocessing without torchvision: from sampled frames to patches, like transformers' own video processors.
 
-It follows `Qwen2VLVideoProcessor` and `Qwen3VLVideoProcessor` in transformers. It resizes by torch's bicubic interpolation of
-bytes, which torchvision calls, too.
+It follows `Qwen2VLVideoProcessor` and `Qwen3VLVideoProcessor` in transformers. It resizes with torch's bicubic interpolation of
+bytes, which torchvision also calls.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _DEFAULTS = {"temporal_patch_size": 2, "merge_size": 2, "rescale_factor": 1 / 25
 
 
 class QwenVideoProcessor(VideoProcessorMixin):
-    """Replaces transformers' video processor. Its frames were sampled already.
+    """Replaces transformers' video processor. Its input frames are already sampled.
 
     Args:
         config: video_preprocessor_config.json, or its equivalent in the checkpoint.
-        budget_per_video: the limit of pixels is for the whole video (Qwen3-VL), not for a frame (Qwen2-VL).
+        budget_per_video: the pixel limit is for the whole video (Qwen3-VL), not for one frame (Qwen2-VL).
     """
 
     def __init__(self, config: Mapping[str, Any], budget_per_video: bool) -> None:
@@ -54,7 +54,7 @@ class QwenVideoProcessor(VideoProcessorMixin):
 
         Args:
             videos: each [num_frames, height, width, 3] uint8.
-            size: {"shortest_edge": ..., "longest_edge": ...}, pixels; by default the checkpoint's.
+            size: {"shortest_edge": ..., "longest_edge": ...}, in pixels; by default the checkpoint's.
 
         Returns:
             pixel_values_videos [num_patches, patch_dim] float32, video_grid_thw [num_videos, 3] int64, video_metadata.
@@ -82,7 +82,7 @@ class QwenVideoProcessor(VideoProcessorMixin):
         )
 
     def _resized(self, num_frames: int, height: int, width: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-        """Height and width: multiples of a merged patch, within the limit of pixels, at about the same aspect ratio."""
+        """Height and width: multiples of a merged patch, within the pixel limit, with about the same aspect ratio."""
         factor, frame_step = self.patch_size * self.merge_size, self.temporal_patch_size
         capped = self._config["cap_pixels_per_frame"]
         if self._budget_per_video:

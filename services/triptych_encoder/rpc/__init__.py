@@ -1,1 +1,1 @@
-"""The gRPC edge of the encoder."""
+"""The gRPC interface of the encoder."""

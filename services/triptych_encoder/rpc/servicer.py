@@ -1,4 +1,4 @@
-"""EncoderService: gRPC in front of the pipeline."""
+"""EncoderService: the gRPC interface of the pipeline."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _KEY_BYTES = 32
 _LEASE_S, _MAX_LEASE_S = 30.0, 600.0
 _FETCH_TIMEOUT_S, _MAX_FETCH_TIMEOUT_S = 30.0, 3600.0
 _CHUNK_BYTES, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 1 << 20, 64 << 10, 3 << 20
-#: Larger files are hashed in a thread, so that the event loop can answer others meanwhile.
+#: Larger files are hashed in a thread, so that the event loop stays responsive.
 _HASH_INLINE_BYTES = 64 << 10
 
 
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
-    """Serves one pipeline. Until it is attached, calls are refused as unavailable.
+    """Serves one pipeline. Until a pipeline is attached, calls are refused as unavailable.
 
     Args:
-        instance: says which encoder this is.
+        instance: returns the identity of this encoder.
     """
 
     def __init__(self, evictions: EvictionFeed, max_items_per_request: int, instance: Callable[[], common_pb2.Instance]) -> None:
@@ -48,13 +48,13 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         self._pipeline, self._description, self._refusal = pipeline, description, None
 
     def refuse(self, reason: str) -> None:
-        """Refuse to encode. What the cache holds can still be fetched."""
+        """Refuse to encode. Cached embeddings can still be fetched."""
         self._refusal = reason
         if self._pipeline is not None:
             self._pipeline.expect_no_bytes()
 
     def accept(self) -> None:
-        """Encode again after `refuse`."""
+        """Encode again, after `refuse`."""
         self._refusal = None
 
     @property
@@ -83,7 +83,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 limit=self._max_items,
                 value=len(request.items),
             )
-        # When the call is cancelled, the group cancels each item. Items that no other call waits for are not computed.
+        # When the call is cancelled, the group cancels its items. An item that other calls wait for is still computed.
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._encode_item(item, lease_s)) for item in request.items]
         return encoder_pb2.EncodeResponse(results=[task.result() for task in tasks])
@@ -151,7 +151,8 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 _check_key(key)
                 item = await pipeline.wait_for(key, max(0.0, deadline_s - time.monotonic()))
             except Exception as error:
-                # The error of this item alone. Unexpected errors are reported as internal; they were logged where they happened.
+                # Report the error for this item only. Unexpected errors are reported as internal; they were logged where they
+                # occurred.
                 yield encoder_pb2.FetchResponse(key=key, last_chunk_of_item=True, error=to_request_error(error))
                 continue
             for chunk in chunks(key, item, chunk_bytes):
@@ -209,7 +210,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     ) -> AsyncIterator[encoder_pb2.WatchEvictionsResponse]:
         _ = self._attached
         with self._evictions.watch() as watcher:
-            # An empty one first: from here on the watcher hears of every eviction.
+            # Send an empty response first. From here on the watcher receives every eviction.
             yield encoder_pb2.WatchEvictionsResponse()
             while True:
                 yield encoder_pb2.WatchEvictionsResponse(keys=await watcher.take())

@@ -1,4 +1,4 @@
-"""The batching loop: one thread owns the device and the towers on it."""
+"""The batching loop: one thread owns the device and its towers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class ItemEncoder(Protocol):
-    """What the loop needs of the towers."""
+    """The interface of the towers that the loop needs."""
 
     def signature(self, item: PreprocessedItem) -> tuple[object, ...]: ...
     def encode(self, items: Sequence[PreprocessedItem]) -> list[dict[str, torch.Tensor]]: ...
@@ -28,7 +28,7 @@ class ItemEncoder(Protocol):
 
 @dataclass(frozen=True)
 class Encoding:
-    """An item's embeddings, and how long they took in seconds."""
+    """An item's embeddings, and the times that they took in seconds."""
 
     item: EncodedItem
     queue_s: float
@@ -46,11 +46,11 @@ class _Job:
 class DeviceLoop:
     """Encodes submitted items in batches of equal signature, oldest first.
 
-    It has no limit of its own: its caller bounds the queue. A job whose future is cancelled before its batch begins costs nothing.
+    It has no limit of its own: the caller bounds the queue. A job that is cancelled before its batch begins costs nothing.
 
     Args:
         max_batch_embeddings: most embeddings of a batch. A larger item is encoded alone.
-        prepare_thread: runs once, first in the thread, e.g. to set its priority.
+        prepare_thread: runs once at the start of the thread, e.g. to set its priority.
         prepare_batch: runs before each batch, e.g. to choose the number of compute threads.
     """
 
@@ -75,14 +75,14 @@ class DeviceLoop:
         """Use these towers. Must be called before the first `submit`.
 
         Args:
-            alone: put each item into a batch of its own.
+            alone: encode each item in a separate batch.
         """
         self._tower = tower
         if alone:
             self._budget = 0
 
     def call(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run a function in the thread, after everything that was submitted before."""
+        """Run a function in the device thread, after all work that was submitted before."""
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -108,7 +108,7 @@ class DeviceLoop:
         return len(self._jobs)
 
     def stop(self) -> None:
-        """Finish the current batch, cancel the jobs that wait, and end the thread."""
+        """Finish the current batch, cancel the waiting jobs, and end the thread."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -137,7 +137,7 @@ class DeviceLoop:
                 first()
 
     def _gather(self, first: _Job) -> list[_Job]:
-        """Remove from the queue the jobs that can share a batch with the oldest one."""
+        """Remove the jobs from the queue that can share a batch with the oldest job."""
         batch, rest = [first], deque[_Job | Callable[[], None]]()
         room = self._budget - first.item.num_tokens
         for job in self._jobs:

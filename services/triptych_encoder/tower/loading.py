@@ -22,7 +22,7 @@ from triptych_encoder.tower.packed_linear import compute_dtype, pack_linears
 from triptych_encoder.tower.tower import TOWER_METHODS, WITHOUT_METHOD
 
 log = logging.getLogger(__name__)
-#: Parts of Omni checkpoints beside the thinker.
+#: Parts of Omni checkpoints other than the thinker.
 _OMNI_SPEECH = ("talker", "token2wav", "code2wav")
 
 
@@ -32,7 +32,7 @@ class LoadedTowers:
 
     model: PreTrainedModel
     config: PretrainedConfig
-    dtype: torch.dtype  # in which they compute
+    dtype: torch.dtype  # compute dtype
     embedding_dtype: torch.dtype
     device: torch.device
     #: sha256 of everything that all embeddings depend on.
@@ -40,7 +40,7 @@ class LoadedTowers:
 
 
 def load_config(path: Path, name: str) -> PretrainedConfig:
-    """The configuration of the part with the towers. Of an Omni model, that is the thinker."""
+    """The configuration of the part with the towers. In an Omni model that is the thinker."""
     try:
         config = AutoConfig.from_pretrained(path)
     except (ValueError, OSError) as error:
@@ -54,12 +54,12 @@ def load_towers(
     """Load the towers of a checkpoint onto a device.
 
     Args:
-        dtype: of the embeddings; None for the checkpoint's own. The towers compute in it, too. On a CPU without instructions for it
-            they compute in float32, because emulating it is several times slower.
+        dtype: dtype of the embeddings and of the computation; None for the checkpoint's own. A CPU without instructions for it
+            computes in float32, because emulation is several times slower.
 
     Raises:
         UnsupportedModelError: the model has no towers, or is unknown to transformers.
-        StartupError: its files cannot be read or lack weights.
+        StartupError: the model's files cannot be read or lack weights.
     """
     cls = _model_class(config, name)
     embedding_dtype: torch.dtype = dtype or getattr(torch, checkpoint_dtype(path))
@@ -94,8 +94,8 @@ def _model_class(config: PretrainedConfig, name: str) -> type[PreTrainedModel]:
 def _towers_only(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """A class that builds the model without its language model.
 
-    from_pretrained builds it on the meta device, so the language model's weights are never read. The class keeps its name, because
-    transformers looks up conversions and configurations by it.
+    from_pretrained builds the model on the meta device, so the language model's weights are never read. The class keeps its name,
+    because transformers looks up conversions and configurations by it.
     """
 
     class TowersOnly(cls):
@@ -128,7 +128,7 @@ def _drop_language_model(model: Any) -> list[str]:
 
 
 def _embedding_fingerprint(model: nn.Module, path: Path, dtypes: str) -> bytes:
-    """sha256 over the configuration and the loaded weights. Fine-tuned models differ in their weights alone."""
+    """sha256 of the configuration and the loaded weights. Fine-tuned models differ only in their weights."""
     digest = hashlib.sha256(f"{transformers.__version__}:{dtypes}:torchvision={is_torchvision_available()}".encode())
     for file in ("config.json", *PROCESSOR_FILES):
         content = (path / file).read_bytes() if (path / file).is_file() else b""

@@ -1,4 +1,4 @@
-"""Fast linear layers on CPUs: a dtype that the CPU has instructions for, weights in oneDNN's own layout, fused activations."""
+"""Fast linear layers on CPUs: a dtype with CPU instructions, weights in oneDNN's own layout, fused activations."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from transformers import PreTrainedModel
 from triptych_common.host import cpu
 
 log = logging.getLogger(__name__)
-#: The number of rows that the layout is optimised for: about a picture's patches. It works with any number.
+#: The number of rows that the layout is optimized for: about the patches of one image. It works with any number.
 _PACK_FOR_ROWS = 256
 
 
 class PackedLinear(nn.Module):
-    """nn.Linear whose weight is packed once instead of at each call. x: [..., in_features], dtype of the weight."""
+    """nn.Linear whose weight is packed once instead of at each call. x: [..., in_features], same dtype as the weight."""
 
-    #: oneDNN's names of a fused activation and its algorithm. It is computed before the sums are rounded.
+    #: oneDNN's names of a fused activation and its algorithm. The activation is computed before the sums are rounded.
     epilogue = ("none", "")
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -34,17 +34,17 @@ class PackedLinear(nn.Module):
 
 
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype to compute embeddings of `dtype` in: float32 on a CPU that would have to emulate it."""
+    """The compute dtype for embeddings of `dtype`: float32 on a CPU that would have to emulate `dtype`."""
     if device.type != "cpu" or (cpu.computes_bfloat16() and dtype == torch.bfloat16):
         return dtype
     return torch.float32
 
 
 def pack_linears(model: PreTrainedModel) -> int:
-    """Replace the linear layers of a bfloat16 model on a CPU that computes in bfloat16. Returns how many; 0 anywhere else.
+    """Replace the linear layers of a bfloat16 model on a CPU that computes in bfloat16. Returns their number; 0 anywhere else.
 
-    Two kinds are left as they are: classes derived from nn.Linear, which may compute something else, and layers whose parent reads
-    their weights itself (`nn.MultiheadAttention`).
+    Two kinds stay unchanged: subclasses of nn.Linear, which may compute something else, and layers whose parent reads their weights
+    directly (`nn.MultiheadAttention`).
     """
     is_packable = model.dtype == torch.bfloat16 and model.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if not is_packable:
@@ -64,9 +64,9 @@ def pack_linears(model: PreTrainedModel) -> int:
 
 @torch.inference_mode()
 def _join_gelu(mlp: nn.Module) -> bool:
-    """Fuse the GELU of an MLP into its first linear layer. Alone it is a pass over the widest rows of a tower, slow in bfloat16.
+    """Fuse the GELU of an MLP into its first linear layer. A separate GELU passes over a tower's widest rows, slowly in bfloat16.
 
-    An MLP is recognised by CLIP's names of its parts. The fused one is tried, and undone when it computes something else.
+    The MLP is recognized by the names that CLIP uses for its parts. The fused version is tried, and undone if the result differs.
     """
     parts = dict(mlp.named_children())
     first, activation = parts.get("fc1"), parts.get("activation_fn")
@@ -85,7 +85,7 @@ def _join_gelu(mlp: nn.Module) -> bool:
 
 
 def _gelu_algorithm(activation: nn.Module) -> str | None:
-    """oneDNN's name of the algorithm by which a module computes a GELU; None when it computes something else."""
+    """oneDNN's name of the GELU algorithm that a module computes; None if the module computes something else."""
     x = torch.linspace(-8, 8, 1000)
     for algorithm in ("none", "tanh"):
         if torch.allclose(activation(x), nn.functional.gelu(x, approximate=algorithm), rtol=1e-5, atol=1e-6):

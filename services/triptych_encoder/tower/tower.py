@@ -1,13 +1,13 @@
-"""The towers and projector of a checkpoint: preprocessed items to embeddings, in batches.
+"""The towers and the projector of a checkpoint: from preprocessed items to embeddings, in batches.
 
 transformers' `get_image_features`, `get_audio_features` and `get_video_features` do the work. Their arguments and results differ
-between families. This file alone knows the differences:
+between families. Only this file handles the differences:
 
 - The arguments are read from the signatures.
-- Embeddings are a tuple or list with one tensor per picture, one tensor of rows, or one of [tiles, rows]. All are in the order of
-  the items. So the rows are concatenated, and cut by the number of tokens that each item takes in a prompt.
-- Omni's sounds are in `last_hidden_state`. Qwen3-VL adds `deepstack_features`, one tensor of rows per layer.
-- Qwen2-Audio has no such method. This file does what its forward does.
+- The embeddings are a tuple or list with one tensor per image, one tensor of rows, or one of [tiles, rows]. All are in the order of
+  the items. So the rows are concatenated, and split by the number of placeholder tokens of each item.
+- Omni's audio embeddings are in `last_hidden_state`. Qwen3-VL adds `deepstack_features`, one tensor of rows per layer.
+- Qwen2-Audio has no such method. This file does the same as its forward method.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from triptych_common.pb import common_pb2
 from triptych_encoder.cache.item import PreprocessedItem
 
 Modality = common_pb2.Modality
-#: What computes the embeddings of each modality, in transformers' models.
+#: The methods of transformers' models that compute the embeddings of each modality.
 TOWER_METHODS = {
     Modality.MODALITY_IMAGE: "get_image_features",
     Modality.MODALITY_AUDIO: "get_audio_features",
@@ -32,7 +32,7 @@ TOWER_METHODS = {
 }
 #: Model types that have a tower, but no such method.
 WITHOUT_METHOD = frozenset({"qwen2_audio"})
-#: Inputs that describe positions. They are never converted to the model's dtype.
+#: Floating-point inputs that describe positions. They are never converted to the model's dtype.
 _FLOATING_GEOMETRY = frozenset({"second_per_grid_ts", "video_second_per_grid"})
 
 
@@ -41,8 +41,8 @@ class Tower:
 
     Args:
         model: the checkpoint's model without its language model.
-        dtype: that the model computes in.
-        embedding_dtype: of the results; by default the same.
+        dtype: compute dtype of the model.
+        embedding_dtype: dtype of the results; by default the same.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class Tower:
 
     @torch.inference_mode()
     def encode(self, items: Sequence[PreprocessedItem]) -> list[dict[str, torch.Tensor]]:
-        """Embeddings of items of one signature.
+        """Embeddings of items with equal signatures.
 
         Returns:
-            Per item, on the CPU: embeds [num_tokens, hidden], and deepstack.{i} of the same shape where the family has them.
+            Per item, on the CPU: embeds [num_tokens, hidden], and deepstack.{i} of the same shape if the family has them.
 
         Raises:
-            InternalError: the tower gave another number of embeddings than the items take tokens.
+            InternalError: the tower's number of embeddings differs from the items' number of tokens.
         """
         if sum(item.num_tokens for item in items) == 1:
-            # Some models (Mistral3) squeeze a single row away, and not two.
+            # Some models (Mistral3) squeeze away a single row, but not two.
             return self.encode([items[0], items[0]])[:1]
         modality = items[0].modality
         parts = [self._inputs(item) for item in items]
@@ -99,7 +99,7 @@ def _find_methods(model: PreTrainedModel) -> dict[common_pb2.Modality, Callable[
     inner = getattr(model, getattr(model, "base_model_prefix", ""), model)
     methods: dict[common_pb2.Modality, Callable[..., Any]] = {}
     for modality, name in TOWER_METHODS.items():
-        # The inner model's first: the outer one's wraps it, and may hide its arguments.
+        # Prefer the inner model's method: the outer model's wraps it, and may hide its arguments.
         method = getattr(inner, name, None) or getattr(model, name, None)
         if method is not None:
             methods[modality] = method
@@ -109,7 +109,7 @@ def _find_methods(model: PreTrainedModel) -> dict[common_pb2.Modality, Callable[
 
 
 class _Qwen2Audio:
-    """What `Qwen2AudioModel.forward` does with sounds."""
+    """The audio part of `Qwen2AudioModel.forward`."""
 
     def __init__(self, model: Any) -> None:
         self._tower, self._projector = model.audio_tower, model.multi_modal_projector
@@ -143,7 +143,7 @@ def _embeddings(output: Any) -> Any:
 
 
 def _rows(features: Any) -> torch.Tensor:
-    """The features as [num_rows, hidden], whatever their shape."""
+    """The features as [num_rows, hidden], from any shape."""
     if isinstance(features, (tuple, list)):
         return torch.cat([_rows(feature) for feature in features])
     return features.reshape(-1, features.shape[-1])

@@ -1,4 +1,4 @@
-"""Encodes a first item of each modality before the service is ready. It allocates memory, and checks that the towers work."""
+"""Encodes a first item of each modality before the service is ready. This allocates memory and checks that the towers work."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from triptych_encoder.tower.tower import Tower
 log = logging.getLogger(__name__)
 Modality = common_pb2.Modality
 _EDGE, _SAMPLES, _RATE = 96, 16_000, 16_000
-#: Least cosine similarity between an item's embeddings when encoded alone and in a batch.
+#: Least cosine similarity between an item's embeddings when it is encoded alone and in a batch.
 _MIN_SIMILARITY = {torch.float32: 0.9999}
 _MIN_SIMILARITY_ROUNDED = 0.99
 
 
 def warm_up(tower: Tower, prepare: Callable[..., PreprocessResult], modalities: Iterable[common_pb2.Modality], name: str) -> bool:
-    """Encode two made-up items of each modality, alone and together.
+    """Encode two made-up items of each modality, separately and together.
 
     Args:
-        prepare: calls `Preprocessor.prepare`, in the thread where it should run.
+        prepare: calls `Preprocessor.prepare` in the thread where it should run.
 
     Returns:
-        Whether items may share a batch. They may not in families where the other items of a batch change the result.
+        Whether items may share a batch. In some families they may not, because the other items of a batch change the result.
 
     Raises:
-        UnsupportedModelError: the towers give another number of embeddings than the processor says, or values that are not finite.
+        UnsupportedModelError: the towers' number of embeddings differs from the processor's, or values are not finite.
     """
     may_share = True
     for modality in modalities:
         if modality == Modality.MODALITY_VIDEO:
-            continue  # it uses the tower of pictures
+            continue  # videos use the image tower
         make = _picture if modality == Modality.MODALITY_IMAGE else _sound
         try:
             items = [prepare(modality, make(seed), {}).item for seed in (1, 2)]

@@ -1,13 +1,13 @@
-"""The frontend's side of EncoderService: has one media item encoded, by one encoder or another.
+"""The frontend's client of EncoderService: has one media item encoded, by one encoder or another.
 
-For each item these steps are taken in order, until one succeeds. Each is counted in `EncoderClient.counts`.
+For each item these steps are taken in order, until one succeeds. Each step is counted in `EncoderClient.counts`.
 
-1. The encoder that the item belongs to: by key alone, and with the bytes when it does not hold the key.
-2. The same encoder once more, unless it is full or did not answer.
-3. The other encoders.
-4. An error, for this request alone.
+1. Ask the encoder that the item belongs to, first with the key only. If it does not hold the key, send the file.
+2. Ask the same encoder once more, unless its queue is full or it did not answer.
+3. Ask the other encoders.
+4. Raise an error, for this request only.
 
-An encoder that did not answer is used again as soon as it answers at all.
+An encoder that did not answer is used again as soon as it answers any call.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.media.item import PreparedMedia
 
 log = logging.getLogger(__name__)
-#: How long an encoder keeps an embedding for the engine, in seconds. A request that waits longer has it encoded again.
+#: How long an encoder keeps an embedding for the engine, in seconds. After that, a waiting request has the item encoded again.
 LEASE_S = 60.0
-#: How long a request waits for an encoder to say whether it holds a key before it goes to the engine, in seconds. Most encoders
-#: answer in a millisecond. One that is encoding the item for another request answers when that is done.
+#: How long a request waits for an encoder's answer to a key before it goes to the engine, in seconds. Most encoders answer within a
+#: millisecond. An encoder that is encoding the item for another request answers when it is done.
 _ASK_S = 2.0
 _RELEASE_TIMEOUT_S = 5.0
-#: Statuses of a connection to an encoder that ended or was not there.
+#: Statuses of a call whose connection to the encoder was lost or could not be made.
 _TRANSPORT_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-#: Most items whose bytes are being sent or encoded at the same time. It bounds what this frontend puts into its encoders' queues.
+#: Most items whose files are being sent or encoded at the same time. It bounds this frontend's share of the encoders' queues.
 _MAX_UPLOADS = 256
 
 
 class EncoderClient:
-    """Has media encoded. For the event loop alone.
+    """Has media encoded. Use it on the event loop only.
 
     Args:
-        pool: the encoders. Its owner runs it.
+        pool: the encoders. The owner of the pool runs it.
         encode_timeout_s: longest wait for one answer of an encoder.
     """
 
@@ -64,13 +64,13 @@ class EncoderClient:
         self._timeout_s = encode_timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
-        #: What happened how often. Written here: local, shared, joined, miss (tiers of results), bytes_sent, same_encoder,
-        #: other_encoder (steps 2 and 3). Written by MediaEncoding and MediaCall: again (embeddings that the engine could not fetch
-        #: were made again), resubmitted (requests were sent to the engine again), failed (items that could not be had).
+        #: Counts of events. Written here: local, shared, joined, miss (tiers of results), bytes_sent, same_encoder, other_encoder
+        #: (steps 2 and 3). Written by MediaEncoding and MediaCall: again (embeddings were encoded again because the engine could
+        #: not fetch them), resubmitted (requests were sent to the engine again), failed (items that could not be encoded).
         self.counts: Counter[str] = Counter()
 
     def ranked(self, key: bytes) -> list[EncoderConnection]:
-        """Encoders for a key, best first. Raises ServiceUnavailableError when there is none."""
+        """Encoders for a key, best first. Raises ServiceUnavailableError when there are none."""
         ranked = self._pool.ranked(key)
         if not ranked:
             raise self._pool.none_left()
@@ -81,16 +81,16 @@ class EncoderClient:
         return encoder_id(self.ranked(key)[0])
 
     async def encode(self, item: PreparedMedia, on_asked: Callable[[], None]) -> Encoded:
-        """Encode one item, step by step as described above. Raises the error of the last step, naming the item.
+        """Encode one item, in the steps described above. Raises the error of the last step, which names the item.
 
         Args:
-            on_asked: called when the first encoder knows the key, or did not answer in time. May be called more than once.
+            on_asked: called when the first encoder knows the key, or did not answer in time. May be called several times.
         """
         ranked = self.ranked(item.key)
         error: TriptychError | None = None
         for number, encoder in enumerate([ranked[0], ranked[0], *ranked[1:]]):
             if number == 1 and isinstance(error, (QueueFullError, _SilentEncoderError)):
-                continue  # its queue is still full, or it still does not answer
+                continue  # its queue is probably still full, or it still does not answer
             if number:
                 self.counts["same_encoder" if number == 1 else "other_encoder"] += 1
             try:
@@ -101,13 +101,13 @@ class EncoderClient:
                 error = failure
                 log.warning("encoder at %s failed for %s: %s", encoder.address, item.field, error)
         if isinstance(error, EmbeddingUnavailableError) and not item.file.is_dropped:
-            # The client named it by its uuid alone, and can send it.
+            # The client sent only the item's uuid, and can send the file.
             raise InvalidRequestError(error.message, field=f"{item.field}.uuid") from error
-        assert error is not None  # noqa: S101 - there is at least one encoder
+        assert error is not None  # noqa: S101 - `ranked` has at least one encoder
         raise _named(error, item)
 
     async def _encode_at(self, encoder: EncoderConnection, item: PreparedMedia, on_asked: Callable[[], None]) -> Encoded:
-        """Ask one encoder, by key alone first. Raises TriptychError."""
+        """Ask one encoder, first with the key only. Raises TriptychError."""
         start_s = time.perf_counter()
         impatience = asyncio.get_running_loop().call_later(_ASK_S, on_asked)
         try:
@@ -124,7 +124,7 @@ class EncoderClient:
                 result = await self._call(encoder, item, content)
         if result.HasField("error"):
             if result.error.field == "key":
-                # It was restarted with other weights after the key was made.
+                # The encoder restarted with other weights after the key was computed.
                 raise ServiceUnavailableError(f"the encoder at {encoder.address} has changed its model", retry_after_s=1)
             raise _named(from_request_error(result.error), item)
         if result.num_tokens != item.expansion.num_embeds:
@@ -167,14 +167,14 @@ class EncoderClient:
             raise from_rpc_error(error) from error
         except (grpc.aio.UsageError, asyncio.CancelledError) as error:
             if was_closed(error):
-                raise ServiceUnavailableError(f"the encoder at {encoder.address} is named no more", retry_after_s=1) from error
+                raise ServiceUnavailableError(f"the encoder at {encoder.address} was removed", retry_after_s=1) from error
             raise
         if len(response.results) != 1:
             raise ServiceUnavailableError(f"the encoder answered with {len(response.results)} results for one item")
         return response.results[0]
 
     def release(self, leases: Sequence[Lease]) -> None:
-        """End leases in the background. Where this fails, they end by themselves."""
+        """End leases in the background. If this fails, they expire on their own."""
         by_encoder: dict[str, list[str]] = {}
         for instance_id, lease_id in leases:
             by_encoder.setdefault(instance_id, []).append(lease_id)
@@ -184,7 +184,7 @@ class EncoderClient:
                 self.in_background(self._release(encoder, lease_ids))
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work that nothing but `close` waits for."""
+        """Run work that only `close` waits for."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -196,21 +196,21 @@ class EncoderClient:
             log.debug("leases at %s were not released: %s", encoder.address, error)
 
     async def close(self) -> None:
-        """Wait for what runs in the background."""
+        """Wait for the background work."""
         while self._tasks:  # closing an encoding starts the release of its leases
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 def encoder_id(encoder: EncoderConnection) -> str:
-    """The instance id, by which the engine finds the encoder. Empty when the encoder went away meanwhile."""
+    """The instance id, by which the engine finds the encoder. Empty if the encoder was lost meanwhile."""
     return encoder.instance.id if encoder.instance is not None else ""
 
 
 class _SilentEncoderError(ServiceUnavailableError):
-    """An encoder accepted a call and did not answer it."""
+    """An encoder accepted a call but did not answer it."""
 
 
 def _named(error: TriptychError, item: PreparedMedia) -> TriptychError:
-    """The same error, saying which item it is about."""
+    """The same error, with the item's field."""
     message = error.message if item.field in error.message else f"{item.field}: {error.message}"
     return type(error)(message, field=item.field, limit=error.limit, value=error.value, retry_after_s=error.retry_after_s)

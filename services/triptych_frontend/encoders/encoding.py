@@ -1,14 +1,14 @@
-"""The media of one call on their way through the encoders.
+"""The encoding of one call's media.
 
     encoding = MediaEncoding(client, prompt.media, prompt.hold)   # returns at once
-    await encoding.announced()    # a round trip: from now on, fetches of the keys wait for what is still being encoded
-    ... media=encoding.refs ...   # to the engine
-    await encoding.wait()         # beside the generation: raises the error of an item that cannot be had
-    encoding.lose()               # when the engine could not fetch; `wait` makes the items again, then `refs` are new
+    await encoding.announced()    # one round trip: from now on, fetches of the keys wait for items that are still being encoded
+    ... media=encoding.refs ...   # sent to the engine
+    await encoding.wait()         # during the generation: raises the error of an item that cannot be encoded
+    encoding.lose()               # if the engine could not fetch; `wait` encodes the items again, and `refs` change
     encoding.settle()             # when all sequences have their first token
-    encoding.end()                # in the end, whatever happened
+    encoding.end()                # at the end, also after an error
 
-`generation.media_call` does so for each call with media.
+`generation.media_call` does this for each call with media.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class MediaEncoding:
     """Owns the items of one call and their states. Encoding starts with the constructor.
 
     Args:
-        media: the items, in the order of the prompt. Equal ones are encoded once.
-        hold: the room of their files. From `settle` on it is spare: the files are kept only while nobody else needs the room. None
-            keeps them until the end.
+        media: the items, in the order of the prompt. Equal items are encoded once.
+        hold: the items' share of the media budget. After `settle` it is spare: the files are kept only until another call needs the
+            budget. With None they are kept until the end.
 
     Raises:
-        ServiceUnavailableError: no encoder is there.
+        ServiceUnavailableError: no encoder is available.
     """
 
     def __init__(self, client: EncoderClient, media: Sequence[PreparedMedia], hold: MediaHold | None = None) -> None:
@@ -54,12 +54,12 @@ class MediaEncoding:
 
     @property
     def refs(self) -> list[common_pb2.MediaRef]:
-        """Where each item is, or will be, in the order of the prompt. Leases are named once `wait` returned."""
+        """The current or future place of each item, in the order of the prompt. Lease ids are set once `wait` has returned."""
         items = [self._items[one.key] for one in self._media]
         return [media_ref(item.media, item.encoder_id, item.lease.lease_id if item.lease else "") for item in items]
 
     def result_of(self, key: bytes) -> Encoded | None:
-        """What an encoder answered about an item; None before its first answer."""
+        """An encoder's last answer about an item; None before its first answer."""
         return self._items[key].encoded
 
     async def announced(self) -> None:
@@ -67,11 +67,11 @@ class MediaEncoding:
         await self._announced.wait()
 
     async def wait(self) -> None:
-        """Wait until no item is being encoded. Lost items are encoded again first.
+        """Wait until no item is being encoded. Starts to encode lost items again.
 
         Raises:
             InvalidRequestError: no encoder can ever encode an item.
-            TriptychError: no encoder could encode an item now; names the item.
+            TriptychError: no encoder could encode an item now. The error names the item.
         """
         for item in self._in(ItemState.LOST):
             self._start(item)
@@ -84,7 +84,7 @@ class MediaEncoding:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     def lose(self) -> None:
-        """The engine could not fetch embeddings. Those that were held count as lost; others are on their way already."""
+        """The engine could not fetch embeddings. Items with finished embeddings become lost; others are still being encoded."""
         held = [*self._in(ItemState.READY, ItemState.SETTLED)]
         if not held:
             return
@@ -94,14 +94,14 @@ class MediaEncoding:
         self._end_leases(item.lose() for item in held)
 
     def settle(self) -> None:
-        """The engine computed the tokens of all items: stop encoding, end the leases, and keep the files only as spare ones."""
+        """The engine computed the tokens of all items: stop encoding, end the leases, and keep the files only as spare."""
         self._cancel()
         self._end_leases(item.settle() for item in self._in(ItemState.ENCODING, ItemState.READY))
         if self._hold is not None:
             self._hold.spare(self._drop_files)
 
     def end(self) -> None:
-        """`close`, in the background."""
+        """Call `close` in the background."""
         self._client.in_background(self.close())
 
     async def close(self) -> None:
@@ -154,7 +154,7 @@ class MediaEncoding:
 
 
 async def ensure(client: EncoderClient, media: Sequence[PreparedMedia]) -> MediaEncoding:
-    """Encode the items of a call, and wait for them. When it raises, it leaves nothing behind."""
+    """Encode the items of a call, and wait for them. Cleans up before it raises an error."""
     encoding = MediaEncoding(client, media)
     try:
         await encoding.wait()
@@ -165,7 +165,7 @@ async def ensure(client: EncoderClient, media: Sequence[PreparedMedia]) -> Media
 
 
 def media_ref(item: PreparedMedia, encoder_id: str = "", lease_id: str = "") -> common_pb2.MediaRef:
-    """The item as the engine knows it."""
+    """The reference to an item that the engine gets."""
     return common_pb2.MediaRef(
         modality=item.modality,
         key=item.key,

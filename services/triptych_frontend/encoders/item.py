@@ -1,4 +1,4 @@
-"""The state of one media item of a call: a state machine without input or output. `MediaEncoding` owns it."""
+"""The state of one media item of a call: a state machine without I/O. `MediaEncoding` owns it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from triptych_frontend.media.item import PreparedMedia
 
 
 class ItemState(Enum):
-    """Where an item is on its way to the engine."""
+    """The state of an item before and while the engine uses it."""
 
-    #: Nobody was asked for its embeddings yet.
+    #: No encoder was asked for its embeddings yet.
     PREPARED = "prepared"
-    #: An encoder was asked for them.
+    #: An encoder was asked for the embeddings.
     ENCODING = "encoding"
-    #: An encoder holds them under a lease, so that the engine can fetch them.
+    #: An encoder holds the embeddings under a lease, so that the engine can fetch them.
     READY = "ready"
-    #: The engine could not fetch them.
+    #: The engine could not fetch the embeddings.
     LOST = "lost"
-    #: The engine computed the item's tokens. There is no lease any more. A preempted request can still lose its embeddings.
+    #: The engine computed the item's tokens, and the lease has ended. A preempted request can still lose its embeddings.
     SETTLED = "settled"
-    #: They cannot be had.
+    #: The embeddings cannot be computed.
     FAILED = "failed"
     #: The call has ended, and nothing is held for the item.
     RELEASED = "released"
@@ -38,18 +38,18 @@ _TRANSITIONS: dict[str, tuple[frozenset[ItemState], ItemState]] = {
     "finish": (frozenset({ItemState.ENCODING}), ItemState.READY),
     "fail": (frozenset({ItemState.ENCODING}), ItemState.FAILED),
     "lose": (frozenset({ItemState.READY, ItemState.SETTLED}), ItemState.LOST),
-    # From ENCODING where the engine had the item's tokens in its prefix cache.
+    # From ENCODING if the engine had the item's tokens in its prefix cache.
     "settle": (frozenset({ItemState.ENCODING, ItemState.READY}), ItemState.SETTLED),
     "release": (_ALL - {ItemState.RELEASED}, ItemState.RELEASED),
 }
 
 
 class IllegalTransitionError(Exception):
-    """An event that must not happen in the item's state: a bug."""
+    """An event that must not happen in the item's state, i.e. a bug."""
 
 
 class Lease(NamedTuple):
-    """Keeps embeddings in an encoder's cache until it is ended."""
+    """Keeps embeddings in an encoder's cache until the lease ends."""
 
     #: The encoder's instance id.
     encoder_id: str
@@ -58,18 +58,18 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoded:
-    """What an encoder answered about an item, and what it cost."""
+    """An encoder's answer about an item, and what it cost."""
 
     encoder_id: str
     result: encoder_pb2.EncodeResult
-    #: Wall time of the calls to the encoder, less what the encoder itself reports; in seconds.
+    #: Wall time of the calls to the encoder, minus the time that the encoder itself reports; in seconds.
     transfer_s: float
 
 
 class CallItem:
-    """One media item of a call. Each event is a method, which raises IllegalTransitionError in a state that it does not fit.
+    """One media item of a call. Each event is a method. It raises IllegalTransitionError in a state that does not allow the event.
 
-    The item holds a lease in the state READY alone. The events that leave this state return it, for the caller to end.
+    The item holds a lease only in the state READY. The events that leave this state return the lease, and the caller ends it.
 
     Args:
         encoder_id: instance id of the encoder that the item belongs to.
@@ -78,12 +78,12 @@ class CallItem:
     def __init__(self, media: PreparedMedia, encoder_id: str) -> None:
         self.media = media
         self.state = ItemState.PREPARED
-        #: Where the engine shall ask for the embeddings.
+        #: Instance id of the encoder from which the engine fetches the embeddings.
         self.encoder_id = encoder_id
         self.lease: Lease | None = None
-        #: The last answer of an encoder, for reports; None before the first.
+        #: An encoder's last answer, for reports; None before the first.
         self.encoded: Encoded | None = None
-        #: Why it failed; set in the state FAILED.
+        #: Why the item failed; set in the state FAILED.
         self.error: TriptychError | None = None
 
     def start(self) -> None:
@@ -98,7 +98,7 @@ class CallItem:
         self.lease = Lease(encoded.encoder_id, encoded.result.lease_id)
 
     def fail(self, error: TriptychError) -> None:
-        """No encoder can make the embeddings."""
+        """No encoder can compute the embeddings."""
         self._go("fail")
         self.error = error
 

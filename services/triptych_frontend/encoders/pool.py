@@ -12,12 +12,12 @@ from triptych_common.pb import common_pb2
 
 
 class EncoderPool(Pool[EncoderConnection]):
-    """A pool of encoders whose embeddings are the same.
+    """A pool of encoders with the same embeddings.
 
     Args:
-        targets: where they are, as `resolver_of` takes it; empty for a frontend that serves text alone.
+        targets: their addresses, in the form that `resolver_of` takes; empty for a frontend that serves only text.
         expected: the model that this frontend serves.
-        on_change: as in Pool.
+        on_change: see Pool.
     """
 
     def __init__(
@@ -30,14 +30,14 @@ class EncoderPool(Pool[EncoderConnection]):
         self._targets = tuple(targets)
 
     def embedding_fingerprint(self) -> bytes:
-        """What keys depend on beside the item. Raises ServiceUnavailableError while no encoder is there."""
+        """What keys depend on in addition to the item. Raises ServiceUnavailableError while no encoder is connected."""
         for encoder in self.connections:
             if encoder.is_connected:
                 return encoder.description.embedding_fingerprint
         raise self.none_left()
 
     async def until_some(self) -> None:
-        """Wait a little for an encoder. Raises ServiceUnavailableError when none came."""
+        """Wait a short time for an encoder. Raises ServiceUnavailableError when none becomes ready."""
         if not self._targets:
             raise self.none_left()
         await self.until_ready()

@@ -1,4 +1,4 @@
-"""One engine, over `EngineService.Session`: one long-lived stream that carries the work of all calls."""
+"""The connection to one engine over `EngineService.Session`: one long-lived stream that carries the requests of all calls."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
-#: How long a new session may take to say what the engine serves.
+#: Longest wait for the first message of a new session, in which the engine describes itself, in seconds.
 HANDSHAKE_TIMEOUT_S = 30.0
-#: Largest request, and most bytes of requests in one message: leaves room for aborts below the channel's limit.
+#: Largest request, and most bytes of requests in one message. Leaves space for aborts below the channel's limit.
 MAX_ADD_BYTES = MAX_MESSAGE_BYTES // 4
 
 _Session = grpc.aio.StreamStreamCall[engine_pb2.SessionRequest, engine_pb2.SessionResponse]
@@ -28,7 +28,7 @@ class CarriedRequest(Carried, Protocol):
     request: engine_pb2.EngineRequest
 
     def put(self, output: engine_pb2.SequenceOutput) -> None:
-        """The engine brought something for one of its sequences."""
+        """The engine sent an output for one of the request's sequences."""
         ...
 
 
@@ -37,26 +37,26 @@ class EngineConnection(Connection):
 
     Args:
         address: host:port of the engine.
-        expected: what this frontend serves; an engine of another fingerprint is refused.
+        expected: the model that this frontend serves. An engine with another fingerprint is refused.
     """
 
     def __init__(self, address: str, expected: common_pb2.ModelInfo) -> None:
         super().__init__("engine", address)
         self._expected = expected
         self._stub = engine_pb2_grpc.EngineServiceStub(self.channel)
-        #: engine request id -> who asked
+        #: engine request id -> the request
         self._carried: dict[str, CarriedRequest] = {}
         self._adds: list[engine_pb2.EngineRequest] = []
         self._aborts: list[str] = []
         self._sequence_aborts: list[engine_pb2.SequenceId] = []
         self._has_requests = asyncio.Event()
         self._reported = engine_pb2.Load()
-        #: Sequences that were sent since the engine reported its load.
+        #: Sequences that were sent since the engine last reported its load.
         self._num_unreported = 0
 
     @property
     def load(self) -> int:
-        """Sequences that run or wait there, those of other frontends included."""
+        """Sequences that run or wait in the engine, including those of other frontends."""
         return self._reported.num_running + self._reported.num_waiting + self._num_unreported
 
     @property
@@ -64,10 +64,10 @@ class EngineConnection(Connection):
         return not self._carried
 
     def send(self, carried: CarriedRequest) -> None:
-        """Hand a request to the engine. What is sent before the loop's next turn travels in one message.
+        """Hand a request to the engine. Requests of the same event loop iteration are sent in one message.
 
         Raises:
-            InternalError: its request id is that of a live request.
+            InternalError: a live request has the same request id.
         """
         request = carried.request
         if request.request_id in self._carried:
@@ -137,7 +137,7 @@ class EngineConnection(Connection):
             self.goes_away()
 
     async def _send(self, session: _Session) -> None:
-        """Write what was asked for since the last message, until cancelled or the session is lost."""
+        """Write all requests and aborts since the last message, until cancelled or the session is lost."""
         while True:
             await self._has_requests.wait()
             self._has_requests.clear()
@@ -150,7 +150,7 @@ class EngineConnection(Connection):
                 try:
                     await session.write(message)
                 except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    return  # the reader sees the same loss, and tells the calls
+                    return  # the reader also sees this loss, and informs the calls
 
     def _next_adds(self) -> list[engine_pb2.EngineRequest]:
         num_bytes, num_requests = 0, 0

@@ -1,4 +1,4 @@
-"""Sends requests to engines: which one, and to another one where the first took nothing up."""
+"""Sends requests to engines. Chooses an engine, and another one if the first did not start the request."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from triptych_common.rpc.status import from_request_error
 from triptych_frontend.engines.connection import MAX_ADD_BYTES, EngineConnection
 
 log = logging.getLogger(__name__)
-#: A request with media goes to the engine that its first item belongs to, which may hold the item's embeddings and keys and values,
-#: unless that engine has more than this many requests, and twice as many as the least loaded.
+#: A request with media goes to the engine that its first item belongs to, which may hold the item's embeddings and KV cache. But if
+#: that engine's load is more than this number plus twice the least load, the request goes to the least loaded engine.
 _MAX_STICKY_LOAD = 8
-#: What another engine may do better.
+#: Errors that another engine may not have.
 _RETRYABLE = (ServiceUnavailableError, QueueFullError)
 
 
 class Listener(Protocol):
-    """Hears what becomes of a request's sequences. Its methods are called on the event loop, and must not raise."""
+    """Receives the results of a request's sequences. Its methods are called on the event loop, and must not raise."""
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
-        """The engine brought something for the sequence of this index. The output keeps its whole step's message in memory."""
+        """The engine sent an output for the sequence at this index. The output keeps its step's whole message in memory."""
         ...
 
     def on_error(self, index: int, error: TriptychError) -> None:
-        """The engine refused or failed this sequence, or went away. Nothing more is heard of it."""
+        """The engine refused or failed this sequence, or was lost. This is the last call for the sequence."""
         ...
 
 
 class EngineCall:
-    """One request and its sequences, in an engine. Made by `EngineRouter.start`."""
+    """One request and its sequences in an engine. Made by `EngineRouter.start`."""
 
     def __init__(self, router: EngineRouter, request: engine_pb2.EngineRequest, listener: Listener) -> None:
         self._router = router
@@ -43,12 +43,12 @@ class EngineCall:
         #: Indices of the sequences that have not ended.
         self._live = set(range(request.n or 1))
         self._connection: EngineConnection | None = None
-        #: Engines that did not take it, or were lost before they brought anything.
+        #: Engines that refused the request, or were lost before they sent any output.
         self._tried: frozenset[EngineConnection] = frozenset()
         self._has_output = False
 
     def abort(self, index: int) -> None:
-        """End one sequence in the engine. Its last output still comes."""
+        """End one sequence in the engine. Its last output still arrives."""
         if index in self._live and self._connection is not None:
             if self._live == {index}:
                 self._connection.abort(self._request_id)
@@ -56,7 +56,7 @@ class EngineCall:
                 self._connection.abort_sequence(self._request_id, index)
 
     def close(self) -> None:
-        """End what has not ended, and listen no more. May be called twice."""
+        """End all live sequences, and stop listening. May be called twice."""
         if self._live and self._connection is not None:
             self._connection.forget(self._request_id)
             self._connection.abort(self._request_id)
@@ -94,7 +94,7 @@ class EngineCall:
             self._connection.forget(self._request_id)
 
     def _sent_elsewhere(self, error: TriptychError) -> bool:
-        """Hand the request to another engine, when nobody has heard of it yet and there is one."""
+        """Hand the request to another engine, if it has no output yet and another engine is available."""
         if self._has_output or not isinstance(error, _RETRYABLE) or self._connection is None:
             return False
         self._tried |= {self._connection}
@@ -103,7 +103,7 @@ class EngineCall:
             return False
         log.info("the engine at %s did not take a request (%s); it goes to %s", self._connection.address, error, other.address)
         self._connection.forget(self._request_id)
-        if len(self._live) > 1:  # it may have taken some of the sequences
+        if len(self._live) > 1:  # the engine may have accepted some of the sequences
             self._connection.abort(self._request_id)
         self.send_to(other)
         return True
@@ -119,11 +119,11 @@ class EngineRouter:
         """Hand a request to an engine.
 
         Raises:
-            ServiceUnavailableError: no engine is there.
+            ServiceUnavailableError: no engine is available.
             InvalidRequestError: the request is too large for one message.
-            InternalError: its request id is that of a live request.
+            InternalError: a live request has the same request id.
         """
-        # Alone it would fail the session, and with it the calls of everybody else.
+        # Such a message would fail the session, and with it all other calls.
         if (num_bytes := request.ByteSize()) > MAX_ADD_BYTES:
             raise InvalidRequestError(
                 f"the request, encoded for the engine, may have at most {MAX_ADD_BYTES} bytes; it has {num_bytes}",

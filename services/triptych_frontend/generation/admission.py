@@ -55,7 +55,7 @@ class Admission:
         self.is_draining = False
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no call is live. False when calls were left after the time."""
+        """Wait until no call is live. Returns False if calls are still live after the timeout."""
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:

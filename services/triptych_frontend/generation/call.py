@@ -1,4 +1,4 @@
-"""One call from its first token to its last: the engine's outputs become text as they arrive, and wait until they are taken."""
+"""One call from its first token to its last: turns the engine's outputs into text, and buffers the text until it is taken."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class Sequences(Protocol):
     """A call's sequences in the engine: an EngineCall or a MediaCall."""
 
     def abort(self, index: int) -> None:
-        """End the sequence of this choice. Its last output still comes."""
+        """End the sequence of this choice. Its last output still arrives."""
         ...
 
     def close(self) -> None:
-        """End all, and listen no more. May be called twice."""
+        """End all sequences, and stop listening. May be called twice."""
         ...
 
 
 class Generation:
-    """The choices of one call, and what is new in them.
+    """The choices of one call, and their new output.
 
-    It has no task of its own. The session with the engine fills it, and the client's stream or session empties it. What waits is
-    merged into one response. So a slow reader costs the memory of its own answer and nothing more.
+    It has no task of its own. The engine session fills it, and the client's stream or session empties it. Waiting output is merged
+    into one response, so a slow reader only costs the memory of its own answer.
 
     Args:
-        method: the contract's name of the call, for the log.
-        request_id: of the client's request, for the log.
-        on_news: called when something waits to be taken, and not again until it was taken.
+        method: the name of the RPC, for the log.
+        request_id: id of the client's request, for the log.
+        on_news: called when output waits to be taken, and not again until it was taken.
         on_end: called once, when the last response was taken or the call was closed.
     """
 
@@ -71,12 +71,12 @@ class Generation:
         self.error: TriptychError | None = None
 
     def attach(self, call: Sequences, media: MediaCall | None = None) -> None:
-        """Set the engine's sequences of the choices, and what reports on their media."""
+        """Set the call's sequences in the engine, and the source of its media reports."""
         self._call = call
         self._media = media
 
     def take(self) -> generation_pb2.GenerationCallResponse | None:
-        """What is new since the last call; None when nothing is. A response with usage or an error is the last one."""
+        """The new output since the last call; None if there is none. A response with usage or an error is the last one."""
         self._is_announced = False
         deltas = [delta for index in self._fed if (delta := self._choices[index].take()) is not None]
         self._fed.clear()
@@ -91,7 +91,7 @@ class Generation:
         return generation_pb2.GenerationCallResponse(choices=deltas, usage=usage, timings=timings, media=media)
 
     def close(self) -> None:
-        """End the sequences that still run, and log what the call cost. May be called twice."""
+        """End the sequences that still run, and log the cost of the call. May be called twice."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -100,7 +100,7 @@ class Generation:
         self._log()
         self._on_end()
 
-    # What the engine's answers call, see engines.router.Listener.
+    # Called with the engine's outputs, see engines.router.Listener.
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         try:
@@ -110,7 +110,7 @@ class Generation:
             self.on_error(index, InternalError(f"internal error ({type(error).__name__}); the service's log has the details"))
 
     def on_error(self, index: int, error: TriptychError) -> None:
-        # A choice that fails ends the call.
+        # One failed choice ends the call.
         self.error = self.error or error
         self._announce()
 
@@ -122,7 +122,7 @@ class Generation:
         if choice.is_finished:
             self._num_running -= 1
         elif choice.has_stopped and not had_stopped and self._call is not None:
-            # The choice finishes with the engine's last output, a step later at most, which has cached tokens and timings.
+            # The choice finishes with the engine's last output, at most one step later, which has cached tokens and timings.
             self._call.abort(index)
         self._announce()
 
@@ -155,8 +155,8 @@ def _usage(prompt: Prompt, choices: Sequence[Choice]) -> common_pb2.Usage:
     usage = common_pb2.Usage(
         prompt_tokens=len(prompt.token_ids),
         completion_tokens=sum(choice.num_tokens for choice in choices),
-        # The prompt counts once, and so do its cached tokens: further choices find what the first one computed. A sequence that was
-        # sent to the engine again may have found output tokens in the cache, too.
+        # The prompt counts once, and so do its cached tokens: further choices find the first choice's prefix in the cache. The
+        # limit is for sequences that were sent to the engine again, which may also find output tokens in the cache.
         cached_tokens=min(first.usage.cached_tokens, len(prompt.token_ids)) if first is not None else 0,
         cached_media_tokens=first.usage.cached_media_tokens if first is not None else 0,
     )

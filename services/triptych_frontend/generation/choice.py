@@ -1,4 +1,4 @@
-"""One choice of a generation: the engine's outputs go in, deltas for the client come out."""
+"""One choice of a generation: turns the engine's outputs into deltas for the client."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from triptych_frontend.prompt.preprocess import Prompt
 
 
 class Choice:
-    """Feeds output tokens to the output chain, and collects what is to be sent next.
+    """Feeds output tokens to the output chain, and collects the next delta.
 
     Args:
-        eos_token_ids: the model's own end-of-sequence tokens. Any other stop token is reported as what ended the choice.
-        echo: begin the text with the prompt's.
+        eos_token_ids: the model's own end-of-sequence tokens. Any other stop token is reported as the reason for the end.
+        echo: begin the text with the prompt's text.
     """
 
     def __init__(
@@ -31,21 +31,21 @@ class Choice:
         echo: bool,
     ) -> None:
         self._prompt = prompt
-        #: Where each prompt token starts in the prompt's text, until the prompt's log probabilities were sent. None when nobody
-        #: asked for them.
+        #: Where each prompt token starts in the prompt's text, until the prompt's log probabilities were sent. None if they were
+        #: not requested.
         self._unsent_offsets = prompt.offsets if params.wants_prompt_logprobs else None
         self._params = params
         self._token_texts = chains.token_texts
         self._eos_token_ids = eos_token_ids
         self._chain = chains.start(prompt.token_ids, params.output)
         self._new = DeltaBuilder(index)
-        #: Output tokens that are part of the choice.
+        #: Output tokens that belong to the choice.
         self.num_tokens = 0
-        #: The engine's last output of the sequence; None while it runs.
+        #: The engine's last output of the sequence; None while the sequence runs.
         self.last: engine_pb2.SequenceOutput | None = None
-        #: Why the choice ended, as the client is told.
+        #: Why the choice ended, as reported to the client.
         self.finish_reason = common_pb2.FINISH_REASON_UNSPECIFIED
-        #: A stop string was found: more tokens are of no use.
+        #: A stop string was found. Further tokens are ignored.
         self.has_stopped = False
         if echo:
             self._chain.num_chars = len(prompt.text)
@@ -58,8 +58,8 @@ class Choice:
         return self.last is not None
 
     def feed(self, output: engine_pb2.SequenceOutput) -> None:
-        """Take an output of the engine. It may bring the tokens of several steps."""
-        # A prompt of one token has no entries in the engine's output, as nothing stands before its only token.
+        """Take an output of the engine. It may contain the tokens of several steps."""
+        # A prompt of one token has no entries in the engine's output, because nothing precedes that token.
         if self._unsent_offsets and (output.prompt_logprobs or len(self._unsent_offsets) == 1):
             entries = prompt_logprobs(self._prompt.token_ids, output.prompt_logprobs, self._unsent_offsets, self._token_texts)
             self._new.delta.logprobs.extend(entries)
@@ -70,14 +70,15 @@ class Choice:
             self._finish(output)
 
     def take(self) -> generation_pb2.ChoiceDelta | None:
-        """What is new since the last call. None when nothing is, or when it is to be sent at the end."""
+        """The new output since the last call. None if there is none, or if it must be sent only at the end."""
         if not self._new.has_news or (self._params.is_final_only and self.last is None):
             return None
         return self._new.take()
 
     def _feed_tokens(self, output: engine_pb2.SequenceOutput) -> None:
         params, chain, new = self._params, self._chain, self._new
-        # A stop token is the last token. It counts as a token, and it is no text unless the client asked for that.
+        # A stop token is the last token. It counts as an output token, but it is not part of the text unless the client asked for
+        # it.
         ends_with_stop_token = output.HasField("stop_token_id") and not params.output.include_stop
         num_text_tokens = len(output.token_ids) - ends_with_stop_token
         for position, token_id in enumerate(output.token_ids):

@@ -55,18 +55,18 @@ class Generator:
         context: common_pb2.CallContext | None = None,
         keeps_request: bool = False,
     ) -> Generation:
-        """Send a request to the engine. It counts as a live call until the generation ended or was closed. The caller closes it.
+        """Send a request to the engine. It counts as live until the generation has ended or was closed. The caller closes it.
 
         Args:
             on_news: see Generation.
             is_final_only: answer each choice once, when it has ended.
-            context: who asks, and which trace the call belongs to. Callers of different tenants share no cache.
-            keeps_request: the caller keeps the request, with the files in it, until the generation ends.
+            context: the caller, and the call's trace. Callers of different tenants share no cache.
+            keeps_request: the caller keeps the request, including its files, until the generation ends.
 
         Raises:
-            InvalidRequestError: the request is at fault; ContextLengthError when prompt and output do not fit the model's context.
+            InvalidRequestError: the request is at fault; ContextLengthError if prompt and output exceed the model's context.
             QueueFullError: too many calls are live, or their media files take too many bytes.
-            ServiceUnavailableError: no engine is there, no encoder is there for media, or this frontend drains.
+            ServiceUnavailableError: no engine is available, no encoder is available for media, or this frontend drains.
         """
         with contextlib.ExitStack() as place:
             place.enter_context(self._admission.admit())
@@ -109,9 +109,9 @@ class Generator:
         num_prompt_tokens = len(prompt.token_ids)
         max_tokens: int | None = max_output_tokens(params.sampling, num_prompt_tokens, self._model.info.max_model_len, prompt_field)
         if not params.sampling.HasField("max_tokens") and not self._model.shortens_context:
-            max_tokens = None  # the engine sets it, and knows its KV cache
+            max_tokens = None  # the engine sets it, because it knows its KV cache
         return engine_pb2.EngineRequest(
-            # A client may use one request id for several calls; the engine's must be unique.
+            # A client may use one request id for several calls, but the engine's ids must be unique.
             request_id=f"{request_id_var.get()}-{secrets.token_hex(8)}",
             prompt_token_ids=prompt.token_ids,
             sampling=params.for_engine(max_tokens),
@@ -123,7 +123,7 @@ class Generator:
 
 
 def refuse_unserved(request: Request) -> None:
-    """Refuse what the contract has and no service serves yet, by name: nothing is ignored in silence. Raises UnimplementedError."""
+    """Refuse each field of the contract that is not implemented yet; nothing is silently ignored. Raises UnimplementedError."""
     field = "options.constraint" if request.options.HasField("constraint") else ""
     if isinstance(request, generation_pb2.ChatRequest):
         for name in ("tools", "tool_choice", "parallel_tool_calls"):

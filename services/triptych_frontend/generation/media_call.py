@@ -1,8 +1,8 @@
-"""A call with media: its sequences go to the engine while its items are still being encoded, and again when items are lost.
+"""A call with media: its sequences go to the engine while its items are still being encoded, and again if embeddings are lost.
 
 The engine gets the sequences as soon as the encoders know the keys. It computes the text before an item meanwhile, and fetches the
-embeddings when they exist. When it cannot fetch them, the items are encoded again and the sequences that failed are sent again. A
-sequence that has produced tokens goes on behind them.
+embeddings when they exist. If it cannot fetch them, the items are encoded again and the failed sequences are sent again. A sequence
+that has already produced tokens continues after them.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from triptych_frontend.generation.sampling import seed_of_choice
 from triptych_frontend.prompt.preprocess import Prompt
 
 log = logging.getLogger(__name__)
-#: How often the sequences of a call are sent to the engine again in a row, without all of them getting a token in between.
+#: How often the sequences of a call are sent again in a row, unless all of them get a token in between.
 _MAX_RESUBMISSIONS = 3
 _RETRY_AFTER_S = 1.0
-#: How the engine names an item.
+#: The engine's name of an item.
 _ENGINE_FIELD = re.compile(r"media\[(\d+)\]")
 
 
 class _State(Enum):
-    #: The engine has it, and did not say anything yet.
+    #: The engine has the sequence, but has sent no output yet.
     SUBMITTED = "submitted"
-    #: The engine brought tokens, and so had all embeddings.
+    #: The engine sent tokens, so it had all embeddings.
     STARTED = "started"
-    #: It failed for want of embeddings, and is to be sent again.
+    #: The sequence failed because embeddings were missing, and must be sent again.
     LOST = "lost"
 
 
@@ -44,7 +44,7 @@ class _MediaSequence:
     """One choice in the engine.
 
     Args:
-        request: to the engine, without media.
+        request: the request to the engine, without media.
     """
 
     def __init__(self, owner: MediaCall, index: int, request: engine_pb2.EngineRequest) -> None:
@@ -53,20 +53,21 @@ class _MediaSequence:
         self._request = request
         self._num_submissions = 0
         self.state = _State.SUBMITTED
-        #: What carries it, and its index there: all sequences of a call travel in one request, those that are sent again alone.
+        #: The call that carries the sequence, and the index there. One call carries all sequences at first; each resent one has its
+        #: own.
         self.call: EngineCall | None = None
         self.call_index = 0
         self.is_aborted = False
-        #: Output so far.
+        #: Output tokens so far.
         self.token_ids: list[int] = []
-        #: Why it was lost.
+        #: Why the sequence was lost.
         self.error: TriptychError | None = None
 
     @property
     def can_go_on(self) -> bool:
-        """Whether the engine, given the output so far as a part of the prompt, would go on as if nothing had happened.
+        """Whether the engine could continue exactly if it gets the output so far as part of the prompt.
 
-        It would not with penalties that count output tokens, nor with a seed, whose random numbers belong to output positions.
+        It could not with penalties, which count output tokens, nor with a seed, whose random numbers depend on output positions.
         """
         if not self.token_ids:
             return True
@@ -75,13 +76,13 @@ class _MediaSequence:
         return not (sampling.presence_penalty or sampling.frequency_penalty or (sampling.HasField("seed") and not is_greedy))
 
     def abort(self) -> None:
-        """End it in the engine. Its last output still comes."""
+        """End the sequence in the engine. Its last output still arrives."""
         self.is_aborted = True
         if self.call is not None:
             self.call.abort(self.call_index)
 
     def next_request(self) -> engine_pb2.EngineRequest:
-        """What to send to the engine, less the media, after it was lost: from the end of the output so far."""
+        """The next request to the engine after a loss, without the media: continues after the output so far."""
         request = engine_pb2.EngineRequest()
         request.CopyFrom(self._request)
         self._num_submissions += 1
@@ -96,7 +97,7 @@ class _MediaSequence:
             sampling.ClearField("prompt_logprobs")
         return request
 
-    # What the engine's answers call, see engines.router.Listener.
+    # Called with the engine's outputs, see engines.router.Listener.
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         self._owner.on_sequence_output(self, output)
@@ -106,11 +107,11 @@ class _MediaSequence:
 
 
 class MediaCall:
-    """The sequences of one call with media. It is made by `start`; its maker closes it.
+    """The sequences of one call with media. Made by `start`; the caller closes it.
 
     Args:
-        request: to the engine, without media.
-        listener: hears of the sequences, as in `EngineRouter.start`.
+        request: the request to the engine, without media.
+        listener: receives the sequences' outputs, as in `EngineRouter.start`.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class MediaCall:
             keeps_request: see `Generator.start`.
 
         Raises:
-            ServiceUnavailableError: engine or encoders are away.
+            ServiceUnavailableError: no engine or no encoder is available.
             InvalidRequestError: a request is too large for one message.
         """
         encoding = MediaEncoding(encoders, prompt.media, None if keeps_request else prompt.hold)
@@ -165,11 +166,11 @@ class MediaCall:
         return call
 
     def abort(self, index: int) -> None:
-        """End one sequence in the engine. Its last output still comes."""
+        """End one sequence in the engine. Its last output still arrives."""
         self._sequences[index].abort()
 
     def close(self) -> None:
-        """End everything, in engine and encoders, and listen no more. May be called twice."""
+        """End everything, in the engine and the encoders, and stop listening. May be called twice."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -181,14 +182,14 @@ class MediaCall:
         self._encoding.end()
 
     def reports(self, last: engine_pb2.SequenceOutput | None) -> list[generation_pb2.MediaReport]:
-        """What each item cost.
+        """The cost of each item.
 
         Args:
-            last: the engine's last output of the first choice. Further choices find what that one fetched.
+            last: the engine's last output of the first choice. Further choices reuse what the first one fetched.
         """
         return media_reports(self._prompt.media, self._encoding, last)
 
-    # See engines.router.Listener: while all sequences are in one request.
+    # See engines.router.Listener. Called while one request carries all sequences.
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         self.on_sequence_output(self._sequences[index], output)
@@ -197,7 +198,7 @@ class MediaCall:
         self.on_sequence_error(self._sequences[index], error)
 
     def on_sequence_output(self, sequence: _MediaSequence, output: engine_pb2.SequenceOutput) -> None:
-        """The engine brought something for a sequence."""
+        """The engine sent an output for a sequence."""
         sequence.token_ids += output.token_ids
         if sequence.state is _State.SUBMITTED and (output.token_ids or output.finish_reason):
             sequence.state = _State.STARTED
@@ -219,7 +220,7 @@ class MediaCall:
             self._fail(error)
 
     async def _keep_encoded(self) -> None:
-        """Wait for the encoders. Then, whenever the engine could not fetch, have the items encoded and send the sequences again."""
+        """Wait for the encoders. Then, whenever the engine could not fetch, encode the items and send the sequences again."""
         try:
             await self._encoding.wait()
             while True:
@@ -261,7 +262,7 @@ class MediaCall:
         self._listener.on_error(0, self._in_terms_of_the_request(error))
 
     def _in_terms_of_the_request(self, error: TriptychError) -> TriptychError:
-        """The error with the client's name of the item instead of the engine's, of a class that tells the client what to do."""
+        """The error with the client's name of the item, and with a class that tells the client what to do."""
         found = _ENGINE_FIELD.match(error.field)
         field, message = error.field, error.message
         if found is not None and int(found[1]) < len(self._prompt.media):
@@ -274,7 +275,7 @@ class MediaCall:
 
 
 def _of_one(request: engine_pb2.EngineRequest, index: int) -> engine_pb2.EngineRequest:
-    """The request for one of its sequences alone, numbered as the engine would number it."""
+    """The request for one of its sequences, with the id and the seed that the engine would give that sequence."""
     one = engine_pb2.EngineRequest()
     one.CopyFrom(request)
     one.request_id, one.n = f"{request.request_id}-{index}", 1
@@ -284,8 +285,8 @@ def _of_one(request: engine_pb2.EngineRequest, index: int) -> engine_pb2.EngineR
 
 
 def _is_about_embeddings(error: TriptychError) -> bool:
-    """Whether the engine failed for want of embeddings, which an encoder may still make."""
+    """Whether the engine lacked embeddings that an encoder may still compute."""
     if isinstance(error, EmbeddingUnavailableError):
         return True
-    # An encoder's failure can come through the engine before it comes from the encoder, while other encoders are still asked.
+    # The engine may report an encoder's failure before the encoder itself does, while other encoders are still being asked.
     return isinstance(error, InternalError) and _ENGINE_FIELD.match(error.field) is not None

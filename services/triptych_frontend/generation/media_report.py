@@ -1,4 +1,4 @@
-"""What the media of a call cost."""
+"""Reports on the cost of a call's media."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def media_reports(
     """A report on each item, in their order.
 
     Args:
-        last: the engine's last output of a sequence, which says how embeddings came to it; None when there was none.
+        last: the engine's last output of a sequence, which says how the engine got the embeddings; None if there was none.
     """
     fetches: Sequence[engine_pb2.MediaFetch] = last.media if last is not None else ()
     reports = []

@@ -1,4 +1,4 @@
-"""Checks and completes what a client asks of a generation, before the engine hears of it.
+"""Checks a client's generation options and fills in defaults, before the request goes to the engine.
 
 The defaults are the contract's. The temperature, top_p and top_k in some models' generation_config.json are not applied, so that
 the same request means the same for every model.
@@ -16,13 +16,13 @@ from triptych_common.pb import common_pb2, generation_pb2
 from triptych_frontend.output.chain import OutputOptions
 
 MAX_STOP_STRINGS = 16
-#: Longest stop string, in characters. Each choice may hold back as much text.
+#: Longest stop string, in characters. Each choice may hold back this much text.
 MAX_STOP_CHARS = 1024
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 _FIELD = "options.sampling"
 
-#: 0.01 as a float32 of the message, which is slightly smaller.
+#: 0.01 as the float32 in the message, which is slightly smaller.
 _LEAST_REPETITION_PENALTY = common_pb2.SamplingParams(repetition_penalty=0.01).repetition_penalty
 #: field -> least value, greatest value, and whether the least value itself is out of range
 _RANGES: dict[str, tuple[float, float, bool]] = {
@@ -41,9 +41,9 @@ _INT64 = 1 << 64
 
 @dataclass(frozen=True)
 class GenerationParams:
-    """Options of a generation, checked, with the defaults filled in."""
+    """Checked options of a generation, with defaults filled in."""
 
-    #: As the client sent it; `for_engine` completes it.
+    #: As the client sent it. `for_engine` completes it.
     sampling: common_pb2.SamplingParams
     output: OutputOptions
     num_choices: int
@@ -61,7 +61,7 @@ class GenerationParams:
         return self.sampling.HasField("prompt_logprobs")
 
     def for_engine(self, max_tokens: int | None) -> common_pb2.SamplingParams:
-        """What the engine gets: with the bound on tokens where the frontend sets one."""
+        """The parameters for the engine, with the frontend's bound on tokens if it sets one."""
         sampling = common_pb2.SamplingParams()
         sampling.CopyFrom(self.sampling)
         if max_tokens is not None:
@@ -70,17 +70,17 @@ class GenerationParams:
 
 
 def seed_of_choice(seed: int, index: int) -> int:
-    """The seed of one choice. Past the largest seed goes on at the smallest."""
+    """The seed of one choice. After the largest seed it wraps around to the smallest."""
     return (seed + index + _INT64 // 2) % _INT64 - _INT64 // 2
 
 
 def check_options(
     options: generation_pb2.GenerationOptions, vocab_size: int, echo: bool = False, is_final_only: bool = False
 ) -> GenerationParams:
-    """The options, checked. Raises InvalidRequestError naming field, limit and value.
+    """The checked options. Raises InvalidRequestError, which names field, limit and value.
 
     Args:
-        echo: the prompt's text is part of the answer, so its log probabilities may be, too.
+        echo: the answer includes the prompt's text, so it may also include the prompt's log probabilities.
         is_final_only: answer each choice once, when it has ended.
     """
     sampling = common_pb2.SamplingParams()
@@ -114,7 +114,7 @@ def check_options(
 
 
 def max_output_tokens(sampling: common_pb2.SamplingParams, num_prompt_tokens: int, max_model_len: int, prompt_field: str) -> int:
-    """How many tokens may be generated: the requested number, else what is left of the context. Raises ContextLengthError."""
+    """Most tokens to generate: the requested number, else the rest of the context. Raises ContextLengthError."""
     left = max_model_len - num_prompt_tokens
     asked = sampling.max_tokens if sampling.HasField("max_tokens") else None
     if left < 0 or (asked is None and left == 0):
@@ -153,7 +153,7 @@ def _check_ranges(sampling: common_pb2.SamplingParams) -> None:
 
 
 def _check_range(field: str, value: float, least: float, most: float, is_open: bool = False) -> None:
-    # NaN, which compares false with everything, is out of range.
+    # NaN compares false with everything, so it is out of range.
     if least <= value <= most and not (is_open and value == least):
         return
     interval = f"{'(' if is_open else '['}{least:g}, {most:g}]"
@@ -161,7 +161,7 @@ def _check_range(field: str, value: float, least: float, most: float, is_open: b
 
 
 def _check_tokens(sampling: common_pb2.SamplingParams, vocab_size: int) -> None:
-    """Refuse token ids that are not in the vocabulary, and drop repeated ones."""
+    """Refuse token ids that are not in the vocabulary, and drop duplicates."""
     _check_token_ids(f"{_FIELD}.logit_bias", sampling.logit_bias, vocab_size)
     for name in ("allowed_token_ids", "bad_token_ids", "stop_token_ids"):
         field, token_ids = f"{_FIELD}.{name}", getattr(sampling, name)

@@ -1,4 +1,4 @@
-"""Whole choices out of their deltas."""
+"""Merges deltas into whole choices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from triptych_common.pb import generation_pb2
 
 
 def whole_choices(deltas: Iterable[generation_pb2.ChoiceDelta]) -> list[generation_pb2.Choice]:
-    """The choices that the deltas make up, by index."""
+    """The choices that the deltas add up to, by index."""
     choices: dict[int, generation_pb2.Choice] = {}
     for delta in deltas:
         choice = choices.setdefault(delta.index, generation_pb2.Choice(index=delta.index))
@@ -17,7 +17,7 @@ def whole_choices(deltas: Iterable[generation_pb2.ChoiceDelta]) -> list[generati
 
 
 def add_delta(choice: generation_pb2.Choice, delta: generation_pb2.ChoiceDelta) -> None:
-    """Append what is new to a choice."""
+    """Append a delta to a choice."""
     kind = delta.WhichOneof("delta")
     if kind == "text":
         choice.text += delta.text

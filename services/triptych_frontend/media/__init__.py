@@ -1,1 +1,1 @@
-"""Media items: fetched, checked, measured, and turned into placeholders. Nothing is decoded here."""
+"""Media items: fetched, checked, measured, and turned into placeholders. Decoded data is never kept."""

@@ -1,4 +1,4 @@
-"""Keeps fetches for clients away from this network. A name is resolved once, so the checked address is the connected one."""
+"""Prevents fetches for clients from reaching this network. A name is resolved once, and the checked address is connected to."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MAX_LOOKUPS = 64
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 #: IPv6 prefixes whose last 32 bits are an IPv4 address that a gateway may forward to (NAT64, RFC 6052 and 8215).
 _NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
-#: All of IPv6 that is routed on the public internet. Other addresses that Python calls global are site-local, old forms of IPv4, or
-#: unassigned.
+#: The part of IPv6 that is routed on the public internet. Other addresses that Python calls global are site-local, old forms of
+#: IPv4, or unassigned.
 _IPV6_ROUTED = (ipaddress.IPv6Network("2000::/3"), _NAT64[0])
-#: Special networks that `is_global` of some Python versions does not know: IETF's own (RFC 6890), documentation (RFC 9637).
+#: Special networks that `is_global` of some Python versions does not know: reserved by IETF (RFC 6890), documentation (RFC 9637).
 _SPECIAL = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv6Network("3fff::/20"))
 
 
@@ -54,7 +54,7 @@ def _embedded(address: _Address) -> list[ipaddress.IPv4Address]:
 
 
 def check_literal(host: str) -> None:
-    """Raise ForbiddenAddressError for a host that is an IP address and not public. Names pass; GuardedResolver checks them."""
+    """Raise ForbiddenAddressError for an IP address that is not public. Names pass here; GuardedResolver checks them."""
     try:
         public = is_public(host)
     except ValueError:
@@ -64,14 +64,14 @@ def check_literal(host: str) -> None:
 
 
 class GuardedResolver(AbstractResolver):
-    """Resolves names to public addresses. aiohttp connects to what this returns, so no second lookup can give another address."""
+    """Resolves names to public addresses. aiohttp connects to the returned addresses, so no second lookup can give another one."""
 
     def __init__(self) -> None:
         self._lookups = _OwnThreads()
         self._inner = ThreadedResolver(self._lookups)  # type: ignore[arg-type]  # it needs nothing else of a loop
 
     async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC) -> list[ResolveResult]:
-        """Addresses of the host. Raises ForbiddenAddressError when any of them is not public, OSError when there are none."""
+        """Addresses of the host. Raises ForbiddenAddressError if any is not public, OSError if there are none."""
         results = await self._inner.resolve(host, port, family)
         for result in results:
             if not is_public(result["host"]):
@@ -84,20 +84,20 @@ class GuardedResolver(AbstractResolver):
 
 
 class _OwnThreads:
-    """Looks names up in threads of its own. A lookup without an answer keeps its thread for longer than its caller waits, and the
+    """Looks names up in its own threads. A lookup without an answer blocks its thread for longer than its caller waits, and the
     event loop has only a few threads, which others need."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_MAX_LOOKUPS, thread_name_prefix="lookup")
 
     async def getaddrinfo(self, host: str, port: int, **options: Any) -> Any:
-        """As the event loop's."""
+        """Same as the event loop's method."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(socket.getaddrinfo, host, port, **options))
 
     async def getnameinfo(self, address: Any, flags: int) -> Any:
-        """As the event loop's."""
+        """Same as the event loop's method."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, socket.getnameinfo, address, flags)
 
     def close(self) -> None:
-        """Give the threads back without waiting for lookups."""
+        """Release the threads without waiting for lookups."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""The budget for bytes of media files in memory. A burst of uploads is refused, so that the process is not killed."""
+"""The memory budget for media files. A burst of uploads is refused instead of exhausting the memory of the process."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ _RETRY_AFTER_S = 1.0
 
 
 class MediaBudget:
-    """Counts bytes. For the event loop alone.
+    """Counts bytes. Use it on the event loop only.
 
     Args:
-        max_bytes: of all calls together.
+        max_bytes: most bytes of all calls together.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         #: Bytes that live calls need.
         self.used_bytes = 0
-        #: Bytes that are kept in case they are needed once more. They are dropped when other calls need the room.
+        #: Bytes of files that may be needed once more. They are dropped when other calls need the budget.
         self.spare_bytes = 0
         self._spare: dict[MediaHold, None] = {}  # holds that can be dropped, oldest first
-        #: The bytes that callers wait for, in order, each with an event that is set when the caller should look for room.
+        #: The callers that wait for free bytes, in order. Each event is set when its caller should check the budget again.
         self._waiting: deque[tuple[int, asyncio.Event]] = deque()
 
     def hold(self) -> MediaHold:
-        """The share of one call, of nothing so far."""
+        """A new, empty share of the budget for one call."""
         return MediaHold(self)
 
     def make_room(self, num_bytes: int) -> None:
-        """Drop spare files, oldest first, until so many more bytes fit."""
+        """Drop spare files, oldest first, until `num_bytes` more fit."""
         while self._spare and self.used_bytes + self.spare_bytes + num_bytes > self.max_bytes:
             next(iter(self._spare)).drop()
 
@@ -50,12 +50,12 @@ class MediaBudget:
         self.spare_bytes -= num_bytes
 
     async def until_free(self, num_bytes: int, timeout_s: float) -> bool:
-        """Wait until so many bytes are free, behind callers that wait already. True when the caller may take them at once."""
+        """Wait in line until `num_bytes` are free. Returns True if the caller may take them at once, False after the timeout."""
         entry = num_bytes, asyncio.Event()
         self._waiting.append(entry)
         try:
             async with asyncio.timeout(timeout_s):
-                # Whoever is woken looks again: a call may have taken the room meanwhile.
+                # Check again after each wake-up: another call may have taken the bytes meanwhile.
                 while self._waiting[0] is not entry or self.used_bytes + num_bytes > self.max_bytes:
                     entry[1].clear()
                     await entry[1].wait()
@@ -67,29 +67,29 @@ class MediaBudget:
         return True
 
     def wake(self) -> None:
-        """Let the caller that waits longest see whether there is room now."""
+        """Wake the first waiting caller, so that it checks the budget."""
         if self._waiting:
             self._waiting[0][1].set()
 
 
 class MediaHold:
-    """What one call holds of the budget. Whoever made it releases it."""
+    """One call's share of the budget. The owner must release it."""
 
     def __init__(self, budget: MediaBudget) -> None:
         self._budget = budget
         self._num_bytes = 0
-        #: What drops the files; None while the call needs them.
+        #: Drops the files; None while the call needs them.
         self._on_drop: Callable[[], None] | None = None
 
     def take(self, num_bytes: int, field: str) -> None:
         """Hold more bytes.
 
         Args:
-            field: whose bytes they are, for errors.
+            field: the item's field, for errors.
 
         Raises:
             InvalidRequestError: the call alone needs more than the whole budget.
-            QueueFullError: other calls hold the rest.
+            QueueFullError: other calls use the rest of the budget.
         """
         limit, wanted = self._budget.max_bytes, self._num_bytes + num_bytes
         if wanted > limit:
@@ -103,16 +103,16 @@ class MediaHold:
         self._budget.used_bytes += num_bytes
 
     async def take_when_free(self, num_bytes: int, field: str, timeout_s: float) -> None:
-        """Wait for room, then `take`. Raises as `take` does, QueueFullError after the time."""
+        """Wait until the bytes are free, then `take` them. Raises like `take`; QueueFullError after the timeout."""
         if num_bytes <= self._budget.max_bytes:
             await self._budget.until_free(num_bytes, timeout_s)
         self.take(num_bytes, field)
 
     def spare(self, on_drop: Callable[[], None]) -> None:
-        """The call can do without the files: keep them only while nobody else needs the room.
+        """The call no longer needs the files: keep them only until another call needs the budget.
 
         Args:
-            on_drop: called when the room is needed. It drops the files.
+            on_drop: called when another call needs the budget. It must drop the files.
         """
         if self._num_bytes and self._on_drop is None:
             self._on_drop = on_drop
@@ -120,20 +120,20 @@ class MediaHold:
             self._budget.wake()
 
     def need(self) -> None:
-        """The call needs the files again, as far as they are still there."""
+        """The call needs the files again, if they are still there."""
         if self._on_drop is not None:
             self._on_drop = None
             self._budget.remove_spare(self, self._num_bytes)
 
     def drop(self) -> None:
-        """Drop the spare files, and give their room back."""
+        """Drop the spare files, and return their bytes to the budget."""
         if self._on_drop is not None:
             on_drop = self._on_drop
             self.release()
             on_drop()
 
     def release(self) -> None:
-        """Give all room back. May be called twice."""
+        """Return all bytes to the budget. May be called twice."""
         self.need()
         self._budget.used_bytes -= self._num_bytes
         self._num_bytes = 0

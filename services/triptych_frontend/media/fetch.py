@@ -1,4 +1,4 @@
-"""Fetches media by address: http(s):, data: and file:, each within limits."""
+"""Fetches media by URL: http(s):, data: and file:, each within limits."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from triptych_frontend.media.address_guard import ForbiddenAddressError, Guarded
 from triptych_frontend.media.item import AUDIO, IMAGE, VIDEO
 from triptych_frontend.settings import FrontendSettings
 
-#: Most fetches at the same time. Further ones wait, within their own time limit.
+#: Most fetches at the same time. Further fetches wait; the wait counts towards their timeout.
 _MAX_CONNECTIONS = 64
 _CHUNK_BYTES = 64 * 1024
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_SHOWN_CHARS = 120
-#: Modality -> the first parts of its content types.
+#: Modality -> accepted main types of content types.
 _CONTENT_TYPES = {IMAGE: ("image",), AUDIO: ("audio", "video"), VIDEO: ("video", "image")}
-#: Content types of servers that do not know the type.
+#: Content types that servers send for unknown types.
 _UNKNOWN_TYPES = ("", "application/octet-stream", "binary/octet-stream", "application/ogg")
 
 
 class MediaFetcher:
-    """Fetches media for clients. It follows redirects one by one and checks each. It does not use the environment's proxies."""
+    """Fetches media for clients. It follows redirects itself and checks each one. It ignores the environment's proxies."""
 
     def __init__(self, settings: FrontendSettings) -> None:
         self._settings = settings
@@ -45,14 +45,14 @@ class MediaFetcher:
     async def fetch(
         self, url: str, modality: common_pb2.Modality, field: str, take: Callable[[int], None] = lambda num_bytes: None
     ) -> bytes:
-        """The file at an address.
+        """The file at a URL.
 
         Args:
-            field: where the item stands in the request, for errors.
-            take: called with the number of bytes as they arrive. An error that it raises ends the fetch.
+            field: the item's field in the request, for errors.
+            take: called with the number of bytes as they arrive. If it raises, the fetch ends with that error.
 
         Raises:
-            InvalidRequestError: the address is not allowed, or the file cannot be fetched within the limits.
+            InvalidRequestError: the URL is not allowed, or the file cannot be fetched within the limits.
         """
         field = f"{field}.url"
         scheme = url.partition(":")[0].lower()
@@ -85,7 +85,7 @@ class MediaFetcher:
             path = Path(urllib.parse.unquote(parts.path)).resolve(strict=True)
             if not path.is_relative_to(root.resolve(strict=True)):
                 raise refusal
-            # Links were resolved above, so a link here is refused. Opening a pipe must not wait for its other end.
+            # Links were resolved above, so a link here is refused. O_NONBLOCK: opening a pipe must not wait for its other end.
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError, RuntimeError):
             raise refusal from None
@@ -124,7 +124,7 @@ class MediaFetcher:
         if url.scheme not in ("http", "https") or not url.host:
             raise ValueError(f"leads to {_shown(str(url))}, which is no http: or https: address")
         if not self._settings.allow_private_media_addresses:
-            # Names are checked when they are resolved. aiohttp does not ask the resolver about IP addresses.
+            # Names are checked when they are resolved. aiohttp does not pass IP addresses to the resolver.
             check_literal(url.host)
 
     async def _body(self, response: aiohttp.ClientResponse, modality: common_pb2.Modality, take: Callable[[int], None]) -> bytes:

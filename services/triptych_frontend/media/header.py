@@ -1,6 +1,6 @@
-"""What a media file says about itself: format, size, length, rate. It decodes as little as possible, and nothing without a limit.
+"""Reads the header of a media file: format, size, length, rate. It decodes as little as possible, and always within limits.
 
-It must agree with what the encoder decodes: the same formats, the same orientation, the same ways to count samples and frames.
+It must agree with the encoder's decoding: the same formats, the same orientation, the same count of samples and frames.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TURNED = frozenset({5, 6, 7, 8})
 _PNG_HEADER_BYTES = 8
 _BLOCK_SAMPLES = 1 << 16
 _PCM_BYTES = {"PCM_U8": 1, "PCM_S8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "FLOAT": 4, "DOUBLE": 8}
-#: Names of formats -> the names that this module has for them.
+#: Other names of formats -> the names in this module.
 _SYNONYMS = {
     "jpg": "jpeg",
     "tif": "tiff",
@@ -38,10 +38,10 @@ _SYNONYMS = {
     "quicktime": "mov",
     "mkv": "matroska",
 }
-#: A header, and names of the file's format, the usual one first.
+#: A header, and the names of the file's format, the most common one first.
 _Read: TypeAlias = tuple[MediaHeader, list[str]]
 
-# The limit is ours, and checked before a pixel is decoded; Pillow's own would only warn.
+# Our own limit is checked before any pixel is decoded. Pillow's limit would only warn at first.
 Image.MAX_IMAGE_PIXELS = None
 
 
@@ -51,12 +51,11 @@ def read_header(
     """Size and length of a raw file.
 
     Args:
-        field: where the item stands in the request, for errors.
-        declared_format: what the client says the file is, e.g. `wav` or `audio/wav`; empty when it says nothing.
+        field: the item's field in the request, for errors.
+        declared_format: the client's declared format, e.g. `wav` or `audio/wav`; empty if it declares none.
 
     Raises:
-        InvalidRequestError: the file is none of this modality, is not of the declared format, is damaged or empty, or crosses a
-            limit.
+        InvalidRequestError: the file does not have this modality or the declared format, is damaged or empty, or exceeds a limit.
     """
     if not content:
         raise InvalidRequestError(f"{field} is an empty file (0 bytes)", field=field, limit=1, value=0)
@@ -68,7 +67,7 @@ def read_header(
         return header
     except InvalidRequestError:
         raise
-    # Parsers of many formats run here on files that anybody may have written; beside their own errors they stumble.
+    # Parsers of many formats run here on untrusted files. They raise more than their documented errors.
     except Exception as error:
         name = MODALITY_NAMES.get(modality, "media")
         raise InvalidRequestError(
@@ -77,10 +76,10 @@ def read_header(
 
 
 def _check_format(declared: str, formats: Sequence[str], field: str) -> None:
-    """Refuse a file that is none of the format that the client declared.
+    """Refuse a file that does not have the format that the client declared.
 
     Args:
-        formats: names of what the file is, the usual one first.
+        formats: names of the file's format, the most common one first.
     """
     name = declared.strip().lower().rpartition("/")[2].removeprefix("x-")
     if name not in formats and _SYNONYMS.get(name) not in formats:
@@ -94,12 +93,12 @@ def _image_header(content: bytes, limits: MediaLimits, field: str) -> _Read:
             width, height = image.size
             _check_pixels(width, height, limits, field)
             orientation = _orientation(image, content)
-            # MPO is a JPEG with further pictures behind the first.
+            # MPO is a JPEG with further images after the first.
             formats = ["jpeg"] if image.format == "MPO" else [str(image.format).lower()]
     except UnidentifiedImageError as error:
         known = ", ".join(IMAGE_FORMATS)
         raise InvalidRequestError(f"{field} is no image of a known format; known are {known}", field=field, limit=known) from error
-    # What Pillow's parsers raise for broken files.
+    # The exceptions of Pillow's parsers for broken files.
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error) as error:
         raise InvalidRequestError(f"{field} is a damaged image: {error}", field=field) from error
     return ImageHeader(height, width) if orientation in _TURNED else ImageHeader(width, height), formats
@@ -107,14 +106,14 @@ def _image_header(content: bytes, limits: MediaLimits, field: str) -> _Read:
 
 def _orientation(image: Image.Image, content: bytes) -> Any:
     if image.format == "TIFF":
-        return None  # Pillow turns these itself, and says their upright size
+        return None  # Pillow rotates these itself, and reports the upright size
     if image.format == "PNG" and "exif" not in image.info:
         exif = _png_exif(content)
         if exif is not None:
             parsed = Image.Exif()
             parsed.load(exif)
             return parsed.get(_ORIENTATION_TAG)
-    # Not image.getexif(): of a PNG that decodes the pixels, in search of a chunk behind them.
+    # Not image.getexif(): for a PNG it would decode the pixels to look for a chunk after them.
     return Image.Image.getexif(image).get(_ORIENTATION_TAG)
 
 
@@ -155,7 +154,7 @@ def _audio_header(content: bytes, limits: MediaLimits, field: str) -> _Read:
 
 
 def _count_samples(file: soundfile.SoundFile, num_bytes: int, limits: MediaLimits, field: str) -> int:
-    """Samples per channel that come out: the header's number where the file is long enough for it, else by reading."""
+    """Samples per channel after decoding: the header's number if the file is long enough for it, else counted by reading."""
     width = _PCM_BYTES.get(file.subtype)
     if width is not None and file.format in ("WAV", "WAVEX", "AIFF") and file.frames * file.channels * width <= num_bytes:
         return int(file.frames)
@@ -177,7 +176,7 @@ def _check_audio(rate: int, num_samples: int, limits: MediaLimits, field: str) -
 
 
 def _container_audio(content: bytes, limits: MediaLimits, field: str) -> tuple[int, int, list[str]]:
-    """Rate, samples and formats of what libsndfile cannot read: m4a, webm, the sound track of a video. Decodes without keeping."""
+    """Rate, samples and formats of a file that libsndfile cannot read: m4a, webm, the audio track of a video. Keeps no samples."""
     try:
         with open_container(content, limits.max_pixels) as container:
             if not container.streams.audio:
@@ -195,7 +194,7 @@ def _container_audio(content: bytes, limits: MediaLimits, field: str) -> tuple[i
 
 
 def _container_formats(container: Any) -> list[str]:
-    """FFmpeg's names of what the container is, e.g. mov, mp4, m4a, which it does not tell apart. The most usual one comes first."""
+    """FFmpeg's names of the container format, the most common one first. It does not distinguish some, e.g. mov, mp4, m4a."""
     names: list[str] = container.format.name.split(",")
     return sorted(names, key=lambda name: name not in ("mp4", "matroska"))
 
@@ -210,7 +209,7 @@ def _video_header(content: bytes, limits: MediaLimits, field: str) -> _Read:
             _check_pixels(width, height, limits, field)
             rate = stream.average_rate or stream.base_rate or stream.guessed_rate
             formats = _container_formats(container)
-            # Headers may be wrong about the number of frames, or not have it.
+            # The header's number of frames may be wrong or missing.
             num_frames = 0
             for packet in container.demux(stream):
                 num_frames += packet.size > 0

@@ -1,4 +1,4 @@
-"""Media items in the frontend: as the client sent them, what their headers say, and what they become in the prompt."""
+"""Media items in the frontend: as the client sent them, their headers, and their expansion in the prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODALITY_NAMES: dict[common_pb2.Modality, str] = {IMAGE: "image", AUDIO: "audio"
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """An image's size in pixels, after its EXIF orientation was applied."""
+    """An image's size in pixels, after its EXIF orientation is applied."""
 
     width: int
     height: int
@@ -24,7 +24,7 @@ class ImageHeader:
 
 @dataclass(frozen=True)
 class AudioHeader:
-    """A sound's length."""
+    """The length of an audio file."""
 
     #: Per channel.
     num_samples: int
@@ -54,13 +54,13 @@ MediaHeader = ImageHeader | AudioHeader | VideoHeader
 
 @dataclass(frozen=True)
 class Expansion:
-    """What a media item's placeholder becomes in the prompt."""
+    """The expansion of a media item's placeholder in the prompt."""
 
-    #: Placeholder tokens, and the text between and around them.
+    #: Placeholder tokens, with the text between and around them.
     text: str
-    #: Tokens in it whose embeddings come from the encoder.
+    #: Number of its tokens whose embeddings come from the encoder.
     num_embeds: int
-    #: Tensors that positions depend on, named like the arguments of get_rope_index. The first dimension counts items.
+    #: Tensors that positions depend on, named like the arguments of get_rope_index. The first dimension is the number of items.
     layout: tuple[tuple[str, np.ndarray], ...] = ()
 
 
@@ -76,26 +76,26 @@ class MediaInput:
     """A media item as the client sent it."""
 
     item: common_pb2.MediaItem
-    #: Where it stands in the request, e.g. `messages[0].content[1].media`.
+    #: The item's field in the request, e.g. `messages[0].content[1].media`.
     field: str
     #: The item's own processor options.
     options: dict[str, Any]
 
 
 class MediaFile:
-    """A raw file that can be dropped while its item is still known.
+    """A raw file that can be dropped while its item is still in use.
 
     Args:
-        content: None when the client named an item that only an encoder has.
+        content: None if the client sent only the item's uuid.
     """
 
     def __init__(self, content: bytes | None) -> None:
         self.content = content
-        #: The file was here, and is not any more.
+        #: The file was here and has been dropped.
         self.is_dropped = False
 
     def drop(self) -> None:
-        """Forget the bytes."""
+        """Drop the content."""
         self.is_dropped = self.is_dropped or self.content is not None
         self.content = None
 
@@ -108,9 +108,9 @@ class PreparedMedia:
     #: See triptych_common.media.key.
     key: bytes
     file: MediaFile
-    #: Of the model's processor, part of the key.
+    #: Options of the model's processor; part of the key.
     options: Mapping[str, Any]
     expansion: Expansion
-    #: Where it stands in the request.
+    #: The item's field in the request.
     field: str
     tenant_salt: str = ""

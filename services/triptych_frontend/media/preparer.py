@@ -1,4 +1,4 @@
-"""From a client's media items to what encoder and engine need: bytes, size, placeholder text, key."""
+"""From a client's media items to the input of encoder and engine: file, size, placeholder text, key."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _MAX_UUID_CHARS = 256
 
 
 class KnowsEncoders(Protocol):
-    """What the preparer needs of the encoders."""
+    """The interface of the encoders that the preparer needs."""
 
     async def until_some(self) -> None:
-        """Wait a little for an encoder. Raises ServiceUnavailableError when none came."""
+        """Wait a short time for an encoder. Raises ServiceUnavailableError when none becomes ready."""
         ...
 
     def embedding_fingerprint(self) -> bytes:
-        """What keys depend on beside the item. Raises ServiceUnavailableError while no encoder is there."""
+        """What keys depend on in addition to the item. Raises ServiceUnavailableError while no encoder is connected."""
         ...
 
 
@@ -46,7 +46,7 @@ class MediaPreparer:
     Args:
         expander: None for a text-only model, and for a model whose processor does not run here.
         why_text_only: why there is no expander.
-        encoders: tell what keys depend on beside the item.
+        encoders: give the embedding fingerprint that keys depend on.
     """
 
     def __init__(
@@ -69,28 +69,28 @@ class MediaPreparer:
         self._pool = ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media")
 
     def close(self) -> None:
-        """Give the threads back, and forget files that nobody named."""
+        """Release the threads, and drop uploads that no call took."""
         self.uploads.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def prepare(
         self, items: Sequence[tuple[str, common_pb2.MediaItem]], principal: Principal, salt: str, hold: MediaHold
     ) -> list[PreparedMedia]:
-        """The items, ready to be encoded, in their order. All of them are fetched at the same time.
+        """The items, ready to be encoded, in their order. All of them are fetched concurrently.
 
         Args:
-            items: each with where it stands in the request.
-            principal: who asks. Principals share neither embeddings nor names.
-            salt: the client's own choice. Requests of different salts share neither.
+            items: each with its field in the request.
+            principal: the caller. Principals share neither embeddings nor names.
+            salt: the client's own salt. Requests with different salts share neither.
             hold: counts the bytes of the files. Its owner releases it, also after an error.
 
         Raises:
-            InvalidRequestError: the model or a limit does not allow them, or one cannot be fetched or read.
+            InvalidRequestError: the model or a limit does not allow the items, or one of them cannot be fetched or read.
             QueueFullError: the media of live calls take too many bytes.
-            ServiceUnavailableError: no encoder is there.
+            ServiceUnavailableError: no encoder is available.
         """
         inputs = self._checked(items)
-        await self._until_encoders(inputs[0].field)  # before anything is fetched in vain
+        await self._until_encoders(inputs[0].field)  # check first, so that nothing is fetched in vain
         tasks = [asyncio.create_task(self._prepare_one(media, principal, principal.scoped_salt(salt), hold)) for media in inputs]
         try:
             return list(await asyncio.gather(*tasks))
@@ -172,7 +172,7 @@ class MediaPreparer:
         return PreparedMedia(known.modality, key, MediaFile(content), media.options, expansion, media.field, tenant_salt)
 
     async def _content(self, media: MediaInput, principal: Principal, hold: MediaHold) -> bytes | None:
-        """The raw file. None when the client sent a name alone."""
+        """The raw file. None if the client sent only a uuid."""
         item, kind = media.item, media.item.WhichOneof("source")
         if kind == "data":
             limit, content = self._settings.max_media_bytes, item.data

@@ -1,4 +1,4 @@
-"""Media files that were handed over before the call that names them."""
+"""Media files that clients upload before the call that uses them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from triptych_common.pb import generation_pb2
 
 from triptych_frontend.media.budget import MediaBudget, MediaHold
 
-#: How long a file is kept for a call that names it, in seconds.
+#: How long a file waits for a call that takes it, in seconds.
 EXPIRES_S = 60.0
-#: How long an upload waits for room, in seconds: other calls give theirs back at their first tokens.
+#: How long an upload waits for the budget, in seconds. Other calls return their share at their first tokens.
 _MAX_WAIT_S = 30.0
 #: Longest pause between two messages of an upload, in seconds.
 _MAX_PAUSE_S = 30.0
@@ -29,11 +29,11 @@ class _Upload:
 
 
 class Uploads:
-    """Receives files and keeps each until a call takes it, or its time is over.
+    """Receives files and keeps each one until a call takes it or its time is over.
 
     Args:
-        budget: gives room for the files, shared with the files of calls.
-        max_bytes: of one file.
+        budget: the memory budget, shared with the files of calls.
+        max_bytes: most bytes of one file.
     """
 
     def __init__(self, budget: MediaBudget, max_bytes: int) -> None:
@@ -45,11 +45,11 @@ class Uploads:
         return len(self._uploads)
 
     async def receive(self, messages: AsyncIterator[generation_pb2.UploadMediaRequest]) -> generation_pb2.UploadMediaResponse:
-        """Take one file.
+        """Receive one file.
 
         Raises:
-            InvalidRequestError: it is too large, not of the length that was announced, or stalls.
-            QueueFullError: there was no room for it in time.
+            InvalidRequestError: the file is too large, does not have the announced length, or stalls.
+            QueueFullError: the budget had no space for the file in time.
         """
         parts = aiter(messages)
         first = await _next(parts)
@@ -72,10 +72,10 @@ class Uploads:
         return generation_pb2.UploadMediaResponse(upload_id=upload_id, expires_s=EXPIRES_S)
 
     def take(self, upload_id: str, tenant: str, field: str) -> bytes:
-        """The file, which is forgotten here; the caller takes room for it at once.
+        """Hand the file over and forget it. The caller must take its bytes from the budget at once.
 
         Raises:
-            InvalidRequestError: there is none of this id, or it is another tenant's.
+            InvalidRequestError: the id is unknown, or belongs to another tenant.
         """
         upload = self._uploads.get(upload_id)
         if upload is None or upload.tenant != tenant:
@@ -85,7 +85,7 @@ class Uploads:
         return upload.content
 
     def close(self) -> None:
-        """Forget all files."""
+        """Drop all files."""
         for upload_id in list(self._uploads):
             self._forget(upload_id)
 

@@ -1,1 +1,1 @@
-"""From output tokens to what the client is sent."""
+"""From output tokens to the client's deltas."""

@@ -1,9 +1,9 @@
-"""The output chain: output tokens go in, what the client is told comes out.
+"""The output chain: turns output tokens into events for the client.
 
     detokenize -> stop strings -> (reasoning -> tool calls)
 
-Each stage is a small class. A new one is added to `OutputChains.start`, its events to events.py, and what the client gets of them
-to delta.py. Nothing else needs to know it.
+Each stage is a small class. To add a stage, add it to `OutputChains.start`, its events to events.py, and their effect on the
+client's deltas to delta.py. Nothing else changes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from triptych_frontend.tokens.tokenizer import Tokenizer
 
 
 class Stage(Protocol):
-    """One step of the chain. It passes on the events that it has no use for.
+    """One step of the chain. It passes on the events that it does not handle.
 
-    The events that a stage gives out, put together, must not depend on how its text was cut.
+    The events of a stage, joined together, must not depend on how its input text was split.
     """
 
     def feed(self, event: Event) -> list[Event]:
-        """Take the next event. Returns what is certain now; text that may belong to a marker is held back."""
+        """Take the next event. Returns the output that is certain now. Text that may belong to a marker is held back."""
         ...
 
     def finish(self) -> list[Event]:
-        """The sequence has ended. Returns what was held back."""
+        """The sequence has ended. Returns the text that was held back."""
         ...
 
 
@@ -40,7 +40,7 @@ class OutputOptions:
     """How the output tokens of a request become text."""
 
     stop: tuple[str, ...] = ()
-    #: Send the stop string, too.
+    #: Send the stop string too.
     include_stop: bool = False
     skip_special_tokens: bool = True
     #: Tokens to generate before a stop string may end a choice.
@@ -59,11 +59,11 @@ class OutputChain:
         self._detokenizer = detokenizer
         self._stages = stages
         self._num_tokens = 0
-        #: Characters of the choice's text so far, those that stages hold back included.
+        #: Characters of the choice's text so far, including those that stages hold back.
         self.num_chars = 0
 
     def feed(self, token_id: int) -> list[Event]:
-        """Take the next output token. Returns what became certain with it."""
+        """Take the next output token. Returns the events that became certain with it."""
         self._num_tokens += 1
         text = self._detokenizer.feed(token_id)
         if not text:
@@ -75,7 +75,7 @@ class OutputChain:
         return events
 
     def finish(self) -> list[Event]:
-        """The sequence has ended. Returns what was held back."""
+        """The sequence has ended. Returns the events that were held back."""
         text = self._detokenizer.flush()
         events: list[Event] = [Text(text, self._num_tokens)] if text else []
         for stage in self._stages:
@@ -84,7 +84,7 @@ class OutputChain:
 
 
 class OutputChains:
-    """Makes the chains of a model. What depends on the model alone is made once, here."""
+    """Makes the chains of a model, and holds what they share."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""From events to what the client is sent."""
+"""From events to the client's deltas."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from triptych_frontend.output.events import Event, Stopped, Text
 
 
 class DeltaBuilder:
-    """Collects what is new in a choice until it is taken."""
+    """Collects the new output of a choice until it is taken."""
 
     def __init__(self, index: int) -> None:
         self._index = index
         self._text: list[str] = []
-        #: Token ids and log probabilities are added to it directly; whoever does so sets `has_news`.
+        #: Token ids and log probabilities are added to it directly. The code that adds them must set `has_news`.
         self.delta = generation_pb2.ChoiceDelta(index=index)
         self.has_news = False
-        #: The stop string that ended the choice; None as long as none did.
+        #: The stop string that ended the choice; None if none did.
         self.stop_string: str | None = None
 
     def add(self, events: Iterable[Event]) -> None:
-        """Take what the output chain gave out."""
+        """Take events from the output chain."""
         for event in events:
             if isinstance(event, Text):
                 self._text.append(event.text)
@@ -31,19 +31,19 @@ class DeltaBuilder:
             self.has_news = True
 
     def add_text(self, text: str) -> None:
-        """Take text that is no output: the echoed prompt's."""
+        """Take text that is not output: the echoed prompt."""
         self._text.append(text)
         self.has_news = True
 
     def finish(self, reason: common_pb2.FinishReason, stop_token_id: int | None) -> common_pb2.FinishReason:
-        """Say how the choice ended.
+        """Set how the choice ended.
 
         Args:
-            reason: the engine's. A sequence that was aborted at a stop string was stopped.
-            stop_token_id: what ended it, if that was none of the model's own end-of-sequence tokens.
+            reason: the engine's reason. A sequence that was aborted because of a stop string is reported as stopped.
+            stop_token_id: the stop token that ended the choice, if it is not one of the model's own end-of-sequence tokens.
 
         Returns:
-            The reason as the client is told.
+            The reason for the client.
         """
         self.has_news = True
         if self.stop_string is not None:
@@ -55,7 +55,7 @@ class DeltaBuilder:
         return reason
 
     def take(self) -> generation_pb2.ChoiceDelta:
-        """What was collected since the last call."""
+        """The output since the last call."""
         delta, self.delta = self.delta, generation_pb2.ChoiceDelta(index=self._index)
         delta.text = "".join(self._text)
         self._text.clear()

@@ -1,4 +1,4 @@
-"""What the output chain's stages hand to each other, and in the end to the client."""
+"""Events that the output chain's stages pass to each other, and finally to the client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 @dataclass(slots=True)
 class Text:
-    """More of the answer's text."""
+    """A piece of the answer's text."""
 
     text: str
     #: Output tokens up to the end of this text.

@@ -1,4 +1,4 @@
-"""Log probabilities as clients get them: with the texts of the tokens."""
+"""Log probabilities in the client's form: with the texts of the tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from triptych_frontend.tokens.token_text import TokenTexts
 
 
 def token_logprob(logprobs: engine_pb2.TokenLogprobs, texts: TokenTexts, text_offset: int) -> generation_pb2.TokenLogprob:
-    """The log probabilities of one position, as clients get them.
+    """The log probabilities of one position, in the client's form.
 
     Args:
         text_offset: where the token's text starts in the choice's text, in characters.

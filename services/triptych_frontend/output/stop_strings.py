@@ -7,14 +7,14 @@ from triptych_frontend.output.text_matcher import TextMatcher
 
 
 class StopStrings:
-    """Passes text on up to the first stop string, and holds back what may be the beginning of one.
+    """Passes text on up to the first stop string, and holds back text that may be the beginning of a stop string.
 
-    The stop string that ends first counts. Of those that end at the same character, the longest counts.
+    The stop string that ends first wins. Of those that end at the same character, the longest wins.
 
     Args:
-        matcher: of the stop strings.
-        include_stop: pass the stop string on, too.
-        min_tokens: text of the first `min_tokens` tokens is passed on as it is.
+        matcher: finds the stop strings.
+        include_stop: pass the stop string on too.
+        min_tokens: text of the first `min_tokens` tokens is passed on unchecked.
     """
 
     def __init__(self, matcher: TextMatcher, include_stop: bool = False, min_tokens: int = 0) -> None:

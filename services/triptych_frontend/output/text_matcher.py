@@ -17,10 +17,10 @@ class Match:
 
 
 class TextMatcher:
-    """Finds every occurrence of several patterns, in linear time. It never changes: scans of many texts may share it.
+    """Finds every occurrence of several patterns, in linear time. It is immutable, so scans of many texts may share it.
 
-    It is an Aho-Corasick automaton (Aho and Corasick, "Efficient string matching", 1975). Its state after each character stands for
-    the longest suffix of the text that begins a pattern. So what it finds does not depend on how the text is cut into pieces.
+    It is an Aho-Corasick automaton (Aho and Corasick, "Efficient string matching", 1975). Its state after each character represents
+    the longest suffix of the text that begins a pattern. So its matches do not depend on how the text is split into pieces.
 
     Args:
         patterns: the strings to find; none may be empty.
@@ -29,7 +29,7 @@ class TextMatcher:
     def __init__(self, patterns: Sequence[str]) -> None:
         # State 0 is the root: no suffix of the text begins a pattern.
         self.children: list[dict[str, int]] = [{}]
-        #: state -> length of the suffix that it stands for
+        #: state -> length of the suffix that it represents
         self.depth = [0]
         #: state -> patterns that end here, longest first
         self.found: list[tuple[str, ...]] = [()]
@@ -40,7 +40,7 @@ class TextMatcher:
         self._link()
 
     def scan(self) -> TextScan:
-        """Start to look through one text."""
+        """Start to scan one text."""
         return TextScan(self)
 
     def _insert(self, pattern: str) -> None:
@@ -63,13 +63,13 @@ class TextMatcher:
                 while fallback and char not in self.children[fallback]:
                     fallback = self.fail[fallback]
                 self.fail[child] = self.children[fallback].get(char, 0)
-                # Patterns that are suffixes of this state end here as well.
+                # Patterns that are suffixes of this state's text also end here.
                 self.found[child] += self.found[self.fail[child]]
                 queue.append(child)
 
 
 class TextScan:
-    """One text on its way through a matcher.
+    """The scan of one text, in pieces.
 
     Example:
         >>> scan = TextMatcher(["END"]).scan()
@@ -80,16 +80,16 @@ class TextScan:
     def __init__(self, matcher: TextMatcher) -> None:
         self._matcher = matcher
         self._state = 0
-        #: Characters that were fed.
+        #: Number of characters so far.
         self.position = 0
 
     @property
     def num_held(self) -> int:
-        """How many of the last characters may begin a pattern that is not complete yet."""
+        """Number of last characters that may begin a pattern that is not complete yet."""
         return self._matcher.depth[self._state]
 
     def feed(self, text: str) -> list[Match]:
-        """Take more text. Returns the occurrences that end in it: by their end, and longest first among those of the same end."""
+        """Take more text. Returns the matches that end in it, ordered by their end, and the longest first for the same end."""
         children, fail, found = self._matcher.children, self._matcher.fail, self._matcher.found
         state, matches = self._state, []
         for end, char in enumerate(text, start=self.position + 1):

@@ -19,8 +19,8 @@ from triptych_frontend.tokens.tokenizer import Tokenizer
 from triptych_frontend.tokens.user_text import Piece, UserTextGuard, control_token_pattern
 
 _PROBE = "triptych probe"
-#: Template variables that a client may set although they are parameters of transformers' apply_chat_template. Tools are not among
-#: them: a request names them in a field of its own, or not at all.
+#: Template variables that a client may set although they are parameters of transformers' apply_chat_template. `tools` is not one of
+#: them: a request may set tools only in its own field.
 _CLIENT_VARIABLES = {"documents"}
 
 
@@ -29,7 +29,7 @@ class ChatTurn:
     """One message, as the template gets it."""
 
     role: str
-    #: Texts and media in the order of the message. No two texts follow each other.
+    #: Texts and media in the order of the message. No two texts are adjacent.
     parts: tuple[str | MediaPart, ...]
     name: str | None = None
 
@@ -56,19 +56,20 @@ class RenderedChat:
 
 
 class ChatTemplate:
-    """Renders and tokenizes conversations. Any number of threads may use it at once.
+    """Renders and tokenizes conversations. Thread-safe.
 
-    transformers renders, in its Jinja sandbox. Unless the conversation has the text of special tokens, the token ids are those of
-    `apply_chat_template(tokenize=True)`. Such text is tokenized as plain text (see `tokens.user_text`). All special tokens are
-    treated so, and those other added tokens with which the template marks turns (DeepSeek's `<｜User｜>`). Tokens such as `<think>`
-    or `<tool_call>` are not, because assistant turns of a history contain them on purpose.
+    transformers renders the template, in its Jinja sandbox. Unless the conversation contains the text of special tokens, the token
+    ids are those of `apply_chat_template(tokenize=True)`. Such text is tokenized as plain text (see `tokens.user_text`). This
+    applies to all special tokens, and to other added tokens with which the template marks turns (DeepSeek's `<｜User｜>`). It does
+    not apply to tokens such as `<think>` or `<tool_call>`, because assistant turns of a history contain them on purpose.
 
     Args:
         source: a Jinja template to use instead of the model's own.
-        placeholders: of a multimodal model: modality -> the text in place of an item before it is expanded.
+        placeholders: for a multimodal model: modality -> the text for an item before it is expanded.
         embed_token_ids: tokens whose embeddings come from an encoder.
 
     Raises:
+        StartupError: the template has a syntax error.
         StartupError: the template has a syntax error.
     """
 
@@ -88,7 +89,7 @@ class ChatTemplate:
             return
         try:
             self._takes_parts = not self._shows_probe(_PROBE) and self._shows_probe([{"type": "text", "text": _PROBE}])
-            # Other templates take a string, with placeholders in it.
+            # Other templates take a string that contains placeholders.
             self._places_media_parts = self._shows_media()
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(f"the chat template has a syntax error in line {error.lineno}: {error.message}") from error
@@ -118,11 +119,11 @@ class ChatTemplate:
         """The prompt of a conversation.
 
         Args:
-            variables: further variables for the template. Names of the rendering's own parameters and `messages` are refused.
-            expansions: what the media of the turns become, in the order of the turns.
+            variables: further variables for the template. `messages` and names of the rendering's own parameters are refused.
+            expansions: the expansions of the turns' media, in the order of the turns.
 
         Raises:
-            InvalidRequestError: the model has no template, or the template or its sandbox refused.
+            InvalidRequestError: the model has no template, or the template or its sandbox raised an error.
         """
         if self._source is None:
             raise InvalidRequestError("this model has no chat template; use Complete, or start the frontend with --chat-template")
@@ -136,7 +137,7 @@ class ChatTemplate:
                 continue_final_message=continue_final_message,
                 **guard.protect(dict(variables)),
             )
-        # A template is code, and may raise anything: undefined variables, type errors, raise_exception ...
+        # A template is code, and may raise any exception: undefined variables, type errors, raise_exception ...
         except Exception as error:
             reason = guard.restore(str(error)) or type(error).__name__
             raise InvalidRequestError(f"the model's chat template refused the conversation: {reason}", field="messages") from error
@@ -204,7 +205,7 @@ class ChatTemplate:
         return text
 
     def _shows_probe(self, content: Any) -> bool:
-        """Whether the template prints content of this form. Most take a string, those of multimodal models a list of parts."""
+        """Whether the template prints content of this form. Most templates take a string; multimodal ones take a list of parts."""
         try:
             return _PROBE in self._apply([{"role": "user", "content": content}])
         except jinja2.TemplateSyntaxError:
@@ -213,7 +214,7 @@ class ChatTemplate:
             return False
 
     def _shows_media(self) -> bool:
-        """Whether the template prints the placeholder of a media part beside text."""
+        """Whether the template prints the placeholder of a media part together with text."""
         for modality, placeholder in self._placeholders.items():
             parts = [{"type": MODALITY_NAMES[modality]}, {"type": "text", "text": _PROBE}]
             try:
@@ -225,19 +226,19 @@ class ChatTemplate:
         return False
 
     def _probe_turns(self) -> str:
-        """A short rendered conversation, which shows the tokens with which the template marks turns."""
+        """A short rendered conversation. It shows the tokens with which the template marks turns."""
         content = [{"type": "text", "text": _PROBE}] if self._takes_parts else _PROBE
         system, user, assistant = ({"role": role, "content": content} for role in ("system", "user", "assistant"))
         for messages in ([system, user, assistant, user], [user, assistant, user], [user]):
             try:
                 return self._apply(messages)
-            except Exception:  # noqa: S112 - see render; some templates know no system turn
+            except Exception:  # noqa: S112 - see render; some templates accept no system turn
                 continue
         return ""
 
 
 def _joins_to_control_token(texts: Sequence[str], pattern: re.Pattern[str]) -> bool:
-    """Whether joined texts would have a control token that none of them has. Templates that place media first join texts."""
+    """Whether joined texts would contain a new control token. Templates that place media first join texts."""
     alone = sum(len(pattern.findall(text)) for text in texts)
     strips = (str, str.strip, str.lstrip, str.rstrip)
     return any(len(pattern.findall("".join(map(strip, texts)))) != alone for strip in strips)
@@ -246,15 +247,15 @@ def _joins_to_control_token(texts: Sequence[str], pattern: re.Pattern[str]) -> b
 def _own_template(tokenizer: Tokenizer) -> str | None:
     try:
         template: str | None = tokenizer.hf.get_chat_template()
-    except ValueError:  # none, or several and no default among them
+    except ValueError:  # there is no template, or there are several without a default
         return None
     return template
 
 
 @functools.cache
 def _reserved_variables() -> frozenset[str]:
-    """Names of the rendering's own parameters. Through them a client could set a template of its own."""
-    from transformers import PreTrainedTokenizerBase  # late: see no_torch
+    """Names of the rendering's own parameters. With them a client could set its own template."""
+    from transformers import PreTrainedTokenizerBase  # late import: see no_torch
 
     parameters = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
     return parameters - _CLIENT_VARIABLES | {"messages"}

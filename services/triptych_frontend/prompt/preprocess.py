@@ -1,7 +1,7 @@
-"""From requests to prompts, in a pool of threads. The event loop neither renders nor tokenizes.
+"""From requests to prompts, in a thread pool. The event loop neither renders nor tokenizes.
 
 A round trip to the pool takes 20 to 30 us on one core of a Zen 5. Rendering a one-line chat takes 20 us, tokenizing its 178
-characters 45 us, and tokenizing 10,000 characters 2.8 ms. Running short texts on the event loop would save little.
+characters takes 45 us, and tokenizing 10,000 characters takes 2.8 ms. Running short texts on the event loop would save little.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from triptych_frontend.settings import FrontendSettings
 from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
-#: Most ids that are decoded on the event loop (0.6 us each). A round trip to the pool would take longer.
+#: Most ids that are decoded on the event loop (0.6 us each). A round trip to the pool would take longer than that.
 _MAX_INLINE_TOKENS = 32
 ROLES = ("system", "developer", "user", "assistant", "tool")
 T = TypeVar("T")
@@ -38,23 +38,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the engine continues."""
+    """The input that the engine continues."""
 
     text: str
     token_ids: list[int]
-    #: Time of rendering and tokenizing, in seconds, with the wait for a thread.
+    #: Time of rendering and tokenizing, including the wait for a thread, in seconds.
     preprocess_s: float = 0.0
     #: Where each token's text starts in `text`, in characters. None unless requested.
     offsets: list[int] | None = None
     #: Media of the prompt, in the order of the messages.
     media: list[PreparedMedia] = field(default_factory=list)
-    #: The places of their embeddings, by offset.
+    #: The positions of the media's embeddings, by offset.
     placeholders: list[common_pb2.PlaceholderRange] = field(default_factory=list)
-    #: Room for the files of the media; None without media.
+    #: The media files' share of the budget; None without media.
     hold: MediaHold | None = None
 
     def release(self) -> None:
-        """Give the room for files back. May be called twice."""
+        """Return the files' bytes to the budget. May be called twice."""
         if self.hold is not None:
             self.hold.release()
 
@@ -63,8 +63,8 @@ class Preprocessor:
     """Renders, tokenizes and decodes in `num_tokenizer_threads` threads.
 
     Args:
-        vocab_size: token ids of clients must be smaller.
-        media: prepares pictures, sounds and videos.
+        vocab_size: clients' token ids must be smaller.
+        media: prepares images, audio and video.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class Preprocessor:
         self._pool = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenizer")
 
     def close(self) -> None:
-        """Give the threads back."""
+        """Release the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def chat(self, request: generation_pb2.ChatRequest, principal: Principal = ANONYMOUS) -> Prompt:
         """The prompt of a conversation. The caller releases it.
 
         Args:
-            principal: who asks. Principals share neither media names nor embeddings.
+            principal: the caller. Principals share neither media names nor embeddings.
 
         Raises:
             InvalidRequestError: the request is at fault.
@@ -137,7 +137,7 @@ class Preprocessor:
         return Prompt(text, token_ids, time.perf_counter() - start_s, offsets)
 
     async def tokenize(self, text: str, add_special_tokens: bool, parse_special_tokens: bool) -> tuple[list[int], list[str]]:
-        """Token ids and the vocabulary's strings of them. Raises InvalidRequestError."""
+        """Token ids, and the vocabulary's strings for them. Raises InvalidRequestError."""
         self._check_length(len(text), "text")
 
         def work() -> tuple[list[int], list[str]]:
@@ -156,14 +156,14 @@ class Preprocessor:
         return await self._run(lambda: self._tokenizer.decode(token_ids, skip_special_tokens))
 
     async def detokenize_next(self, stream: IncrementalDetokenizer, token_ids: Sequence[int]) -> str:
-        """The text that more ids of a growing sequence make certain. Raises InvalidRequestError."""
+        """The text that becomes certain with more ids of a growing sequence. Raises InvalidRequestError."""
         self.check_token_ids(token_ids, "token_ids")
         if len(token_ids) <= _MAX_INLINE_TOKENS:
             return "".join(map(stream.feed, token_ids))
         return await self._run(lambda: "".join(map(stream.feed, token_ids)))
 
     def check_token_ids(self, token_ids: Sequence[int], field: str) -> None:
-        """Raise InvalidRequestError naming the first id that is not in the vocabulary."""
+        """Raise InvalidRequestError, which names the first id that is not in the vocabulary."""
         if not token_ids or max(token_ids) < self._vocab_size:
             return
         index, value = next((index, value) for index, value in enumerate(token_ids) if value >= self._vocab_size)
@@ -175,7 +175,7 @@ class Preprocessor:
         )
 
     async def _render(self, work: Callable[[], RenderedChat]) -> RenderedChat:
-        """Like `_run`, but with a time limit for the template, also when the caller no longer waits."""
+        """Like `_run`, but with a time limit for the template, which also applies after the caller was cancelled."""
         loop = asyncio.get_running_loop()
         job = InterruptibleJob(work)
         timer = loop.call_later(self._settings.template_timeout_s, job.interrupt)
@@ -245,7 +245,8 @@ def _turn(message: generation_pb2.ChatMessage, field: str) -> ChatTurn:
         if kind == "media":
             parts.append(MediaPart(part.media.modality))
         elif parts and isinstance(parts[-1], str):
-            # One string, so that no template can join two parts to a special token. vLLM puts a line break between parts, too.
+            # Join into one string, so that no template can join two parts into a special token. vLLM also joins parts with a line
+            # break.
             parts[-1] += "\n" + part.text
         else:
             parts.append(part.text)

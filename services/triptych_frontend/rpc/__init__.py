@@ -1,1 +1,1 @@
-"""The gRPC edge of the frontend."""
+"""The gRPC interface of the frontend."""

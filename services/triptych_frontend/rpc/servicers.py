@@ -1,4 +1,4 @@
-"""The gRPC edge of the frontend: generation, preprocessing, detokenization."""
+"""The gRPC servicers of the frontend: generation, preprocessing, detokenization."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
 _MEDIA_TRAILER = "triptych-media-bin"
-#: Metadata of more than 8 KiB make calls fail, and others add theirs.
+#: Metadata of more than 8 KiB make calls fail, and other code adds its own metadata.
 _MAX_TRAILER_BYTES = 4096
 
 
@@ -40,7 +40,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """Chat and Complete, whole and streamed, Session, UploadMedia, ListModels, Describe.
 
     Args:
-        instance: says which frontend this is.
+        instance: returns the identity of this frontend.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._refusal: str | None = None
 
     def refuse(self, reason: str) -> None:
-        """Take no more sessions, and end those that are open, each after its last call; tells clients to look elsewhere."""
+        """Accept no more sessions, and end each open session after its last call. Tells clients to use another frontend."""
         self._refusal = reason
         for session in self._sessions:
             session.go_away()
 
     def accept(self) -> None:
-        """Take sessions and uploads again after `refuse`."""
+        """Accept sessions and uploads again, after `refuse`."""
         self._refusal = None
 
     def _check_accepts(self) -> None:
@@ -119,7 +119,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             yield response
 
     async def _whole(self, request: Request, context: grpc.aio.ServicerContext) -> generation_pb2.GenerationCallResponse:
-        """All that a call brings, in one message."""
+        """All output of a call, in one message."""
         whole = generation_pb2.GenerationCallResponse()
         async for new in self._news(request, context, is_final_only=True):
             whole.MergeFrom(new)
@@ -128,11 +128,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _news(
         self, request: Request, context: grpc.aio.ServicerContext, is_final_only: bool
     ) -> AsyncIterator[generation_pb2.GenerationCallResponse]:
-        """What is new in a call, as it comes; the last has its usage. Raises the call's error."""
+        """The output of a call as it arrives. The last message has the usage. Raises the call's error."""
         news = asyncio.Event()
         generation = await self._generator.start(request, news.set, is_final_only=is_final_only, keeps_request=True)
-        # A client that leaves while a response is being written cancels the writer, not this generator.
-        context.add_done_callback(lambda _: generation.close())  # type: ignore[arg-type]  # the stubs ask for a class of their own
+        # If a client leaves while a response is being written, gRPC cancels the writer, but not this generator.
+        context.add_done_callback(lambda _: generation.close())  # type: ignore[arg-type]  # the stubs expect a class of their own
         try:
             is_last = False
             while not is_last:
@@ -216,7 +216,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
                 prompt=prompt.text,
                 token_ids=prompt.token_ids,
                 placeholders=prompt.placeholders,
-                # Nothing is encoded, so there are no leases; the encoder is the one that each key belongs to.
+                # Nothing is encoded, so there are no leases. Each item names the encoder that its key belongs to.
                 media=[media_ref(item, self._encoders.encoder_id_of(item.key)) for item in prompt.media],
                 max_model_len=self._model.info.max_model_len,
             )

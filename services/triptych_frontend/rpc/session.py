@@ -1,4 +1,4 @@
-"""GenerationService.Session: many calls of one client on one stream, whatever is due at the same time in one message."""
+"""GenerationService.Session: many calls of one client on one stream. Responses that are due together share one message."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ log = logging.getLogger(__name__)
 Request = generation_pb2.GenerationServiceSessionRequest
 Response = generation_pb2.GenerationServiceSessionResponse
 CallResponse = generation_pb2.GenerationCallResponse
-#: Largest response, and most bytes of responses in a message of several: beyond the channel's limit the stream would fail.
+#: Largest response, and most bytes of several responses in one message. Above the channel's limit the stream would fail.
 _MAX_RESPONSE_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
 _MAX_MESSAGE_BYTES = MAX_MESSAGE_BYTES // 4
 
 
 class GenerationSession:
-    """The live calls of one stream, and what waits to be sent of them.
+    """The live calls of one stream, and their unsent responses.
 
     Args:
-        instance: says which frontend this is, in the first message.
+        instance: the identity of this frontend, for the first message.
     """
 
     def __init__(self, generator: Generator, instance: common_pb2.Instance) -> None:
@@ -38,19 +38,19 @@ class GenerationSession:
         self._instance = instance
         #: call number -> its preparation
         self._preparing: dict[int, asyncio.Task[None]] = {}
-        #: call number -> its generation, from the end of its preparation to its last response
+        #: call number -> its generation, from the end of the preparation to the last response
         self._live: dict[int, Generation] = {}
-        #: Calls with something to take, in order.
+        #: Calls with new output, in order.
         self._with_news: dict[int, None] = {}
-        #: Responses that were made and not sent yet: of calls that could not start, and what the last message had no room for.
+        #: Unsent responses: of calls that could not start, and those that did not fit into the last message.
         self._due: deque[CallResponse] = deque()
         self._changed = asyncio.Event()
         self._ends_when_idle = False
-        #: Whether the client was told, or is to be told, to start nothing more.
+        #: Whether the client must start no more calls, and whether it was told so.
         self._is_going_away, self._has_said_so = False, False
 
     async def serve(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Response, None]:
-        """Read and answer until the client has ended its side and its last call is through, or `end_when_idle`.
+        """Read and answer until the client has ended its side and its last call has ended, or until `end_when_idle`.
 
         Raises:
             InvalidRequestError: the client used a call number twice at the same time, or sent a call without a request.
@@ -75,12 +75,12 @@ class GenerationSession:
             self._close()
 
     def end_when_idle(self) -> None:
-        """Let `serve` end once no call is live."""
+        """Make `serve` end once no call is live."""
         self._ends_when_idle = True
         self._changed.set()
 
     def go_away(self) -> None:
-        """Tell the client to start nothing more, and let `serve` end once no call is live."""
+        """Tell the client to start no more calls, and make `serve` end once no call is live."""
         self._is_going_away = True
         self.end_when_idle()
 
@@ -138,12 +138,12 @@ class GenerationSession:
         if generation := self._live.pop(number, None):
             generation.close()
         self._with_news.pop(number, None)
-        # The client may use the number again at once.
+        # The client may reuse the number at once.
         self._due = deque(response for response in self._due if response.number != number)
         self._changed.set()
 
     def _next_message(self) -> Response | None:
-        """What is due, up to the limit; None when that is nothing."""
+        """The due responses, up to the size limit; None if there are none."""
         message, num_bytes = Response(), 0
         while response := self._next_due():
             num_bytes += response.ByteSize()
@@ -170,7 +170,7 @@ class GenerationSession:
             return None
         if response.ByteSize() > _MAX_RESPONSE_BYTES:
             generation.close()
-            message = f"the answer, with what was asked for beside its text, may have at most {_MAX_RESPONSE_BYTES} bytes at once"
+            message = f"one response, including log probabilities and token ids, may have at most {_MAX_RESPONSE_BYTES} bytes"
             error = InvalidRequestError(message, limit=_MAX_RESPONSE_BYTES, value=response.ByteSize())
             response = CallResponse(error=to_request_error(error))
         if response.HasField("usage") or response.HasField("error"):

@@ -1,4 +1,4 @@
-"""Token ids to text while the ids arrive."""
+"""Token ids to text, as the ids arrive."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tokenizers.decoders import DecodeStream
 if TYPE_CHECKING:
     from triptych_frontend.tokens.tokenizer import Tokenizer
 
-#: Tokens of the prompt that decide whether the first output token begins with a space.
+#: Last tokens of the prompt, which decide whether the first output token begins with a space.
 _NUM_CONTEXT_TOKENS = 6
-#: No character has so many tokens. When so many are pending, they are broken bytes, and are passed on as U+FFFD.
+#: No character has this many tokens. If this many are pending, they are broken bytes, and become U+FFFD.
 _MAX_PENDING_TOKENS = 64
 
 
 class IncrementalDetokenizer:
     """The text of one growing sequence, in whole characters.
 
-    The pieces of `feed` and `flush`, joined, are what decoding all ids at once gives. Bytes of an incomplete character wait for
-    more. Bytes that never become a character come out as U+FFFD.
+    The joined results of `feed` and `flush` equal the text of all ids decoded at once. Bytes of an incomplete character wait for
+    more. Bytes that never become a character become U+FFFD.
 
     Args:
-        prompt_token_ids: what the sequence continues. Only its last tokens are used, and its text is not repeated.
+        prompt_token_ids: the prompt before the sequence. Only its last tokens are used, and its text is not repeated.
         skip_special_tokens: leave special tokens out of the text.
     """
 
@@ -31,12 +31,12 @@ class IncrementalDetokenizer:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._skipped_ids = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        #: Ids whose text was passed on last. Later ids are decoded behind them.
+        #: Ids whose text was returned last. Later ids are decoded after them.
         self._context: list[int] = []
         #: Ids whose text is not certain yet.
         self._pending: list[int] = []
         tail = list(prompt_token_ids[-_NUM_CONTEXT_TOKENS:])
-        # A prompt that ends inside a character cannot be the context: its broken bytes would come out again with the first token.
+        # A prompt that ends inside a character cannot be the context: its broken bytes would appear again with the first token.
         if tail and not tokenizer.decode(tail, skip_special_tokens).endswith("\ufffd"):
             self._context = tail
         self._stream = DecodeStream(ids=list(self._context), skip_special_tokens=skip_special_tokens)
@@ -49,7 +49,7 @@ class IncrementalDetokenizer:
         try:
             text = self._stream.step(self._tokenizer.backend, token_id)
         except Exception:
-            # DecodeStream raises a bare Exception when a decoder changes text that was passed on already.
+            # DecodeStream raises a bare Exception if a decoder changes text that was already returned.
             return self.flush()
         if text is not None:
             self._context, self._pending = self._pending, []

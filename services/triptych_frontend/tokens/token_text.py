@@ -1,4 +1,4 @@
-"""The text and the bytes of single tokens, also of tokens that are a part of a character."""
+"""The text and the bytes of single tokens, including tokens that are part of a character."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _CACHE_SIZE = 16_384
 class TokenText(NamedTuple):
     """A token by itself."""
 
-    #: Bytes that are no whole character are U+FFFD.
+    #: Bytes that are not a whole character become U+FFFD.
     text: str
-    #: UTF-8, or a part of it.
+    #: UTF-8 bytes of the token, possibly only a part of a character.
     data: bytes
 
 
@@ -25,8 +25,8 @@ class TokenTexts:
     """Text and bytes of each token of a vocabulary, looked up as needed.
 
     A token that is decoded alone loses its leading space, or the bytes of half a character. So this class reads the vocabulary's
-    own string of the token, as the tokenizer's decoder does: byte-level (GPT-2's 256 printable characters for bytes), byte
-    fallback (`<0x0A>`), or plain with U+2581 for a space.
+    own string of the token and interprets it like the tokenizer's decoder: byte-level (GPT-2's 256 printable characters for bytes),
+    byte fallback (`<0x0A>`), or plain with U+2581 for a space.
 
     Args:
         backend: a tokenizers.Tokenizer.
@@ -47,7 +47,7 @@ class TokenTexts:
         if token_id in self._added_tokens:
             return self._added_tokens[token_id].encode()
         token: str | None = self._backend.id_to_token(token_id)
-        if token is None:  # a row of the model's embedding that no token uses
+        if token is None:  # a row of the model's embedding matrix that no token uses
             return b""
         if self._is_byte_level:
             stand_ins = _bytes_by_stand_in()
@@ -57,7 +57,7 @@ class TokenTexts:
         return token.replace("\u2581", " ").encode()
 
     def clear(self) -> int:
-        """Clear the cache. Returns how many tokens it had."""
+        """Clear the cache. Returns the number of tokens that it held."""
         size = self.get.cache_info().currsize
         self.get.cache_clear()
         return size
@@ -76,8 +76,8 @@ def _decoder_types(backend: Any) -> set[str]:
 def _bytes_by_stand_in() -> dict[str, bytes]:
     """Printable character -> its byte in byte-level vocabularies.
 
-    GPT-2's table (`bytes_to_unicode` in github.com/openai/gpt-2, encoder.py): printable Latin-1 bytes stand for themselves, the
-    others for the characters from U+0100 on.
+    GPT-2's table (`bytes_to_unicode` in github.com/openai/gpt-2, encoder.py): printable Latin-1 bytes represent themselves, the
+    others are represented by the characters from U+0100 on.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]

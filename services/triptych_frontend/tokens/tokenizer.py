@@ -15,19 +15,18 @@ from triptych_frontend.tokens.user_text import Piece, UserTextGuard, control_tok
 
 
 class Tokenizer:
-    """A fast tokenizer of transformers, used through its Rust backend. Any number of threads may use it at once.
+    """A fast tokenizer of transformers, used through its Rust backend. Thread-safe.
 
     It uses the backend directly. transformers' own `__call__` sets truncation and padding on the backend each time, which is not
-    safe between threads, and which takes as long as tokenizing a short text. Of the backend's methods it uses the batch ones, with
-    batches of one, because they release the interpreter's lock. `encode` and `decode` do not (with tokenizers 0.23, 3 MB of text
-    stop every other thread for 1.3 s).
+    thread-safe and takes as long as tokenizing a short text. It calls the backend's batch methods, with batches of one, because
+    they release the GIL. `encode` and `decode` do not (with tokenizers 0.23, 3 MB of text block every other thread for 1.3 s).
 
     Args:
         hf: a transformers tokenizer with a `backend_tokenizer`.
     """
 
     def __init__(self, hf: Any) -> None:
-        #: transformers' tokenizer; for chat templates.
+        #: transformers' tokenizer, for chat templates.
         self.hf = hf
         #: tokenizers.Tokenizer
         self.backend = hf.backend_tokenizer
@@ -40,7 +39,7 @@ class Tokenizer:
         self.token_texts = TokenTexts(self.backend, {token_id: token.content for token_id, token in added.items()})
         self._special_pattern = control_token_pattern(token.content for token in added.values() if token.special)
         letter, line_break = self.encode("a", add_special_tokens=False), self.encode("\n", add_special_tokens=False)
-        #: What `_without_prefix` cuts off, and whether that is necessary.
+        #: The ids that `_without_prefix` cuts off, and whether that is necessary.
         self._anchor_ids = line_break
         self._prefixes_start = self.encode("\na", add_special_tokens=False)[len(line_break) :] != letter
         #: Tokens that the tokenizer adds around a text, e.g. a begin-of-sequence token.
@@ -48,8 +47,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """Load from a model directory. Raises StartupError when there is no fast tokenizer in it."""
-        from transformers import AutoTokenizer  # late: see no_torch
+        """Load from a model directory. Raises StartupError if it has no fast tokenizer."""
+        from transformers import AutoTokenizer  # late import: see no_torch
 
         try:
             hf = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
@@ -62,33 +61,33 @@ class Tokenizer:
         return tokenizer
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids. The text of special tokens is read as those tokens.
+        """Token ids. The text of special tokens becomes those tokens.
 
         Args:
-            add_special_tokens: let the tokenizer add what it adds around a text, such as a begin-of-sequence token.
+            add_special_tokens: add the tokens that the tokenizer puts around a text, such as a begin-of-sequence token.
         """
         ids: list[int] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
-        """Token ids, and the place of each token's text: (start, end) in characters."""
+        """Token ids, and the range of each token's text: (start, end) in characters."""
         encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         return encoding.ids, encoding.offsets
 
     def encode_user_text(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of text that a user wrote: the text of special tokens stays text. Raises ValueError like `encode_pieces`."""
+        """Token ids of a user's text: the text of special tokens stays plain text. Raises ValueError like `encode_pieces`."""
         guard = UserTextGuard(self._special_pattern)
         ids = self.encode_pieces(guard.pieces(guard.protect(text)), self.special_token_ids)
         return [*self._added_before, *ids, *self._added_after] if add_special_tokens else ids
 
     def encode_pieces(self, pieces: Iterable[Piece], forbidden_ids: Set[int]) -> list[int]:
-        """Token ids of a text in pieces. Added tokens are read as such, except in plain pieces.
+        """Token ids of a text in pieces. The text of added tokens becomes those tokens, except in plain pieces.
 
         Args:
-            forbidden_ids: tokens that plain pieces must not have.
+            forbidden_ids: tokens that plain pieces must not contain.
 
         Raises:
-            ValueError: a plain piece can be written only with one of them.
+            ValueError: a plain piece cannot be encoded without one of them.
         """
         ids: list[int] = []
         plain: dict[str, list[int]] = {}
@@ -107,7 +106,7 @@ class Tokenizer:
         ids = self._without_prefix(text, self._encode_without_added_tokens)
         if forbidden_ids.isdisjoint(ids):
             return ids
-        # The model's own vocabulary has the token's text as a word, as Unigram models do. Encode it character by character.
+        # The model's own vocabulary has the token's text as a word, as in Unigram models. Encode it character by character.
         ids = [token_id for char in text for token_id in self._without_prefix(char, self._encode_without_added_tokens)]
         if not forbidden_ids.isdisjoint(ids):
             raise ValueError(f"the tokenizer cannot spell {text!r} as plain text")
@@ -121,9 +120,9 @@ class Tokenizer:
         return [token.id for word in words for token in backend.model.tokenize(word)]
 
     def _without_prefix(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
-        """Encode a text without the space that some tokenizers add in front of it.
+        """Encode a text without the space that some tokenizers add before it.
 
-        With such a tokenizer it encodes a line break and the text, and cuts the line break off. transformers' `_encode_chat_piece`
+        For such a tokenizer, it encodes a line break plus the text, and cuts the line break off. transformers' `_encode_chat_piece`
         does the same.
         """
         if not self._prefixes_start:
@@ -155,7 +154,7 @@ def _around(ids: list[int], inner: list[int]) -> tuple[list[int], list[int]]:
 
 
 def _give_memory_back() -> None:
-    """Return memory to the system that parsing the vocabulary used. glibc keeps it otherwise: about 30 MB with 49,152 tokens."""
+    """Return the memory for parsing the vocabulary to the system. glibc would keep it: about 30 MB with 49,152 tokens."""
     gc.collect()
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:

@@ -1,8 +1,8 @@
-"""Users cannot forge a chat turn: special tokens in their text stay text.
+"""Prevents users from forging chat turns: special tokens in their text stay text.
 
-A chat template writes its own special tokens (`<|im_start|>`) and the users' text into one string. In this string the two cannot
-be told apart. So before rendering, the text of each special token in a user's string is replaced by a placeholder that nobody can
-guess. After rendering, the string is cut at the placeholders, and the users' text in their places is tokenized as plain text.
+A chat template writes its own special tokens (`<|im_start|>`) and the users' text into one string, in which they cannot be
+distinguished. So before rendering, the text of each special token in a user's string is replaced by an unguessable placeholder.
+After rendering, the string is split at the placeholders, and the users' text is tokenized there as plain text.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class Piece(NamedTuple):
     """A stretch of a rendered prompt."""
 
     text: str
-    #: Special tokens in it are a user's text, not tokens.
+    #: Special tokens in the text are a user's text, not tokens.
     is_plain: bool
 
 
 class UserTextGuard:
     """Replaces control tokens in the strings of one request, and finds them again after rendering.
 
-    Placeholders are decimal digits and nothing else. Templates apply filters to text (trim, upper, tojson, escape), and none of
-    them changes digits. The first 32 digits are random, and new for each request.
+    A placeholder consists only of decimal digits. Templates apply filters to text (trim, upper, tojson, escape), and none of them
+    changes digits. The first 32 digits are random, and new for each request.
 
     Args:
         control_tokens: matches the texts that must not be read as tokens, see `control_token_pattern`.
@@ -43,7 +43,7 @@ class UserTextGuard:
         self._placeholder = re.compile(f"{self._nonce}([0-9]{{{_INDEX_DIGITS}}})")
 
     def protect(self, value: Any) -> Any:
-        """The same value, with control tokens in its strings replaced. So are strings in lists and dictionaries, keys included."""
+        """The same value, with control tokens in its strings replaced, including strings and keys in lists and dictionaries."""
         if isinstance(value, str):
             return self._protect_text(value)
         if isinstance(value, list):
@@ -53,13 +53,13 @@ class UserTextGuard:
         return value
 
     def as_plain(self, text: str) -> str:
-        """A placeholder for the whole text, which is then tokenized by itself."""
+        """A placeholder for the whole text, which is then tokenized separately."""
         return self._placeholder_for(text) if text else text
 
     def _protect_text(self, text: str) -> str:
         protected = self._control_tokens.sub(lambda match: self._placeholder_for(match[0]), text)
         if self._normalize is not None and self._control_tokens.search(self._normalize(protected)):
-            # Normalization makes it a control token ("＜" becomes "<"), so its place in the text is not known.
+            # Normalization creates a control token ("＜" becomes "<"), so its position in the text is unknown.
             return self._placeholder_for(text)
         return protected
 
@@ -69,11 +69,11 @@ class UserTextGuard:
         return f"{self._nonce}{self._originals.index(text):0{_INDEX_DIGITS}d}"
 
     def restore(self, rendered: str) -> str:
-        """The rendered text, with the users' text in place of the placeholders."""
+        """The rendered text, with the users' text instead of the placeholders."""
         return "".join(piece.text for piece in self.pieces(rendered))
 
     def pieces(self, rendered: str) -> Iterator[Piece]:
-        """Cut rendered text at the placeholders. The users' text takes their places."""
+        """Split rendered text at the placeholders, and insert the users' text there."""
         if not self._originals:
             yield Piece(rendered, False)
             return

@@ -1,4 +1,4 @@
-"""Builders for engine tests: requests, schedulers, tiny checkpoints; what a test does not care about is defaulted."""
+"""Builders for engine tests: requests, schedulers, tiny checkpoints. Everything that a test does not set has a default."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def a_request(request_id: str = "r", prompt: list[int] | None = None, **sampling
     return Request(request_id, [1, 2, 3] if prompt is None else prompt, replace(GREEDY, **sampling))
 
 
-#: Stands for pictures in prompts of `a_media_request`.
+#: Placeholder token for images in prompts of `a_media_request`.
 PLACEHOLDER = 49
 
 
 def traits(bidirectional: Bidirectional = Bidirectional.NONE, **more: Any) -> MediaTraits:
-    """Of a model that takes pictures."""
+    """Traits of a model that takes images."""
     return MediaTraits({Modality.IMAGE: frozenset({PLACEHOLDER})}, hidden_size=1, bidirectional=bidirectional, **more)
 
 
 def a_media_message(
     request_id: str, parts: Sequence[int | tuple[bytes, Sequence[int]]], address: str = "encoder:1"
 ) -> engine_pb2.EngineRequest:
-    """A prompt of tokens and items, each an item's name and the lengths of its runs, which a token stands between."""
+    """A prompt of tokens and items. Each item has a name and the lengths of its runs; one token separates two runs."""
     prompt: list[int] = []
     message = engine_pb2.EngineRequest(request_id=request_id)
     for part in parts:
@@ -61,7 +61,7 @@ def a_media_request(
     address: str = "encoder:1",
     **sampling: Any,
 ) -> Request:
-    """A greedy request of eight tokens about pictures; see `a_media_message`."""
+    """A greedy request of eight tokens about images; see `a_media_message`."""
     message = a_media_message(request_id, parts, address)
     request = a_request(request_id, list(message.prompt_token_ids), **sampling)
     request.media = to_prompt_media(message, request.prompt_token_ids, traits(bidirectional))

@@ -1,4 +1,4 @@
-"""The multimodal families that tests know, each with a tiny model."""
+"""The multimodal families in tests, each with a tiny model."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ FAMILY_TABLE: dict[str, Family] = {
         video_preprocessor=QWEN3_VIDEOS,
         named_tokens=QWEN_NAMED,
         other_tokens=QWEN_OTHER,
-        # The processor puts the vision tokens of a video around each of its frames.
+        # The processor puts the vision tokens around each frame of a video.
         parts={**QWEN_PARTS, "video": "<|vision_start|><|video_pad|><|vision_end|>"},
     ),
     "llava_clip": _LLAVA_CLIP,
@@ -251,7 +251,7 @@ FAMILY_TABLE: dict[str, Family] = {
         ),
         processor_class="VoxtralProcessor",
         preprocessor=feature_extractor(chunk_length=30),
-        # The processor takes the token of number 24, whatever the tokenizer calls it.
+        # The processor uses token id 24, whatever the tokenizer calls it.
         first_tokens=(*END_TOKENS, *(f"<SPECIAL_{i}>" for i in range(3, 24)), "[AUDIO]", "[BEGIN_AUDIO]"),
         parts={"audio": "[BEGIN_AUDIO][AUDIO]"},
     ),

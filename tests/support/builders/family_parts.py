@@ -1,4 +1,4 @@
-"""What descriptions of multimodal families are made of: small towers, processors, placeholders, configurations."""
+"""Parts for the descriptions of multimodal families: small towers, processors, placeholders, configurations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QWEN3_TOWER = {**QWEN_TOWER, "depth": 3, "patch_size": 14, "num_position_embeddi
 
 
 class Ids:
-    """Token ids of a family's special tokens, as attributes by their names, and the text model's configuration."""
+    """Token ids of a family's special tokens, and the text model's configuration."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
@@ -55,15 +55,15 @@ class Family:
     processor_class: str
     #: preprocessor_config.json: the image processor, the feature extractor, or both.
     preprocessor: dict[str, Any]
-    #: What the chat template writes for a part: modality -> text.
+    #: Text that the chat template writes for a part: modality -> text.
     parts: dict[str, str]
-    #: Special tokens by the name that the tokenizer has for them.
+    #: Special tokens: the tokenizer's name -> token.
     named_tokens: dict[str, str] = field(default_factory=dict)
     other_tokens: tuple[str, ...] = ()
-    #: processor_config.json, beside the class.
+    #: Content of processor_config.json, except the class.
     processor: dict[str, Any] = field(default_factory=dict)
     video_preprocessor: dict[str, Any] | None = None
-    #: Tokens that come first in the vocabulary, for families that fix the number of one.
+    #: First tokens of the vocabulary, for families that require a fixed token id.
     first_tokens: tuple[str, ...] = END_TOKENS
     bos: str = "<|im_start|>"
 
@@ -73,7 +73,7 @@ def image_processor(kind: str, **more: Any) -> dict[str, Any]:
 
 
 def feature_extractor(chunk_length: int = 1, **more: Any) -> dict[str, Any]:
-    """A Whisper feature extractor of 8 mel bins whose window is so many seconds."""
+    """A Whisper feature extractor with 8 mel bins and a window of `chunk_length` seconds."""
     return {
         "feature_extractor_type": "WhisperFeatureExtractor",
         "feature_size": 8,

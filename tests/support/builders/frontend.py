@@ -1,4 +1,4 @@
-"""A frontend in this process, in front of a fake engine, both over real gRPC."""
+"""A frontend in this process, with a fake engine, both over real gRPC."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKENIZER = byte_level_tokenizer()
 
 
 def ids(text: str) -> list[int]:
-    """Token ids of a text, special tokens read as such."""
+    """Token ids of a text, in which special tokens are recognized."""
     return TOKENIZER.encode(text).ids
 
 
@@ -37,7 +37,7 @@ def hello() -> Script:
 
 @dataclass
 class Bench:
-    """Everything that a test of the frontend talks to."""
+    """The frontend, its fake engine, and the stubs for a test."""
 
     engine: FakeEngine
     frontend: Frontend
@@ -61,7 +61,7 @@ class Bench:
         return self.generation.CompleteStream(message, **call)
 
     async def until_ready(self, ready: bool = True) -> None:
-        """Wait until the frontend reports readiness as it should be."""
+        """Wait until the frontend reports this readiness."""
         wanted = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         watch = self._health.Watch(health_pb2.HealthCheckRequest(service=READINESS))
         async for response in watch:
@@ -79,13 +79,13 @@ async def frontend_bench(
     engine_class: type[FakeEngine] = FakeEngine,
     **settings: Any,
 ) -> AsyncIterator[Bench]:
-    """Start a fake engine and a frontend in front of it, on free ports.
+    """Start a fake engine and a frontend that uses it, on free ports.
 
     Args:
-        script: what the engine says; by default `hello`.
-        engine_model: the ModelInfo that the engine claims to serve; by default that of the frontend's model.
-        ready: wait until the frontend has found the engine.
-        engine_class: what the engine does beside saying its script.
+        script: the engine's script; by default `hello`.
+        engine_model: the ModelInfo that the engine reports; by default that of the frontend's model.
+        ready: wait until the frontend has connected to the engine.
+        engine_class: a fake engine with further abilities.
         settings: fields of FrontendSettings.
     """
     path = model or small_model_dir()
@@ -117,11 +117,11 @@ def streamed(request: generation_pb2.ChatRequest, **fields: Any) -> generation_p
 
 
 def joined(responses: list[Any], index: int = 0) -> str:
-    """The text of one choice, its deltas put together."""
+    """The joined text of one choice's deltas."""
     return "".join(choice.text for response in responses for choice in response.choices if choice.index == index)
 
 
 def last_delta(responses: list[Any], index: int = 0) -> generation_pb2.ChoiceDelta:
-    """The delta that ended a choice; there must be exactly one."""
+    """The delta that ended a choice. There must be exactly one."""
     (last,) = (choice for response in responses for choice in response.choices if choice.index == index and choice.finish_reason)
     return last

@@ -1,4 +1,4 @@
-"""Small media files of real formats, made in code."""
+"""Small media files in real formats, made in code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 
 
 def a_picture(width: int = 90, height: int = 50, seed: int = 0, mode: str = "RGB") -> Image.Image:
-    """Noise on a gradient: nothing that a resize or a crop would hide."""
+    """Noise on a gradient, so that a resize or a crop changes the values."""
     rng = np.random.default_rng(seed)
     gradient = np.linspace(0, 128, width * height * 3).reshape(height, width, 3)
     pixels = (gradient + rng.integers(0, 127, gradient.shape)).astype(np.uint8)
@@ -28,7 +28,7 @@ def an_image_file(kind: str = "PNG", image: Image.Image | None = None, **options
 
 
 def a_png_that_claims(width: int, height: int) -> bytes:
-    """A PNG whose header promises more than its few bytes hold."""
+    """A PNG whose header declares more pixels than its few bytes contain."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -52,7 +52,7 @@ def a_sound_file(kind: str = "WAV", rate: int = 16_000, data: np.ndarray | None 
 
 
 def a_video_file(num_frames: int = 31, width: int = 96, height: int = 64, fps: int = 10, seed: int = 0) -> bytes:
-    """An MP4 without sound."""
+    """An MP4 without audio."""
     file = BytesIO()
     rng = np.random.default_rng(seed)
     with av.open(file, "w", format="mp4") as container:
@@ -66,7 +66,7 @@ def a_video_file(num_frames: int = 31, width: int = 96, height: int = 64, fps: i
 
 
 def a_container_sound_file(kind: str = "mp4", codec: str = "aac", rate: int = 16_000, seconds: float = 1.0) -> bytes:
-    """A sound in a container that libsndfile cannot read."""
+    """Audio in a container that libsndfile cannot read."""
     file = BytesIO()
     mono = samples(seconds, rate)[:, 0]
     with av.open(file, "w", format=kind) as container:

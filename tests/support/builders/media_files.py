@@ -1,4 +1,4 @@
-"""Media files made in code, good and bad, and tiny multimodal checkpoints to prepare them for."""
+"""Media files made in code, valid and invalid, and tiny multimodal checkpoints for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def checkpoint(family: str) -> Path:
 def image(
     width: int = 40, height: int = 30, kind: str = "PNG", mode: str = "RGB", orientation: int | None = None, **save: Any
 ) -> bytes:
-    """A picture of one colour; `orientation` is EXIF's."""
+    """An image of one colour. `orientation` is the EXIF orientation."""
     picture, file = Image.new(mode, (width, height), 128), io.BytesIO()
     if orientation is not None:
         exif = Image.Exif()
@@ -50,7 +50,7 @@ def animation(width: int = 40, height: int = 30) -> bytes:
 
 
 def huge_png(width: int = 60_000, height: int = 60_000) -> bytes:
-    """A PNG of a few bytes whose header promises billions of pixels."""
+    """A PNG of a few bytes whose header declares billions of pixels."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"\0" * 100)), (b"IEND", b"")]
     body = b"".join(
@@ -75,7 +75,7 @@ def sound(num_samples: int = 8000, rate: int = 16_000, kind: str = "WAV", channe
 
 
 def lying_wav(num_samples: int, claimed_bytes: int) -> bytes:
-    """A WAV file whose header claims another size of its data."""
+    """A WAV file whose header declares another size of the data."""
     content = bytearray(sound(num_samples))
     at = content.index(b"data") + 4
     content[at : at + 4] = struct.pack("<I", claimed_bytes)

@@ -2,7 +2,7 @@
 
     path = build_checkpoint("qwen2_5_vl", directory)
 
-Weights are float32 and differ from zero everywhere, so that whatever is left out of a computation shows.
+Weights are float32 and nonzero everywhere, so that a missing part of a computation changes the result.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ FAMILIES: tuple[str, ...] = tuple(FAMILY_TABLE)
 
 
 def modalities(family: str) -> tuple[str, ...]:
-    """What the family's chat template has parts for: of image, audio and video."""
+    """The modalities that the family's chat template supports, of image, audio and video."""
     return tuple(FAMILY_TABLE[family].parts)
 
 
 def part(family: str, modality: str) -> str:
-    """What the family's chat template writes for a part of a modality, before its placeholder is expanded."""
+    """The text that the family's chat template writes for a part of a modality, before its placeholder is expanded."""
     return FAMILY_TABLE[family].parts[modality]
 
 
 def build_checkpoint(family: str, directory: Path) -> Path:
-    """Write a tiny random checkpoint of the family into the directory; returns the directory.
+    """Write a tiny random checkpoint of the family into the directory. Returns the directory.
 
     Args:
         family: one of FAMILIES.

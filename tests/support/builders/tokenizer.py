@@ -35,7 +35,7 @@ _CORPUS = (
 
 
 def byte_level_tokenizer(special_tokens: tuple[str, ...] = SPECIAL_TOKENS) -> Tokenizer:
-    """GPT-2's kind of tokenizer with a few merges; every byte has a token, special tokens have the first numbers."""
+    """A tokenizer like GPT-2's, with a few merges. Every byte has a token; special tokens have the first ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -51,7 +51,7 @@ def byte_level_tokenizer(special_tokens: tuple[str, ...] = SPECIAL_TOKENS) -> To
 
 
 def metaspace_tokenizer() -> Tokenizer:
-    """SentencePiece's kind of tokenizer: puts a space first, falls back to bytes, and begins each text with `<s>`."""
+    """A tokenizer like SentencePiece's: adds a space first, falls back to bytes, and begins each text with `<s>`."""
     alphabet = sorted({char for text in _CORPUS for char in text.replace(" ", "▁")} | {"▁", "\n"})
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *alphabet]
     tokenizer = Tokenizer(
@@ -73,11 +73,11 @@ def write_model(
     special_tokens: dict[str, str] | None = None,
     **config: Any,
 ) -> Path:
-    """Write a model directory that the frontend can serve; returns its path.
+    """Write a model directory that the frontend can serve. Returns its path.
 
     Args:
         special_tokens: name -> token, e.g. {"bos_token": "<s>"}.
-        config: entries of config.json beside the defaults.
+        config: entries of config.json in addition to the defaults.
     """
     path.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer or byte_level_tokenizer()

@@ -1,4 +1,4 @@
-"""A text model that is small but as wide as the vision part makes it."""
+"""A text model that is small, but has the hidden size that the vision part needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def text_model(directory: Path) -> Path:
-    """A tiny Llama as wide as the projector makes it, with a tokenizer whose token 4 is reserved."""
+    """A tiny Llama with the projector's output size, and a tokenizer whose token 4 is reserved."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

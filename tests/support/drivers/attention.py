@@ -1,4 +1,4 @@
-"""Feeds the same ragged steps to several attention backends."""
+"""Runs the same ragged steps on several attention backends."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMe
 from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.kernels import CpuKernels
 
-#: Of outputs that are compared, by the type that they are computed in.
+#: Tolerances for the comparison of outputs, by compute dtype.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
-#: Steps, each with the tokens of four sequences.
+#: Steps. Each has the number of new tokens of four sequences.
 RAGGED = [[20, 130, 0, 39], [16, 70, 5, 1], [1, 0, 1, 1], [1, 1, 1, 1]]
 
 
 def metadata(lengths: list[int], computed: list[int], block_table: np.ndarray, block_size: int, span: int = 0) -> AttentionMetadata:
-    """Of a step; with a span, the tokens of each sequence see each other in groups of so many."""
+    """Metadata of a step. With a span, the tokens of each sequence see each other in groups of `span`."""
     positions = np.concatenate([np.arange(c, c + n) for n, c in zip(lengths, computed, strict=True)])
     rows = np.repeat(np.arange(len(lengths)), lengths)
     ends = np.array(computed) + lengths
@@ -49,10 +49,10 @@ def worst_difference(
     """The largest difference between the first backend's outputs and the others'.
 
     Args:
-        dtype: of values, and of queries, keys and the cache, too, unless these have their own.
-        steps: of each step, the new tokens of each sequence.
+        dtype: dtype of values, and also of queries, keys and the cache unless these have their own.
+        steps: for each step, the number of new tokens of each sequence.
         span: see `metadata`.
-        options: of `AttentionBackend.forward`.
+        options: options of `AttentionBackend.forward`.
     """
     generator = torch.Generator().manual_seed(0)
     num_seqs = len(steps[0])
@@ -64,7 +64,7 @@ def worst_difference(
     arguments = {"scaling": shape.head_dim**-0.5, "window": 0, "softcap": 0.0, "sinks": None} | options
 
     def random(num_heads: int, num_tokens: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
-        # As models hand them over: [heads, tokens, dim] seen as [tokens, heads, dim].
+        # The layout that models pass: [heads, tokens, dim], transposed to [tokens, heads, dim].
         return torch.randn(num_heads, num_tokens, dim, generator=generator).to(device, dtype).transpose(0, 1)
 
     for step in steps:
@@ -88,5 +88,5 @@ def worst_difference(
 
 
 def run_both(kernels: CpuKernels, **case: Any) -> float:
-    """Feed the same ragged steps to the CPU kernel and to plain torch; returns the largest difference."""
+    """Run the same ragged steps on the CPU kernel and on plain torch. Returns the largest difference."""
     return worst_difference([CpuAttention(kernels), TorchAttention(torch.device("cpu"))], **case)

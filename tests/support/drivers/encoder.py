@@ -1,4 +1,4 @@
-"""Starts a whole encoder in this process, and talks to it over gRPC."""
+"""Starts a complete encoder in this process, and calls it over gRPC."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODALITIES = {
 
 @dataclass
 class RunningEncoder:
-    """An encoder that serves, and what a client of it does."""
+    """A running encoder, with a client of it."""
 
     stub: encoder_pb2_grpc.EncoderServiceStub
     description: encoder_pb2.DescribeResponse
@@ -43,8 +43,8 @@ class RunningEncoder:
         *,
         with_data: bool = True,
     ) -> encoder_pb2.EncodeItem:
-        """An item with its right key; `data` makes the key, and is sent unless told otherwise."""
-        text = canonical_options(from_struct(to_struct(options or {})))  # as they travel: 4.0 is 4
+        """An item with its correct key. The key is computed from `data`, which is also sent unless `with_data` is False."""
+        text = canonical_options(from_struct(to_struct(options or {})))  # as after the transfer: 4.0 becomes 4
         key = media_key(self.description.embedding_fingerprint, MODALITIES[modality], data, text, tenant_salt)
         return encoder_pb2.EncodeItem(
             key=key,
@@ -59,7 +59,7 @@ class RunningEncoder:
         return list(response.results)
 
     async def fetch(self, key: bytes, **options: Any) -> dict[str, torch.Tensor]:
-        """The item's tensors. Raises AssertionError for what breaks the contract, LookupError for an error in the stream."""
+        """The item's tensors. Raises AssertionError for a violation of the contract, LookupError for an error in the stream."""
         headers: dict[str, common_pb2.Tensor] = {}
         pieces: dict[str, list[bytes]] = {}
         is_over = False

@@ -1,4 +1,4 @@
-"""Fake encoders on real gRPC, and the frontend's client of them."""
+"""Fake encoders over real gRPC, and the frontend's client of them."""
 
 from __future__ import annotations
 

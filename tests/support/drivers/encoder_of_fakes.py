@@ -1,4 +1,4 @@
-"""EncoderService over real gRPC, with a preprocessor and towers that have no model."""
+"""EncoderService over real gRPC, with a fake preprocessor and fake towers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FakePreprocessor:
 
 @dataclass
 class FakeTower:
-    """Embeddings are what comes in. `gate`, when set, holds each batch until it is released."""
+    """Embeddings equal the inputs. If `gate` is set, each batch waits for a permit."""
 
     gate: threading.Semaphore | None = None
     batches: list[int] = field(default_factory=list)
@@ -122,7 +122,7 @@ async def encoder_of_fakes(
 
 
 class BrokenStore:
-    """A second tier that is away."""
+    """A second cache tier that is unavailable."""
 
     num_failures = 0
 

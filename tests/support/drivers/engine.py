@@ -20,7 +20,7 @@ from triptych_engine.scheduling.scheduler import Scheduler
 
 @dataclass
 class Generated:
-    """All that came for one request."""
+    """All output for one request."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Generated:
 
 
 class EngineDriver:
-    """A loaded runner that many schedulers can use one after the other."""
+    """A loaded runner that several schedulers can use one after the other."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class EngineDriver:
         arrivals: Sequence[int] | None = None,
         async_scheduling: bool = False,
     ) -> dict[str, Generated]:
-        """Generate all requests to their ends.
+        """Run all requests to their ends.
 
         Args:
-            arrivals: the step at which each request comes; all at the first when None.
-            async_scheduling: launch a step before the one in flight is waited for, as the step loop does.
+            arrivals: the step at which each request arrives; None means that all arrive at the first step.
+            async_scheduling: launch a step before the previous step has finished, as the step loop does.
         """
         outputs: list[SequenceOutput] = []
         core = EngineCore(
@@ -101,7 +101,7 @@ class EngineDriver:
 
 
 def transformers_greedy(path: Path, prompts: Sequence[list[int]], max_tokens: int, eos_token_id: int | None) -> list[list[int]]:
-    """What transformers' own `generate` makes of each prompt, alone, in float32."""
+    """The output of transformers' own `generate` for each prompt, one at a time, in float32."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = eos_token_id
     outputs = []

@@ -1,4 +1,4 @@
-"""An engine service on the real scheduler and step loop, with a runner that has no model."""
+"""An engine service with the real scheduler and step loop, and a fake runner."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUM_BLOCKS = 64
 
 @dataclass
 class Served:
-    """A running engine and a stub that talks to it."""
+    """A running engine, and a stub for it."""
 
     stub: engine_pb2_grpc.EngineServiceStub
     runner: FakeRunner
@@ -34,7 +34,7 @@ class Served:
     outbox: Outbox
 
     async def until_idle(self) -> None:
-        """Wait until nothing is live, then check that every block is back."""
+        """Wait until no request is live, then check that all blocks are free."""
         async with asyncio.timeout(10):
             await self.outbox.wait_idle()
             while self.core.load.num_running or self.core.load.num_waiting:
@@ -42,7 +42,7 @@ class Served:
         assert self.core.load.num_free_blocks == NUM_BLOCKS
 
     async def until_a_command_waits(self) -> None:
-        """Wait until the step loop, held by the runner's gate, has a command to run after the step in hand, or has run it."""
+        """Wait until the step loop, blocked by the runner's gate, has a command for after the current step, or has run it."""
         await until(lambda: self.core._commands.qsize() > 0 or self.outbox.num_live_requests == 0)
 
     async def core_turn(self) -> None:
@@ -82,7 +82,7 @@ def alone(prompt: list[int], max_tokens: int = 8) -> list[int]:
 
 
 class Session:
-    """One open session, with outputs sorted by sequence: the request id, with the index behind it for all but the first."""
+    """One open session. Outputs are sorted by sequence: the request id, plus the index for all sequences but the first."""
 
     def __init__(self, stub: engine_pb2_grpc.EngineServiceStub) -> None:
         self.call = stub.Session()

@@ -1,4 +1,4 @@
-"""A frontend of a small LLaVA, between a fake engine that fetches and a fake encoder, all on real gRPC."""
+"""A frontend of a small LLaVA, with a fake engine that fetches embeddings and a fake encoder, all over real gRPC."""
 
 from __future__ import annotations
 

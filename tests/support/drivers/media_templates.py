@@ -1,4 +1,4 @@
-"""The frontend's own parts for the tiny checkpoints: expander and chat template, loaded once per family."""
+"""The frontend's expander and chat template for the tiny checkpoints, loaded once per family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a stage of the output chain over a text that was cut into pieces."""
+"""Runs a stage of the output chain on a text that is split into pieces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from triptych_frontend.output.events import Event, Text
 
 
 def pieces_of(text: str, cuts: Iterable[int]) -> list[str]:
-    """The text, cut at these positions; positions beyond its end are its end."""
+    """The text, split at these positions. Positions beyond its end count as its end."""
     bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     return [text[start:end] for start, end in pairwise(bounds)]
 
@@ -22,7 +22,7 @@ def run_stage(stage: Stage, pieces: Sequence[str]) -> list[Event]:
 
 
 def merged(events: Iterable[Event]) -> list[object]:
-    """The events, texts that follow each other joined into one string: what must not depend on how the text was cut."""
+    """The events, with adjacent texts joined into one string. The result must not depend on how the text was split."""
     result: list[object] = []
     for event in events:
         if not isinstance(event, Text):

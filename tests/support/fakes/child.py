@@ -1,10 +1,10 @@
 """A program for the supervisor to run: `python child.py DIRECTORY NAME [BEHAVIOUR]`.
 
-It appends its process id to DIRECTORY/NAME.pids, then is ready: it accepts connections on DIRECTORY/NAME.sock. When told to stop
-it appends its name to DIRECTORY/stopped and ends with 0. A line sent to its socket names the exit code with which it shall end.
+It appends its process id to DIRECTORY/NAME.pids. Then it is ready and accepts connections on DIRECTORY/NAME.sock. On SIGTERM it
+appends its name to DIRECTORY/stopped and exits with 0. A line that is sent to its socket is the code with which it must exit.
 
-Behaviours: refuse (says why and ends with 1 before it is ready), crash (ends with 3 as soon as it is ready), stubborn (does not
-hear SIGTERM), parent (starts a grandchild that outlives it).
+Behaviours: refuse (prints the reason and exits with 1 before it is ready), crash (exits with 3 at its first connection), stubborn
+(ignores SIGTERM), parent (starts a grandchild that outlives it).
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A frontend that repeats what it is told."""
+"""A frontend that repeats the user's text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.grpc_server import serving
 
 
 class EchoFrontend(generation_pb2_grpc.GenerationServiceServicer):
-    """Answers each turn with the text of the last one, word by word; refuses `refuse me`; never finishes `for ever`."""
+    """Answers each turn with the text of the last message, word by word; refuses `refuse me`; never finishes `for ever`."""
 
     def __init__(self) -> None:
         self.requests: list[generation_pb2.ChatRequest] = []
@@ -38,7 +38,7 @@ class EchoFrontend(generation_pb2_grpc.GenerationServiceServicer):
             if text == "for ever":
                 await asyncio.Event().wait()
         finally:
-            # Cancellation comes at any of the awaits above.
+            # Cancellation can happen at any of the awaits above.
             if text == "for ever":
                 self.cancelled.set()
 

@@ -1,4 +1,4 @@
-"""An encoder without a model: a real servicer on real gRPC that keeps keys, counts calls and fails on demand."""
+"""An encoder without a model: a real servicer over real gRPC that keeps keys, counts calls and fails on demand."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SCOPE = b"scope of the fake encoder"
 
 
 class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
-    """Encodes everything into `num_tokens(item)` tokens, and remembers what it was asked.
+    """Encodes every item into `num_tokens(item)` tokens, and records the requests.
 
     Args:
-        model: what it claims to serve.
-        num_tokens: how many embeddings an item has.
+        model: the model that it reports.
+        num_tokens: returns an item's number of embeddings.
     """
 
     def __init__(
@@ -47,25 +47,25 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         self.released: list[str] = []
         #: Raised by the next calls, one each.
         self.call_errors: list[TriptychError] = []
-        #: Reported for the next items that come with bytes, one each.
+        #: Reported for the next items that come with a file, one each.
         self.item_errors: list[TriptychError] = []
-        #: When set, items with bytes wait for it.
+        #: If set, items with a file wait for this event.
         self.gate: asyncio.Event | None = None
-        #: When set, it takes calls and answers none until then.
+        #: If set, calls get no answer until this event is set.
         self.answers: asyncio.Event | None = None
         self.is_draining = False
         self.counts: Counter[str] = Counter()
-        #: key -> messages that a fetch of it gets, instead of what is made up for a key that is held.
+        #: key -> messages that a fetch of the key returns instead of the default ones.
         self.fetches: dict[bytes, list[encoder_pb2.FetchResponse]] = {}
-        #: When set, fetches wait for it.
+        #: If set, fetches wait for this event.
         self.fetch_gate: asyncio.Event | None = None
-        #: Items that are lost when they are fetched, before they are sent: so many of the next fetches fail.
+        #: Number of next fetches whose items are lost before they are sent.
         self.num_lost_before_fetch = 0
-        #: key -> set when its bytes came and were encoded, or were not
+        #: key -> event that is set when its file was received and encoded, or refused
         self._coming: dict[bytes, asyncio.Event] = {}
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add it to a server."""
+        """Add the services to a server."""
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(self, server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, server)
 
@@ -142,7 +142,7 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
 
 @asynccontextmanager
 async def encoder_pool(address: str, model: common_pb2.ModelInfo) -> AsyncIterator[Pool[EncoderConnection]]:
-    """A pool of the encoder at this address, connected."""
+    """A connected pool with the encoder at this address."""
     pool = Pool("encoder", StaticResolver([address]), lambda one: EncoderConnection(one, model))
     task = asyncio.create_task(pool.run())
     try:

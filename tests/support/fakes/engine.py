@@ -1,4 +1,4 @@
-"""An engine without a model: says what a script says, over real gRPC."""
+"""An engine without a model: sends the outputs of a script, over real gRPC."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import grpc
 from triptych_common.errors import ServiceUnavailableError
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 
-#: What the engine will say about a request: its outputs, step by step. A pure function; fills in no request id.
+#: The engine's outputs for a request, step by step. A pure function; it sets no request id.
 Script = Callable[[engine_pb2.EngineRequest], Sequence[engine_pb2.SequenceOutput]]
 
 
 def says(token_ids: Sequence[int], *, stop_token_id: int | None = None, tokens_per_step: int = 1, cached_tokens: int = 0) -> Script:
-    """A script: these tokens, then the end, by a stop token (which is one more token) or by length."""
+    """A script: these tokens, then the end, either by a stop token (one additional token) or by length."""
 
     def script(request: engine_pb2.EngineRequest) -> list[engine_pb2.SequenceOutput]:
         bounded = request.sampling.HasField("max_tokens")
@@ -49,7 +49,7 @@ def _usage(request: engine_pb2.EngineRequest, num_tokens: int, cached_tokens: in
 
 
 class FakeSequence:
-    """A sequence of a request, and what is left to be said about it."""
+    """A sequence of a request, and its remaining outputs."""
 
     def __init__(self, request: engine_pb2.EngineRequest, outputs: Sequence[engine_pb2.SequenceOutput], index: int = 0) -> None:
         self.request = request
@@ -60,7 +60,7 @@ class FakeSequence:
 
 
 def step(live: dict[tuple[str, int], FakeSequence]) -> engine_pb2.SessionResponse:
-    """One engine step: the next output of each live sequence, and the last of each aborted one. Removes those that ended."""
+    """One engine step: the next output of each live sequence, and the last of each aborted one. Removes sequences that ended."""
     response = engine_pb2.SessionResponse()
     for (request_id, index), sequence in list(live.items()):
         if sequence.is_aborted:
@@ -73,7 +73,7 @@ def step(live: dict[tuple[str, int], FakeSequence]) -> engine_pb2.SessionRespons
             output = sequence.outputs.pop(0)
             sequence.num_tokens += len(output.token_ids)
         else:
-            continue  # a script without an end: the sequence lives until it is aborted
+            continue  # a script without an end: the sequence stays live until it is aborted
         output.request_id, output.index = request_id, index
         response.outputs.append(output)
         if output.finish_reason:
@@ -82,17 +82,17 @@ def step(live: dict[tuple[str, int], FakeSequence]) -> engine_pb2.SessionRespons
 
 
 class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
-    """Serves `Session`; runs a step whenever it may.
+    """Serves `Session`. Runs a step whenever this is allowed.
 
     Args:
-        model: what it claims to serve.
-        script: what it says to each request.
+        model: the model that it reports.
+        script: the outputs for each request.
     """
 
     def __init__(self, model: common_pb2.ModelInfo, script: Script) -> None:
         self.model = model
         self.script = script
-        #: Requests in the order in which they came, and the messages that they came in.
+        #: Requests in the order of arrival, and the messages that contained them.
         self.requests: list[engine_pb2.EngineRequest] = []
         self.messages: list[engine_pb2.SessionRequest] = []
         self.aborted: list[str] = []
@@ -110,7 +110,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         engine_pb2_grpc.add_EngineServiceServicer_to_server(self, server)
 
     async def pause(self, after_steps: int = 0) -> None:
-        """Run so many more steps, then wait for `resume`."""
+        """Run this many more steps, then wait for `resume`."""
         async with self._changed:
             self._steps_allowed = after_steps
             self._changed.notify_all()
@@ -121,12 +121,12 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             self._changed.notify_all()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something has happened here, e.g. an abort has come."""
+        """Wait until the condition is true, e.g. after an abort has arrived."""
         async with self._changed:
             await self._changed.wait_for(condition)
 
     async def go_down(self) -> None:
-        """End all sessions, and refuse new ones, until `come_back`."""
+        """End all sessions, and refuse new ones until `come_back`."""
         async with self._changed:
             self._down = True
             self._changed.notify_all()
@@ -190,7 +190,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     def _may_step(self) -> bool:
         if self._down:
             return True
-        # Aborts take effect while paused, too: a pause stands for a long step of others.
+        # Aborts take effect during a pause too: a pause represents a long step of other requests.
         has_work = any(sequence.outputs or sequence.is_aborted for sequence in self.live.values())
         return has_work and (self._steps_allowed is None or self._steps_allowed > 0)
 

@@ -1,4 +1,4 @@
-"""A frontend with scripted replies: real servicers for real gRPC, no model behind them."""
+"""A frontend with scripted replies: real servicers over real gRPC, without a model."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Delta = generation_pb2.ChoiceDelta
 
 @dataclass
 class Script:
-    """What the frontend says to one generation call.
+    """The frontend's responses to one generation call.
 
     Args:
-        choices: the deltas of each choice, which are sent in turns, one response each. FINAL mode joins them.
-        usage, timings, media: on the last response.
+        choices: the deltas of each choice. The choices take turns, with one delta per response. FINAL mode joins the deltas.
+        usage, timings, media: sent with the last response.
         error: raised after `error_after` responses.
-        gate: when set, each response waits for a permit of it.
+        gate: if set, each response waits for a permit.
     """
 
     choices: list[list[Delta]]
@@ -52,7 +52,7 @@ class Script:
 
 
 def text_deltas(*texts: str, index: int = 0, **last: object) -> list[Delta]:
-    """One delta per text; the last one has a finish reason, STOP unless told otherwise."""
+    """One delta per text. The last one has a finish reason, by default STOP."""
     deltas = [Delta(index=index, text=text) for text in texts]
     deltas[-1].MergeFrom(Delta(**({"finish_reason": STOP} | last)))
     return deltas
@@ -68,7 +68,7 @@ class FakeFrontend(
     preprocess_pb2_grpc.PreprocessServiceServicer,
     detokenize_pb2_grpc.DetokenizeServiceServicer,
 ):
-    """Plays `script`, or what a callable makes of the request, and remembers what it was asked."""
+    """Plays `script`, or the script that a callable returns for the request, and records the requests."""
 
     def __init__(self) -> None:
         self.script: Script | Callable[[generation_pb2.CompleteRequest], Script] = says("Hel", "lo")
@@ -81,7 +81,7 @@ class FakeFrontend(
         self.num_responses = 0
         self.num_live = 0
         self.was_cancelled = asyncio.Event()
-        #: One item per generation request.
+        #: Receives one item per generation request.
         self.arrivals: asyncio.Queue[str] = asyncio.Queue()
         self.health = Health(())
 
@@ -91,7 +91,7 @@ class FakeFrontend(
         return self.requests[-1]
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add all of its services."""
+        """Add all its services to a server."""
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self, server)
         preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server(self, server)
         detokenize_pb2_grpc.add_DetokenizeServiceServicer_to_server(self, server)
@@ -189,7 +189,7 @@ def _in_turns(choices: list[list[Delta]]) -> list[Delta]:
 
 
 def _joined(deltas: list[Delta]) -> Delta:
-    """One delta with the text, tokens and finish reason of all."""
+    """One delta with the text, tokens and finish reason of all deltas."""
     whole = Delta()
     for delta in deltas:
         text = whole.text + delta.text
@@ -200,7 +200,7 @@ def _joined(deltas: list[Delta]) -> Delta:
 
 @asynccontextmanager
 async def running(frontend: FakeFrontend, port: int = 0, ready: bool = True) -> AsyncIterator[str]:
-    """Serve the fake; yields its address."""
+    """Serve the fake. Yields its address."""
     await frontend.health.set_alive()
     await frontend.health.set_ready(ready)
     async with serving(frontend.register, port) as address:

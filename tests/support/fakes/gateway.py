@@ -1,4 +1,4 @@
-"""The real gateway in front of a fake frontend, in this process."""
+"""The real gateway with a fake frontend, in this process."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ async def gateway_app(frontend: FakeFrontend, **settings: Any) -> AsyncIterator[
 
 
 async def until_connected(app: FastAPI) -> None:
-    """Until it knows its frontends, ready or not."""
+    """Wait until the gateway knows its frontends, ready or not."""
     pool = app.state.gateway.pool
     await until(lambda: bool(pool.connections) and all(frontend.takes_calls for frontend in pool.connections))
 
 
 @asynccontextmanager
 async def gateway_client(frontend: FakeFrontend | None = None, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A client that calls the application without a socket between."""
+    """A client that calls the application directly, without a socket."""
     async with gateway_app(frontend or FakeFrontend(), **settings) as app, client_of(app) as client:
         yield client
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:
-    """A client of an application whose lifespan runs."""
+    """A client for an application whose lifespan is running."""
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
 
 
 @asynccontextmanager
 async def gateway_server(frontend: FakeFrontend, **settings: Any) -> AsyncIterator[tuple[str, int]]:
-    """The gateway on a real socket; yields host and port."""
+    """The gateway on a real socket. Yields host and port."""
     async with running(frontend) as address:
         app = create_app(GatewaySettings(frontend_addresses=(address,), **settings))
         async with serving_http(app) as place:
@@ -62,7 +62,7 @@ async def gateway_server(frontend: FakeFrontend, **settings: Any) -> AsyncIterat
 
 @asynccontextmanager
 async def serving_http(app: FastAPI) -> AsyncIterator[tuple[str, int]]:
-    """The application behind uvicorn; yields host and port."""
+    """The application behind uvicorn. Yields host and port."""
     listener = listen("127.0.0.1", 0)
     host, port = listener.getsockname()
     server = uvicorn.Server(uvicorn.Config(app, http="httptools", ws="none", log_config=None, access_log=False))
@@ -77,7 +77,7 @@ async def serving_http(app: FastAPI) -> AsyncIterator[tuple[str, int]]:
 
 
 def events_of(body: bytes) -> list[bytes]:
-    """The data of each server-sent event, of which nothing else may be in the body."""
+    """The data of each server-sent event. The body must contain nothing else."""
     assert body.endswith(b"\n\n")
     events = body.removesuffix(b"\n\n").split(b"\n\n")
     assert all(event.startswith(b"data: ") and b"\n" not in event for event in events)

@@ -1,4 +1,4 @@
-"""A fake engine that has media: it fetches their embeddings from the encoders before it says its script."""
+"""A fake engine for media: it fetches the embeddings from the encoders before it plays its script."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from support.fakes.engine import FakeEngine, FakeSequence, Script
 
 
 class FakeMediaEngine(FakeEngine):
-    """Fetches over real gRPC, keeps a prefix cache of whole items, and reports what it cannot have as an engine does."""
+    """Fetches over real gRPC, keeps a prefix cache of whole items, and reports missing embeddings as an engine does."""
 
     def __init__(self, model: common_pb2.ModelInfo, script: Script) -> None:
         super().__init__(model, script)
-        #: Keys whose tokens are in the prefix cache: nothing is fetched for them.
+        #: Keys whose tokens are in the prefix cache. Nothing is fetched for them.
         self.prefix_cached: set[bytes] = set()
         self.counts: Counter[str] = Counter()
-        #: The encoders that it knows.
+        #: Addresses of the known encoders.
         self.encoder_addresses: tuple[str, ...] = ()
         self._fetching: set[asyncio.Task[None]] = set()
 

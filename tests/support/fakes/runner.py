@@ -1,8 +1,9 @@
-"""An executor without a model. In place of keys and values it keeps what they depend on, the prefix up to their token, and reads
-that back through the block tables.
+"""An executor without a model. Instead of keys and values, its cache stores what these depend on: the prefix up to their token.
+It reads the cache back through the block tables.
 
-So a block that is shared wrongly, given away too early or addressed by a stale table shows at once. The next token is a function of
-the whole sequence, so text must not depend on batching, chunking, preemption, prefix hits, or how many tokens a step brings.
+So a block that is wrongly shared, freed too early or addressed by a stale table fails a test at once. The next token is a function
+of the whole sequence. So the output must not depend on batching, chunking, preemption, prefix hits, or the number of tokens per
+step.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def next_token(token_ids: list[int]) -> int:
 
 
 def expected_output(prompt: list[int], sampling: SamplingParams, max_model_len: int = 256) -> list[int]:
-    """What a request generates when it is alone."""
+    """The output of a request that runs alone."""
     token_ids = list(prompt)
     while len(token_ids) - len(prompt) < sampling.max_tokens and len(token_ids) < max_model_len:
         token_ids.append(next_token(token_ids))
@@ -38,7 +39,7 @@ def expected_output(prompt: list[int], sampling: SamplingParams, max_model_len: 
 
 
 def embedding(key: bytes, row: int) -> int:
-    """What the fake encoder makes of a row of an item: a number, where a token id would stand."""
+    """The fake embedding of a row of an item: a number in the place of a token id."""
     return 1000 + hashlib.sha256(key + row.to_bytes(4, "little")).digest()[0]
 
 
@@ -49,7 +50,7 @@ def fake_embeddings(key: bytes, num_tokens: int) -> Embeddings:
 
 
 def seen(token_ids: list[int], media: PromptMedia) -> list[int]:
-    """The sequence as the model sees it: with embeddings in place of placeholder tokens."""
+    """The sequence as the model sees it, with embeddings in the places of placeholder tokens."""
     contents = list(token_ids)
     for placeholder in media.placeholders:
         rows = range(placeholder.first_row, placeholder.first_row + placeholder.length)
@@ -59,21 +60,21 @@ def seen(token_ids: list[int], media: PromptMedia) -> list[int]:
 
 @dataclass(eq=False)
 class FakeSequence:
-    """What the runner knows of one sequence."""
+    """The runner's state of one sequence."""
 
     request_id: str
-    contents: list[int]  # token ids, and embeddings in place of placeholders
+    contents: list[int]  # token ids, with embeddings in the places of placeholders
     blocks: list[int]
-    num_computed: int  # tokens that some step computes, be it done or not
-    num_tokens: int  # with those that steps in flight sample
+    num_computed: int  # tokens that launched steps compute, finished or not
+    num_tokens: int  # including those that steps in flight sample
     new: NewSequence
     is_lost: bool = False  # a step with it failed
-    is_open: bool = False  # the step in flight may bring several tokens
+    is_open: bool = False  # the step in flight may produce several tokens
 
 
 @dataclass
 class FakeStep:
-    """A step that is computed when its result is asked for, as late as can be."""
+    """A step that is computed as late as possible: when its result is requested."""
 
     scheduled: SchedulerOutput
     chunks: list[tuple[FakeSequence, int, int]]  # sequence, first token, one past the last
@@ -82,29 +83,29 @@ class FakeStep:
 
 
 class FakeRunner:
-    """Executes steps on a cache of token ids; implements `Executor`.
+    """Executes steps on a cache of token ids. Implements `Executor`.
 
     Args:
-        block_size: tokens per block, as the scheduler's.
+        block_size: tokens per block, same as the scheduler's.
     """
 
     def __init__(self, block_size: int = 4) -> None:
         self._block_size = block_size
-        self._cache: dict[tuple[int, int], int] = {}  # (block, offset) -> hash of the sequence up to the token that stands there
-        self.sequences: dict[str, FakeSequence] = {}  # request_id -> each that it knows
+        self._cache: dict[tuple[int, int], int] = {}  # (block, offset) -> hash of the sequence up to the token in this slot
+        self.sequences: dict[str, FakeSequence] = {}  # request_id -> sequence
         self._in_flight: list[FakeStep] = []
-        self.salts: dict[str, str] = {}  # request_id -> salt, of those that have one: blocks must not be shared across
-        self.num_new_tokens: Callable[[int], int] = lambda most: most  # how many of at most so many tokens a step brings
+        self.salts: dict[str, str] = {}  # request_id -> salt, if it has one: blocks must not be shared between salts
+        self.num_new_tokens: Callable[[int], int] = lambda most: most  # maximum number of tokens of a step -> actual number
         self.num_steps = 0
         self.max_batched_tokens = 0
         self.max_in_flight = 0
-        self.fail_requests: set[str] = set()  # these get an error of their own
+        self.fail_requests: set[str] = set()  # each of these fails with its own error
         self.fail_next_launch: Exception | None = None
         self.fail_next_sample: Exception | None = None
         self.fail_next_step: Exception | None = None
         self.lost_device: Exception | None = None
-        self.gate: threading.Semaphore | None = None  # when set, each step waits for one permit
-        self.is_held = False  # the newest step had to wait for its permit, or still does
+        self.gate: threading.Semaphore | None = None  # if set, each step waits for one permit
+        self.is_held = False  # the newest step had to wait for its permit, or still waits
         self.cache_allocated = True
 
     def load(self) -> ExecutorInfo:
@@ -130,7 +131,7 @@ class FakeRunner:
         return self.result(scheduled.step_id)
 
     def launch(self, scheduled: SchedulerOutput) -> None:
-        scheduled = pickle.loads(pickle.dumps(scheduled))  # noqa: S301 - as if it went to another process
+        scheduled = pickle.loads(pickle.dumps(scheduled))  # noqa: S301 - as if it were sent to another process
         for request_id in scheduled.dropped:
             self.sequences.pop(request_id, None)
         given = [block for blocks in scheduled.new_block_ids.values() for block in blocks]
@@ -200,7 +201,7 @@ class FakeRunner:
             raise error
         self.num_steps += 1
         self.max_batched_tokens = max(self.max_batched_tokens, sum(step.scheduled.num_scheduled_tokens.values()))
-        # Where the step before this one failed, nobody asks for what comes of its sequences.
+        # After a failed step, the results of its sequences are not needed.
         chunks = [chunk for chunk in step.chunks if not chunk[0].is_lost]
         for sequence, start, end in chunks:
             self._check_embeddings(sequence, start, end, step.scheduled)
@@ -219,7 +220,7 @@ class FakeRunner:
         return result
 
     def _sample(self, sequence: FakeSequence, end: int, most: int) -> list[int]:
-        """The next tokens. Keys and values are computed of all but the last, and of guesses after that which prove to be wrong."""
+        """The next tokens. Writes the cache for all but the last, and invalid entries for the guesses after it that prove wrong."""
         num_tokens = self.num_new_tokens(most)
         for _ in range(num_tokens):
             sequence.contents.append(next_token(sequence.contents))
@@ -233,13 +234,13 @@ class FakeRunner:
 
     @staticmethod
     def _prompt_logprobs(sequence: FakeSequence, start: int, end: int) -> list[TokenLogprobs]:
-        """Entries for the prompt tokens that the chunk just computed predicts."""
+        """Entries for the prompt tokens that the current chunk predicts."""
         predicted = range(start + 1, min(end, sequence.new.num_prompt_tokens - 1) + 1)
         return [TokenLogprobs(sequence.contents[position], -1.0, 1) for position in predicted]
 
     @staticmethod
     def _check_embeddings(sequence: FakeSequence, start: int, end: int, scheduled: SchedulerOutput) -> None:
-        """The step brings the right rows for each placeholder token in it, and splits no span."""
+        """Check that the step has the correct rows for each of its placeholder tokens, and splits no span."""
         media = sequence.new.media
         given: dict[int, int] = {}
         for one in scheduled.embeddings.get(sequence.request_id, ()):

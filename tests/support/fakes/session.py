@@ -1,4 +1,4 @@
-"""GenerationService.Session on top of a fake's ChatStream and CompleteStream."""
+"""GenerationService.Session, implemented with a fake's ChatStream and CompleteStream."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CallResponse = generation_pb2.GenerationCallResponse
 
 
 class SessionOverCalls(generation_pb2_grpc.GenerationServiceServicer):
-    """Runs each call of a session as the stream that it would be alone; one response per message."""
+    """Runs each call of a session as a separate stream, with one response per message."""
 
-    #: Of the calls, in the order in which they came.
+    #: Contexts of the calls, in the order of arrival.
     contexts: list[common_pb2.CallContext]
     instance = common_pb2.Instance(id="fake", service="frontend", state=common_pb2.SERVER_STATE_SERVING)
 

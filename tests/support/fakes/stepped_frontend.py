@@ -1,4 +1,4 @@
-"""A frontend whose steps a test takes: each says something to all calls, in one message, as the real one does."""
+"""A frontend whose steps a test controls. Each step sends something to all calls in one message, as the real frontend does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SteppedFrontend(FakeFrontend):
 
     def __init__(self) -> None:
         super().__init__()
-        #: Numbers of the calls that run, and the messages that brought them.
+        #: Numbers of the live calls, and the messages that started them.
         self.live: list[int] = []
         self.messages: list[generation_pb2.GenerationServiceSessionRequest] = []
         self._steps: asyncio.Queue[generation_pb2.GenerationServiceSessionResponse] = asyncio.Queue()
@@ -38,11 +38,11 @@ class SteppedFrontend(FakeFrontend):
             self.live += [call.number for call in message.start]
 
     def say(self, text: str) -> None:
-        """One more piece of text for each call."""
+        """Send one more piece of text to each call."""
         self._send([generation_pb2.GenerationCallResponse(number=number, choices=[Delta(text=text)]) for number in self.live])
 
     def finish(self) -> None:
-        """The end of each call."""
+        """End each call."""
         choices, usage = [Delta(finish_reason=STOP)], common_pb2.Usage(prompt_tokens=1)
         self._send([generation_pb2.GenerationCallResponse(number=number, choices=choices, usage=usage) for number in self.live])
         self.live = []

@@ -1,4 +1,4 @@
-"""What torch's varlen_attn computes over pages, in plain torch, from its documentation: a stand-in where there is no GPU."""
+"""torch's varlen_attn over pages, in plain torch, after its documentation: a replacement for machines without a GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def varlen_attn(
         q = query[rows].transpose(0, 1).float()
         pages = block_table[i, : -(-num_keys // key.shape[1])].long()
         k, v = (cache[pages].flatten(0, 1)[:num_keys].transpose(0, 1).float() for cache in (key, value))
-        # The last query stands at the last key.
+        # The last query is at the position of the last key.
         distance = torch.arange(num_keys)[None] - torch.arange(num_keys - q.shape[1], num_keys)[:, None]
         left, right = window_size
         mask = torch.ones_like(distance, dtype=torch.bool)
@@ -52,6 +52,6 @@ def varlen_attn(
 
 
 def a_varlen_kernel(page_multiple: int = 1, max_head_dim: int = 256) -> VarlenKernel:
-    """The stand-in, which takes what is small enough for tests."""
+    """The replacement as a kernel. It accepts everything that is small enough for tests."""
     dtypes = frozenset({torch.float32, torch.float16, torch.bfloat16})
     return VarlenKernel(varlen_attn, page_multiple=page_multiple, max_head_dim=max_head_dim, dtypes=dtypes)

@@ -1,4 +1,4 @@
-"""Loads the checkpoint's own media processor without torch, for what it knows about sizes and placeholder text."""
+"""Loads the checkpoint's own media processor without torch, for its knowledge of sizes and placeholder text."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from triptych_frontend.media.processors.sizes_only import sized_feature_extracto
 from triptych_frontend.media.processors.torchless import ADAPTERS, CHAT_TEMPLATES, VideoGeometry, pixtral_processor
 
 log = logging.getLogger(__name__)
-#: Files in which checkpoints keep the configuration of their processors, newer ones first.
+#: Files with the configuration of a checkpoint's processors, newer formats first.
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 _VIDEO_FILES = ("video_preprocessor_config.json", "preprocessor_config.json")
-#: Model type -> its video processor. Sampling and resizing of these are known here.
+#: Model type -> its video processor. These are the video processors whose sampling and resizing are implemented here.
 VIDEO_PROCESSORS = {
     "qwen2_vl": "Qwen2VLVideoProcessor",
     "qwen2_5_vl": "Qwen2VLVideoProcessor",
@@ -28,21 +28,21 @@ VIDEO_PROCESSORS = {
 
 
 def load_media_processor(path: Path, hf_tokenizer: Any, max_pixels: int) -> Any | None:
-    """The processor of the checkpoint in a directory, working on sizes alone; None for a text-only model.
+    """The processor of the checkpoint in a directory, which works on sizes only; None for a text-only model.
 
     Args:
-        hf_tokenizer: transformers' tokenizer; some processors add tokens to it.
-        max_pixels: largest picture that the processor may make.
+        hf_tokenizer: transformers' tokenizer. Some processors add tokens to it.
+        max_pixels: most pixels of an image that the processor may create.
 
     Raises:
-        StartupError: the model takes media, and its processor does not run here.
+        StartupError: the model takes media, but its processor does not run here.
     """
     class_name = _processor_class_name(path)
     if class_name is None:
         return None
     try:
         return _load(path, class_name, hf_tokenizer, max_pixels)
-    # Code of many families runs here on files that anybody may have written.
+    # Code of many model families runs here on untrusted files, so any exception is possible.
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StartupError(f"the processor {class_name} of {path} cannot be loaded: {reason}") from error
@@ -72,7 +72,7 @@ def _processor_class_name(path: Path) -> str | None:
 
 
 def _load(path: Path, class_name: str, hf_tokenizer: Any, max_pixels: int) -> Any:
-    # Not from `transformers` itself: without torchvision, some versions export empty classes.
+    # Import from the modules, not from `transformers`: without torchvision, some versions export empty classes there.
     from transformers.models.auto.feature_extraction_auto import AutoFeatureExtractor
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
@@ -100,18 +100,18 @@ def _processor_class(name: str) -> Any:
     base: Any = pixtral_processor() if name == "PixtralProcessor" else _class_of_transformers(name)
     adapter = ADAPTERS.get(name)
     bases = (adapter, base) if adapter else (base,)
-    # from_args_and_dict reads the names of the arguments from the function itself.
+    # from_args_and_dict reads the argument names from __init__ itself.
     methods = {
         "check_argument_for_proper_class": lambda self, name, value: type(value),
         "__init__": base.__init__,
-        # transformers' own writes all parts as JSON, only for a log line.
+        # transformers' own version writes all parts as JSON, only for a log line.
         "__repr__": object.__repr__,
     }
     return type(name, bases, methods)
 
 
 def _class_of_transformers(name: str) -> Any:
-    """The class from the module that defines it. Without torch, `transformers` itself exports empty classes."""
+    """The class from the module that defines it. Without torch, `transformers` exports empty classes."""
     from transformers.models.auto.configuration_auto import model_type_to_module_name
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
@@ -121,24 +121,24 @@ def _class_of_transformers(name: str) -> Any:
     family = model_type_to_module_name(model_type)
     module: Any = importlib.import_module(f"transformers.models.{family}.processing_{family}")
     if name == "SmolVLMProcessor" and not module.num2words:
-        # It requires this package, which it needs for videos alone. They are not served here.
+        # The processor requires this package, but uses it only for videos, which are not supported here.
         module.num2words = str
     return getattr(module, name)
 
 
 def _video_config(path: Path) -> dict[str, Any]:
-    """The video processor's configuration, from whichever file the checkpoint has it in."""
+    """The video processor's configuration, from the first file that has it."""
     config = dict(read_json(path / "processor_config.json").get("video_processor") or {})
     for file in _VIDEO_FILES:
         config = config or dict(read_json(path / file))
     if config.get("video_processor_type") not in VIDEO_PROCESSORS.values():
-        # Older checkpoints of Qwen2-VL and 2.5-VL describe images alone.
+        # The configuration of older Qwen2-VL and 2.5-VL checkpoints only describes images.
         config["video_processor_type"] = VIDEO_PROCESSORS.get(read_json(path / "config.json").get("model_type", ""), "")
     return config
 
 
 def merged_options(processor: Any, kind: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with which the processor calls its part for a modality: its own defaults, then the options.
+    """The arguments that the processor passes to its part for a modality: its own defaults, overridden by the options.
 
     Args:
         kind: images_kwargs, audio_kwargs or videos_kwargs.

@@ -1,4 +1,4 @@
-"""What a media item becomes in the prompt, from its size alone: placeholder text, number of embeddings, layout for positions."""
+"""How a media item appears in the prompt, from its size only: placeholder text, number of embeddings, layout for positions."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _MAX_EMBEDS = 1 << 20
 
 
 class PlaceholderExpander:
-    """Runs the checkpoint's processor on sizes. Any number of threads may use it at once.
+    """Runs the checkpoint's processor on sizes. Thread-safe.
 
     Args:
         processor: from `load_media_processor`.
         config: transformers' configuration of the model.
-        encode: token ids of a text, in which special tokens are read as such.
+        encode: returns the token ids of a text, in which special tokens are recognized.
     """
 
     def __init__(self, processor: Any, config: Any, encode: Any) -> None:
@@ -49,7 +49,7 @@ class PlaceholderExpander:
         self._encode = encode
         #: Tokens whose embeddings come from an encoder.
         self.embed_token_ids = _embed_token_ids(config)
-        #: Most embeddings of one item: more than fit into the model's context are refused before they are written down.
+        #: Most embeddings of one item. An item that exceeds the model's context is refused before its expansion is built.
         self.max_embeds = _MAX_EMBEDS
         self._is_omni = "omni" in str(getattr(config, "model_type", ""))
         self.modalities = frozenset(modality for modality in MODALITY_NAMES if self._takes(modality))
@@ -71,19 +71,19 @@ class PlaceholderExpander:
         return int(self._processor.feature_extractor.sampling_rate)
 
     def max_items(self, modality: common_pb2.Modality) -> int | None:
-        """Most items of the modality in one prompt; None for no limit."""
+        """Most items of the modality in one prompt; None if there is no limit."""
         return MAX_ITEMS.get(type(self._processor).__name__) if modality == AUDIO else None
 
     def placeholder(self, modality: common_pb2.Modality) -> str:
-        """The text that chat templates write in place of an item."""
+        """The text that chat templates write for an item."""
         token: str = getattr(self._processor, f"{MODALITY_NAMES[modality]}_token")
         return token
 
     def options_for(self, modality: common_pb2.Modality, options: Mapping[str, Any], field: str) -> tuple[dict[str, Any], set[str]]:
         """The options for an item of a modality, without nesting, and the names that were used.
 
-        `images_kwargs`, `audio_kwargs` and `videos_kwargs` hold options of one modality. Other options are for each modality whose
-        processor knows them.
+        `images_kwargs`, `audio_kwargs` and `videos_kwargs` hold the options of one modality. Other options apply to each modality
+        whose processor knows them.
 
         Raises:
             InvalidRequestError: no part of the model's processor knows an option.
@@ -120,11 +120,11 @@ class PlaceholderExpander:
         if modality == VIDEO:
             return VIDEO_OPTIONS
         part = getattr(self._processor, _PARTS[modality])
-        # As in the encoder. Feature extractors have none.
+        # Same rule as in the encoder. Feature extractors have no such options.
         return frozenset(getattr(getattr(part, "valid_kwargs", None), "__annotations__", ())) - NOT_FOR_REQUESTS
 
     def expand(self, header: MediaHeader, options: Mapping[str, Any], field: str) -> Expansion:
-        """What an item becomes. Results are cached by size and options.
+        """The expansion of an item. Results are cached by size and options.
 
         Raises:
             InvalidRequestError: the model's processor refuses the size or the options.
@@ -140,7 +140,7 @@ class PlaceholderExpander:
             expansion = self._expand(header, dict(options), field)
         except InvalidRequestError:
             raise
-        # The processor's own code, which may raise anything for sizes and options that it does not support.
+        # The processor's own code may raise any exception for sizes and options that it does not support.
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InvalidRequestError(f"{field}: the model's processor refuses it: {reason}", field=field) from error
@@ -171,7 +171,7 @@ class PlaceholderExpander:
         merged = merged_options(self._processor, "audio_kwargs", {**options, "sampling_rate": self.sampling_rate})
         inputs, texts = self._processor._process_audio([samples], **merged)
         mask = inputs.get("feature_attention_mask")
-        # Of the families with three-dimensional rotary positions, only the Omni ones need the lengths of sounds.
+        # Of the families with three-dimensional rotary positions, only Omni models need the lengths of audio.
         return self._expansion(texts[0], {"audio_seqlens": np.asarray(mask).sum(-1)} if self._is_omni and mask is not None else {})
 
     def _expand_video(self, header: VideoHeader, options: dict[str, Any], field: str) -> Expansion:
@@ -212,13 +212,13 @@ def _embed_token_ids(config: Any) -> frozenset[int]:
 def placeholder_ranges(
     token_ids: Sequence[int], embed_token_ids: frozenset[int], num_embeds: Sequence[tuple[int, int]]
 ) -> list[common_pb2.PlaceholderRange]:
-    """Where the embeddings of each item are in a prompt.
+    """The positions of each item's embeddings in a prompt.
 
     Args:
         num_embeds: each item's index and its number of tokens, in the order of the prompt.
 
     Raises:
-        ValueError: the prompt has another number of such tokens than the items.
+        ValueError: the prompt's number of placeholder tokens differs from the items' total.
     """
     ids = np.asarray(token_ids, np.int64)
     positions = np.flatnonzero(np.isin(ids, np.fromiter(embed_token_ids, np.int64)))

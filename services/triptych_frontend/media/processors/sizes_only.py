@@ -1,9 +1,9 @@
-"""Runs transformers' processors on sizes alone. The resulting sizes are exact, and no pixel or sample is computed.
+"""Runs transformers' processors on sizes only. The resulting sizes are exact, and no pixel or sample is computed.
 
 The size of an image determines its number of tokens, by rules for rounding, tiling and padding that differ between families.
 Instead of repeating these rules, this module runs the family's own code on arrays of stride 0. Such an array takes 4 bytes,
-whatever its shape. The basic operations (resize, normalize, spectrogram) are replaced by ones that return such arrays, too. Any
-other operation of a family runs for real, on zeros: slower, and equally right.
+whatever its shape. The basic operations (resize, normalize, spectrogram) are replaced by operations that also return such arrays.
+Any other operation of a family really runs, on zeros: slower, but with the same sizes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
 
 
 def sized_image_processor(processor: Any, max_pixels: int) -> Any:
-    """The same image processor (of transformers' PIL backend), working on sizes alone.
+    """The same image processor (of transformers' PIL backend), which then works on sizes only.
 
     Args:
-        max_pixels: largest picture that it may make. Its methods raise ValueError for larger ones.
+        max_pixels: most pixels of an image that it may create. Its methods raise ValueError for larger ones.
 
     Raises:
-        ValueError: it is not of that backend.
+        ValueError: the processor does not use that backend.
     """
     from transformers.image_processing_backends import PilBackend
 
@@ -50,7 +50,7 @@ def sized_image_processor(processor: Any, max_pixels: int) -> Any:
 
 
 class _GridOnly:
-    """Computes the grid alone, for Qwen2-VL's image processor. Its patches would be real arrays of up to hundreds of megabytes."""
+    """Computes only the grid, for Qwen2-VL's image processor. Its patches would be real arrays of up to hundreds of megabytes."""
 
     def _preprocess(
         self: Any, images: list[np.ndarray], do_resize: bool, size: Any, resample: Any, patch_size: int, merge_size: int, **_: Any
@@ -66,7 +66,7 @@ def _sized_backend(backend: type, max_pixels: int) -> type:
     from transformers.image_utils import ChannelDimension, get_image_size_for_max_height_width
 
     class SizedBackend(backend):
-        """The operations of the PIL backend on shapes. Images are (channels, height, width)."""
+        """The operations of the PIL backend, on shapes. Images are (channels, height, width)."""
 
         def process_image(self, image: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
             return image
@@ -99,7 +99,7 @@ def _sized_backend(backend: type, max_pixels: int) -> type:
 
 
 def sized_feature_extractor(extractor: Any) -> Any:
-    """The same feature extractor, without spectrograms. Lengths and masks stay exact."""
+    """The same feature extractor, without spectrograms. Lengths and masks remain exact."""
     family = type(extractor)
 
     def spectrogram(self: Any, waveform: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:

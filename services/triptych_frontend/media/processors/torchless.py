@@ -9,7 +9,7 @@ import numpy as np
 
 
 class VideoGeometry:
-    """The numbers of a video processor, which neither decodes nor resizes.
+    """The sizes that a video processor computes, without decoding or resizing.
 
     Args:
         config: the checkpoint's video processor configuration.
@@ -26,13 +26,13 @@ class VideoGeometry:
         return "Qwen3" in str(self.config.get("video_processor_type", ""))
 
     def grid(self, num_frames: int, height: int, width: int, options: dict[str, Any]) -> tuple[int, int, int]:
-        """Patches in time, height and width of a video after Qwen's video processors resized it.
+        """Patches in time, height and width of a video after the resize of Qwen's video processors.
 
         Args:
             num_frames: sampled frames of the video.
 
         Raises:
-            ValueError: the video is narrower than 1:200, or has too few frames.
+            ValueError: the ratio of the sides exceeds 200, or the video has too few frames.
         """
         config = {**self.config, **options}
         factor = self.patch_size * self.merge_size
@@ -54,7 +54,7 @@ class VideoGeometry:
         return num_steps, new[0] // self.patch_size, new[1] // self.patch_size
 
     def _pixel_limits(self, options: dict[str, Any]) -> tuple[int, int]:
-        """Fewest and most pixels. A request's options come first, and in each place the older names min_pixels and max_pixels."""
+        """Fewest and most pixels. A request's options take precedence. The old names min_pixels and max_pixels override `size`."""
         unit = 32 * 32 if self._is_qwen3 else 28 * 28
         limits = {"shortest_edge": 128 * unit, "longest_edge": 768 * unit}
         for source in (self.config, options):
@@ -68,7 +68,7 @@ class VideoGeometry:
 def _resized_video(
     num_frames: int, height: int, width: int, temporal_factor: int, factor: int, min_pixels: int, max_pixels: int
 ) -> tuple[int, int]:
-    """Height and width after `smart_resize` of transformers' video_processing_qwen3_vl, which does not import without torch."""
+    """Height and width like `smart_resize` of transformers' video_processing_qwen3_vl, which cannot be imported without torch."""
     if num_frames < temporal_factor:
         raise ValueError(f"a video needs at least {temporal_factor} frames; it has {num_frames}")
     if height < factor or width < factor:
@@ -89,7 +89,7 @@ def _resized_video(
 
 
 class WindowedAudio:
-    """For AudioFlamingo3's processor, which cuts a sound into windows. Its own code needs torch."""
+    """For AudioFlamingo3's processor, which cuts audio into windows. Its own code needs torch."""
 
     def _process_audio(self: Any, audio: Sequence[np.ndarray], **kwargs: Any) -> tuple[dict[str, Any], list[str]]:
         extractor = self.feature_extractor
@@ -106,7 +106,7 @@ class WindowedAudio:
 
 
 class PaddedAudio:
-    """For Voxtral's processor, which expands placeholders inside mistral-common. Each begun window of 30 s takes 375 tokens."""
+    """For Voxtral's processor, which expands placeholders inside mistral-common. Each started window of 30 s takes 375 tokens."""
 
     _window_s, _tokens_per_window = 30, 375
 
@@ -116,11 +116,11 @@ class PaddedAudio:
 
 
 def pixtral_processor() -> type:
-    """PixtralProcessor of transformers, whose module does not import without torch."""
+    """transformers' PixtralProcessor, whose module cannot be imported without torch."""
     from transformers import ProcessorMixin
 
     class PixtralProcessor(ProcessorMixin):
-        """Rows of image tokens. A break token follows each row, and an end token the last one."""
+        """Rows of image tokens. A break token follows each row except the last, which an end token follows."""
 
         def __init__(
             self,
@@ -129,7 +129,7 @@ def pixtral_processor() -> type:
             patch_size: int = 16,
             spatial_merge_size: int = 1,
             chat_template: str | None = None,
-            image_token: str = "[IMG]",  # noqa: S107 - a token of text
+            image_token: str = "[IMG]",  # noqa: S107 - a token, not a password
             image_break_token: str = "[IMG_BREAK]",  # noqa: S107
             image_end_token: str = "[IMG_END]",  # noqa: S107
             **kwargs: Any,
@@ -150,13 +150,13 @@ def pixtral_processor() -> type:
     return PixtralProcessor
 
 
-#: Class of a processor -> class whose methods replace its own.
+#: Class of a processor -> class whose methods replace the processor's.
 ADAPTERS: dict[str, type] = {
     "AudioFlamingo3Processor": WindowedAudio,
     "MusicFlamingoProcessor": WindowedAudio,
     "VoxtralProcessor": PaddedAudio,
 }
-#: Processors that take a fixed number of items of a modality per prompt.
+#: Most audio items per prompt, of processors with such a limit.
 MAX_ITEMS: dict[str, int] = {"AudioFlamingo3Processor": 1, "MusicFlamingoProcessor": 1}
 #: Class of a processor -> a chat template for checkpoints without one. It writes prompts as the processor does.
 CHAT_TEMPLATES = {
