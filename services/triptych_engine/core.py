@@ -212,7 +212,7 @@ class EngineCore:
         try:
             self._scheduler.observe(scheduled, self._completed_s - started_s)
         except Exception:
-            log.exception("the pacer learned nothing from a step")
+            log.exception("the pacer could not use the duration of a step")
 
     def _complete_all(self) -> None:
         while self._in_flight:

@@ -48,7 +48,7 @@ def choose_backend(
     if name == "torch" or (name == "auto" and fast is None):
         return TorchAttention(device)
     if name not in ("auto", fast):
-        raise StartupError(f"{name} attention was asked for; the device is {device}")
+        raise StartupError(f"{name} attention was requested; the device is {device}")
     try:
         if fast == "cpu":
             return _cpu(layers, block_size, cache_dtype, kernels)

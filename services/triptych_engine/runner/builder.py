@@ -136,8 +136,8 @@ def _quantize(runner: ModelRunner, parts: RunnerParts) -> None:
     token_ids, position_ids = _trial(parts.config, model)
     done = quantize(model.model, token_ids, position_ids)
     if not done.num_layers:
-        raise StartupError(f"--quantization int8 finds no layer that it takes in {model.dtype} on this CPU (--dtype)")
+        raise StartupError(f"--quantization int8 supports no layer of this model in {model.dtype} on this CPU (--dtype)")
     gc.collect()
-    log.info("quantised %d linear layers to int8: %.0f MB in place of %.0f", done.num_layers, done.bytes_after / 1e6,
+    log.info("quantised %d linear layers to int8: %.0f MB instead of %.0f", done.num_layers, done.bytes_after / 1e6,
              done.bytes_before / 1e6)  # fmt: skip
     check_parity(model, runner.prompt_logits(token_ids.tolist(), num_chunks=2), parts.config.model_name, quantized=True)

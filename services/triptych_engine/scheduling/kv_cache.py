@@ -81,7 +81,7 @@ class KVCacheManager:
         self.pool.hold(cached_blocks)
         fresh = self.pool.allocate(self.num_blocks_for(request.num_tokens) - len(cached_blocks))
         if fresh is None:
-            raise AssertionError("blocks that were counted as free could not be had")
+            raise AssertionError("blocks that were counted as free could not be allocated")
         request.block_ids = cached_blocks + fresh
         request.num_computed_tokens = len(cached_blocks) * self.block_size
         if request.num_cached_tokens is None:

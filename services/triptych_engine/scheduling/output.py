@@ -78,7 +78,7 @@ class StepResult:
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     #: request_id -> log probabilities of the prompt tokens that this step's chunk predicts.
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
-    #: request_id -> error message of a sequence that failed alone.
+    #: request_id -> error message, if only this sequence failed.
     errors: dict[str, str] = field(default_factory=dict)
 
 

@@ -16,7 +16,7 @@ from statistics import median
 _WINDOW = 7
 #: Prompts get at least this share of a step. A share by number of requests would leave a prompt among many streams almost nothing.
 _LEAST_SHARE = 0.5
-#: Prompts may always add this fraction of the decoding time, even if decoding alone takes longer than the maximum step.
+#: Prompts may always add this fraction of the decoding time, even if decoding alone takes longer than max_step_s.
 _LEAST_ADDITION = 0.5
 
 #: Number of steps, after a time without decoding, in which prompts get a larger share and a step may take longer. So requests that

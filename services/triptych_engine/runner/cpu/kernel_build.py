@@ -50,7 +50,7 @@ def _file_name(isa: str, extra_flags: tuple[str, ...] = ()) -> str:
 
 
 def find(isa: str, extra_flags: tuple[str, ...] = ()) -> Path | None:
-    """The library for an instruction set, prebuilt or built earlier; None where there is none. extra_flags as in `build`."""
+    """The library for an instruction set, prebuilt or built earlier; None if there is none. extra_flags as in `build`."""
     prebuilt = os.environ.get("TRIPTYCH_KERNEL_DIR")
     for folder in (Path(prebuilt) if prebuilt else None, cache_dir() / "kernels"):
         if folder is not None and (folder / _file_name(isa, extra_flags)).is_file():

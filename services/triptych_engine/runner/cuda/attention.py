@@ -82,7 +82,7 @@ class CudaAttention:
 
     @property
     def fits_graphs(self) -> bool:
-        """Whether all layers seen so far are computed on the device alone, so that a step can be captured."""
+        """Whether the kernel computes all layers seen so far, so that a step can be captured."""
         return not self._refused
 
     def begin(self, metadata: AttentionMetadata) -> None:

@@ -1,6 +1,6 @@
 // Decoder layers of the common kind, one or several consecutive ones, in one call and one parallel region. With few rows, a layer
-// computes for about a hundred microseconds, and ten calls from Python take as long. Activations are fp32, weights have any format (see
-// linear.h), and the cache may be bf16.
+// computes for about a hundred microseconds, and ten calls from Python take as long. Activations are fp32, weights have any format
+// (see linear.h), and the cache may be bf16.
 
 #include "elementwise.h"
 #include "linear/linear_int8.h"
