@@ -1,4 +1,4 @@
-"""`python -m triptych_engine`: run the engine with its settings' flags."""
+"""`python -m triptych_engine`: parses the flags and runs the engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(settings: EngineSettings) -> None:
     """Serve until SIGINT or SIGTERM."""
     limit_openmp_spinning()
     with startup_objects_frozen():
-        from triptych_engine.service import EngineService  # torch loads here, after bad flags were refused
+        from triptych_engine.service import EngineService  # imports torch, so only once the flags are valid
 
     async def serve(stop: asyncio.Event) -> None:
         await EngineService(settings).run(stop)

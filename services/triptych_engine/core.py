@@ -1,7 +1,7 @@
 """The step loop. One thread owns the scheduler and calls the executor: schedule, launch, sample, wait for the result, update.
 
-With asynchronous scheduling the next step is scheduled and launched before the loop waits for the one on the device. So the device
-does not wait for the host. What the host learns too late is dropped: a token after a stop token, for example.
+With asynchronous scheduling, the loop schedules and launches the next step before it waits for the result of the current one, so
+the device does not wait for the host. Results that turn out to be superfluous are dropped, for example a token after a stop token.
 
 Other threads talk to the loop through a queue of commands. The outputs of each step go to one callback, on the loop's thread.
 """
@@ -44,26 +44,26 @@ class Load:
     num_generated_tokens: int
 
 
-#: Called after each step, and when requests end between steps: step number, outputs, load. Must return at once.
+#: Called with step number, outputs and load, after each step and when requests end between steps. Must not block.
 OnOutputs = Callable[[int, Sequence[SequenceOutput], Load], None]
 
 
 def new_device_thread() -> ThreadPoolExecutor:
-    """One thread, for all that computes: loading, warm-up and the step loop."""
+    """A pool of one thread that does all computation: loading, warm-up and the step loop."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
 
 
 class EngineCore:
-    """Scheduler and executor on a thread of their own. Public methods may be called from other threads, except `step`.
+    """Runs scheduler and executor on a dedicated thread. All public methods except `step` may be called from other threads.
 
     Args:
-        on_outputs: gets every output; called on the loop's thread.
-        on_death: called on the loop's thread when the loop ends by an error that belongs to no request.
+        on_outputs: receives every output; called on the loop's thread.
+        on_death: called on the loop's thread when an error that belongs to no request ends the loop.
         device_thread: a pool of one thread, on which the loop runs. The model must have been loaded on the same thread: OpenMP
-            keeps a team of workers for each thread that ever computed. With two teams on the cores it no longer spins between
-            parallel regions but sleeps, which halves the speed of small steps.
+            keeps a team of workers for each thread that has computed. When two teams share the cores, OpenMP workers sleep instead
+            of spin between parallel regions, which halves the speed of small steps.
         fetcher: fetches the embeddings of media; without it, requests with media are refused.
-        async_scheduling: schedule and launch a step while the one before it runs.
+        async_scheduling: schedule and launch a step while the previous one runs.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class EngineCore:
         self._on_outputs = on_outputs
         self._on_death = on_death
         self._fetcher = fetcher
-        self._max_in_flight = 1 if async_scheduling else 0  # steps that are left to run while the next is scheduled
-        self._in_flight: deque[tuple[SchedulerOutput, float]] = deque()  # each with when it was launched
-        self._completed_s = 0.0  # when the last step's result was there
+        self._max_in_flight = 1 if async_scheduling else 0  # steps that may run while the next one is scheduled
+        self._in_flight: deque[tuple[SchedulerOutput, float]] = deque()  # each with its launch time
+        self._completed_s = 0.0  # when the last result arrived
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._asleep = False
@@ -96,15 +96,15 @@ class EngineCore:
         self._loop = self._device_thread.submit(self._run)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Whatever becomes of it, a last output with a finish reason will be published."""
+        """Queue a request. A last output with a finish reason is always published, also when the request is refused."""
         self._commands.put(lambda: self._add(request))
 
     def deliver(self, number: int, result: Embeddings | TriptychError) -> None:
-        """Hand in the result of an order of embeddings."""
+        """Pass the result of a fetch order to the scheduler."""
         self._commands.put(lambda: self._deliver(number, result))
 
     def abort(self, request_ids: Sequence[str]) -> Future[list[str]]:
-        """End requests before the next step; the result is the ids of those that were alive."""
+        """End requests before the next step; the result is the ids of those that were live."""
         return self.call(lambda: self._abort(request_ids))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
@@ -123,19 +123,19 @@ class EngineCore:
         return future
 
     def reset_prefix_cache(self) -> Future[int]:
-        """Forget cached prefixes and unused embeddings; the result is how many blocks were."""
+        """Drop cached prefixes and unused embeddings; the result is the number of cached blocks that were dropped."""
         return self.call(self._scheduler.reset_caches)
 
     def sleep(self) -> Future[None]:
-        """Abort live requests, forget cached prefixes, give the KV cache back. Requests are refused until `wake_up`."""
+        """Abort live requests, drop cached prefixes and free the KV cache. Requests are refused until `wake_up`."""
         return self.call(self._sleep)
 
     def wake_up(self) -> Future[None]:
-        """Take the KV cache again and serve."""
+        """Allocate the KV cache again and accept requests."""
         return self.call(self._wake_up)
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """End the loop after the step in hand; live requests are aborted."""
+        """End the loop after the current step; live requests are aborted."""
         self._commands.put(self._stop)
         if self._loop is not None:
             wait([self._loop], timeout_s)
@@ -171,9 +171,9 @@ class EngineCore:
             self._fetcher.submit(orders, cancelled)
 
     def step(self) -> None:
-        """Launch the next step, if there is one, then complete the one before it; without asynchronous scheduling, the same one.
+        """Launch the next step, if there is one. Then complete the previous one or, without asynchronous scheduling, the same one.
 
-        An error in a step ends the requests that were part of it, and nothing else.
+        An error in a step ends only the requests of that step.
         """
         if self._scheduler.needs_results_first:
             self._complete_all()
@@ -204,7 +204,7 @@ class EngineCore:
         except Exception as error:
             self._fail(scheduled, error)
             return
-        # The device began with it when it was launched, or when it was done with the one before.
+        # The device starts a step when the step is launched and the previous one is done.
         started_s, self._completed_s = max(launched_s, self._completed_s), time.perf_counter()
         outputs = self._scheduler.update_from_output(scheduled, result)
         self._step += 1
@@ -212,7 +212,7 @@ class EngineCore:
         try:
             self._scheduler.observe(scheduled, self._completed_s - started_s)
         except Exception:
-            log.exception("the pacer learned nothing from a step")
+            log.exception("the pacer could not use the duration of a step")
 
     def _complete_all(self) -> None:
         while self._in_flight:
@@ -223,7 +223,7 @@ class EngineCore:
         failure = InternalError(f"the engine step failed ({type(error).__name__}); the engine's log has the details")
         self._step += 1
         self._publish(self._scheduler.fail_step(scheduled, failure))
-        self._executor.check_health()  # a process that lost its device fails every request; one that ends is started again
+        self._executor.check_health()  # raises when the device is lost: then the process must end, so that it is restarted
 
     def _publish(self, outputs: Sequence[SequenceOutput]) -> None:
         self.load = self._measure_load()
@@ -251,7 +251,7 @@ class EngineCore:
 
     @staticmethod
     def _reason(when: str, error: Exception) -> TriptychError:
-        """What requests are told about an error."""
+        """The error to report to requests."""
         if isinstance(error, TriptychError):
             return error
         log.error("unexpected error when %s", when, exc_info=error)
@@ -269,7 +269,7 @@ class EngineCore:
         self._asleep = True
         self._abort(self._scheduler.live_request_ids)
         self._complete_all()
-        self.step()  # nothing is computed, but the executor forgets the sequences
+        self.step()  # computes nothing, but tells the executor to drop the sequences
         self._complete_all()
         self._scheduler.reset_caches()
         self._executor.free_cache()

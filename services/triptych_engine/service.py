@@ -38,7 +38,7 @@ _DESCRIPTOR = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
 
 
 class EngineService:
-    """One engine process: answers the control port from its first moment, serves once the model is loaded."""
+    """One engine process. It answers control calls from the start, and serves requests once the model is loaded."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
@@ -103,7 +103,7 @@ class EngineService:
             raise ServiceUnavailableError("the engine is loading its model", retry_after_s=5.0)
         return self._core
 
-    # -- life -------------------------------------------------------------------------------------------------------------------
+    # -- lifecycle --------------------------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Raises StartupError when it cannot."""
@@ -172,7 +172,7 @@ class EngineService:
         self._servicer.on_load(load)
 
     async def _load(self, executor: Executor, stop: asyncio.Event) -> ExecutorInfo | None:
-        """What the executor has loaded; None when the service is to stop."""
+        """Load the model on the device thread. Returns None if the service has to stop."""
         loading = asyncio.wrap_future(self._device_thread.submit(executor.load))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -188,7 +188,7 @@ class EngineService:
 
 
 def make_scheduler(settings: EngineSettings, config: RunnerConfig, loaded: ExecutorInfo) -> Scheduler:
-    """The scheduler for a loaded model. Steps are paced by time where the executor knows what they cost."""
+    """The scheduler for a loaded model. Steps are limited by time if the executor has measured their costs."""
     return Scheduler(
         KVCacheManager(loaded.num_blocks, loaded.block_size, settings.enable_prefix_caching),
         max_num_seqs=config.max_num_seqs,
@@ -201,7 +201,7 @@ def make_scheduler(settings: EngineSettings, config: RunnerConfig, loaded: Execu
 
 
 def runner_config(settings: EngineSettings, model: common_pb2.ModelInfo, path: Path) -> RunnerConfig:
-    """Derive what the runner needs. Sets the number of compute threads of this process."""
+    """Derive the runner's configuration. Also sets the number of compute threads of this process."""
     num_threads = None
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device)
     if device.type == "cpu":

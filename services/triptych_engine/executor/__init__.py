@@ -1,1 +1,1 @@
-"""Between the step loop and the device: what computes steps, in this process or in others."""
+"""Executors: compute the steps of the step loop, in this process or in other processes."""

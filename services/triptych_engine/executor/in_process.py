@@ -1,4 +1,4 @@
-"""An executor whose one worker is in this process."""
+"""An executor with a single worker, in this process."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 
 
 class InProcessExecutor:
-    """Implements `Executor` by one `ModelRunner`.
+    """Implements `Executor` with one `ModelRunner`.
 
     Args:
-        config: of the runner that `load` makes.
-        runner: one that is loaded already, in place of `load`.
+        config: configuration of the runner that `load` builds.
+        runner: a runner that is already loaded; `load` is then not needed.
     """
 
     def __init__(self, config: RunnerConfig, runner: ModelRunner | None = None) -> None:
         self._config = config
         self._runner = runner
-        self._outputs: dict[int, ModelOutput] = {}  # step_id -> of a step that is to be sampled
-        self._launched: dict[int, LaunchedStep] = {}  # step_id -> of a step that was sampled
+        self._outputs: dict[int, ModelOutput] = {}  # step_id -> output of a step that is not sampled yet
+        self._launched: dict[int, LaunchedStep] = {}  # step_id -> a step whose sampling was launched
 
     @property
     def runner(self) -> ModelRunner:
@@ -44,7 +44,7 @@ class InProcessExecutor:
         )
 
     def launch(self, scheduled: SchedulerOutput) -> None:
-        self._outputs.clear()  # of a step that failed between its calls
+        self._outputs.clear()  # left by a step that failed between its calls
         self._outputs[scheduled.step_id] = self.runner.forward(scheduled)
 
     def sample(self, step_id: int) -> None:

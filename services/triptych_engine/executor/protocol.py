@@ -1,4 +1,4 @@
-"""What the step loop needs of those who compute steps."""
+"""The interface between the step loop and the executors that compute steps."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ class ExecutorInfo:
     vocab_size: int
     num_blocks: int
     block_size: int
-    #: Of a model that takes media; else why it does not.
+    #: Traits of a model that takes media; for other models the reason why media are refused.
     media_traits: MediaTraits | str
-    #: Memory of one embedding of a media item, with its additions to early layers.
+    #: Bytes of one embedding of a media item, including its deepstack additions to early layers.
     embedding_bytes: int
-    #: What steps cost, where they can be paced by time; None where their time says little, as on a GPU.
+    #: Measured costs of steps, to limit steps by time; None where step times are not a useful measure, as on a GPU.
     costs: StepCosts | None
 
 
 class Executor(Protocol):
     """Computes steps, one after the other, in the order in which they are launched.
 
-    A step takes three calls. They are apart so that the host can work while the device computes: it schedules the next step, or
-    finds out which tokens a grammar allows. All arguments and results are plain data, so that an executor can have its workers in
-    other processes. All calls come from one thread, the one that called `load`.
+    A step takes three calls. They are separate so that the host can work while the device computes: for example, it can schedule
+    the next step, or compute a grammar's token mask. All arguments and results are plain data, so that an executor can have its
+    workers in other processes. All calls come from one thread, the one that called `load`.
     """
 
     def load(self) -> ExecutorInfo:
         """Load the model and make everything ready for the first step.
 
         Raises:
-            StartupError: the model cannot be had, or does not fit.
+            StartupError: the model cannot be loaded, or does not fit in memory.
             UnsupportedModelError: the model cannot be run correctly.
         """
         ...
 
     def launch(self, scheduled: SchedulerOutput) -> None:
-        """Begin the forward pass of a step; need not wait for it. Raises what went wrong with the step as a whole."""
+        """Start the forward pass of a step; may return before it ends. Raises an error if the whole step fails."""
         ...
 
     def sample(self, step_id: int) -> None:
-        """Begin to sample the tokens of the step that was launched last; need not wait for them. Raises as `launch`."""
+        """Start sampling for the step that was launched last; may return before it ends. Raises like `launch`."""
         ...
 
     def result(self, step_id: int) -> StepResult:
-        """Wait for the end of a step. To be called once for each step for which the calls before did not raise, in their order."""
+        """Wait for the end of a step; returns its result. Called once per step, in launch order, unless an earlier call raised."""
         ...
 
     def check_health(self) -> None:
-        """Raise when nothing can be computed any more, whatever the step. Called after a step that failed."""
+        """Raise if the device can no longer compute any step. Called after a failed step."""
         ...
 
     def allocate_cache(self) -> None:
-        """Take the memory of the KV cache again."""
+        """Allocate the memory of the KV cache again."""
         ...
 
     def free_cache(self) -> None:
-        """Give the memory of the KV cache back. No step may be in flight, and no sequence known."""
+        """Free the memory of the KV cache. No step may be in flight, and the executor may hold no sequence."""
         ...

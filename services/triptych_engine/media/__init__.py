@@ -1,1 +1,1 @@
-"""Media in the engine: embeddings, who needs them, where they come from."""
+"""Media in the engine: embeddings, which requests need them, and how they are fetched."""

@@ -1,12 +1,12 @@
-"""The embeddings that the engine holds or fetches, shared by all requests that need the same item, within a budget of embeddings.
+"""The embedding cache: the embeddings that the engine holds or fetches, within a budget. Requests for the same item share an entry.
 
-An item *uses* its entry while its tokens are to be computed, and *keeps* it after that, until its request ends: a preempted request
-is computed again, and by then nobody else may have the embeddings. Entries that are only kept do not count against the budget. They
-have a bound of their own: a request that was preempted holds no slots of the KV cache, and many may wait. What is beyond the bound
-is not kept, and fetched again.
+An item *uses* its entry until all its tokens are computed. After that it *keeps* the entry until its request ends: a preempted
+request is computed again, and by then the encoder may no longer have the embeddings. Entries that are only kept do not count
+against the budget. They have a separate limit, because a preempted request holds no KV cache slots, so many such requests can wait.
+Entries beyond the limit are not kept; they are fetched again.
 
-An entry that nobody uses or keeps stays until its room is needed; the least recently used goes first. A fetch whose last user goes
-is cancelled.
+An entry without users and keepers stays until its room is needed; the least recently used entry is evicted first. A fetch is
+cancelled when its last user is removed.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from triptych_common.errors import TriptychError
 
 from triptych_engine.media.item import Embeddings, EmbeddingSource, FetchOrder, MediaItem
 
-#: Key and number of tokens: a request that is wrong about the number does not harm one that is right.
+#: Key and number of tokens. A request with a wrong number gets its own entry, so it does not affect requests with the right one.
 _EntryKey = tuple[bytes, int]
 
 
 @dataclass(slots=True)
 class _Entry:
     key: _EntryKey
-    order: FetchOrder | None = None  # while it is being fetched
+    order: FetchOrder | None = None  # set while it is being fetched
     embeddings: Embeddings | None = None
     users: dict[MediaItem, str] = field(default_factory=dict)  # item -> request_id
     keepers: dict[MediaItem, str] = field(default_factory=dict)  # item -> request_id
     is_counted: bool = False  # against the budget
-    is_kept: bool = False  # by somebody
+    is_kept: bool = False  # has keepers
 
 
 class EmbeddingCache:
-    """Gives room to items and says what is to be fetched; fetches nothing itself.
+    """Manages the embedding budget and decides what to fetch. It fetches nothing itself.
 
     Args:
-        capacity_tokens: embeddings that are held or being fetched at once, apart from those that are kept.
-        max_kept_tokens: embeddings that are kept at once.
+        capacity_tokens: maximum number of embeddings that are held or being fetched, without those that are only kept.
+        max_kept_tokens: maximum number of embeddings that are kept.
     """
 
     def __init__(self, capacity_tokens: int, max_kept_tokens: int) -> None:
@@ -70,7 +70,7 @@ class EmbeddingCache:
         return entry is not None and entry.embeddings is not None and (item in entry.users or item in entry.keepers)
 
     def has_room(self, item: MediaItem) -> bool:
-        """Whether the item can use its entry: it is counted already, or dropping unused entries makes room for it."""
+        """Whether the item can use its entry: the entry already counts, or evicting unused entries makes room for it."""
         entry = self._entries.get((item.key, item.num_tokens))
         if entry is not None and entry.is_counted:
             return True
@@ -78,8 +78,7 @@ class EmbeddingCache:
         return self.used_tokens - unused + item.num_tokens <= self.capacity_tokens
 
     def hold(self, item: MediaItem, request_id: str) -> bool:
-        """Make the item a user of its entry, which is fetched if it is not there. Returns False, and changes nothing, when there is
-        no room."""
+        """Make the item a user of its entry. A new entry is fetched. Returns False, and changes nothing, if there is no room."""
         if not self.has_room(item):
             return False
         key = (item.key, item.num_tokens)
@@ -97,8 +96,8 @@ class EmbeddingCache:
         return True
 
     def keep(self, item: MediaItem, request_id: str) -> bool:
-        """Make the item a keeper of its entry, and no longer a user. Returns False, and changes nothing, where there are no
-        embeddings to keep, or no room for them."""
+        """Make the item a keeper of its entry instead of a user. Returns False, and changes nothing, if the embeddings have not
+        arrived or the limit on kept embeddings is reached."""
         entry = self._entries.get((item.key, item.num_tokens))
         if entry is None or entry.embeddings is None:
             return False
@@ -110,7 +109,7 @@ class EmbeddingCache:
         return True
 
     def release(self, item: MediaItem) -> None:
-        """The item neither uses nor keeps its entry any longer."""
+        """Remove the item from the users and keepers of its entry."""
         entry = self._entries.get((item.key, item.num_tokens))
         if entry is None or (item not in entry.users and item not in entry.keepers):
             return
@@ -127,12 +126,12 @@ class EmbeddingCache:
         return self.user_ids() | {request_id for entry in self._entries.values() for request_id in entry.keepers.values()}
 
     def waiting_ids(self, number: int) -> list[str]:
-        """The ids of requests that wait for an order."""
+        """The ids of requests that wait for a fetch order."""
         entry = self._fetching.get(number)
         return [] if entry is None else list(entry.users.values())
 
     def arrive(self, number: int, embeddings: Embeddings) -> list[str]:
-        """Take fetched embeddings; returns the ids of requests that wait for them. Cancelled orders are ignored."""
+        """Store fetched embeddings; returns the ids of requests that wait for them. Cancelled orders are ignored."""
         entry = self._fetching.pop(number, None)
         if entry is None:
             return []
@@ -142,9 +141,9 @@ class EmbeddingCache:
         return list(entry.users.values())
 
     def fail(self, number: int, error: TriptychError) -> list[tuple[str, TriptychError]]:
-        """Note that a fetch failed; returns the ids of requests that fail with it, each with the error that names its item.
+        """Record a failed fetch. Returns the ids of the requests that fail with it, each with an error that names its item.
 
-        Items of other requests that name another encoder are fetched from there.
+        If the entry has other users, whose items name another encoder, the embeddings are fetched from that encoder.
         """
         entry = self._fetching.pop(number, None)
         if entry is None or entry.order is None:
@@ -158,13 +157,13 @@ class EmbeddingCache:
         return [(request_id, _named(error, item)) for item, request_id in failed.items()]
 
     def take_orders(self) -> tuple[list[FetchOrder], list[int]]:
-        """What is to be fetched, and the numbers of earlier orders to cancel, since the last call."""
+        """New orders since the last call, and the numbers of earlier orders to cancel."""
         orders, self._orders = self._orders, []
         cancelled, self._cancelled = self._cancelled, []
         return orders, cancelled
 
     def clear_unused(self) -> None:
-        """Forget the entries that nobody uses or keeps."""
+        """Remove the entries without users and keepers."""
         for key in list(self._unused):
             self._remove(self._entries[key])
 
@@ -177,7 +176,7 @@ class EmbeddingCache:
         self._orders.append(order)
 
     def _settle(self, entry: _Entry) -> None:
-        """Account for an entry whose users or keepers have changed."""
+        """Update all counts after the users or keepers of an entry have changed, and evict unused entries beyond the budget."""
         self._count(entry, is_counted=bool(entry.users) or not entry.keepers)
         if entry.is_kept != bool(entry.keepers):
             entry.is_kept = not entry.is_kept

@@ -1,4 +1,4 @@
-"""Fetches embeddings from encoders, on the event loop, for the step loop's thread."""
+"""Fetches embeddings from encoders. Runs on the event loop; the step loop's thread submits the orders."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from triptych_engine.media.item import Embeddings, EmbeddingTensor, FetchOrder, 
 
 log = logging.getLogger(__name__)
 _RELEASE_TIMEOUT_S = 5.0
-#: How much longer than the encoder itself the engine waits for it to give up.
+#: The engine's timeout is this much longer than the encoder's, so that the encoder reports its own timeout first.
 _GRACE_S = 5.0
-#: How long an order waits for the connection with an encoder that it names, in seconds.
+#: How long an order waits for the connection to the encoder that it names, in seconds.
 _CONNECT_WAIT_S = 3.0
-#: Errors that are the item's own: encoding it once more would not help.
+#: Errors of the item itself: encoding it again would not help.
 _FINAL_CODES = {Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED, Code.INTERNAL}
-#: element type -> how its bytes are read, and the bits that are all set in numbers that are not finite.
+#: dtype -> integer type to read its bytes as, and its exponent bits, which are all set in a number that is not finite.
 _EXPONENTS = {"float32": ("<u4", 0x7F80_0000), "float16": ("<u2", 0x7C00), "bfloat16": ("<u2", 0x7F80)}
 
 #: Called with the number and the result of each order that was not cancelled.
@@ -36,13 +36,13 @@ Deliver = Callable[[int, Embeddings | TriptychError], None]
 
 
 class EmbeddingFetcher:
-    """One stream per order.
+    """Fetches each order with its own gRPC stream.
 
     Args:
-        encoders: those that embeddings may come from; no address that a request names is ever dialled.
+        encoders: the only encoders that are contacted. The fetcher never connects to an address that a request names.
         traits: what embeddings must look like.
-        timeout_s: longest wait for an item, its encoding included.
-        deliver: takes results; called on the event loop.
+        timeout_s: longest wait for an item, including its encoding.
+        deliver: receives results; called on the event loop.
     """
 
     def __init__(self, encoders: Pool[EncoderConnection], traits: MediaTraits, timeout_s: float, deliver: Deliver) -> None:
@@ -55,7 +55,7 @@ class EmbeddingFetcher:
         self._releases: set[asyncio.Task[None]] = set()
 
     def submit(self, orders: Sequence[FetchOrder], cancelled: Sequence[int]) -> None:
-        """Begin orders and cancel earlier ones. May be called on any thread; after the loop is closed it does nothing."""
+        """Start orders and cancel earlier ones. May be called on any thread; does nothing after the event loop is closed."""
         try:
             self._loop.call_soon_threadsafe(self._submit, list(orders), list(cancelled))
         except RuntimeError:
@@ -72,7 +72,7 @@ class EmbeddingFetcher:
     def _submit(self, orders: list[FetchOrder], cancelled: list[int]) -> None:
         for order in orders:
             task = self._tasks[order.number] = asyncio.create_task(self._run(order), name="fetch embeddings")
-            # Not at the end of `_run`, which is never entered when the order is cancelled at once.
+            # `_run` cannot do this at its end: it is never entered if the task is cancelled before it starts.
             task.add_done_callback(partial(self._forget, order.number))
         for number in cancelled:
             if number in self._tasks:
@@ -103,8 +103,8 @@ class EmbeddingFetcher:
         except (grpc.aio.UsageError, asyncio.CancelledError) as error:
             if not was_closed(error):
                 raise
-            # Its address is gone. Somebody must hear of it.
-            raise EmbeddingUnavailableError(f"the encoder at {encoder.address} is named no more") from error
+            # The encoder's address was removed, so its channel was closed. The request must get an error.
+            raise EmbeddingUnavailableError(f"the encoder at {encoder.address} is no longer listed") from error
         await asyncio.to_thread(_check_finite, embeddings)
         if order.lease_id:
             task = asyncio.create_task(_release(encoder.stub, order.lease_id), name="release lease")
@@ -115,7 +115,7 @@ class EmbeddingFetcher:
     async def _encoder(self, instance_id: str) -> EncoderConnection:
         if not instance_id:
             raise EmbeddingUnavailableError("the item names no encoder")
-        # The frontend may have found an encoder that has just started a moment before this engine does.
+        # The frontend may discover a new encoder slightly earlier than this engine.
         encoder = await self._encoders.wait_for_instance(instance_id, _CONNECT_WAIT_S)
         if encoder is None:
             known = ", ".join(endpoint.address for endpoint in self._encoders.endpoints) or "none (encoder_addresses)"
@@ -133,9 +133,9 @@ class EmbeddingFetcher:
 
 
 class _Receiver:
-    """Puts an item's chunks together, straight into buffers of the right size.
+    """Assembles an item's chunks directly in buffers of the right size.
 
-    Raises EmbeddingUnavailableError for what is not the item that was asked for.
+    Raises EmbeddingUnavailableError if the chunks do not match the order.
     """
 
     def __init__(self, order: FetchOrder, traits: MediaTraits) -> None:
@@ -157,7 +157,7 @@ class _Receiver:
         tensor = self._tensors.get(name)
         if tensor is None:
             raise self._broken(f"{name} came without its header")
-        data, start = chunk.data, self._received[name]  # reading a message's bytes copies them
+        data, start = chunk.data, self._received[name]  # each access to a bytes field copies it
         end = start + len(data)
         if end > len(tensor.data):
             raise self._broken(f"{name} is longer than its shape says")
@@ -183,11 +183,11 @@ class _Receiver:
         return Embeddings(self._tensors)
 
     def _broken(self, what: str) -> TriptychError:
-        return EmbeddingUnavailableError(f"the encoder {self._order.encoder_id} sent what cannot be used: {what}")
+        return EmbeddingUnavailableError(f"the encoder {self._order.encoder_id} sent unusable data: {what}")
 
 
 def _unavailable(error: TriptychError, status: str, address: str) -> TriptychError:
-    """The item's own error, or one that says that its embeddings cannot be had from this encoder."""
+    """The same error if it is the item's own; else an error saying that this encoder cannot deliver the embeddings."""
     if not status and error.code in _FINAL_CODES:
         return error
     reason = f"{status}: {error.message}" if status else error.message
@@ -195,7 +195,7 @@ def _unavailable(error: TriptychError, status: str, address: str) -> TriptychErr
 
 
 def _check_finite(embeddings: Embeddings) -> None:
-    """Raise InternalError for numbers that are not finite: a single one would spoil all that is computed from it."""
+    """Raise InternalError if a number is not finite: a single one makes everything that is computed from it useless."""
     for name, tensor in embeddings.tensors.items():
         kind, exponent = _EXPONENTS[tensor.dtype]
         bits = np.frombuffer(tensor.data, kind)

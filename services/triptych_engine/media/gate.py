@@ -1,4 +1,4 @@
-"""Policy for requests with media: which of their tokens can be computed with the embeddings that are here. Changes nothing."""
+"""Policy for requests with media: which of their tokens can be computed with the embeddings that are here. It changes no state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class MediaGate:
 
     Args:
         needs: what each request needs and holds.
-        max_span: tokens that one step can compute.
-        min_text_tokens: text before an item is computed before the item's embeddings are here if it has so many tokens.
-        max_stalled: requests that may hold blocks while their next embeddings are not here.
-        max_stalled_blocks: KV blocks that they may hold.
+        max_span: maximum number of tokens that one step can compute.
+        min_text_tokens: the text before an item is computed without waiting for the item's embeddings if it has this many tokens.
+        max_stalled: maximum number of requests that hold blocks while their next embeddings are not here.
+        max_stalled_blocks: maximum number of KV blocks that those requests hold.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class MediaGate:
         self._max_stalled, self._max_stalled_blocks = max_stalled, max_stalled_blocks
 
     def check(self, request: MediaRequest) -> None:
-        """Raise NeverFitsError for a request whose items could never be held, or whose spans could never be computed."""
+        """Raise NeverFitsError if the request's items never fit in the embedding budget, or its spans never fit in a step."""
         capacity, media = self._cache.capacity_tokens, request.media
         groups = [[item] for item in media.items]
         for span in media.spans:
@@ -69,17 +69,17 @@ class MediaGate:
         return self.has_next(request, start) or self.num_computable(request, start) >= self._min_text_tokens
 
     def may_start(self, request: MediaRequest, start: int, num_blocks: int) -> bool:
-        """Whether a waiting request may be given `num_blocks` blocks, to compute from `start` on what its embeddings allow."""
+        """Whether a waiting request may get `num_blocks` blocks, to compute what its embeddings allow from `start` on."""
         if self.has_next(request, start):
             return True
-        # Text before an item is computed while the item is encoded. But requests that then stall must leave room for others.
+        # Text before an item is computed while the item is encoded. But requests that then stall must leave blocks for others.
         stalled = [need.request for need in self._needs.running() if not self.has_next(need.request, need.start)]
         num_held = sum(len(one.block_ids) for one in stalled)
         fits = len(stalled) < self._max_stalled and num_held + num_blocks <= self._max_stalled_blocks
         return fits and self.num_computable(request, start) >= self._min_text_tokens
 
     def slices(self, request: MediaRequest, start: int, num_tokens: int) -> list[EmbeddingSlice]:
-        """The embeddings that replace tokens of a step. Raises AssertionError when some are not here."""
+        """The embeddings that replace tokens of a step. Raises AssertionError if some are missing."""
         slices = []
         for placeholder in request.media.overlapping(start, start + num_tokens):
             embeddings = self._cache.embeddings(placeholder.item)

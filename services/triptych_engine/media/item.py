@@ -1,4 +1,4 @@
-"""Media items of a request as the scheduler and the runner see them: where they stand in the prompt, and their embeddings."""
+"""Media items of a request as the scheduler and the runner see them: their places in the prompt, and their embeddings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Modality(Enum):
 
 
 class EmbeddingSource(Enum):
-    """How an item's embeddings came to a sequence; as in the contract (common.proto)."""
+    """Where a sequence got an item's embeddings from; as in the contract (common.proto)."""
 
     ENCODER = "encoder"
     ENGINE = "engine"
@@ -30,16 +30,16 @@ class EmbeddingSource(Enum):
 
 
 class Bidirectional(Enum):
-    """Which tokens of a prompt with media see tokens after them."""
+    """Which tokens of a prompt with media attend to later tokens."""
 
     NONE = "none"
-    #: Neighbouring placeholder tokens of pictures see each other (Gemma3).
+    #: Adjacent placeholder tokens of images attend to each other (Gemma3).
     IMAGES = "images"
-    #: All prompt tokens see each other (PaliGemma).
+    #: All prompt tokens attend to each other (PaliGemma).
     PROMPT = "prompt"
 
 
-#: Why a model without towers takes no media.
+#: Why a model without media towers takes no media.
 TEXT_ONLY = "this engine serves text only; media items cannot be taken"
 
 
@@ -47,16 +47,16 @@ TEXT_ONLY = "this engine serves text only; media items cannot be taken"
 class MediaTraits:
     """What the engine must know about a model that takes media."""
 
-    #: Modality -> tokens that stand for it.
+    #: Modality -> ids of its placeholder tokens.
     placeholder_token_ids: Mapping[Modality, frozenset[int]]
-    #: Extent of an embedding.
+    #: Length of an embedding vector.
     hidden_size: int
-    #: Tensors beside the embeddings that are added in the first layers, for pictures and videos.
+    #: Number of additional tensors per image or video, which are added to the hidden states of the first layers.
     num_deepstack: int = 0
     bidirectional: Bidirectional = Bidirectional.NONE
-    #: Modality -> what positions need to know about an item of it.
+    #: Modality -> names of the layout tensors that the positions of its items depend on.
     layout_names: Mapping[Modality, tuple[str, ...]] = field(default_factory=dict)
-    #: Patches of a grid per embedding, along height and along width.
+    #: Grid patches per embedding, along the height and along the width.
     spatial_merge_size: int = 1
 
     @property
@@ -75,7 +75,7 @@ class EmbeddingTensor:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """What the encoder has for an item: embeds [num_tokens, hidden_size], and deepstack.{i} of the same shape."""
+    """The encoder's output for an item: embeds [num_tokens, hidden_size], and deepstack.{i} of the same shape."""
 
     tensors: Mapping[str, EmbeddingTensor]
 
@@ -90,7 +90,7 @@ class Embeddings:
 
 @dataclass(eq=False, slots=True)
 class MediaItem:
-    """One item of one request, and how its embeddings came."""
+    """One item of one request, and where its embeddings came from."""
 
     index: int
     modality: Modality
@@ -106,19 +106,19 @@ class MediaItem:
     num_bytes: int = 0
 
     def ask(self, source: EmbeddingSource) -> None:
-        """Note where the embeddings come from; the first time counts."""
+        """Record where the embeddings come from. Only the first call counts."""
         if self.source is None:
             self.source, self.asked_time = source, time.monotonic()
 
     def note_arrival(self, num_bytes: int) -> None:
-        """Note that the embeddings are there; the first time counts."""
+        """Record that the embeddings have arrived. Only the first call counts."""
         if self.asked_time is not None:
             self.fetch_s, self.asked_time = time.monotonic() - self.asked_time, None
             self.num_bytes = num_bytes if self.source is EmbeddingSource.ENCODER else 0
 
     @property
     def identity(self) -> bytes:
-        """Hash of what keys and values of its tokens depend on beside their places: its embeddings and its layout."""
+        """Hash of the key of its embeddings and of its layout: all that it contributes to the keys and values of its tokens."""
         digest = hashlib.sha256(self.key)
         for name, array in sorted(self.layout.items()):
             digest.update(f"{name}:{array.dtype}:{array.shape}:".encode() + array.tobytes())
@@ -141,7 +141,7 @@ class Placeholder:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Prompt tokens that all see each other, so that they are computed in one step."""
+    """Prompt tokens that all attend to each other, so they must be computed in one step."""
 
     start: int
     end: int
@@ -158,7 +158,7 @@ class PromptMedia:
     placeholders: tuple[Placeholder, ...] = ()
     #: By start, without overlap.
     spans: tuple[Span, ...] = ()
-    #: One past the last token that an embedding replaces or that a span holds.
+    #: One past the last token that an embedding replaces or that is part of a span.
     end: int = field(init=False)
     _identities: dict[int, bytes] = field(default_factory=dict)  # index of an item -> its identity
 
@@ -175,7 +175,7 @@ class PromptMedia:
         return self.placeholders[first:last]
 
     def fingerprint(self, start: int, end: int) -> bytes:
-        """What keys and values of tokens [start, end) depend on beside the token ids up to `end`; empty where that is nothing."""
+        """What the keys and values of tokens [start, end) depend on besides the token ids up to `end`; empty if nothing."""
         parts = [span.digest for span in self.spans if span.start < end and start < span.end]
         for placeholder in self.overlapping(start, end):
             first = max(start, placeholder.offset)
@@ -192,7 +192,7 @@ class PromptMedia:
     def whole_spans(self, start: int, num_tokens: int) -> int:
         """How many of the tokens from `start` can be computed without splitting a span.
 
-        A span that starts before `start` is no longer split by it: keys and values before it were computed with all of the span.
+        `start` may be inside a span: the keys and values before it were computed with the whole span. The rest of it is not split.
         """
         for span in self.spans:
             if span.start < start + num_tokens < span.end and start < span.end:
@@ -200,25 +200,25 @@ class PromptMedia:
         return num_tokens
 
     def span_rest(self, start: int) -> int:
-        """Tokens from `start` to the end of the span that it stands in; 0 outside of spans."""
+        """Number of tokens from `start` to the end of the span that contains it; 0 outside of spans."""
         return next((span.end - start for span in self.spans if span.start <= start < span.end), 0)
 
     def num_cached(self, num_cached_tokens: int) -> int:
-        """Tokens of items among the first so many."""
+        """How many of the first `num_cached_tokens` tokens belong to items."""
         return sum(min(p.end, num_cached_tokens) - p.offset for p in self.placeholders if p.offset < num_cached_tokens)
 
     def num_tokens(self, modality: Modality) -> int:
-        """Tokens of items of a modality."""
+        """Number of tokens of a modality's items."""
         return sum(item.num_tokens for item in self.items if item.modality is modality)
 
 
-#: Of a prompt of text alone.
+#: For a prompt that is only text.
 NO_MEDIA = PromptMedia()
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSlice:
-    """Rows of an item's embeddings that stand for tokens of a step."""
+    """Rows of an item's embeddings that replace tokens of a step."""
 
     position: int  # of the first token in its sequence
     num_rows: int
@@ -228,9 +228,9 @@ class EmbeddingSlice:
 
 @dataclass(frozen=True, slots=True)
 class FetchOrder:
-    """Embeddings to be had from an encoder."""
+    """An order to fetch an item's embeddings from an encoder."""
 
-    number: int  # names the order
+    number: int  # identifies the order
     key: bytes
     encoder_id: str
     lease_id: str
@@ -239,9 +239,9 @@ class FetchOrder:
 
 
 class Fetcher(Protocol):
-    """What the step loop needs of the fetcher of embeddings. Each order ends in one call of `EngineCore.deliver`, unless it is
-    cancelled."""
+    """The step loop's interface to the embedding fetcher. Each order that is not cancelled ends with one call of
+    `EngineCore.deliver`."""
 
     def submit(self, orders: Sequence[FetchOrder], cancelled: Sequence[int]) -> None:
-        """Begin orders and cancel earlier ones, by number. Called on the loop's thread; must return at once."""
+        """Start orders and cancel earlier ones, by number. Called on the loop's thread; must not block."""
         ...

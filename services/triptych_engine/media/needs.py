@@ -1,8 +1,8 @@
 """Which embeddings each live request with media needs, holds and keeps.
 
-Items are held in the order of the prompt. Requests are served in the order of their rank: running ones first, then by priority and
-arrival. When the embedding budget is full, a request takes room from lower-ranked requests, which wait for their embeddings again.
-So the first in rank always gets what it needs next, and no two requests wait for each other.
+A request gets its items in the order of the prompt. Requests are served in the order of their rank: running ones first, then by
+priority and arrival. When the embedding budget is full, a request evicts the embeddings of lower-ranked requests. Those requests
+fetch them again later. So the highest-ranked request always gets what it needs next, and no two requests wait for each other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triptych_engine.media.item import MediaItem, PromptMedia
 
 
 class MediaRequest(Protocol):
-    """What this package needs to know about a request. It changes nothing of it."""
+    """The part of a request that this package reads. The package changes nothing in a request."""
 
     @property
     def request_id(self) -> str: ...
@@ -40,30 +40,30 @@ class Need:
     """What one request still needs."""
 
     request: MediaRequest
-    start: int  # the first token that is not computed yet, when it was last known
+    start: int  # the first token that is not computed yet, as of the last update
     missing: deque[MediaItem] = field(default_factory=deque)  # not held yet, in the order of the prompt
-    computed: set[MediaItem] = field(default_factory=set)  # all their tokens were computed once
+    computed: set[MediaItem] = field(default_factory=set)  # items whose tokens were all computed at least once
 
     @property
     def rank(self) -> tuple[bool, tuple[int, int]]:
-        """Smaller comes first."""
+        """Requests with a smaller value are served first."""
         return not self.request.is_running, self.request.queue_key
 
 
 class MediaNeeds:
-    """Owns the embedding cache's users. Changed by the owner of the request states alone.
+    """Manages the users and keepers of the embedding cache's entries.
 
     Args:
-        cache: room for embeddings.
+        cache: holds the embeddings.
     """
 
     def __init__(self, cache: EmbeddingCache) -> None:
         self.cache = cache
-        self._needs: dict[str, Need] = {}  # request_id -> of live requests with media
-        self._changed = False  # since requests were last given room
+        self._needs: dict[str, Need] = {}  # request_id -> need of a live request with media
+        self._changed = False  # since the last `acquire`
 
     def start_of(self, request: MediaRequest) -> int:
-        """The first token of the request that is not computed yet, when it was last known."""
+        """The first token of the request that is not computed yet, as of the last update."""
         return self._needs[request.request_id].start
 
     def running(self) -> list[Need]:
@@ -75,8 +75,8 @@ class MediaNeeds:
         return all(self.cache.has(item) for item in request.media.items)
 
     def want(self, request: MediaRequest, start: int) -> None:
-        """Begin anew for a request: it needs the items that have tokens from `start` on, and uses none. What it has computed before
-        is kept."""
+        """Reset a request: it needs all items that have tokens from `start` on, and uses none. Items that it has computed before
+        are kept."""
         need = self._needs.setdefault(request.request_id, Need(request, start))
         for item in request.media.items:
             if item not in need.computed or not self.cache.keep(item, request.request_id):
@@ -86,31 +86,31 @@ class MediaNeeds:
         self._changed = True
 
     def restart(self, request: MediaRequest, start: int) -> None:
-        """Note that a waiting request would start at `start`; its cached prefix may be longer or shorter than when it came."""
+        """Record that a waiting request would start at `start`. Its cached prefix may have changed since it arrived."""
         need = self._needs[request.request_id]
         if start < need.start:
             if any(start < item.end <= need.start for item in request.media.items):
                 self.want(request, start)
-            else:  # no further items are needed, and those in use may be about to be computed
+            else:  # no further items are needed; items in use stay in use, as they may be computed next
                 need.start = start
         elif start > need.start:
             self._let_go(need, [item for item in request.media.items if need.start < item.end <= start], start)
 
     def admit(self, request: MediaRequest, start: int) -> None:
-        """Note that a request runs, with the tokens before `start` in the prefix cache. Embeddings of these are kept if they are
-        here."""
+        """Record that a request runs, and that its tokens before `start` are in the prefix cache. The embeddings of these tokens
+        are kept if they are here."""
         self.restart(request, start)
         need = self._needs[request.request_id]
         self._keep(need, [item for item in request.media.items if item.end <= start], start)
 
     def advance(self, request: MediaRequest, start: int) -> None:
-        """Note that a running request has computed all tokens before `start`."""
+        """Record that a running request has computed all tokens before `start`."""
         need = self._needs[request.request_id]
         if need.start < request.media.end:
             self._keep(need, [item for item in request.media.items if need.start < item.end <= start], start)
 
     def forget(self, request: MediaRequest) -> None:
-        """Let go of everything of a request that has ended."""
+        """Release everything that an ended request holds."""
         if self._needs.pop(request.request_id, None) is not None:
             for item in request.media.items:
                 self.cache.release(item)
@@ -121,7 +121,7 @@ class MediaNeeds:
         self._let_go(need, items, start)
 
     def _let_go(self, need: Need, items: Iterable[MediaItem], start: int) -> None:
-        """No tokens of these items are to be computed now. What was computed before is kept, for another preemption."""
+        """Stop using items that have no tokens left to compute. Items that were computed before are kept for a later preemption."""
         for item in items:
             if item not in need.computed or not self.cache.keep(item, need.request.request_id):
                 self.cache.release(item)
@@ -130,9 +130,9 @@ class MediaNeeds:
         need.missing = deque(item for item in need.missing if item.end > start)
 
     def acquire(self) -> list[str]:
-        """Give room to those who need it, in order; returns the ids of requests for which embeddings were there already."""
+        """Give room to requests that need it, in order of rank. Returns the ids of requests that found embeddings in the cache."""
         served = []
-        while self._changed:  # again after room was taken from some
+        while self._changed:  # repeat after room was taken from a request
             self._changed = False
             for need in sorted((need for need in self._needs.values() if need.missing), key=lambda need: need.rank):
                 while need.missing and self._hold(need.missing[0], need):
@@ -155,7 +155,7 @@ class MediaNeeds:
         return False
 
     def fail(self, number: int, error: TriptychError) -> list[tuple[str, TriptychError]]:
-        """Note that a fetch failed; returns the ids of requests that fail with it, and their errors."""
+        """Record a failed fetch; returns the ids of the requests that fail with it, and their errors."""
         self._changed = True
         return self.cache.fail(number, error)
 

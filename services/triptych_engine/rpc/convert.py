@@ -1,4 +1,4 @@
-"""Protobuf to the engine's own types and back, with the checks that need nothing but the request and the model's limits."""
+"""Converts protobuf messages to the engine's own types and back. Checks what depends only on the request and the model's limits."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _SMALLEST_TEMPERATURE = 1e-4
 def to_requests(
     message: engine_pb2.EngineRequest, model: common_pb2.ModelInfo, capacity_tokens: int, traits: MediaTraits | str = TEXT_ONLY
 ) -> list[Request]:
-    """The request, checked: one for each of its sequences.
+    """Check a request message and convert it to one `Request` for each of its sequences.
 
     Args:
         capacity_tokens: longest sequence that the KV cache holds.
-        traits: of a model that takes media; else why it does not.
+        traits: traits of a model that takes media; for other models the reason why media are refused.
 
     Raises:
-        InvalidRequestError, ContextLengthError: a field is out of its range; the error names it.
+        InvalidRequestError, ContextLengthError: a field is out of its range; the error names the field.
         UnimplementedError: the model does not take the media, or a field is not served yet.
     """
     if not _REQUEST_ID.fullmatch(message.request_id):
@@ -74,11 +74,11 @@ def to_requests(
         Request(
             request_id=sequence_id(message.request_id, index, n),
             prompt_token_ids=prompt,
-            # What an item went through is noted on it, so each sequence has its own.
+            # The items hold state of their sequence, so each sequence has its own items.
             media=to_prompt_media(message, prompt, traits),
             sampling=_of_sequence(sampling, index, has_seed) if index else sampling,
             priority=message.priority,
-            # A tenant's keys and values are its own, whatever salt it chooses.
+            # Tenants never share keys and values, whatever salt they choose.
             cache_salt=_scoped_salt(message),
         )
         for index in range(n)
@@ -86,7 +86,7 @@ def to_requests(
 
 
 def sequence_id(request_id: str, index: int, n: int) -> str:
-    """The engine's own id of one sequence. Request ids have no spaces, so no two are alike."""
+    """The engine's own id of one sequence. Request ids have no spaces, so the ids of two sequences always differ."""
     return request_id if n == 1 else f"{request_id} {index}"
 
 
@@ -122,7 +122,7 @@ def _to_sampling(
             )
     stop_token_ids = set(message.stop_token_ids)
     if not message.ignore_eos:
-        # Some configurations name end tokens that the model has no logit for.
+        # Some configurations have EOS tokens for which the model has no logit.
         stop_token_ids.update(token_id for token_id in model.eos_token_ids if token_id < vocab_size)
     max_tokens = _max_tokens(message, num_prompt_tokens, model.max_model_len, capacity_tokens)
     if message.min_tokens > max_tokens:
@@ -147,7 +147,7 @@ def _to_sampling(
 
 
 def _check_something_is_left(message: common_pb2.SamplingParams, held_back: set[int], vocab_size: int) -> None:
-    """Refuse bans that leave no token to generate; `held_back` are the stop tokens while min_tokens bars them."""
+    """Refuse bans that leave no token to generate. `held_back`: the stop tokens, if min_tokens bans them at first."""
     banned = held_back | set(message.bad_token_ids)
     allowed = set(message.allowed_token_ids)
     if (allowed and allowed <= banned) or len(banned) >= vocab_size:
@@ -188,7 +188,7 @@ def _num_logprobs(message: common_pb2.SamplingParams, name: str) -> int | None:
 
 
 def _max_tokens(message: common_pb2.SamplingParams, num_prompt_tokens: int, max_model_len: int, capacity_tokens: int) -> int:
-    # A prompt that fills the context leaves no room for a token, unless none is asked for.
+    # A prompt that fills the context is only accepted if max_tokens is 0.
     wanted = message.max_tokens if message.HasField("max_tokens") else None
     if num_prompt_tokens + (1 if wanted is None else wanted) > max_model_len:
         output = "at least 1" if wanted is None else wanted
@@ -199,7 +199,7 @@ def _max_tokens(message: common_pb2.SamplingParams, num_prompt_tokens: int, max_
             limit=max_model_len,
             value=num_prompt_tokens + (1 if wanted is None else wanted),
         )
-    # Nothing asked for: what context and KV cache leave (the last token is never fed back, hence the one more).
+    # The default is what context and KV cache leave. One more token fits: the last one is never an input, so it needs no KV slot.
     return min(max_model_len, max(capacity_tokens, num_prompt_tokens) + 1) - num_prompt_tokens if wanted is None else wanted
 
 
@@ -215,7 +215,7 @@ def _check_token_ids(token_ids: Iterable[int], field: str, vocab_size: int) -> N
 
 
 def output_message(output: SequenceOutput, request_id: str, index: int = 0) -> engine_pb2.SequenceOutput:
-    """The output as it travels, under the client's name of its sequence."""
+    """The output as a protobuf message, with the client's request id and index of the sequence."""
     message = engine_pb2.SequenceOutput(request_id=request_id, index=index, token_ids=output.token_ids)
     if output.logprobs:
         message.logprobs.extend(map(_logprobs_message, output.logprobs))
@@ -257,5 +257,5 @@ def _logprobs_message(entry: TokenLogprobs) -> engine_pb2.TokenLogprobs:
 
 
 def load_message(load: Load) -> engine_pb2.Load:
-    """The load as it travels."""
+    """The load as a protobuf message."""
     return engine_pb2.Load(**{name: getattr(load, name) for name in Load.__dataclass_fields__})

@@ -1,4 +1,4 @@
-"""Media of a request: protobuf to the engine's own types and back, with the checks that need nothing but the model's traits."""
+"""Converts the media of a request from protobuf to the engine's own types and back. Checks what depends on the model's traits."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _SOURCES = {
     EmbeddingSource.PREFIX_CACHE: common_pb2.EMBEDDING_SOURCE_PREFIX_CACHE,
 }
 _KEY_BYTES = 32
-#: Layouts that count patches of an item along time, height and width.
+#: Layouts with the number of an item's patches along time, height and width.
 _GRIDS = ("image_grid_thw", "video_grid_thw")
-#: Largest value of a layout that counts something, per embedding of its item: frames of sound are at most 13 and a bit.
+#: Upper bound of the numbers in a layout, per embedding of the item. Audio has slightly more than 13 frames per embedding at most.
 _MAX_PER_EMBEDDING = 64
 
 
 def to_prompt_media(message: engine_pb2.EngineRequest, prompt: Sequence[int], traits: MediaTraits | str) -> PromptMedia:
-    """The media of a request, checked.
+    """Check and convert the media of a request.
 
     Args:
-        traits: of a model that takes media; else why it does not.
+        traits: traits of a model that takes media; for other models the reason why media are refused.
 
     Raises:
-        InvalidRequestError: a field does not fit the prompt or the model; the error names it.
+        InvalidRequestError: a field does not fit the prompt or the model; the error names the field.
         UnimplementedError: the model takes no media, or none of a modality.
     """
     if isinstance(traits, str):
@@ -90,7 +90,7 @@ def _item(ref: common_pb2.MediaRef, index: int, traits: MediaTraits) -> MediaIte
 def _placeholders(
     ranges: Sequence[common_pb2.PlaceholderRange], items: list[MediaItem], num_prompt_tokens: int
 ) -> list[Placeholder]:
-    """The ranges, checked; fills in how many tokens each item has, and where the last one ends."""
+    """Check and convert the ranges. Sets each item's number of tokens and the end of its last range."""
     placeholders: list[Placeholder] = []
     end = 0
     for index, one in enumerate(ranges):
@@ -113,7 +113,7 @@ def _placeholders(
 
 
 def _check_tokens(prompt: Sequence[int], placeholders: Sequence[Placeholder], traits: MediaTraits) -> None:
-    """Placeholder tokens stand where embeddings do and nowhere else, so that no item is ignored in silence."""
+    """Check that placeholder tokens are exactly where the ranges are, so that no item is silently ignored."""
     ids = np.asarray(prompt, np.int64)
     expected = np.zeros(len(ids), bool)
     for index, placeholder in enumerate(placeholders):
@@ -136,7 +136,7 @@ def _check_tokens(prompt: Sequence[int], placeholders: Sequence[Placeholder], tr
 
 
 def _check_layout(item: MediaItem, traits: MediaTraits) -> None:
-    """What positions depend on is there and of the item's size; the modeling code that reads it checks nothing."""
+    """Check that the layouts which positions depend on are present and fit the item: the modeling code does not check them."""
     for name in traits.layout_names.get(item.modality, ()):
         if name not in item.layout:
             field = f"media[{item.index}].layout"
@@ -163,7 +163,7 @@ def _spans(prompt: Sequence[int], placeholders: Sequence[Placeholder], kind: Bid
     for placeholder in placeholders:
         if placeholder.item.modality is not Modality.IMAGE:
             continue
-        if bounds and bounds[-1][1] == placeholder.offset:  # one block for the modeling code, whoever's they are
+        if bounds and bounds[-1][1] == placeholder.offset:  # the modeling code joins adjacent ranges, also of different items
             bounds[-1] = bounds[-1][0], placeholder.end
         else:
             bounds.append((placeholder.offset, placeholder.end))
@@ -180,7 +180,7 @@ def _span(prompt: Sequence[int], placeholders: Sequence[Placeholder], start: int
 
 
 def put_media_usage(message: engine_pb2.SequenceOutput, media: MediaUsage) -> None:
-    """Add what the media took to a last output."""
+    """Add the usage of the media to a last output."""
     message.usage.image_tokens = media.num_tokens.get(Modality.IMAGE, 0)
     message.usage.audio_tokens = media.num_tokens.get(Modality.AUDIO, 0)
     message.usage.video_tokens = media.num_tokens.get(Modality.VIDEO, 0)

@@ -1,4 +1,4 @@
-"""From the step loop's thread to the streams of the event loop: each output goes to the stream that its request came in on."""
+"""Passes outputs from the step loop's thread to the streams on the event loop. An output goes to the stream of its request."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from triptych_engine.scheduling.output import SequenceOutput
 
 log = logging.getLogger(__name__)
 
-#: What a stream gets of one step: step number, its requests' outputs, load.
+#: What a stream gets from one step: step number, the outputs of the stream's requests, load.
 StepOutputs = tuple[int, list["Addressed"], Load]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where the outputs of a sequence go, and what the client calls it."""
+    """The mailbox for the outputs of a sequence, and the client's request id and index of it."""
 
     mailbox: Mailbox
     request_id: str
     index: int
 
 
-#: An output, and whose it is.
+#: An output and its route.
 Addressed = tuple[Route, SequenceOutput]
 
 
 class Mailbox:
-    """What waits for one stream, which alone takes. Bounded by what its live requests can produce: waiting steps are joined."""
+    """Pending outputs for one stream, the only reader. They are bounded by what the stream's live requests can produce."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -39,12 +39,12 @@ class Mailbox:
         self._ended = False
         self._closed = False
         self._ends_when_idle = False
-        #: Whether the stream's client is told to send its requests elsewhere.
+        #: Whether the stream's client must send its new requests elsewhere.
         self.is_going_away = False
         self.request_ids: set[str] = set()  # live sequences of this stream, by the engine's own ids
 
     def expect(self, request_id: str, sequence_ids: Sequence[str]) -> None:
-        """Route the outputs of a request's sequences here. Raises KeyError when the request id is routed to some stream already."""
+        """Route the outputs of a request's sequences to this mailbox. Raises KeyError if the request id already has a route."""
         self._outbox.route(request_id, sequence_ids, self)
         self.request_ids.update(sequence_ids)
 
@@ -55,7 +55,7 @@ class Mailbox:
         self._changed.set()
 
     async def take(self) -> StepOutputs | None:
-        """Outputs of one step, or of several when the stream was slow; waits for some. None once the mailbox has ended."""
+        """Wait for outputs: those of one step, or of several if the stream was slow. Returns None once the mailbox has ended."""
         while not self._pending:
             if self._ended or (self._ends_when_idle and not self.request_ids):
                 return None
@@ -68,25 +68,25 @@ class Mailbox:
         return step, outputs, load
 
     def end(self) -> None:
-        """Let `take` return None once what has arrived was taken."""
+        """Make `take` return None after all pending outputs were taken."""
         self._ended = True
         self._changed.set()
 
     def end_when_idle(self) -> None:
-        """Let `take` return None once no request of this stream is live."""
+        """Make `take` return None once no request of this stream is live."""
         self._ends_when_idle = True
         self._changed.set()
 
     def go_away(self, load: Load) -> None:
-        """Tell the stream's client to send its requests elsewhere, and end once no request of the stream is live."""
+        """Tell the stream's client to send new requests elsewhere, and end once no request of the stream is live."""
         self.is_going_away = True
         self.put(0, [], load)
         self.end_when_idle()
 
     def close(self) -> list[str]:
-        """Take no more; returns the engine's ids of sequences that are still live.
+        """Drop pending and future outputs; returns the engine's ids of sequences that are still live.
 
-        Their routes stay until their last outputs, so that nobody can use the ids meanwhile and get what is not theirs.
+        Their routes stay until their last outputs. So no other request can take the ids before that and get these outputs.
         """
         self._closed = True
         self._pending.clear()
@@ -94,7 +94,7 @@ class Mailbox:
 
 
 class Outbox:
-    """Routes by request id. All methods but `publish` are called on the event loop."""
+    """Routes outputs by request id. All methods except `publish` are called on the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_load: Callable[[Load], None]) -> None:
         self._loop = loop
@@ -109,7 +109,7 @@ class Outbox:
         return len(self._routes)
 
     def publish(self, step: int, outputs: Sequence[SequenceOutput], load: Load) -> None:
-        """Hand a step's outputs to the event loop; called on the step loop's thread. After the loop is closed they are dropped."""
+        """Pass a step's outputs to the event loop; called on the step loop's thread. Drops them after the event loop is closed."""
         try:
             self._loop.call_soon_threadsafe(self._deliver, step, outputs, load)
         except RuntimeError:

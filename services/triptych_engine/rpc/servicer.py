@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 
 class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
-    """Serves one EngineCore, from the moment that it is attached; before that, calls are refused as unavailable.
+    """Serves one EngineCore. Until the core is attached, calls are refused as unavailable.
 
     Args:
-        instance: says which engine this is.
+        instance: returns the description of this engine.
     """
 
     def __init__(self, outbox: Outbox, instance: Callable[[], common_pb2.Instance]) -> None:
@@ -42,32 +42,32 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self._traits: MediaTraits | str = TEXT_ONLY
         self._load_changed = asyncio.Event()
         self._sessions: set[Mailbox] = set()
-        self._refusal: str | None = "the engine is loading its model"  # why no requests are taken; None while they are
+        self._refusal: str | None = "the engine is loading its model"  # why requests are refused; None while they are accepted
 
     def attach(
         self, core: EngineCore, model: common_pb2.ModelInfo, capacity_tokens: int, traits: MediaTraits | str = TEXT_ONLY
     ) -> None:
-        """Take requests from now on.
+        """Accept requests from now on.
 
         Args:
             capacity_tokens: longest sequence that the KV cache holds.
-            traits: of a model that takes media; else why it does not.
+            traits: traits of a model that takes media; for other models the reason why media are refused.
         """
         self._core, self._model, self._capacity_tokens, self._traits = core, model, capacity_tokens, traits
         self._refusal = None
 
     def refuse(self, reason: str) -> None:
-        """Take no more requests. Frontends are told to send theirs elsewhere; sessions end when their last request has."""
+        """Refuse new requests. Frontends are told to send theirs elsewhere; a session ends when its last request has ended."""
         self._refusal = reason
         for session in self._sessions:
             session.go_away(self._attached_core.load)
 
     def accept(self) -> None:
-        """Take requests again after `refuse`."""
+        """Accept requests again after `refuse`."""
         self._refusal = None
 
     def on_load(self, load: Load) -> None:
-        """Wake those who watch the load."""
+        """Wake the `WatchLoad` streams."""
         self._load_changed.set()
         self._load_changed = asyncio.Event()
 
@@ -126,7 +126,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                     try:
                         self._submit(request, mailbox)
                     except Exception as error:
-                        # The session goes on: it carries the requests of others.
+                        # The session continues: it also carries other requests.
                         if not isinstance(error, TriptychError):
                             log.exception("unexpected error", extra={"request_id": request.request_id})
                         refused = SequenceOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error)

@@ -1,1 +1,1 @@
-"""The model on its device: loading, attention over the paged cache, sampling. Knows nothing of the scheduler."""
+"""The model on its device: loading, attention over the paged cache, sampling. Of the scheduler it uses only data types."""

@@ -1,4 +1,4 @@
-"""Chooses the attention backend: the fastest one that computes right for this model on this device."""
+"""Chooses the attention backend: the fastest one that is correct for this model on this device."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from triptych_engine.runner.cuda.attention import CudaAttention
 from triptych_engine.runner.cuda.varlen import VarlenKernel, find_varlen_kernel
 
 log = logging.getLogger(__name__)
-#: Queries per key head of the trial.
+#: Query heads per key head in the trial.
 _GROUP = 4
-#: Smallest cosine similarity that rounding to 16 bits explains.
+#: Smallest cosine similarity that rounding to 16 bits can explain.
 _MIN_SIMILARITY = 0.999
 
 
@@ -32,23 +32,23 @@ def choose_backend(
     *,
     cache_dtype: torch.dtype | None = None,
 ) -> AttentionBackend:
-    """The backend of that name, or with `auto` the fastest that takes the model; nothing is allocated yet.
+    """The backend with this name, or for `auto` the fastest one that supports the model. The caller must allocate the KV cache.
 
     Args:
         name: auto, cpu, cuda or torch.
-        dtype: of the model.
-        cache_dtype: of the KV cache; by default the model's.
-        kernels: CPU kernels, where they could be had.
+        dtype: dtype of the model.
+        cache_dtype: dtype of the KV cache; by default the model's.
+        kernels: CPU kernels; None if they are not available.
 
     Raises:
-        StartupError: the backend that was asked for by name does not work here.
+        StartupError: the backend that was requested by name does not work here.
     """
     cache_dtype = cache_dtype or dtype
     fast = {"cpu": "cpu", "cuda": "cuda"}.get(device.type)
     if name == "torch" or (name == "auto" and fast is None):
         return TorchAttention(device)
     if name not in ("auto", fast):
-        raise StartupError(f"{name} attention was asked for; the device is {device}")
+        raise StartupError(f"{name} attention was requested; the device is {device}")
     try:
         if fast == "cpu":
             return _cpu(layers, block_size, cache_dtype, kernels)
@@ -64,9 +64,9 @@ def choose_backend(
 
 def _cpu(layers: dict[int, LayerShape], block_size: int, dtype: torch.dtype, kernels: CpuKernels | None) -> AttentionBackend:
     if kernels is None:
-        raise ValueError("the CPU attention kernel cannot be had")
+        raise ValueError("the CPU attention kernel is not available")
     backend = CpuAttention(kernels)
-    backend.allocate(layers, 1, block_size, dtype)  # says whether it takes the model
+    backend.allocate(layers, 1, block_size, dtype)  # raises ValueError if it does not support the model
     return backend
 
 
@@ -82,9 +82,9 @@ def _cuda(device: torch.device, layers: dict[int, LayerShape], block_size: int, 
 
 @torch.inference_mode()
 def try_kernel(kernel: VarlenKernel, device: torch.device, shape: LayerShape, block_size: int, dtype: torch.dtype) -> None:
-    """Compare a kernel with plain torch: a ragged prefill over pages out of order, then a decode with long and short contexts.
+    """Compare a kernel with plain torch: a ragged prefill over unordered pages, then a decode step with long and short contexts.
 
-    Releases of torch differ in what they can compute over pages, and in the error that they raise where they cannot.
+    Releases of torch differ in what they can compute over pages, and in the error that they raise otherwise.
 
     Raises:
         ValueError: the kernel raises, or its results differ.

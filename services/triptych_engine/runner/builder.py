@@ -1,4 +1,4 @@
-"""Builds a complete runner: loads the model, makes it fast, checks it against transformers, quantises it."""
+"""Builds a complete runner: loads the model, optimises it, checks it against transformers, quantises it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None) -> Mode
     """A runner with its model and its KV cache, checked against transformers.
 
     Args:
-        recorder: records decode steps; by default one for CUDA graphs, where there are any.
+        recorder: records decode steps; by default a recorder of CUDA graphs on a GPU.
 
     Raises:
-        StartupError: the KV cache is too small, or the model cannot be had.
+        StartupError: the KV cache is too small, or the model cannot be loaded.
         UnsupportedModelError: the model cannot be run correctly.
     """
     started = time.monotonic()
@@ -88,7 +88,7 @@ def _trial(config: RunnerConfig, model: LoadedModel) -> tuple[torch.Tensor, torc
 
 
 def _num_blocks(config: RunnerConfig, model: LoadedModel, cache_dtype: torch.dtype) -> int:
-    """KV blocks that fit into the memory given for them; at least as many as the checks take."""
+    """Number of KV blocks that fit in the configured memory. Raises StartupError if the checks at start need more."""
     block_bytes = config.block_size * sum(shape.bytes_per_token(cache_dtype) for shape in model.layers.values())
     num_blocks = config.kv_cache_bytes // block_bytes
     if num_blocks < _num_probe_blocks(config):
@@ -107,7 +107,7 @@ def _check_structure(runner: ModelRunner, parts: RunnerParts) -> None:
     """Compare the paged path with transformers' ordinary forward pass, and allocate the cache."""
     config, model, probe = parts.config, parts.model, parts.model.probe_token_ids.tolist()
     exact = torch.promote_types(model.dtype, parts.cache_dtype)
-    if parts.cache_dtype != exact:  # rounding would hide small errors
+    if parts.cache_dtype != exact:  # rounding in the cache would hide small errors
         parts.backend.allocate(model.layers, _num_probe_blocks(config), config.block_size, exact)
         check_parity(model, runner.prompt_logits(probe, num_chunks=2), config.model_name)
     runner.allocate_cache()
@@ -115,15 +115,15 @@ def _check_structure(runner: ModelRunner, parts: RunnerParts) -> None:
 
 
 def _check_media(runner: ModelRunner, parts: RunnerParts) -> str | None:
-    """Why a model for media cannot take any: from the embeddings of tokens it computes something else than from the tokens. None
-    when it can."""
+    """The reason why a multimodal model cannot take media: given the embeddings of tokens, it fails or computes other logits than
+    given the tokens. None if it can take media."""
     if parts.media is None:
         return None
     model, probe = parts.model, parts.model.probe_token_ids.tolist()
     try:
         logits = runner.prompt_logits(probe, as_embeddings=True)
         check_parity(model, logits, parts.config.model_name, cache_dtype=parts.cache_dtype)
-    # The model family's own code may insist on token ids.
+    # The model family's own code may require token ids.
     except Exception as error:
         log.warning("%s fails on embeddings: %s", model.config.model_type, error)
         return f"{model.config.model_type} does not run on embeddings alone; media items cannot be taken"
@@ -131,13 +131,13 @@ def _check_media(runner: ModelRunner, parts: RunnerParts) -> str | None:
 
 
 def _quantize(runner: ModelRunner, parts: RunnerParts) -> None:
-    """Quantise a model that has proven to be right, and check how far that moves it."""
+    """Quantise a model that has passed the checks, and check how much its logits change."""
     model = parts.model
     token_ids, position_ids = _trial(parts.config, model)
     done = quantize(model.model, token_ids, position_ids)
     if not done.num_layers:
-        raise StartupError(f"--quantization int8 finds no layer that it takes in {model.dtype} on this CPU (--dtype)")
+        raise StartupError(f"--quantization int8 supports no layer of this model in {model.dtype} on this CPU (--dtype)")
     gc.collect()
-    log.info("quantised %d linear layers to int8: %.0f MB in place of %.0f", done.num_layers, done.bytes_after / 1e6,
+    log.info("quantised %d linear layers to int8: %.0f MB instead of %.0f", done.num_layers, done.bytes_after / 1e6,
              done.bytes_before / 1e6)  # fmt: skip
     check_parity(model, runner.prompt_logits(token_ids.tolist(), num_chunks=2), parts.config.model_name, quantized=True)

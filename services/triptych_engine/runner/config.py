@@ -1,4 +1,4 @@
-"""What the runner needs to know."""
+"""Configuration of the runner."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ class RunnerConfig:
     block_size: int
     kv_cache_bytes: int
     dtype: torch.dtype | None = None
-    #: Of keys and values; None takes what suits the model (precision.py).
+    #: Dtype of keys and values; None chooses it by the model (precision.py).
     kv_cache_dtype: torch.dtype | None = None
-    #: Take the memory of the KV cache from the system before requests use it, where its first use is slow.
+    #: Touch the memory of the KV cache before requests use it, where the first use of a page is slow.
     prefault_kv_cache: bool = False
     device: torch.device = _CPU
     attention: str = "auto"  # auto, cpu, cuda, torch
     quantization: str = "none"  # none, int8
-    #: Compute threads, and compute threads while media are encoded, perhaps on the same cores. None leaves them as they are.
+    #: Number of compute threads; None leaves it unchanged.
     num_threads: int | None = None
+    #: The same while media are encoded, which may happen on the same cores.
     num_threads_while_encoding: int | None = None
-    #: Record decode steps once and replay them, where the device can.
+    #: Record decode steps once and replay them, if the device supports it.
     cuda_graphs: bool = True

@@ -1,4 +1,4 @@
-"""What the runner knows of its sequences: a row for each, in arrays that a step reads without a loop over tokens."""
+"""The runner's state of its sequences: one row per sequence, in arrays that a step reads without a loop over tokens."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ class StepInputs:
     token_ids: np.ndarray  # [num_tokens] int64
     positions: np.ndarray  # [num_tokens] int64
     metadata: AttentionMetadata
-    #: [axes, num_tokens] int64, where some sequence has positions of several axes.
+    #: [axes, num_tokens] int64, if a sequence has positions on several axes.
     axis_positions: np.ndarray | None
     samples: np.ndarray  # [num_seqs] bool, whether the sequence's last token is in this step, so that the next one is sampled
-    #: [num_tokens] int64 row whose newest token stands there and is only on the device, -1 elsewhere; None when all are known.
+    #: [num_tokens] int64: the row whose newest token is the input here, if that token is only on the device yet; else -1. None if
+    #: all tokens are known.
     token_sources: np.ndarray | None
 
     @property
@@ -34,11 +35,11 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTokens:
-    """Places of tokens that a step samples."""
+    """Rows and positions of the tokens that a step samples."""
 
     rows: np.ndarray  # [n]
     positions: np.ndarray  # [n]
-    num_uses: np.ndarray  # [n] how many sequences had the row before this one
+    num_uses: np.ndarray  # [n] how many sequences used the row before this one
 
 
 class InputBatch:
@@ -53,17 +54,17 @@ class InputBatch:
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         self._block_size = block_size
         max_blocks = -(-max_model_len // block_size)
-        # Not zeroed, so that memory is taken only as sequences fill their rows.
+        # Not zeroed, so that memory is used only as sequences fill their rows.
         self.token_ids = np.empty((max_num_seqs, max_model_len + 1), np.int32)
         self.block_table = np.empty((max_num_seqs, max_blocks), np.int32)
-        self.num_tokens = np.zeros(max_num_seqs, np.int64)  # with those that are expected
+        self.num_tokens = np.zeros(max_num_seqs, np.int64)  # including expected tokens
         self._num_known_tokens = np.zeros(max_num_seqs, np.int64)
-        self._num_uses = np.zeros(max_num_seqs, np.int64)  # row -> how many sequences had it before
+        self._num_uses = np.zeros(max_num_seqs, np.int64)  # row -> how many sequences used it before
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, np.int64)
         self._num_blocks = [0] * max_num_seqs
         self._axis_positions: dict[int, np.ndarray] = {}  # row -> positions of its prompt [axes, num_prompt_tokens]
-        self._spans: dict[int, tuple[Span, ...]] = {}  # row -> tokens that see each other
+        self._spans: dict[int, tuple[Span, ...]] = {}  # row -> tokens that attend to each other
         self._row_of: dict[str, int] = {}  # request_id -> row
         self._free_rows = list(range(max_num_seqs))[::-1]
 
@@ -77,7 +78,7 @@ class InputBatch:
         """Give a sequence a row; returns it.
 
         Args:
-            axis_positions: [axes, num_prompt_tokens] where its media give its prompt positions of several axes.
+            axis_positions: [axes, num_prompt_tokens], if the prompt's media require positions on several axes.
         """
         row = self._free_rows.pop()
         self._row_of[sequence.request_id] = row
@@ -100,7 +101,7 @@ class InputBatch:
         self._num_blocks[row] += len(block_ids)
 
     def remove(self, request_id: str) -> int | None:
-        """Forget a sequence; returns its row, None when it has none."""
+        """Remove a sequence; returns its row, or None if it has none."""
         row = self._row_of.pop(request_id, None)
         if row is not None:
             self._free_rows.append(row)
@@ -110,13 +111,13 @@ class InputBatch:
         return row
 
     def expect_tokens(self, rows: np.ndarray) -> ExpectedTokens:
-        """Add one token to each of the rows, which the device is about to sample."""
+        """Add one token to each of the rows. The device is about to sample these tokens."""
         expected = ExpectedTokens(rows, self.num_tokens[rows], self._num_uses[rows])
         self.num_tokens[rows] += 1
         return expected
 
     def learn_tokens(self, expected: ExpectedTokens, token_ids: np.ndarray) -> None:
-        """Take what was sampled. Tokens of sequences that are no longer in their rows are dropped."""
+        """Store sampled tokens. Tokens of sequences that are no longer in their rows are dropped."""
         here = self._num_uses[expected.rows] == expected.num_uses
         rows, positions = expected.rows[here], expected.positions[here]
         self.token_ids[rows, positions] = token_ids[here]
@@ -130,7 +131,7 @@ class InputBatch:
         starts = self.num_computed_tokens[rows]
         query_start_loc = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(lengths, out=query_start_loc[1:])
-        # Position of token i of a sequence = its start + i; `arange` runs on over all sequences, so each subtracts its own offset.
+        # Position of token i of a sequence = its start + i. `arange` counts over all sequences, so subtract each sequence's offset.
         positions = np.arange(query_start_loc[-1]) + np.repeat(starts - query_start_loc[:-1], lengths)
         token_rows = np.repeat(rows, lengths)
         blocks = self.block_table[token_rows, positions // self._block_size].astype(np.int64)
@@ -139,7 +140,7 @@ class InputBatch:
         token_sources = None
         if (ends > self._num_known_tokens[rows]).any():
             is_unknown = positions >= self._num_known_tokens[token_rows]
-            token_ids[is_unknown] = 0  # what stands there is not initialised
+            token_ids[is_unknown] = 0  # the array is not initialised there
             token_sources = np.where(is_unknown, token_rows, -1)
         num_used_blocks = int(-(-ends.max() // self._block_size))
         return StepInputs(
@@ -161,7 +162,7 @@ class InputBatch:
         )
 
     def _key_end(self, rows: np.ndarray, query_start_loc: np.ndarray, positions: np.ndarray) -> np.ndarray | None:
-        """[num_tokens] one past the last key that each token sees; None where that is the token itself everywhere."""
+        """[num_tokens] one past the last key that each token attends to; None if that is its own key for all tokens."""
         if not self._spans:
             return None
         key_end = None
@@ -186,10 +187,10 @@ class InputBatch:
             start = int(positions[first])
             in_prompt = max(0, min(last - first, num_prompt_tokens - start))
             gathered[:, first : first + in_prompt] = of_prompt[:, start : start + in_prompt]
-            # On all axes, output positions continue one past the largest position of the prompt.
+            # On all axes, output positions start one past the largest position of the prompt.
             gathered[:, first + in_prompt : last] += of_prompt.max() + 1 - num_prompt_tokens
         return gathered
 
     def advance(self, inputs: StepInputs) -> None:
-        """Note that the tokens of a step were computed."""
+        """Record that the tokens of a step were computed."""
         self.num_computed_tokens[inputs.rows] = inputs.metadata.seq_lens

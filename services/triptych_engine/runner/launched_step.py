@@ -1,4 +1,4 @@
-"""A step that the device has been told to compute."""
+"""A step that was launched on the device."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from triptych_engine.scheduling.output import StepResult
 
 @dataclass(slots=True)
 class ModelOutput:
-    """What the forward pass of a step gives; empty when nothing was to be computed."""
+    """The result of a step's forward pass; empty if there was nothing to compute."""
 
     inputs: StepInputs | None = None
     #: [n, vocab_size] of the last token of each sequence that samples and, with `prompt_lines`, of prompt tokens.
     logits: torch.Tensor | None = None
-    #: Flat indices [n] of the tokens that the logits are of, and of their sequences in the batch [n]; None where they are all last
-    #: tokens.
+    #: For each line of the logits, the flat index of its token [n] and the index of its sequence in the batch [n]; None if all are
+    #: last tokens.
     prompt_lines: tuple[np.ndarray, np.ndarray] | None = None
     #: request_id -> why it cannot be computed.
     errors: dict[str, str] = field(default_factory=dict)
-    #: Waits for the end of the forward pass. A step with chunks of prompts alone has no other result to wait for.
+    #: Waits for the end of the forward pass. A step with only prompt chunks has no other result to wait for.
     wait: Callable[[], None] | None = None
 
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """Where the results of a step will be; empty when nothing was to be computed."""
+    """The pending results of a step; empty if there was nothing to compute."""
 
     #: request_id -> why it cannot be computed.
     errors: dict[str, str] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class LaunchedStep:
     wait: Callable[[], None] | None = None
 
     def result(self) -> StepResult:
-        """Wait for the step. To be called once, in the order in which steps were launched."""
+        """Wait for the step and return its result. Must be called once per step, in launch order."""
         if self.wait is not None:
             self.wait()
         result = StepResult(prompt_logprobs={key: pending.entries() for key, pending in self.prompt_logprobs.items()})
@@ -54,7 +54,7 @@ class LaunchedStep:
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """Tokens that a step samples, and the places that they go to."""
+    """The tokens that a step samples, and their places in the batch."""
 
     request_ids: list[str]
     pending: PendingSample
@@ -62,7 +62,7 @@ class StepSample:
     places: ExpectedTokens
 
     def collect(self, result: StepResult) -> None:
-        """Wait for the tokens and note them, here and in the batch."""
+        """Wait for the tokens and store them in the result and in the batch."""
         sampled = self.pending.result()
         self.batch.learn_tokens(self.places, sampled.token_ids)
         request_ids = self.request_ids

@@ -1,4 +1,4 @@
-"""What media bring into a step: input embeddings, additions to early layers, positions of several axes."""
+"""Inputs of a step that come from media: input embeddings, additions to early layers, positions on several axes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from triptych_engine.media.item import EmbeddingSlice, Modality
 from triptych_engine.runner.model.media_traits import find_rope_index
 from triptych_engine.scheduling.output import NewSequence
 
-#: What the modeling code calls each modality in mm_token_type_ids.
+#: Modality -> its value in the modeling code's mm_token_type_ids.
 _TOKEN_TYPES = {Modality.IMAGE: 1, Modality.VIDEO: 2, Modality.AUDIO: 3}
 
-#: A slice and the index in the flat batch where it begins.
+#: The index in the flat batch where a slice begins, and the slice.
 PlacedSlice = tuple[int, EmbeddingSlice]
 
 
 class MediaInputs:
-    """Feeds one model. Used by one thread.
+    """Prepares the media inputs of one model. Not thread-safe.
 
     Args:
-        model: that the inputs are for.
+        model: the model that gets the inputs.
         num_position_axes: see LoadedModel.
     """
 
@@ -39,13 +39,13 @@ class MediaInputs:
 
     @contextmanager
     def adding(self, slices: Sequence[PlacedSlice]) -> Iterator[None]:
-        """In this context, forward passes add what these slices add to early layers (Qwen3-VL's deepstack)."""
+        """Within this context, forward passes add the slices' deepstack tensors to early layers (Qwen3-VL)."""
         additions: dict[int, list[tuple[int, torch.Tensor]]] = {}  # layer -> first token and rows
         for start, one in slices:
             for name in one.embeddings.tensors:
                 if name.startswith("deepstack."):
                     additions.setdefault(int(name.removeprefix("deepstack.")), []).append((start, _rows(one, name)))
-        # Removed afterwards: layers with hooks are not computed together.
+        # Removed afterwards: layers with hooks are not computed in one call (cpu/layer_chain.py).
         hooks = [self._layer(layer).register_forward_hook(_adding_rows(rows)) for layer, rows in additions.items()]
         try:
             yield
@@ -58,10 +58,10 @@ class MediaInputs:
         return inner.get_decoder().layers[index]
 
     def embed(self, token_ids: torch.Tensor, slices: Sequence[PlacedSlice]) -> torch.Tensor:
-        """Input embeddings [1, num_tokens, hidden_size] of a flat batch, those of media in their places.
+        """Input embeddings [1, num_tokens, hidden_size] of a flat batch, including the embeddings of media.
 
         Args:
-            token_ids: [num_tokens]. Placeholder tokens may lie outside of the vocabulary.
+            token_ids: [num_tokens]. The ids of placeholder tokens may be outside the vocabulary.
         """
         token_ids = token_ids.clone()
         for start, one in slices:
@@ -72,7 +72,7 @@ class MediaInputs:
         return embeds
 
     def positions(self, sequence: NewSequence) -> np.ndarray | None:
-        """Positions [axes, num_prompt_tokens] int64 of a prompt; None where those of all axes are those of the tokens.
+        """Positions [axes, num_prompt_tokens] int64 of a prompt; None if all axes have the positions of the tokens.
 
         Raises:
             ValueError: the model's own code finds no positions for the layouts of the sequence's media.
@@ -96,7 +96,7 @@ class MediaInputs:
 
 
 def _adding_rows(additions: Sequence[tuple[int, torch.Tensor]]) -> Callable[[nn.Module, Any, Any], None]:
-    """A forward hook that adds rows to what a layer returns, each from its first token on."""
+    """A forward hook that adds rows to the output of a layer. Each entry of `additions` has its first token and its rows."""
 
     def add(module: nn.Module, args: Any, output: Any) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
@@ -114,7 +114,7 @@ def _token_types(sequence: NewSequence) -> np.ndarray:
 
 
 def _layouts(sequence: NewSequence) -> dict[str, torch.Tensor]:
-    """The items' layouts by name, joined in the order in which the items stand in the prompt."""
+    """The items' layouts by name, concatenated in the order of the items in the prompt."""
     joined: dict[str, list[np.ndarray]] = {}
     for item in dict.fromkeys(placeholder.item for placeholder in sequence.media.placeholders):
         for name, array in item.layout.items():

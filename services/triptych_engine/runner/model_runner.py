@@ -29,25 +29,25 @@ _PROBE_ID = "probe"
 
 @dataclass(frozen=True, slots=True)
 class RunnerParts:
-    """What a runner is made of."""
+    """The parts from which a runner is built."""
 
     config: RunnerConfig
     model: LoadedModel
     backend: AttentionBackend
-    #: CPU kernels, where the device is a CPU and they could be had.
+    #: CPU kernels; None if the device is not a CPU or they are not available.
     kernels: CpuKernels | None
     cache_dtype: torch.dtype
-    #: Of the KV cache.
+    #: Number of KV blocks.
     num_blocks: int
     media: MediaInputs | None
-    #: Of a model that takes media; else why it does not.
+    #: Traits of a model that takes media; for other models the reason why media are refused.
     media_traits: MediaTraits | str
-    #: Records decode steps; by default one for CUDA graphs, where there are any.
+    #: Records decode steps; by default a recorder of CUDA graphs on a GPU.
     recorder: Recorder | None
 
 
 class ModelRunner:
-    """The model, its KV cache and the state of the sequences that it computes. Made by `build_runner`; used by one thread."""
+    """The model, its KV cache and the state of the sequences that it computes. Built by `build_runner`. Not thread-safe."""
 
     def __init__(self, parts: RunnerParts) -> None:
         self.config = config = parts.config
@@ -57,10 +57,10 @@ class ModelRunner:
         self._cache_dtype, self._recorder = parts.cache_dtype, parts.recorder
         self._graphs: GraphedDecode | None = None
         self._is_warm = False
-        self._errors: dict[str, str] = {}  # request_id -> why it cannot be computed; found in the step in hand
+        self._errors: dict[str, str] = {}  # request_id -> why it cannot be computed; of the current step
         self._batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size)
         self._transfer = HostToDevice(config.device)
-        self._newest_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=config.device)  # [rows], sampled last
+        self._newest_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=config.device)  # [rows]
         self._sampler = Sampler(config.max_num_seqs, config.device, parts.kernels)
         self._prompt_logprobs = PromptLogprobs(config.max_num_seqs, self._batch, self._transfer)
 
@@ -70,13 +70,13 @@ class ModelRunner:
 
     @property
     def embedding_bytes(self) -> int:
-        """Memory of one embedding of a media item, with its additions to early layers."""
+        """Bytes of one embedding of a media item, including its deepstack additions to early layers."""
         traits = self.media_traits
         size = traits.hidden_size * (1 + traits.num_deepstack) if isinstance(traits, MediaTraits) else 1
         return size * self._model.dtype.itemsize
 
     def allocate_cache(self) -> None:
-        """Take the memory of the KV cache."""
+        """Allocate the memory of the KV cache."""
         self._backend.allocate(self._model.layers, self.num_blocks, self.config.block_size, self._cache_dtype)
         if self._graphs is not None:
             self._graphs.record()
@@ -84,7 +84,7 @@ class ModelRunner:
             self._prefault_cache()
 
     def free_cache(self) -> None:
-        """Give the memory of the KV cache back. No sequence may be running."""
+        """Free the memory of the KV cache. No sequence may be running."""
         if self._graphs is not None:
             self._graphs.forget()
         self._backend.free()
@@ -93,10 +93,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, scheduled: SchedulerOutput) -> ModelOutput:
-        """Have the device compute the scheduled tokens.
+        """Launch the forward pass of the scheduled tokens.
 
-        Does not wait for the device, which may still be at the steps before. Tokens that those sample go from step to step on the
-        device.
+        Does not wait for the device, which may still compute earlier steps. Tokens that those steps sample are passed on to this
+        step on the device.
         """
         self._set_threads(scheduled.awaits_embeddings)
         self._update_states(scheduled)
@@ -111,7 +111,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sample(self, output: ModelOutput) -> LaunchedStep:
-        """Have the device sample where a sequence's last token is in the step; does not wait for it."""
+        """Launch the sampling for sequences whose last token is in the step. Does not wait for the device."""
         inputs, logits = output.inputs, output.logits
         if inputs is None or logits is None:
             return LaunchedStep()
@@ -130,7 +130,7 @@ class ModelRunner:
         return self.sample(self.forward(scheduled)).result()
 
     def check_device(self) -> None:
-        """Raise RuntimeError when the device computes nothing any more."""
+        """Raise RuntimeError if the device can no longer compute."""
         check_device(self.config.device)
 
     def _set_threads(self, encoding: bool) -> None:
@@ -164,7 +164,7 @@ class ModelRunner:
 
     @staticmethod
     def _place(inputs: StepInputs, scheduled: SchedulerOutput) -> list[PlacedSlice]:
-        """The step's embeddings, each with the index in the flat batch where it begins."""
+        """The step's embeddings, each with its start index in the flat batch."""
         first_tokens = dict(zip(inputs.request_ids, inputs.metadata.query_start_loc.tolist(), strict=False))
         placed = []
         for request_id, slices in scheduled.embeddings.items():
@@ -210,8 +210,8 @@ class ModelRunner:
         """[num_tokens, vocab_size] of a prompt on the paged path. Overwrites the first blocks of the KV cache; none may be in use.
 
         Args:
-            num_chunks: steps that the prompt is spread over.
-            as_embeddings: the model gets the tokens' embeddings, as those of media items.
+            num_chunks: number of steps in which the prompt is computed.
+            as_embeddings: pass the tokens' embeddings to the model, as for media items.
         """
         blocks = list(range(-(-len(token_ids) // self.config.block_size)))
         prompt = NewSequence(_PROBE_ID, token_ids, len(token_ids), 0, blocks, SamplingParams(max_tokens=1, temperature=0.0))
@@ -228,9 +228,9 @@ class ModelRunner:
         return torch.cat(pieces)
 
     def warm_up(self) -> StepCosts:
-        """Make everything ready for the first requests, and measure what steps cost.
+        """Prepare for the first requests, and measure the cost of steps.
 
-        On an accelerator the largest possible prefill comes first, which shows whether the memory suffices.
+        On an accelerator, the largest possible prefill runs first, to check that the memory suffices.
         """
         config = self.config
         self._graphs = self._record_decode()
@@ -238,7 +238,7 @@ class ModelRunner:
         max_num_seqs = min(config.max_num_seqs, self.num_blocks)
         costs = WarmUp(self, config.block_size, max_tokens, max_num_seqs).run(largest=config.device.type != "cpu")
         self._is_warm = True
-        self._prefault_cache()  # not earlier: it would be measured with the steps
+        self._prefault_cache()  # not earlier: it would slow down the measured steps
         return costs
 
     def _prefault_cache(self) -> None:

@@ -1,4 +1,4 @@
-"""Moves arrays to the device, and back."""
+"""Copies arrays between host and device."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-#: Tensors of all types may begin at multiples of this, in bytes.
+#: Alignment of tensors in a buffer, in bytes; sufficient for all dtypes.
 _ALIGNMENT = 16
 
 
 def use_device(device: torch.device) -> None:
-    """Make a GPU the calling thread's device. Streams, events and recordings belong to that, not to the device of a tensor."""
-    if device.type == "cuda" and device.index is not None:  # without a number it is the thread's device already
+    """Make a GPU the calling thread's current device. Streams, events and graphs belong to that one, not to a tensor's device."""
+    if device.type == "cuda" and device.index is not None:  # without an index it already is the current device
         torch.cuda.set_device(device)
 
 
 def check_device(device: torch.device) -> None:
-    """Raise RuntimeError when a GPU computes nothing any more. After some errors CUDA fails every later call of the process."""
+    """Raise RuntimeError if a GPU can no longer compute. After some errors, every later CUDA call of the process fails."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class HostToDevice:
-    """Brings a step's arrays to the device: all in one copy, from pinned memory, without waiting for it.
+    """Copies a step's arrays to the device: all in one copy, from pinned memory, without waiting for it.
 
-    On a CPU the tensors are the arrays' own memory.
+    On a CPU, the tensors share the memory of the arrays.
 
     Args:
-        packed: join the arrays into one copy; by default where there is one to make.
+        packed: pack the arrays into one copy; by default on all devices except a CPU.
     """
 
     def __init__(self, device: torch.device, *, packed: bool | None = None) -> None:
@@ -44,10 +44,10 @@ class HostToDevice:
 
 
 class StaticArrays:
-    """Tensors on the device that keep their addresses, and take the contents of host arrays in one copy.
+    """Device tensors with fixed addresses, which are filled from host arrays in one copy.
 
     Args:
-        arrays: what they hold at first; later ones have the same shapes and types.
+        arrays: the initial content; later arrays must have the same shapes and dtypes.
     """
 
     def __init__(self, device: torch.device, arrays: Sequence[np.ndarray]) -> None:
@@ -62,7 +62,7 @@ class StaticArrays:
 
 
 def _ends(arrays: Sequence[np.ndarray]) -> list[int]:
-    """Where each array ends, and the next begins, in one buffer; in bytes."""
+    """The offsets in one buffer, in bytes, at which each array ends and the next one begins."""
     ends, end = [], 0
     for array in arrays:
         end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
@@ -71,7 +71,7 @@ def _ends(arrays: Sequence[np.ndarray]) -> list[int]:
 
 
 def _pack(arrays: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
-    """The arrays, one after the other, in memory from which the device may read; torch keeps that until its copies are done."""
+    """Copy the arrays, one after the other, to memory that the device can read. Torch keeps it until its copies are done."""
     ends = _ends(arrays)
     staging = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
     host = staging.numpy()
@@ -92,7 +92,7 @@ def _torch_type(array: np.ndarray) -> torch.dtype:
 
 
 def end_of_work(device: torch.device) -> Callable[[], None]:
-    """A function that waits for all work that the device has been given so far, but not for later work."""
+    """A function that waits for all work that was submitted to the device so far, but not for later work."""
     if device.type != "cuda":
         return lambda: None
     done = torch.cuda.Event()
@@ -100,12 +100,12 @@ def end_of_work(device: torch.device) -> Callable[[], None]:
     return done.synchronize
 
 
-#: Waits for arrays that are on their way to the host, and returns them.
+#: Waits for arrays that are being copied to the host, and returns them.
 Fetch = Callable[[], list[np.ndarray]]
 
 
 def fetch(*tensors: torch.Tensor) -> Fetch:
-    """Begin to bring tensors to the host: after all work that the device has been given so far, but not after later work."""
+    """Start copying tensors to the host, after all work that was submitted to the device so far, but not after later work."""
     if not any(tensor.is_cuda for tensor in tensors):
         return lambda: [tensor.numpy() for tensor in tensors]
     arrivals = []

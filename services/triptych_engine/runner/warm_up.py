@@ -1,4 +1,4 @@
-"""Measures what steps cost, at start. That also makes kernels, buffers and threads ready for the first requests."""
+"""Measures the cost of steps at start. This also prepares kernels, buffers and threads for the first requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triptych_engine.scheduling.pacer import StepCosts
 from triptych_engine.scheduling.request import SamplingParams
 
 log = logging.getLogger(__name__)
-#: Tokens, or sequences, of the steps that are measured.
+#: Number of tokens, or of sequences, in the measured steps.
 _MEASURED_SIZE = 64
 _SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)
 
@@ -23,12 +23,12 @@ class StepRunner(Protocol):
 
 
 class WarmUp:
-    """Runs made-up steps.
+    """Runs synthetic steps.
 
     Args:
-        runner: knows no sequences; its KV blocks from 0 on are used.
-        max_tokens: longest prompt that it takes.
-        max_num_seqs: most sequences, of a block each.
+        runner: a runner without sequences; its KV blocks from 0 on are used.
+        max_tokens: length of the longest prompt that it can compute.
+        max_num_seqs: maximum number of sequences, with one block each.
     """
 
     def __init__(self, runner: StepRunner, block_size: int, max_tokens: int, max_num_seqs: int) -> None:
@@ -36,7 +36,7 @@ class WarmUp:
         self._max_tokens, self._max_num_seqs = max_tokens, max_num_seqs
 
     def run(self, *, largest: bool) -> StepCosts:
-        """Run a prefill, the largest possible one or one as it is measured; then measure what steps cost."""
+        """Run a prefill, the largest possible one or one of the measured size. Then measure the cost of steps."""
         started = time.monotonic()
         num_tokens = min(self._max_tokens, _MEASURED_SIZE)
         self._time_prefill(self._max_tokens if largest else num_tokens)
@@ -46,7 +46,7 @@ class WarmUp:
         return costs
 
     def _measure(self, num_tokens: int, num_seqs: int) -> StepCosts:
-        # Other services may be starting on the same cores, so the faster of two runs is nearer to the true cost.
+        # Other services may be starting on the same cores, so the faster of two runs is closer to the true cost.
         one_s, several_s, prompt_s = (
             min(time_step(size) for _ in range(2))
             for time_step, size in ((self._time_decode, 1), (self._time_decode, num_seqs), (self._time_prefill, num_tokens))
@@ -61,7 +61,7 @@ class WarmUp:
         return self._time([NewSequence("warm-up", [0] * num_tokens, num_tokens, 0, blocks, _SAMPLING)], num_tokens)
 
     def _time_decode(self, num_seqs: int) -> float:
-        """Seconds of a step in which so many sequences compute one token each."""
+        """Seconds of a step in which `num_seqs` sequences compute one token each."""
         return self._time([NewSequence(f"warm-up-{i}", [0], 1, 0, [i], _SAMPLING) for i in range(num_seqs)], 1)
 
     def _time(self, sequences: list[NewSequence], num_tokens: int) -> float:

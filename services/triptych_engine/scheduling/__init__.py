@@ -1,1 +1,1 @@
-"""The scheduler: requests, KV cache blocks, and what each step computes. Needs no torch."""
+"""The scheduler: requests, KV cache blocks, and what each step computes. Does not import torch."""

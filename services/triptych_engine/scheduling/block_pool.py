@@ -1,7 +1,7 @@
-"""The KV cache's blocks: how many requests hold each, which prefix it keeps, which is given away next.
+"""The pool of KV cache blocks: reference counts, cached prefixes and the free list.
 
-A block is free when no live request holds it. A free block keeps its content and can be found again by its hash until it is given
-away; the block that became free longest ago is given away first.
+A block is free when no request holds it. A free block keeps its content and can be found by its hash until it is allocated again;
+the block that has been free for the longest time is allocated first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BlockPool:
         return blocks
 
     def num_free_among(self, blocks: Iterable[int]) -> int:
-        """How many of the blocks are free, and would leave the free list when held."""
+        """How many of the blocks are free, so that holding them takes them off the free list."""
         return sum(1 for block in blocks if self._ref_count[block] == 0)
 
     def hold(self, blocks: Iterable[int]) -> None:
@@ -48,8 +48,8 @@ class BlockPool:
             self._ref_count[block] += 1
 
     def allocate(self, num_blocks: int) -> list[int] | None:
-        """Take blocks from the head of the free list, forgetting what they cached; None, and nothing changed, when too few are
-        free."""
+        """Take blocks from the head of the free list and remove their cached prefixes from the index. Returns None, and changes
+        nothing, if too few are free."""
         if num_blocks > len(self._free):
             return None
         blocks = []
@@ -61,26 +61,26 @@ class BlockPool:
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Remove one holder from each block. Blocks are given in the order of their tokens: of those that become free, later tokens
-        are given away first, since a prefix is found only from its start."""
+        """Remove one holder from each block. The blocks must be in token order. Of the blocks that become free, those with later
+        tokens are reused first, because a prefix can be found only from its start."""
         for block in reversed(blocks):
             self._ref_count[block] -= 1
             if self._ref_count[block] < 0:
                 raise AssertionError(f"block {block} was released more often than it was held")
             if self._ref_count[block] == 0:
                 self._free[block] = None
-                if self._hash_of[block] is None:  # nothing to find in it: give it away first
+                if self._hash_of[block] is None:  # it caches no prefix: reuse it first
                     self._free.move_to_end(block, last=False)
 
     def cache(self, block: int, block_hash: bytes) -> None:
-        """Make a held, fully computed block findable. When another block holds the same prefix already, that one stays the one
-        found."""
+        """Add a held, fully computed block to the index. If another block already caches the same prefix, the index keeps that
+        one."""
         if self._hash_of[block] is None and block_hash not in self._block_of:
             self._hash_of[block] = block_hash
             self._block_of[block_hash] = block
 
     def reset_cache(self) -> int:
-        """Forget all cached prefixes; held blocks stay held. Returns how many were forgotten."""
+        """Drop all cached prefixes; held blocks stay held. Returns how many were dropped."""
         num_forgotten = len(self._block_of)
         self._block_of.clear()
         self._hash_of = [None] * self.num_blocks

@@ -1,7 +1,7 @@
 """Steps that were launched and are not completed yet.
 
-The next step can be scheduled while one is in flight. The tokens that a step in flight computes count as computed, and the token
-that it samples has its place, although nobody knows it yet.
+The next step can be scheduled while one is in flight. For this, the tokens that a step in flight computes count as computed. The
+token that it samples already has its position in the sequence, although it is not known yet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from triptych_engine.scheduling.request import Request
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """What one step does for one request. Stays with the scheduler: an id may belong to another request when the step completes."""
+    """What one step does for one request. It holds the request, not its id: another request may have the id when the step ends."""
 
     request: Request
     num_tokens: int
@@ -23,7 +23,7 @@ class ScheduledRequest:
 
 
 class StepsInFlight:
-    """Keeps the requests' counts of tokens in flight. Owned by `RequestStates`."""
+    """Maintains the requests' counts of tokens in flight. Owned by `RequestStates`."""
 
     def __init__(self) -> None:
         self._steps: dict[int, Sequence[ScheduledRequest]] = {}  # step_id -> what it does
@@ -32,7 +32,7 @@ class StepsInFlight:
         return len(self._steps)
 
     def launched(self, step_id: int, scheduled: Sequence[ScheduledRequest]) -> None:
-        """The executor is about to get this step."""
+        """Record a step that the executor is about to get."""
         if scheduled:
             self._steps[step_id] = scheduled
         for one in scheduled:
@@ -43,20 +43,20 @@ class StepsInFlight:
                 request.awaits_result = one.max_new_tokens > 1
 
     def completed(self, step_id: int) -> Sequence[ScheduledRequest]:
-        """The step has ended, well or not. Returns what it did; nothing when it is not in flight."""
+        """Record that a step has ended, with or without an error. Returns its work; empty if the step is not in flight."""
         scheduled = self._steps.pop(step_id, ())
         for one in scheduled:
             request = one.request
             request.num_in_flight_tokens -= one.num_tokens
             if one.max_new_tokens:
                 request.num_unknown_tokens -= 1
-                # It is in no step after one that may bring several tokens, and may be in one before.
+                # A step that may return several tokens is the last one in flight for its request. An earlier one may end before it.
                 request.awaits_result = request.awaits_result and one.max_new_tokens == 1
         return scheduled
 
     @property
     def requests(self) -> set[Request]:
-        """Requests with tokens in some step, live or not."""
+        """Requests that have tokens in a step in flight, live or finished."""
         return {one.request for step in self._steps.values() for one in step}
 
     def check_integrity(self, live: Iterable[Request]) -> None:

@@ -1,4 +1,4 @@
-"""Which KV blocks a request holds, and which of them it shares with others through the prefix cache."""
+"""Assigns KV blocks to requests, and shares blocks of equal prefixes through the prefix cache."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from triptych_engine.scheduling.request import Request
 def hash_block(parent: bytes, token_ids: list[int], media: bytes = b"") -> bytes:
     """Hash of a full block: of its tokens and, through the parent's hash, of all tokens before it. 32 bytes.
 
-    sha256, because a collision would answer one tenant with another's text.
+    It is sha256, because after a collision one tenant's request would be answered from another tenant's text.
 
     Args:
-        media: what the block depends on beside its tokens, see `PromptMedia.fingerprint`.
+        media: what the block depends on besides its tokens, see `PromptMedia.fingerprint`.
     """
     return hashlib.sha256(parent + array("I", token_ids).tobytes() + media).digest()
 
 
 class KVCacheManager:
-    """Gives blocks to requests and takes them back.
+    """Allocates blocks for requests and releases them.
 
     Args:
-        num_blocks: blocks in all.
+        num_blocks: total number of blocks.
         block_size: tokens per block.
         enable_prefix_caching: let requests share the blocks of equal prefixes.
     """
@@ -40,12 +40,12 @@ class KVCacheManager:
 
     @property
     def capacity_tokens(self) -> int:
-        """Longest sequence that fits when it is alone."""
+        """Length of the longest sequence that fits when no other sequence holds blocks."""
         return self.pool.num_blocks * self.block_size
 
     def check(self, request: Request) -> None:
         """Raise NeverFitsError for a request that would not fit even alone."""
-        # The last output token is never fed back, so its keys and values are never kept.
+        # The last output token is never an input, so its keys and values are never stored.
         longest = request.num_prompt_tokens + max(0, request.sampling.max_tokens - 1)
         if longest > self.capacity_tokens:
             raise NeverFitsError(
@@ -60,19 +60,19 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def find_cached_prefix(self, request: Request) -> list[int]:
-        """Blocks of the request's longest cached prefix, always short of its last token, whose logits are needed."""
+        """Blocks of the request's longest cached prefix. It never includes the last token, because its logits must be computed."""
         if not self._caching or request.sampling.prompt_logprobs is not None:
             return []
         self._extend_hashes(request)
         return self.pool.find_prefix(request.block_hashes[: (request.num_tokens - 1) // self.block_size])
 
     def can_allocate(self, request: Request, cached_blocks: list[int]) -> bool:
-        """Whether there are blocks for all tokens of a request that has none, beside those that others hold now."""
+        """Whether enough blocks are free for all tokens of a request that holds none."""
         needed = self.num_blocks_for(request.num_tokens) - len(cached_blocks) + self.pool.num_free_among(cached_blocks)
         return needed <= self.pool.num_free_blocks
 
     def allocate(self, request: Request, cached_blocks: list[int]) -> None:
-        """Give a request without blocks its cached prefix and blocks for all its tokens. Requires `can_allocate`.
+        """Give a request without blocks its cached prefix, and new blocks for its other tokens. Requires `can_allocate`.
 
         Sets `block_ids`, `num_computed_tokens` and, the first time, `num_cached_tokens`.
         """
@@ -81,7 +81,7 @@ class KVCacheManager:
         self.pool.hold(cached_blocks)
         fresh = self.pool.allocate(self.num_blocks_for(request.num_tokens) - len(cached_blocks))
         if fresh is None:
-            raise AssertionError("blocks that were counted as free could not be had")
+            raise AssertionError("blocks that were counted as free could not be allocated")
         request.block_ids = cached_blocks + fresh
         request.num_computed_tokens = len(cached_blocks) * self.block_size
         if request.num_cached_tokens is None:
@@ -90,11 +90,11 @@ class KVCacheManager:
             self.prefix_cache_hits += request.num_computed_tokens
 
     def num_missing_blocks(self, request: Request) -> int:
-        """How many blocks a running request needs for its newest tokens."""
+        """How many more blocks a running request needs for its newest tokens."""
         return max(0, self.num_blocks_for(request.num_tokens) - len(request.block_ids))
 
     def grow(self, request: Request) -> list[int]:
-        """Give a running request the blocks that it lacks for its newest tokens, often none; returns them. They must be free."""
+        """Allocate the blocks that a running request lacks for its newest tokens, often none. Returns them. They must be free."""
         missing = self.num_missing_blocks(request)
         if not missing:
             return []
@@ -105,11 +105,11 @@ class KVCacheManager:
         return blocks
 
     def grow_ahead(self, request: Request, num_ahead: int, max_blocks: int) -> tuple[int, list[int]]:
-        """Blocks for tokens that a step may compute beyond the newest one.
+        """Allocate blocks for tokens that a step may compute after the newest one.
 
         Args:
-            num_ahead: tokens wanted.
-            max_blocks: blocks that may be taken.
+            num_ahead: number of such tokens.
+            max_blocks: maximum number of blocks to allocate.
 
         Returns:
             How many tokens there are blocks for, and the new blocks among these.
@@ -120,7 +120,7 @@ class KVCacheManager:
         return min(num_ahead, len(request.block_ids) * self.block_size - request.num_tokens), blocks
 
     def commit(self, request: Request, num_newly_computed: int) -> None:
-        """Note that tokens were computed. Blocks that are full now can be shared from now on."""
+        """Record that tokens were computed. Blocks that are now full can be shared from now on."""
         first_full = request.num_computed_tokens // self.block_size
         request.num_computed_tokens += num_newly_computed
         last_full = request.num_computed_tokens // self.block_size
@@ -130,7 +130,7 @@ class KVCacheManager:
                 self.pool.cache(request.block_ids[index], request.block_hashes[index])
 
     def release(self, request: Request) -> None:
-        """Take all blocks back. What they cache can be found until they are given to others."""
+        """Release all blocks of a request. Their cached prefixes can be found until the blocks are allocated again."""
         self.pool.release(request.block_ids)
         request.block_ids = []
         request.num_computed_tokens = 0

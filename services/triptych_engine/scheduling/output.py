@@ -1,4 +1,4 @@
-"""What travels between scheduler, executor and servicer in one step: plain data, without torch and protobuf."""
+"""What scheduler, executor and servicer exchange in one step: plain data, without torch and protobuf."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triptych_engine.scheduling.request import FinishReason, Request, SamplingPa
 
 @dataclass(slots=True)
 class NewSequence:
-    """A sequence that the executor has not seen, or was told to forget when it was preempted."""
+    """A sequence that is new to the executor, or that the executor dropped when it was preempted."""
 
     request_id: str
     token_ids: list[int]
@@ -25,7 +25,7 @@ class NewSequence:
 
     @classmethod
     def of(cls, request: Request) -> NewSequence:
-        """A request that was just given its blocks."""
+        """From a request that has just got its blocks."""
         return cls(
             request_id=request.request_id,
             token_ids=list(request.token_ids),
@@ -41,24 +41,25 @@ class NewSequence:
 class SchedulerOutput:
     """One step's work for the executor. Pure data: it can be pickled, and no `Request` is in it."""
 
-    #: Names the step; each has its own.
+    #: Unique id of the step.
     step_id: int = 0
     new: list[NewSequence] = field(default_factory=list)
-    #: request_id -> blocks added since the last step, of sequences that the executor knows.
+    #: request_id -> blocks added since the last step, for sequences that the executor knows.
     new_block_ids: dict[str, list[int]] = field(default_factory=dict)
     #: request_id -> known tokens to compute now, in the order of the batch.
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
-    #: request_id -> how many tokens the step may bring at most, of sequences whose last known token is computed in it. Where that
+    #: request_id -> maximum number of tokens that the step may return, for sequences whose last known token it computes. If that
     #: is more than one, there are blocks for all but the last of them.
     max_new_tokens: dict[str, int] = field(default_factory=dict)
-    #: Sequences to forget before this step: they have ended or were preempted since the last one.
+    #: Sequences to drop before this step: they have ended or were preempted since the last one.
     dropped: list[str] = field(default_factory=list)
     #: request_id -> embeddings that replace some of its scheduled tokens.
     embeddings: dict[str, list[EmbeddingSlice]] = field(default_factory=dict)
-    #: Sequences that compute their newest token alone, and the number of tokens of all others.
+    #: Number of sequences that compute only their newest token.
     num_decoding: int = 0
+    #: Number of tokens of all other sequences.
     num_prompt_tokens: int = 0
-    #: Media of some request are being encoded or fetched.
+    #: Media of at least one request are being encoded or fetched.
     awaits_embeddings: bool = False
 
     @property
@@ -69,15 +70,15 @@ class SchedulerOutput:
 
 @dataclass(slots=True)
 class StepResult:
-    """What the executor made of a SchedulerOutput."""
+    """The executor's result for a SchedulerOutput."""
 
     #: request_id -> sampled tokens, at least one and at most `SchedulerOutput.max_new_tokens`, of the sequences named there.
     token_ids: dict[str, list[int]] = field(default_factory=dict)
-    #: request_id -> an entry for each of its sampled tokens, where they were asked for.
+    #: request_id -> an entry for each of its sampled tokens, if the request asked for them.
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     #: request_id -> log probabilities of the prompt tokens that this step's chunk predicts.
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
-    #: request_id -> what went wrong with this sequence alone.
+    #: request_id -> error message, if only this sequence failed.
     errors: dict[str, str] = field(default_factory=dict)
 
 
@@ -93,7 +94,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class MediaFetch:
-    """How the embeddings of one item were had. source: None when the sequence ended before they were asked for."""
+    """Where the embeddings of one item came from. `source` is None if the sequence ended before they were ordered."""
 
     source: EmbeddingSource | None
     fetch_s: float
@@ -102,7 +103,7 @@ class MediaFetch:
 
 @dataclass(frozen=True, slots=True)
 class MediaUsage:
-    """What the media of a sequence used."""
+    """Usage of the media of a sequence."""
 
     num_tokens: dict[Modality, int]
     num_cached_tokens: int
@@ -111,7 +112,7 @@ class MediaUsage:
 
 @dataclass(slots=True)
 class SequenceOutput:
-    """What one step brought one sequence."""
+    """What one step produced for one sequence."""
 
     request_id: str
     token_ids: list[int] = field(default_factory=list)

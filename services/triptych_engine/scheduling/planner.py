@@ -1,7 +1,7 @@
-"""Plans a step: asks the policies, and carries their decisions out.
+"""Plans a step: asks the policies, and carries out their decisions.
 
-Output grows block by block. When no block is left, the running request with the lowest rank is preempted: it loses its blocks and
-is computed again later. Requests with media compute what their embeddings allow (media/gate.py).
+The blocks for output tokens are allocated one by one. When no block is free, the running request with the lowest rank is preempted:
+it loses its blocks and is computed again later. Requests with media compute the tokens that their embeddings allow (media/gate.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class StepPlanner:
     """Fills steps with tokens of requests. One per scheduler.
 
     Args:
-        states: where the requests are; changed by its transitions alone.
+        states: the states of the requests; changed only by its transitions.
         kv_cache: gives blocks to requests that grow.
         needs: knows which embeddings are here.
         gate: knows which tokens can be computed with them.
@@ -45,13 +45,13 @@ class StepPlanner:
         self._max_new_tokens = max_new_tokens
         self._pacer = pacer
         self._prompts = PromptPolicy(states, kv_cache, gate, max_num_seqs)
-        self._steps_decoding = 0  # in a row, up to the newest
+        self._steps_decoding = 0  # consecutive, including the last planned step
         self._shortest_first = True  # in the last step
         self._reservation: Reservation | None = None  # for the next step
 
     @property
     def has_work(self) -> bool:
-        """Whether something can be computed now, with all results of earlier steps that are known."""
+        """Whether something can be computed now, given the results that are known."""
         plan = StepPlan(self._gate, self._max_num_batched_tokens, self._max_num_batched_tokens, None)
         if any(request.decodes and plan.chunk(request, request.num_scheduled_tokens) for request in self._states.running):
             return True
@@ -60,27 +60,27 @@ class StepPlanner:
 
     @property
     def needs_results_first(self) -> bool:
-        """Whether a step in flight has to complete before the next can be planned: blocks have to be taken from a request, and
-        those that a step writes to cannot be."""
+        """Whether the steps in flight must complete before the next step can be planned. This is the case when a request must be
+        preempted: blocks that a step in flight writes to cannot be taken away."""
         return bool(self._states.in_flight) and self._lacks_blocks
 
     @property
     def _lacks_blocks(self) -> bool:
-        """Whether there are not blocks for the newest tokens of all requests that decode."""
+        """Whether too few blocks are free for the newest tokens of all decoding requests."""
         num_free, running = self._kv_cache.pool.num_free_blocks, self._states.running
         if num_free >= len(running):
             return False
         return sum(self._kv_cache.num_missing_blocks(request) for request in running if request.decodes) > num_free
 
     def plan(self) -> StepPlan:
-        """The next step: first the requests that decode, then prompts. Requests about which an error comes up are ended, and named
-        in `StepPlan.failed`."""
+        """Plan the next step: first the decoding requests, then prompts. A request that raises an error is ended, and listed in
+        `StepPlan.failed`."""
         num_preemptions = self._states.num_preemptions
         self._preempt()
         plan = self._new_plan()
         self._schedule_decoding(plan)
         self._shortest_first = not self._shortest_first
-        # Blocks that were just taken from a request are not for the next one to be admitted.
+        # Blocks that a preemption has just freed must not go to a newly admitted request.
         may_admit = self._states.num_preemptions == num_preemptions
         for decision in self._prompts.decide(plan, may_admit=may_admit, shortest_first=self._shortest_first):
             self._carry_out(plan, decision)
@@ -88,7 +88,7 @@ class StepPlanner:
         return plan
 
     def park_unless_ready(self, request: Request) -> None:
-        """Park a request that has just begun to wait, if it has nothing to compute before its embeddings are here."""
+        """Park a request that has just become waiting, if it has nothing to compute before its embeddings arrive."""
         if request.media.items and not self._gate.is_ready(request):
             self._states.park(request, self._needs.start_of(request))
 
@@ -107,10 +107,10 @@ class StepPlanner:
         return StepPlan(self._gate, self._max_num_batched_tokens, max_prompt_tokens, self._reservation)
 
     def _preempt(self) -> None:
-        """Take blocks from running requests until there are enough for those that decode."""
+        """Preempt running requests until enough blocks are free for those that decode."""
         running = self._states.running
         while self._lacks_blocks:
-            # The last in rank. But rather none that would need embeddings which are not here: they may be nowhere else.
+            # The request with the lowest rank, preferably one whose embeddings are all here: the encoder may have dropped others.
             victim = next((request for request in reversed(running) if self._needs.can_recompute(request)), running[-1])
             self._states.preempt(victim)
             self.park_unless_ready(victim)
@@ -132,11 +132,11 @@ class StepPlanner:
                 self._fail(plan, request, error)
 
     def _grow_ahead(self, plan: StepPlan, request: Request, new_blocks: list[int]) -> int:
-        """How many tokens beyond the next one the step may bring to a request. Adds the blocks for them to `new_blocks`."""
+        """How many tokens after the next one the step may return for a request. Adds the blocks for them to `new_blocks`."""
         num_ahead = min(self._max_new_tokens, request.max_num_tokens - request.num_tokens, plan.room) - 1
         if num_ahead <= 0:
             return 0
-        # Each of the others may need a block for its next token.
+        # Each of the other requests may need a block for its next token.
         num_spare_blocks = self._kv_cache.pool.num_free_blocks - len(self._states.running)
         num_ahead, blocks = self._kv_cache.grow_ahead(request, num_ahead, num_spare_blocks)
         new_blocks += blocks
@@ -167,7 +167,7 @@ class StepPlanner:
                 self._states.park(request, start)
 
     def _fail(self, plan: StepPlan, request: Request, error: Exception) -> None:
-        """End a request about which an error came up, so that the others go on."""
+        """End a request that raised an error, so that the others can continue."""
         plan.remove(request)
         self._states.finish(request, FinishReason.ERROR)
         plan.failed.append((request, error))

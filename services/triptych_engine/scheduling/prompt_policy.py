@@ -1,7 +1,8 @@
-"""Policy for the prompts of a step: whose turn it is, and which waiting requests are admitted. Changes nothing.
+"""Policy for the prompts of a step: the order in which they are computed, and which waiting requests are admitted. It changes no
+state.
 
-Waiting requests are admitted with blocks for their whole prompt, so an admitted prompt can always finish. Requests with media that
-could compute too little to be worth their blocks are parked until their next embeddings are here; others overtake them meanwhile.
+Waiting requests are admitted with blocks for their whole prompt, so an admitted prompt can always finish. A request with media that
+could compute too few tokens to justify its blocks is parked until its next embeddings arrive. Other requests overtake it meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """A waiting request runs, and computes its first tokens after the cached prefix in this step."""
+    """A waiting request becomes running, and computes its first tokens after the cached prefix in this step."""
 
     request: Request
     cached_blocks: list[int]
@@ -36,7 +37,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """A waiting request waits for embeddings, to be computed from token `start` on."""
+    """A waiting request is parked until its embeddings arrive. It will be computed from token `start` on."""
 
     request: Request
     start: int
@@ -44,7 +45,7 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """The next step keeps room for a span that this one has no room for."""
+    """The next step reserves room for a span that does not fit in this step."""
 
     request: Request
     num_tokens: int
@@ -52,7 +53,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class SettleReservation:
-    """Room that is left of what was kept is for all."""
+    """All requests may use what is left of the reserved room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,13 @@ Decision = Compute | Admit | Park | Reserve | SettleReservation | Fail
 
 
 class PromptPolicy:
-    """Fills a step's room with prompt tokens.
+    """Fills the token budget that is left in a step with prompt tokens.
 
     Args:
-        states: where the requests are.
+        states: the states of the requests.
         kv_cache: knows which blocks are free, and which prefixes are cached.
         gate: knows which tokens have their embeddings.
-        max_num_seqs: requests that run at once.
+        max_num_seqs: maximum number of running requests.
     """
 
     def __init__(self, states: RequestStates, kv_cache: KVCacheManager, gate: MediaGate, max_num_seqs: int) -> None:
@@ -81,11 +82,11 @@ class PromptPolicy:
         self._max_num_seqs = max_num_seqs
 
     def decide(self, plan: StepPlan, *, may_admit: bool, shortest_first: bool) -> Iterator[Decision]:
-        """What to do for a step. Each decision must be carried out before the next one is asked for, which depends on it.
+        """Yield the decisions for a step. Each one must be carried out before the next one is taken, which depends on it.
 
-        Running and waiting prompts take part alike. If `shortest_first` alternates from step to step, the first in line is computed
-        first in one step, and the one that has least to compute in the next. So a short prompt does not wait for all the long ones
-        before it, and those still go on.
+        Running and waiting prompts are treated alike. If `shortest_first` alternates from step to step, one step begins with the
+        first prompt in the queue, and the next step with the prompt that has the fewest tokens left. So a short prompt does not
+        wait for all long prompts before it, and the long prompts still make progress.
         """
         yield from self._serve_reservation(plan, may_admit=may_admit)
         key = _shortness_key if shortest_first else _queue_key
@@ -97,13 +98,13 @@ class PromptPolicy:
             elif waiting is not None:
                 decisions = self._admit(plan, waiting)
                 yield from decisions
-                # Where the first in line has to wait, nobody behind it is admitted.
+                # If this request has to wait, no request behind it is admitted.
                 may_admit = any(isinstance(decision, (Admit, Park, Fail)) for decision in decisions)
             else:
                 break
 
     def _serve_reservation(self, plan: StepPlan, *, may_admit: bool) -> Iterator[Decision]:
-        """The span that the last step had no room for goes before all other prompts, whoever's turn it is."""
+        """The span that did not fit in the last step is computed before all other prompts, independent of the order."""
         if plan.reservation is None:
             return
         request = plan.reservation.request
@@ -114,7 +115,7 @@ class PromptPolicy:
         yield SettleReservation()
 
     def _next_waiting(self, *, shortest_first: bool) -> Request | None:
-        """Whom to admit next, if there is a seat."""
+        """The request to admit next; None if no request waits or `max_num_seqs` requests are running."""
         waiting = self._states.waiting
         first = waiting.first()
         if first is None or len(self._states.running) >= self._max_num_seqs:
@@ -122,7 +123,7 @@ class PromptPolicy:
         shortest = waiting.shortest() if shortest_first else None
         if shortest is None or shortest is first:
             return first
-        # The first in line waits for blocks, and nobody takes those from it.
+        # The first in the queue may be waiting for blocks. The shortest overtakes it only if there are blocks for both.
         num_blocks = sum(self._kv_cache.num_blocks_for(request.num_tokens) for request in (first, shortest))
         return shortest if num_blocks <= self._kv_cache.pool.num_free_blocks else first
 
@@ -143,7 +144,7 @@ class PromptPolicy:
                 num_blocks = self._kv_cache.num_blocks_for(request.num_tokens)
                 if not self._gate.may_start(request, start, num_blocks):
                     return [Park(request, start)]
-            # No room is kept for a request that has no blocks.
+            # A request that cannot get its blocks does not reserve room either.
             if not self._kv_cache.can_allocate(request, cached_blocks):
                 return []
             if num_tokens := plan.chunk(request, start):
@@ -159,7 +160,7 @@ class PromptPolicy:
 
 
 def _has_prompt(request: Request, plan: StepPlan) -> bool:
-    """Whether a running request has tokens before its newest one to compute, and is not in the step yet."""
+    """Whether a running request has more than its newest token to compute, and is not in the step yet."""
     return request.num_left > 1 and request not in plan.scheduled
 
 

@@ -1,4 +1,4 @@
-"""The waiting queue: by priority, then arrival; and, beside it, by priority, then length."""
+"""The waiting queue, in two orders: by priority and arrival, and by priority and length."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import heapq
 from triptych_engine.scheduling.request import Request
 
 _Entry = tuple[tuple[int, ...], int, Request]  # key, number of the push, request
-#: Stale entries are kept up to this many plus as many as there are live ones.
+#: A heap may hold this many stale entries plus one for each live entry.
 _MAX_STALE = 64
 
 
 class RequestQueue:
-    """Two heaps of the same waiting requests; entries of those that were removed are skipped when they surface."""
+    """Two heaps of the same waiting requests. The entry of a removed request is stale; it is dropped when it reaches the top."""
 
     def __init__(self) -> None:
         self._by_arrival: list[_Entry] = []
@@ -33,18 +33,18 @@ class RequestQueue:
         heapq.heappush(self._by_length, (request.shortness_key, self._num_pushes, request))
 
     def first(self) -> Request | None:
-        """The request that is first in line; None when none waits."""
+        """The request that is first in the queue; None if the queue is empty."""
         return self._top(self._by_arrival)
 
     def shortest(self) -> Request | None:
-        """The request with the fewest tokens among those of the first one's priority; None when none waits."""
+        """Of the requests with the priority of the first one, the one with the fewest tokens left; None if the queue is empty."""
         return self._top(self._by_length)
 
     def remove(self, request_id: str) -> None:
-        """Take a request out, wherever it stands. Raises KeyError when it does not wait."""
+        """Remove a request from any position. Raises KeyError if it is not in the queue."""
         del self._waiting[request_id]
         for heap in (self._by_arrival, self._by_length):
-            # A stale entry of a long request would surface only when no shorter one waits, and keep its request alive until then.
+            # A stale entry of a long request reaches the top only when no shorter one waits. Until then it keeps its request alive.
             if len(heap) > 2 * len(self._waiting) + _MAX_STALE:
                 heap[:] = [entry for entry in heap if self._is_live(entry)]
                 heapq.heapify(heap)

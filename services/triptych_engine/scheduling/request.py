@@ -55,10 +55,10 @@ class TokenLogprobs:
 
 
 class RequestStatus(Enum):
-    """Where a request is in its life. `RequestStates` alone changes it."""
+    """The state of a request. Only `RequestStates` changes it."""
 
     NEW = "new"  # the scheduler does not know it yet
-    WAITING = "waiting"  # for blocks and a seat; holds none
+    WAITING = "waiting"  # waits for blocks and to be one of max_num_seqs; holds no blocks
     PARKED = "parked"  # waits for embeddings; holds no blocks
     RUNNING = "running"  # holds blocks
     FINISHED = "finished"
@@ -74,7 +74,7 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     media: PromptMedia = NO_MEDIA
-    #: Position in the order of arrival, given by `RequestStates.add`.
+    #: Position in the order of arrival, set by `RequestStates.add`.
     arrival: int = 0
     arrival_time: float = field(default_factory=time.monotonic)
 
@@ -87,11 +87,11 @@ class Request:
     num_computed_tokens: int = 0
     #: Tokens that steps in flight compute.
     num_in_flight_tokens: int = 0
-    #: Steps in flight that sample. Each brings at least one token, which has its place in the sequence but is not known yet.
+    #: Steps in flight that sample. Each returns at least one token, which has its position in the sequence but is not known yet.
     num_unknown_tokens: int = 0
-    #: A step in flight may bring more than one token. Where the next step begins is not known before its result is.
+    #: A step in flight may return more than one token. The start of the next step is not known until its result arrives.
     awaits_result: bool = False
-    #: Prompt tokens that the prefix cache spared, at the first admission.
+    #: Prompt tokens that were found in the prefix cache at the first admission.
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
     #: KV blocks, in order of the tokens that they hold.
@@ -119,7 +119,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output, with those that are not known yet."""
+        """Prompt and output tokens, including those that are not known yet."""
         return len(self.token_ids) + self.num_unknown_tokens
 
     @property
@@ -133,7 +133,7 @@ class Request:
 
     @property
     def num_left(self) -> int:
-        """Tokens of a running request that no step has yet. 0 when a step in flight brings its last one, or an unknown number."""
+        """Tokens that are not computed and in no step yet. 0 if a step in flight returns the last one, or an unknown number."""
         num_tokens = len(self.token_ids) + self.num_unknown_tokens
         if self.awaits_result or (self.num_unknown_tokens and num_tokens >= self.max_num_tokens):
             return 0
@@ -141,21 +141,21 @@ class Request:
 
     @property
     def decodes(self) -> bool:
-        """Whether only the newest token of a running request is to be computed."""
+        """Whether a running request has only its newest token left to compute."""
         return self.num_left == 1
 
     @property
     def queue_key(self) -> tuple[int, int]:
-        """Smaller runs first."""
+        """Requests with a smaller key run first."""
         return self.priority, self.arrival
 
     @property
     def shortness_key(self) -> tuple[int, int, int]:
-        """Smaller has less to compute, or came first, among those of the smallest priority."""
+        """Orders by priority, then by tokens left to compute, then by arrival."""
         return self.priority, self.num_left, self.arrival
 
     def append(self, token_ids: Sequence[int]) -> FinishReason | None:
-        """Take new tokens, up to the one that ends the sequence; the rest is dropped. Returns why it ends, None when it goes on."""
+        """Append new tokens up to the one that ends the sequence; drop the rest. Returns why it ends, or None if it continues."""
         sampling = self.sampling
         for token_id in token_ids:
             self.token_ids.append(token_id)

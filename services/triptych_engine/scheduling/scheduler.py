@@ -1,13 +1,12 @@
 """Decides, step by step, which tokens of which requests are computed, and turns results into outputs.
 
-There is no prefill phase and no decode phase. Each request has tokens (prompt and output), and a number of them are computed; every
-step hands out a budget of tokens until the two numbers are equal. From that one rule follow continuous batching (a decoding request
-asks for one token), chunked prefill (a long prompt gets what is left) and prefix caching (a request starts with tokens computed).
-The rule is vLLM V1's (vllm/v1/core/sched/scheduler.py). Different here: every decoding request gets its token before prompts get
-the rest, on CPUs that rest is measured in time (pacer.py), and the shortest prompt takes turns with the first (prompt_policy.py).
-
-Policies (PromptPolicy, MediaGate, StepPacer) decide and change nothing. The planner carries their decisions out, by the transitions
-of RequestStates.
+There is no prefill phase and no decode phase. Each request has a number of tokens (prompt and output) and a number of computed
+tokens. Every step distributes a token budget until the two numbers are equal. This one rule gives continuous batching (a decoding
+request needs one token), chunked prefill (a long prompt gets what is left) and prefix caching (a request starts with computed
+tokens). The rule is vLLM V1's (vllm/v1/core/sched/scheduler.py). Three things differ here: every decoding request gets its token
+before prompts get the rest, on CPUs that rest is measured in time (pacer.py), and the shortest prompt takes turns with the first
+(prompt_policy.py). Policies (PromptPolicy, MediaGate, StepPacer) decide and change nothing. The planner carries out their decisions
+through the transitions of RequestStates.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ class Scheduler:
     """Plans steps, and turns their results into outputs. Not thread-safe: one thread calls it.
 
     Args:
-        kv_cache: gives and takes blocks.
-        max_num_seqs: requests that run at once.
+        kv_cache: allocates and releases blocks.
+        max_num_seqs: maximum number of running requests.
         max_num_batched_tokens: token budget of a step.
         max_waiting: requests that may wait; further ones are refused.
         max_model_len: longest sequence, prompt and output together, in tokens.
-        max_new_tokens: tokens that the executor may bring to a decoding request in one step.
-        max_embeddings: embeddings that are held or being fetched at once.
-        pacer: limits the prompt tokens of steps in which others decode; without it only the token budget does.
+        max_new_tokens: maximum number of tokens that the executor may return for a decoding request in one step.
+        max_embeddings: maximum number of embeddings that are held or being fetched.
+        pacer: limits the prompt tokens of steps in which requests decode; without it only the token budget does.
     """
 
     def __init__(
@@ -106,10 +105,10 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether `schedule` would find something to do now, with all results of earlier steps that are known."""
+        """Whether `schedule` would find something to do now, given the results that are known."""
         return bool(self._states.dropped) or self._planner.has_work
 
-    # -- requests come and go -------------------------------------------------------------------------------------------------
+    # -- adding and ending requests -------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -149,7 +148,7 @@ class Scheduler:
         return [self._finish(live[request_id], FinishReason.ERROR, error) for request_id in request_ids if request_id in live]
 
     def refuse(self, request: Request, error: TriptychError) -> list[SequenceOutput]:
-        """The last output of a request that `add` has raised this error for. If the request got in nevertheless, it is ended."""
+        """The last output of a request for which `add` raised this error. If the request was added nevertheless, it is ended."""
         if self._states.live.get(request.request_id) is request:
             return [self._finish(request, FinishReason.ERROR, error)]
         usage = (request.num_prompt_tokens, 0, 0)
@@ -158,16 +157,16 @@ class Scheduler:
     # -- embeddings -----------------------------------------------------------------------------------------------------------
 
     def take_fetches(self) -> tuple[list[FetchOrder], list[int]]:
-        """Embeddings to fetch now, and numbers of earlier orders to cancel. To be called after each change."""
+        """Embeddings to fetch now, and numbers of earlier orders to cancel. Must be called after each change."""
         self._unpark(self._needs.acquire())
         return self._embeddings.take_orders()
 
     def ids_awaiting(self, number: int) -> list[str]:
-        """The requests that wait for an order of embeddings."""
+        """The ids of requests that wait for a fetch order."""
         return self._embeddings.waiting_ids(number)
 
     def arrive(self, number: int, result: Embeddings | TriptychError) -> list[SequenceOutput]:
-        """Take the result of an order; returns the last outputs of the requests that fail with it."""
+        """Process the result of a fetch order; returns the last outputs of the requests that fail with it."""
         if not isinstance(result, TriptychError):
             self._unpark(self._embeddings.arrive(number, result))
             return []
@@ -175,7 +174,7 @@ class Scheduler:
         return [output for request_id, error in failed.items() for output in self.fail([request_id], error)]
 
     def reset_caches(self) -> int:
-        """Forget cached prefixes and embeddings that nobody uses; returns how many prefixes were forgotten."""
+        """Drop cached prefixes and unused embeddings; returns how many prefixes were dropped."""
         self._embeddings.clear_unused()
         return self.kv_cache.pool.reset_cache()
 
@@ -189,14 +188,14 @@ class Scheduler:
 
     @property
     def needs_results_first(self) -> bool:
-        """Whether a step in flight has to complete before the next can be scheduled."""
+        """Whether the steps in flight must complete before the next step can be scheduled."""
         return self._planner.needs_results_first
 
     def schedule(self) -> SchedulerOutput:
-        """The next step: first the requests that decode, then prompts. Steps before it may be in flight, unless
+        """Schedule the next step: first the decoding requests, then prompts. Earlier steps may be in flight, unless
         `needs_results_first`.
 
-        A request about which an error comes up fails alone: see `take_failed`.
+        If a request raises an error, only that request fails: see `take_failed`.
         """
         plan = self._planner.plan()
         self._failed += [_failed_output(request, error) for request, error in plan.failed]
@@ -222,13 +221,13 @@ class Scheduler:
             self._pacer.observe(*counts, step_s, encoding=scheduled.awaits_embeddings)
 
     def update_from_output(self, scheduled: SchedulerOutput, result: StepResult) -> list[SequenceOutput]:
-        """Take in what a step computed; returns an output for each request that got tokens, an error or its end.
+        """Process the result of a step; returns an output for each request that got tokens, failed or ended.
 
-        A request about which an error comes up fails alone.
+        If a request raises an error, only that request fails.
         """
         outputs = []
         for one in self._states.completed(scheduled.step_id):
-            if one.request.status is RequestStatus.FINISHED:  # while the step ran
+            if one.request.status is RequestStatus.FINISHED:  # it ended while the step ran
                 continue
             try:
                 output = self._update_request(one, result)
@@ -261,10 +260,10 @@ class Scheduler:
         reason: FinishReason | None = FinishReason.LENGTH
         if request.first_token_time is None:
             request.first_token_time = time.monotonic()
-        if request.sampling.max_tokens:  # else the prompt alone was asked for
+        if request.sampling.max_tokens:  # with 0, only the prompt was to be computed
             reason = request.append(token_ids)
         num_new_tokens = len(request.token_ids) - num_before
-        # Of the new tokens, all but the last that was kept were computed, too: each was the input for the next.
+        # Of the new tokens that were kept, all but the last were also computed: each was the input for the next one.
         self._commit(request, scheduled.num_tokens + num_new_tokens - (num_new_tokens > 0))
         self.num_generated_tokens += num_new_tokens
         output = SequenceOutput(request_id) if reason is None else self._finish(request, reason)
@@ -280,7 +279,7 @@ class Scheduler:
         if request.media.items:
             self._needs.advance(request, request.num_computed_tokens)
 
-    # -- ends -----------------------------------------------------------------------------------------------------------------
+    # -- the end of a request -------------------------------------------------------------------------------------------------
 
     def _finish(self, request: Request, reason: FinishReason, error: TriptychError | None = None) -> SequenceOutput:
         self._states.finish(request, reason)
@@ -292,7 +291,7 @@ class Scheduler:
 
 
 def _failed_output(request: Request, error: Exception) -> SequenceOutput:
-    """The last output of a request that has ended by an error in this engine."""
+    """The last output of a request that ended because of an error in this engine."""
     log.error("request %s failed in the scheduler", request.request_id, exc_info=error)
     message = f"the request failed in the engine's scheduler ({type(error).__name__}); the engine's log has the details"
     return last_output(request, InternalError(message))

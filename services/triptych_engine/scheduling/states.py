@@ -1,15 +1,15 @@
-"""The one owner of request state.
+"""The single owner of request states.
 
 A request is in one state at a time, and each state has its container and its resources:
 
     state     container       holds
-    waiting   waiting queue   nothing
-    parked    parked          nothing; its embeddings are being fetched
-    running   running list    KV blocks, a seat, a row in the executor
+    waiting   waiting queue   no KV blocks
+    parked    parked          no KV blocks; it waits for embeddings
+    running   running list    KV blocks, one of max_num_seqs, a row in the executor
     finished  none            KV blocks, for as long as a step in flight writes to them
 
-The transitions below are the only way from one to another. Each moves the request between containers and gives back what it holds.
-Everything else that a scheduler consists of only decides which transition comes next.
+The transitions below are the only way to change a state. Each one moves the request between containers and releases what the
+request no longer needs. All other parts of the scheduler only decide which transition comes next.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _ACCEPTED = {
 
 
 class InvalidTransitionError(Exception):
-    """A request was to change its state in a way that its state does not allow. Always a bug."""
+    """A transition that the current state of the request does not allow. Always a bug."""
 
 
 class RequestStates:
     """All live requests, their states and what they hold.
 
     Args:
-        kv_cache: gives and takes blocks.
-        media: gives and takes embeddings.
+        kv_cache: allocates and releases blocks.
+        media: assigns and releases embeddings.
     """
 
     def __init__(self, kv_cache: KVCacheManager, media: MediaNeeds) -> None:
@@ -55,16 +55,16 @@ class RequestStates:
         self.parked: dict[str, Request] = {}  # request_id -> request
         self.running: list[Request] = []  # by queue_key
         self.in_flight = StepsInFlight()
-        self.dropped: list[str] = []  # ids that the executor knows and has to forget
+        self.dropped: list[str] = []  # ids that the executor knows and must drop
         self.num_preemptions = 0
         self._num_arrivals = 0
 
     @property
     def num_waiting(self) -> int:
-        """Requests without blocks."""
+        """Number of live requests without blocks."""
         return len(self.waiting) + len(self.parked)
 
-    # -- transitions; each raises InvalidTransitionError, and changes nothing, where the state does not allow it ------------------
+    # -- transitions; each raises InvalidTransitionError, and changes nothing, if the state does not allow it ---------------------
 
     def add(self, request: Request) -> None:
         """New -> waiting."""
@@ -75,7 +75,7 @@ class RequestStates:
         self._wait(request)
 
     def admit(self, request: Request, cached_blocks: list[int]) -> None:
-        """Waiting -> running, with blocks for all its tokens, the first of them from the prefix cache. They must fit."""
+        """Waiting -> running, with blocks for all its tokens; the first blocks are from the prefix cache. Enough must be free."""
         self._check(request, "admit")
         self._kv_cache.allocate(request, cached_blocks)
         self.waiting.remove(request.request_id)
@@ -87,7 +87,7 @@ class RequestStates:
             self._media.admit(request, request.num_computed_tokens)
 
     def park(self, request: Request, start: int) -> None:
-        """Waiting -> parked: it waits for embeddings, to be computed from token `start` on."""
+        """Waiting -> parked: it waits for embeddings, and will be computed from token `start` on."""
         self._check(request, "park")
         self.waiting.remove(request.request_id)
         request.status = _PARKED
@@ -114,7 +114,7 @@ class RequestStates:
         self._wait(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """Any live state -> finished. Its blocks are free as soon as no step in flight writes to them."""
+        """Any live state -> finished. Its blocks are released when no step in flight writes to them any more."""
         self._check(request, "finish")
         if request.status is _WAITING:
             self.waiting.remove(request.request_id)
@@ -131,13 +131,13 @@ class RequestStates:
     # -- steps ----------------------------------------------------------------------------------------------------------------
 
     def take_dropped(self) -> list[str]:
-        """The ids that the executor has to forget before the next step."""
+        """The ids that the executor must drop before the next step."""
         dropped, self.dropped = self.dropped, []
         return dropped
 
     def completed(self, step_id: int) -> Sequence[ScheduledRequest]:
-        """A step has ended, well or not; returns what it did. Requests that have ended meanwhile give their blocks back with the
-        last of their steps."""
+        """Record that a step has ended, with or without an error, and return its work. A request that finished while the step ran
+        releases its blocks when the last of its steps has ended."""
         scheduled = self.in_flight.completed(step_id)
         for one in scheduled:
             request = one.request

@@ -1,4 +1,4 @@
-"""One step in the making: its work so far, and what room is left in it."""
+"""A step that is being planned: its work so far, and the token budget (room) that is left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triptych_engine.scheduling.request import Request, RequestStatus
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Room that is kept for a span of a request, which the step before had no room for."""
+    """Room that is reserved for a request's span, which did not fit in the previous step."""
 
     request: Request
     num_tokens: int
@@ -23,9 +23,9 @@ class StepPlan:
 
     Args:
         gate: knows which tokens have their embeddings.
-        max_tokens: of the step.
-        max_prompt_tokens: of those, tokens of requests that compute more than their newest one.
-        reservation: room that others may not use until it is settled. For its own request it comes before max_prompt_tokens.
+        max_tokens: token budget of the step.
+        max_prompt_tokens: maximum number of tokens, within that budget, of requests that compute more than their newest token.
+        reservation: room that other requests may not use until it is settled. Its own request may exceed max_prompt_tokens with it.
     """
 
     def __init__(self, gate: MediaGate, max_tokens: int, max_prompt_tokens: int, reservation: Reservation | None) -> None:
@@ -53,7 +53,7 @@ class StepPlan:
         return request.media.whole_spans(start, min(available, room))
 
     def missing_room(self, request: Request, start: int) -> int:
-        """Tokens of the span that the request would compute now if there were room for all of it; 0 when it does not wait for
+        """Tokens of the span that the request could compute now if the step had room for all of it; 0 if it does not wait for
         room."""
         if start >= request.media.end or not self._gate.num_computable(request, start) or self.chunk(request, start):
             return 0
@@ -71,10 +71,10 @@ class StepPlan:
     # -- changes --------------------------------------------------------------------------------------------------------------
 
     def put(self, request: Request, num_tokens: int, max_new_tokens: int = 1) -> None:
-        """Make the request's next tokens, which have their blocks, part of the step.
+        """Add the request's next tokens to the step. The request must have blocks for them.
 
         Args:
-            max_new_tokens: tokens that the step may bring, if the request's last known token is among them.
+            max_new_tokens: tokens that the step may return, if the request's last known token is among those added.
         """
         output, request_id, start = self.output, request.request_id, request.num_scheduled_tokens
         num_left = request.num_tokens - start
@@ -95,12 +95,12 @@ class StepPlan:
         self.scheduled[request] = ScheduledRequest(request, num_tokens, max_new_tokens)
 
     def put_new(self, request: Request, num_tokens: int) -> None:
-        """As `put`, for a request that was just admitted."""
+        """Like `put`, for a request that was just admitted."""
         self.output.new.append(NewSequence.of(request))
         self.put(request, num_tokens)
 
     def remove(self, request: Request) -> None:
-        """Take a request out again, whatever of it is in the step."""
+        """Remove everything of a request from the step."""
         output, request_id = self.output, request.request_id
         output.new = [sequence for sequence in output.new if sequence.request_id != request_id]
         for mapping in (output.num_scheduled_tokens, output.max_new_tokens, output.new_block_ids, output.embeddings):
@@ -108,10 +108,10 @@ class StepPlan:
         self.scheduled.pop(request, None)
 
     def reserve(self, request: Request, num_tokens: int) -> None:
-        """Keep room for a span in the next step; the first who asks gets it."""
+        """Reserve room for a span in the next step. Only the first call has an effect."""
         if self.next_reservation is None:
             self.next_reservation = Reservation(request, num_tokens)
 
     def settle_reservation(self) -> None:
-        """The request that room was kept for has taken it, or cannot: the rest is for all."""
+        """End the reservation: its request has used the room or cannot use it. Other requests may use the rest."""
         self.reservation = None

@@ -1,7 +1,7 @@
 """Attention over the paged KV cache, behind one interface for all devices.
 
-transformers' models call `paged_attention` (registered under ATTENTION_NAME) in place of their own attention. It finds the
-backend of the step in a context variable, because some architectures do not hand custom keyword arguments down to their layers.
+transformers' models call `paged_attention` (registered under ATTENTION_NAME) instead of their own attention. It finds the backend
+of the step in a context variable, because some architectures do not pass custom keyword arguments to their layers.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ ATTENTION_NAME = "triptych_paged"
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one attention layer keeps per token."""
+    """Shape of the keys and values that one attention layer stores per token."""
 
     num_kv_heads: int
     head_dim: int
     v_head_dim: int
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        per_word = max(1, 4 // dtype.itemsize)  # the CPU's cache rounds an odd head_dim up
+        per_word = max(1, 4 // dtype.itemsize)  # the CPU's KV cache rounds an odd head_dim up
         return self.num_kv_heads * (-(-self.head_dim // per_word) * per_word + self.v_head_dim) * dtype.itemsize
 
 
 @dataclass(slots=True)
 class AttentionMetadata:
-    """Where the tokens of one ragged batch stand. Arrays live on the host; backends copy what they need."""
+    """Positions and cache slots of the tokens of one ragged batch. The arrays are on the host; backends copy what they need."""
 
     query_start_loc: np.ndarray  # [num_seqs + 1] int32, first token of each sequence in the flat batch
-    seq_lens: np.ndarray  # [num_seqs] int32, keys of each sequence once this step's are written
+    seq_lens: np.ndarray  # [num_seqs] int32, number of keys of each sequence, including those of this step
     block_table: np.ndarray  # [num_seqs, max_blocks_per_seq] int32
     slots: np.ndarray  # [num_tokens] int64, cache slot of each token: block * block_size + offset
     positions: np.ndarray  # [num_tokens] int32
-    #: [num_tokens] int32, one past the last key that each token sees; None when that is the token itself everywhere.
+    #: [num_tokens] int32, one past the last key that each token attends to; None if that is its own key for all tokens.
     key_end: np.ndarray | None = None
 
     @property
@@ -59,15 +59,15 @@ class AttentionBackend(Protocol):
     name: str
 
     def allocate(self, layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
-        """Take the memory of the cache. Raises ValueError when a layer's shape is not supported."""
+        """Allocate the cache. Raises ValueError if a layer's shape is not supported."""
         ...
 
     def prefault(self) -> None:
-        """Take the cache's memory from the system before requests use it, where its first use is slow. Returns at once."""
+        """Touch the cache's memory in the background before requests use it, where the first use of a page is slow."""
         ...
 
     def free(self) -> None:
-        """Give the memory of the cache back."""
+        """Free the memory of the cache."""
         ...
 
     def begin(self, metadata: AttentionMetadata) -> None:
@@ -92,9 +92,9 @@ class AttentionBackend(Protocol):
             layer: index of the layer, as in the `layers` of `allocate`.
             query: [num_tokens, num_q_heads, head_dim], any strides; may be wider (fp32) than the values.
             key: [num_tokens, num_kv_heads, head_dim], of the query's dtype. value: [num_tokens, num_kv_heads, v_head_dim].
-            window: how many keys a token sees, itself included; 0 for all.
-            softcap: bound of the scores' tanh; 0 for none.
-            sinks: [num_q_heads] logits that take probability and give no value; None for none.
+            window: number of keys that a token attends to, including its own; 0 for all.
+            softcap: bound to which tanh limits the scores; 0 for none.
+            sinks: [num_q_heads] logits that take probability but contribute no value; None for none.
 
         Returns:
             [num_tokens, num_q_heads, v_head_dim], dense, of the values' dtype.
@@ -107,7 +107,7 @@ _backend: ContextVar[AttentionBackend | None] = ContextVar("attention_backend", 
 
 @contextmanager
 def attending(backend: AttentionBackend) -> Iterator[None]:
-    """Forward passes inside use this backend."""
+    """Within this context, forward passes use this backend."""
     token = _backend.set(backend)
     try:
         yield
@@ -156,7 +156,7 @@ AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
 class LayerObserver:
-    """Stands in for a backend in the first forward pass: notes the shape of each layer that attends, one causal sequence."""
+    """Replaces the backend in the first forward pass, and records the shape of each attention layer."""
 
     name = "observer"
 
@@ -180,7 +180,7 @@ class LayerObserver:
 
 
 class TorchAttention:
-    """Paged attention in plain torch, sequence by sequence: any device, any shape, no speed.
+    """Paged attention in plain torch, sequence by sequence. It works on any device and with any shape, but it is slow.
 
     The reference for the other backends, and the fallback where none of them works.
     """

@@ -15,13 +15,14 @@ from triptych_engine.runner.cpu.kernel_args import KernelArgs
 from triptych_engine.runner.cpu.kernels import ATTENTION_TYPES, CpuKernels
 
 _LANES = 16
-_LINE_BYTES = 64  # of the processor's caches
-_WORD_BYTES = 4  # that numbers of a key are filled up to
+_LINE_BYTES = 64  # a line of the processor's caches
+_WORD_BYTES = 4  # keys are padded to a multiple of this
 
 
 class CpuAttention:
     """Keys [num_blocks, num_kv_heads, head_dim, block_size], values [num_blocks, num_kv_heads, block_size, v_head_dim]; bf16 or
-    fp32. In bf16 the numbers of a block lie in pairs, and head_dim is rounded up to an even number: csrc/kv_cache.h."""
+    fp32. In bf16, the numbers of a block are stored in pairs, and head_dim is rounded up to an even number: see
+    csrc/attention/kv_cache.h."""
 
     name = "cpu"
 
@@ -49,7 +50,7 @@ class CpuAttention:
         self._prefault = Prefault([part for pair in self._cache.values() for part in pair])
 
     def wait_for_prefault(self) -> None:
-        """Return when the memory of the cache is there, if `prefault` was called."""
+        """Wait until the memory of the cache is prefaulted, if `prefault` was called."""
         if self._prefault is not None:
             self._prefault.wait()
 
@@ -114,12 +115,12 @@ class CpuAttention:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the cache."""
+        """Dtype of the cache."""
         return self._dtype
 
     def layer_args(self, layers: tuple[int, ...], group: int) -> tuple[int, int, int]:
-        """For a kernel that computes more of layers than their attention: addresses of the step's KernelArgs, in which what depends
-        on the layer is left out, and of arrays with the addresses of the layers' keys and values.
+        """Arguments for a kernel that computes whole layers: the address of the step's KernelArgs, without the fields that depend
+        on the layer, and the addresses of two arrays with the addresses of the layers' keys and values.
 
         Args:
             group: query heads per key head.
@@ -159,10 +160,11 @@ def _last_dim_dense(x: torch.Tensor) -> torch.Tensor:
 def _allocate(
     layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype
 ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """Layer -> keys, values. Not zeroed: pages that nobody has touched take no memory.
+    """Layer -> keys, values. Not zeroed: pages that were never touched take no memory.
 
-    Each layer's lie together. With the same block of all layers side by side memory would be taken in smaller portions, but each
-    layer's attention would go through more pages than the processor remembers: at 8 x 4,000 tokens that took a tenth longer.
+    The memory of each layer is contiguous. If instead the same block of all layers were contiguous, memory would be used in smaller
+    portions, but the attention of each layer would touch more pages than the TLB holds: with 8 x 4,000 tokens, that took a tenth
+    longer.
     """
     line, per_word = _LINE_BYTES // dtype.itemsize, _WORD_BYTES // dtype.itemsize
     shapes = {

@@ -1,9 +1,9 @@
-"""A decoder layer of the common kind as four matrix products and five kernels between them, in place of some forty torch calls; as
-one kernel alone where the products are all ours.
+"""A decoder layer of the common kind (Llama's) as four matrix products and five kernels between them, instead of about forty torch
+calls; or as a single kernel, if our own kernels compute all four products.
 
-With few rows most of a step's time goes into calling, not computing. Which layers are of the common kind is not decided by their
-class: a layer whose parts have the names that Llama gave them is run beside its replacement on a real input, and replaced when both
-hand the same queries, keys and values to the attention and return the same states.
+With few rows, most of a step's time is the overhead of calls, not computation. Whether a layer is of the common kind does not
+depend on its class. A layer whose parts have the same names as Llama's is run next to its replacement on a real input. It is
+replaced if both pass the same queries, keys and values to the attention and return the same hidden states.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from triptych_engine.runner.cpu.layer_kernel import LayerKernel, RotaryTables
 from triptych_engine.runner.cpu.modules import FusedRMSNorm, GatedMLP, KernelLinear, LinearPart, PackedLinear
 
 log = logging.getLogger(__name__)
-#: What rounding explains, relative to the typical value.
+#: Largest difference that rounding can explain, relative to the typical value.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-#: What rounding of the residual stream, which is float32, explains in what a layer adds to it.
+#: Largest difference in what a layer adds to the residual stream that the stream's rounding to float32 can explain, relative to it.
 _STREAM_TOLERANCE = 1e-6
-#: What a value that is rounded to the next of 8 bits, because it was a little more or less before, explains.
+#: Additional difference with int8: a tiny difference can change to which 8-bit value a number is rounded.
 _INT8_TOLERANCE = 2e-2
-#: Of the cache in which a layer is tried.
+#: Block size of the KV cache in which a layer is verified.
 _BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What a layer hands to its attention. query, key, value: [num_tokens, heads, head_dim]."""
+    """What a layer passes to its attention. query, key, value: [num_tokens, heads, head_dim]."""
 
     layer: int
     query: torch.Tensor
@@ -51,8 +51,8 @@ class FusedDecoderLayer(nn.Module):
     """norm, q/k/v, rope, attention, output product, add and norm, gated MLP, add.
 
     Args:
-        layer: its parts are replaced modules already (see `optimize`).
-        call: what the layer hands to its attention, for the shapes and the options.
+        layer: a layer whose parts are already replaced (see `optimize`).
+        call: what the layer passes to its attention, for the shapes and the options.
         tables: shared by all layers.
     """
 
@@ -73,11 +73,12 @@ class FusedDecoderLayer(nn.Module):
         self._num_q_heads, self._head_dim = call.query.shape[1:]
         self._num_kv_heads, self._v_head_dim = call.value.shape[1:]
         self.tables = tables
-        #: The layer as one kernel, if it can be, and its place among others that are computed with it.
+        #: The layer as a single kernel, if that is possible.
         self.kernel: LayerKernel | None = None
+        #: The layers that are computed in one call with this one, and its place among them.
         self.chain: tuple[LayerChain, int] | None = None
         self.join()
-        if hasattr(layer, "attention_type"):  # the model asks which mask it wants
+        if hasattr(layer, "attention_type"):  # the model reads it to choose a mask
             self.attention_type = layer.attention_type
 
     def forward(self, hidden_states: torch.Tensor, *, position_embeddings: Any = None, **ignored: Any) -> torch.Tensor:
@@ -102,15 +103,15 @@ class FusedDecoderLayer(nn.Module):
         return x.add_(self._mlp(normed))[None]
 
     def verify_whole(self, hidden_states: torch.Tensor, position_embeddings: Any, dtype: torch.dtype, extra: float = 0.0) -> None:
-        """Give the one kernel up unless it computes what the parts do, with few tokens and with many, with a cache of this type.
+        """Drop the single kernel unless it computes the same as the parts, with few and many tokens, with a cache of this dtype.
 
-        extra: what the two may be apart, relative to the typical value, beside what rounding to the type explains.
+        extra: additional tolerance, relative to the typical value, besides that for rounding to the dtype.
         """
         whole, backend = self.kernel, CpuAttention(self._kernels)
         shape = LayerShape(self._num_kv_heads, self._head_dim, self._v_head_dim)
         try:
             backend.allocate({self._layer: shape}, -(-hidden_states.shape[1] // _BLOCK_SIZE), _BLOCK_SIZE, dtype)
-        except ValueError:  # another backend will serve the layer, in parts
+        except ValueError:  # another backend will be used, so the layer is computed in parts
             whole = None
         for num_tokens in (1, 6, hidden_states.shape[1]) if whole is not None else ():
             inputs = hidden_states[:, :num_tokens]
@@ -120,7 +121,7 @@ class FusedDecoderLayer(nn.Module):
                 backend.begin(_first_tokens(inputs.shape[1]))
                 with attending(backend):
                     added.append(self(inputs, position_embeddings=tables) - inputs)
-            # Between the parts values are rounded to the model's type, in the kernel they are not.
+            # The parts round values between them to the model's dtype; the kernel does not.
             if not _close(added[0], added[1], 4 * _TOLERANCE[dtype] + extra, _STREAM_TOLERANCE * inputs.abs()):
                 log.warning("layer %d as one kernel is not what its parts are; it is computed in parts", self._layer)
                 whole = None
@@ -128,7 +129,7 @@ class FusedDecoderLayer(nn.Module):
         self.kernel = whole
 
     def join(self) -> None:
-        """Make the layer one kernel, where its products are all computed by our own, from weights packed in one format."""
+        """Make the layer a single kernel, if our own kernels compute all its products, from weights packed in one format."""
         self.kernel = self.chain = None
         products: Any = (self._qkv, self._out, self._mlp.gate_up, self._mlp.down)
         own = [product for product in products if isinstance(product, KernelLinear) and product.weight is not None]
@@ -140,11 +141,11 @@ class FusedDecoderLayer(nn.Module):
 
 
 def fuse_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor, kernels: CpuKernels) -> int:
-    """Replace the layers that can be, in place; returns how many.
+    """Replace layers in place, where possible; returns how many.
 
     Args:
-        token_ids: [num_tokens] of a prompt to try them on.
-        position_ids: as the model wants them, spread over the whole context: some attentions change with the position.
+        token_ids: [num_tokens] of a prompt on which replacements are verified.
+        position_ids: in the model's form, spread over the whole context: some attentions depend on the position.
     """
     layers = [(parent, name, layer) for parent in model.modules() for name, layer in parent.named_children() if _has_parts(layer)]
     if not layers:
@@ -164,7 +165,7 @@ def fuse_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: t
 
 
 def join_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor) -> None:
-    """Make fused layers one kernel each whose products were only now packed, and verify that as `fuse_layers` does."""
+    """Make each fused layer a single kernel, after its products have been packed. Verify the kernels as `fuse_layers` does."""
     layers = [module for module in model.modules() if isinstance(module, FusedDecoderLayer)]
     calls = _calls(layers, model, token_ids, position_ids)
     for call in calls:
@@ -179,7 +180,7 @@ def join_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: t
 def _calls(
     layers: Sequence[nn.Module], model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor
 ) -> list[LayerCall]:
-    """How the model calls the layers, in order."""
+    """The model's calls of the layers, in order."""
     calls: list[LayerCall] = []
 
     def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -195,7 +196,7 @@ def _calls(
 
 
 def _has_parts(layer: nn.Module) -> bool:
-    """Whether the layer has the parts of the common kind, replaced as they can be, and no others."""
+    """Whether the layer has exactly the parts of the common kind, and all of them are replaced."""
     attention: Any = getattr(layer, "self_attn", None)
     if attention is None:
         return False
@@ -208,13 +209,13 @@ def _has_parts(layer: nn.Module) -> bool:
 
 def _consists_of(module: nn.Module, parts: dict[str, type]) -> bool:
     children = dict(module.named_children())
-    # Rotary embeddings hold no weights; where one is used, the comparison shows it.
+    # Other modules without weights are allowed, for example rotary embeddings: the comparison shows whether they matter.
     extra = [child for name, child in children.items() if name not in parts and any(True for _ in child.parameters())]
     return not extra and all(isinstance(children.get(name), kind) for name, kind in parts.items())
 
 
 def _fused(call: LayerCall, kernels: CpuKernels, tables: RotaryTables) -> FusedDecoderLayer | None:
-    """The layer's replacement, if it computes the same on these inputs."""
+    """The layer's replacement, if it computes the same on these inputs; else None."""
     layer, args, kwargs, hidden_states = call.layer, call.args, call.kwargs, call.hidden_states
     cos = (call.position_embeddings or (None,))[0]
     if cos is None or cos.numel() != hidden_states.shape[1] * cos.shape[-1] or hidden_states.dtype != torch.float32:
@@ -232,7 +233,7 @@ def _fused(call: LayerCall, kernels: CpuKernels, tables: RotaryTables) -> FusedD
     tolerance = _TOLERANCE[own.value.dtype]
     pairs = [(wanted.query, own.query), (wanted.key, own.key), (wanted.value, own.value)]
     same_calls = all(_close(want.float(), have.float(), tolerance) for want, have in pairs)
-    # What the layer adds, not what comes out: beside a few huge channels of the stream anything would look small.
+    # Compare what the layer adds, not its output: next to a few huge channels of the stream, any difference would look small.
     stream = _STREAM_TOLERANCE * hidden_states.abs()
     if not same_calls or not _close(expected - hidden_states, got - hidden_states, tolerance, stream):
         return None
@@ -248,7 +249,7 @@ def _run(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
 
 
 def _first_tokens(num_tokens: int) -> AttentionMetadata:
-    """A step of the first tokens of one sequence, in the first blocks of a cache."""
+    """Metadata of a step with the first tokens of one sequence, in the first blocks of a cache."""
     positions = np.arange(num_tokens)
     return AttentionMetadata(
         query_start_loc=np.array([0, num_tokens], np.int32),
@@ -260,7 +261,7 @@ def _first_tokens(num_tokens: int) -> AttentionMetadata:
 
 
 def _close(expected: torch.Tensor, got: torch.Tensor, tolerance: float, extra: torch.Tensor | float = 0.0) -> bool:
-    """Whether each element is near, beside itself or beside the root mean square of all."""
+    """Whether each difference is small, relative to the element plus the root mean square of all elements."""
     if expected.shape != got.shape:
         return False
     typical = expected.square().mean().sqrt()
@@ -268,7 +269,7 @@ def _close(expected: torch.Tensor, got: torch.Tensor, tolerance: float, extra: t
 
 
 class _Recorder:
-    """Stands in for an attention backend: notes what it is called with, and lets each token see its own value."""
+    """Replaces an attention backend: records its calls, and returns each token's own value."""
 
     name = "recorder"
 

@@ -1,8 +1,8 @@
-"""Memory for what a step reads all over, weights and KV cache, on pages of 2 MiB where the system has them.
+"""Memory for weights and KV cache, which a step reads at many places, on huge pages of 2 MiB where the system has them.
 
-With pages of 4 KiB each block of the cache lies on another one, and a processor has to read tables from memory to find it, within a
-virtual machine those of two systems. Linux gives larger pages to who asks (`/sys/kernel/mm/transparent_hugepage/enabled`: always or
-madvise); elsewhere this is ordinary memory.
+With pages of 4 KiB, each block of the cache is on a different page. To find it, the processor must read page tables from memory; in
+a virtual machine, those of guest and host. Linux gives larger pages to processes that ask for them with madvise
+(`/sys/kernel/mm/transparent_hugepage/enabled`: always or madvise). On other systems, this is ordinary memory.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ import torch
 log = logging.getLogger(__name__)
 
 _PAGE = 2 << 20
-#: Smaller tensors lie together on regions of this size.
+#: Small tensors, of up to a quarter of this size, share regions of this size.
 _REGION = 16 * _PAGE
 _ALIGNMENT = 64
 _HAS_ADVICE = hasattr(mmap, "MADV_HUGEPAGE")
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap does not know it, and would hold the GIL meanwhile
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14; Python's mmap lacks it, and its madvise would hold the GIL meanwhile
 
 
 class HugePages:
-    """Where tensors are made that live about as long: a region is given back when the last of its tensors is gone. May be used by
-    several threads."""
+    """Allocates tensors with similar lifetimes: a region is freed when the last of its tensors is gone. Thread-safe."""
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)
         self._lock = threading.Lock()
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Like torch.empty, on the CPU. What is not written to takes no memory, but for the rest of a page: up to 2 MiB.
+        """Like torch.empty, on the CPU. Memory that is not written to is not used, except for the rest of a page: up to 2 MiB.
 
         Raises:
-            MemoryError: the system does not give so much.
+            MemoryError: the system does not have that much memory.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
         if not _HAS_ADVICE or num_bytes == 0:
@@ -59,12 +58,12 @@ class HugePages:
 
 
 def _region(num_bytes: int) -> torch.Tensor:
-    """uint8, that begins with a page."""
+    """A uint8 tensor that starts at a page boundary."""
     try:
         memory = mmap.mmap(-1, num_bytes + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"the system does not give {num_bytes} bytes of memory: {error}") from error
-    with contextlib.suppress(OSError):  # a system without them
+    with contextlib.suppress(OSError):  # a system without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     first = -whole.data_ptr() % _PAGE
@@ -72,33 +71,33 @@ def _region(num_bytes: int) -> torch.Tensor:
 
 
 class Prefault:
-    """Takes memory from the system, on a thread of the lowest priority, before anybody writes to it.
+    """Prefaults memory on a thread of the lowest priority, before the memory is written to.
 
-    A page's first use costs much more than later ones, most of all under a hypervisor that has to find the page first. What the
-    memory holds stays as it is. Where the system cannot do that (Linux before 5.14, others), nothing happens.
+    The first use of a page takes much longer than later uses, in particular if a hypervisor must allocate the page first. The
+    content of the memory does not change. On systems that do not support this (Linux before 5.14, others), it does nothing.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        """tensors: their pages are taken by turns, each one's from its begin to its end."""
+        """tensors: prefaulted from start to end, in turn, one page of each tensor at a time."""
         self._tensors = tensors  # held until the thread has ended
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prefault", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave the rest, and return when the memory is no longer touched."""
+        """Stop prefaulting. Returns when the memory is no longer touched."""
         self._stopping.set()
         self._thread.join()
 
     def wait(self) -> None:
-        """Return when all of it is there."""
+        """Wait until all memory is prefaulted."""
         self._thread.join()
 
     def _run(self) -> None:
         if not _HAS_ADVICE:
             return
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # only this thread
         started, libc = time.monotonic(), ctypes.CDLL(None, use_errno=True)
         libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         num_bytes = 0
@@ -106,13 +105,13 @@ class Prefault:
             if self._stopping.is_set():
                 return
             if libc.madvise(address, size, _MADV_POPULATE_WRITE):
-                log.info("the KV cache is not taken beforehand: %s", os.strerror(ctypes.get_errno()))
+                log.info("the KV cache is not prefaulted: %s", os.strerror(ctypes.get_errno()))
                 return
             num_bytes += size
-        log.info("took %.0f MB for the KV cache in %.1f s", num_bytes / 1e6, time.monotonic() - started)
+        log.info("prefaulted %.0f MB of KV cache in %.1f s", num_bytes / 1e6, time.monotonic() - started)
 
     def _pages(self) -> Iterator[tuple[int, int]]:
-        """Address and bytes of the pages, of 2 MiB at most."""
+        """Address and size in bytes of the pages, each of 2 MiB at most."""
         step = mmap.PAGESIZE
         spans = [(x.data_ptr() // step * step, -(-(x.data_ptr() + x.nbytes) // step) * step) for x in self._tensors if x.nbytes]
         parts = ([(first, min(_PAGE, end - first)) for first in range(begin, end, _PAGE)] for begin, end in spans)

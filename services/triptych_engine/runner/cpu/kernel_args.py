@@ -1,4 +1,4 @@
-"""What the CPU kernels are called with: mirrors of the structures in csrc/."""
+"""Arguments of the CPU kernels: mirrors of the structs in csrc/."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class KernelArgs(ctypes.Structure):
 
 
 class PackedWeight(ctypes.Structure):
-    """As in linear.h."""
+    """Mirror of PackedWeight in linear_panel.h."""
 
     _fields_ = [
         ("weight", ctypes.c_void_p),
@@ -31,7 +31,7 @@ class PackedWeight(ctypes.Structure):
 
 
 class DecoderLayerArgs(ctypes.Structure):
-    """As in decoder_layer.cpp; the fields are described there."""
+    """Mirror of DecoderLayerArgs in decoder_layer.cpp; the fields are described there."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("norm", "mlp_norm", "q_norm", "k_norm")),
@@ -43,7 +43,7 @@ class DecoderLayerArgs(ctypes.Structure):
 
 
 class DecoderStepArgs(ctypes.Structure):
-    """As in decoder_layer.cpp; the fields are described there."""
+    """Mirror of DecoderStepArgs in decoder_layer.cpp; the fields are described there."""
 
     _fields_ = [
         *(

@@ -1,8 +1,8 @@
 """Builds and finds the CPU kernels (csrc/).
 
-They compile in seconds, and one build serves all versions of Python and torch. OpenMP symbols stay unresolved on purpose: they
-bind to the runtime that torch has loaded, and both share one thread pool. The library is built for the best instruction set that
-this CPU has, once, and kept in the cache directory; images carry it prebuilt for all of them
+They compile in seconds, and one build works with all versions of Python and torch. OpenMP symbols stay unresolved on purpose: they
+bind to the runtime that torch has loaded, so both share one thread pool. The library is built once, for the best instruction set
+of this CPU, and kept in the cache directory. Container images contain prebuilt libraries for all instruction sets
 (`python -m triptych_engine.runner.cpu.kernel_build DIR`, found through TRIPTYCH_KERNEL_DIR).
 """
 
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 _CSRC = Path(__file__).parent / "csrc"
 _SOURCES = sorted(path for path in _CSRC.rglob("*") if path.suffix in (".cpp", ".h"))
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
-#: Flags of single files, which override those of all.
+#: Flags of single files, which override the common flags.
 _FILE_FLAGS = {"linear_int8.cpp": ("-ffp-contract=off",)}
 
 
-#: Instruction set -> what the compiler calls it.
+#: Instruction set -> its compiler flags.
 _ISA_FLAGS = {
     "x86-64-v4-amx": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
     "x86-64-v4-bf16": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
@@ -50,7 +50,7 @@ def _file_name(isa: str, extra_flags: tuple[str, ...] = ()) -> str:
 
 
 def find(isa: str, extra_flags: tuple[str, ...] = ()) -> Path | None:
-    """The library for an instruction set, prebuilt or built earlier; None where there is none. extra_flags as in `build`."""
+    """The library for an instruction set, prebuilt or built earlier; None if there is none. extra_flags as in `build`."""
     prebuilt = os.environ.get("TRIPTYCH_KERNEL_DIR")
     for folder in (Path(prebuilt) if prebuilt else None, cache_dir() / "kernels"):
         if folder is not None and (folder / _file_name(isa, extra_flags)).is_file():
@@ -59,10 +59,10 @@ def find(isa: str, extra_flags: tuple[str, ...] = ()) -> Path | None:
 
 
 def build(isa: str, folder: Path, extra_flags: tuple[str, ...] = ()) -> Path:
-    """Compile the kernels for an instruction set into a folder; safe against another process doing the same.
+    """Compile the kernels for an instruction set into a folder. Another process may do the same at the same time.
 
     Args:
-        extra_flags: of the compiler. `-DTRIPTYCH_EMULATE_BF16=` makes instructions that this CPU lacks testable: see
+        extra_flags: compiler flags. `-DTRIPTYCH_EMULATE_BF16=` emulates instructions that this CPU lacks, for tests: see
             bf16_instructions.h.
 
     Raises:
@@ -80,7 +80,7 @@ def build(isa: str, folder: Path, extra_flags: tuple[str, ...] = ()) -> Path:
             [compiler, *flags, *_FILE_FLAGS.get(source.name, ()), "-I", str(_CSRC), "-fopenmp", "-c", str(source), "-o", made]
             for source, made in objects.items()
         ]
-        with ThreadPoolExecutor(num_usable_cores()) as pool:  # the first start of all waits for this
+        with ThreadPoolExecutor(num_usable_cores()) as pool:  # the very first start waits for this
             list(pool.map(_run, commands))
         library = Path(tmp, target.name)
         _run([compiler, "-shared", *objects.values(), "-o", str(library)])  # without -fopenmp: torch's runtime is used

@@ -1,4 +1,4 @@
-"""Loads and calls the CPU kernels (csrc/): they have a C ABI over plain pointers and depend neither on Python nor on libtorch."""
+"""Loads and calls the CPU kernels (csrc/). They have a C ABI with plain pointers and depend on neither Python nor libtorch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from triptych_engine.runner.cpu.huge_pages import HugePages
 from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs, KernelArgs
 
 log = logging.getLogger(__name__)
-#: Formats of weights that a decoder layer may have, see linear.h.
+#: Weight formats of decoder layers, see linear.h.
 FORMATS = ("bf16", "wide", "int8")
-#: How products of many rows with bf16 weights are computed: in float32, or by instructions for bfloat16, in vectors or in tiles.
+#: How products of many rows with bf16 weights are computed: in float32, or with bfloat16 instructions for vectors or tiles.
 LINEAR_METHODS = ("fp32", "dot", "tiles")
-#: Types that the attention takes: of queries and keys, of values and the result, of the cache.
+#: Dtypes that the attention supports: of queries and keys, of values and the result, of the cache.
 ATTENTION_TYPES = (
     (torch.float32, torch.float32, torch.float32),
     (torch.float32, torch.float32, torch.bfloat16),
@@ -33,14 +33,14 @@ _SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 class _Workspace(threading.local):
-    """Memory that kernels write to between their steps: each thread its own, since several may compute at once."""
+    """Scratch memory of kernels. Each thread has its own, because several threads may compute at the same time."""
 
     def __init__(self) -> None:
         self.memory = torch.empty(0)
 
 
 class CpuKernels:
-    """The loaded library. Calls release the GIL and run on torch's OpenMP threads. May be used by several threads."""
+    """The loaded library. Calls release the GIL and run on torch's OpenMP threads. Thread-safe."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.triptych_row_tile.restype = ctypes.c_int32
@@ -96,25 +96,25 @@ class CpuKernels:
             function.restype = count
         #: Format of the weights -> one layer: takes references to DecoderLayerArgs and DecoderStepArgs.
         self.decoder_layers = {name: getattr(library, f"triptych_decoder_layers_{name}") for name in FORMATS}
-        #: Address of int64 [3] to which it adds nanoseconds of products, attention and the rest (csrc/stage_clock.h), or None.
+        #: Address of int64 [3], to which kernels add nanoseconds of products, attention and the rest (csrc/stage_clock.h), or None.
         self.stage_ns: int | None = None
         self._workspace = _Workspace()
-        self._pages = HugePages()  # of packed weights
+        self._pages = HugePages()  # memory of packed weights
         self._argmax = library.triptych_argmax
         self._argmax.argtypes = [pointer, count, count, pointer, pointer]
 
     def paged_attention(self, args: KernelArgs, types: tuple[torch.dtype, torch.dtype, torch.dtype]) -> None:
-        """One layer: write keys and values, attend. types: one of ATTENTION_TYPES."""
+        """Compute one layer: write keys and values, then attend. types: one of ATTENTION_TYPES."""
         self._attention[types](ctypes.byref(args))
 
     def decoder_layer_workspace(self, layer: DecoderLayerArgs, weight_format: str) -> int:
-        """Floats of workspace that the layer needs per row."""
+        """Number of 32-bit words of workspace that the layer needs per row."""
         return int(self._decoder_layer_workspace[weight_format](ctypes.byref(layer)))
 
     def workspace(self, num_rows: int, words_per_row: int) -> int:
-        """Address of memory for rows of so many 32-bit words, the same for all layers, which a thread runs one after the other.
+        """Address of scratch memory for rows of 32-bit words. All layers share it, because a thread runs them one after the other.
 
-        There are a multiple of 16 rows: products may read beyond the last.
+        The number of rows is rounded up to a multiple of 16, because products may read beyond the last row.
         """
         num_words = -(-num_rows // 16) * 16 * words_per_row
         if len(self._workspace.memory) < num_words:
@@ -123,7 +123,7 @@ class CpuKernels:
         return self._workspace.memory.data_ptr()
 
     def pack_linear(self, weight: torch.Tensor) -> torch.Tensor:
-        """A weight [out, in] bf16 as `linear` wants it: [ceil(out / linear_panel), padded in / 2, linear_panel] int32."""
+        """Pack a weight [out, in] bf16 for `linear`: [ceil(out / linear_panel), padded in / 2, linear_panel] int32."""
         weight = weight.contiguous()  # in a variable: it must outlive the call
         out_features, in_features = weight.shape
         panel, inputs = self.linear_panel, self._linear_inputs
@@ -132,8 +132,8 @@ class CpuKernels:
         return packed
 
     def linear(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
-        """x weight^T + bias. x: [rows, in] fp32, its rows dense, rounded to bf16 where `linear_method` says so and there are more
-        than a few; bias: [panels * linear_panel] fp32, padded; result [rows, out] fp32."""
+        """x weight^T + bias. x: [rows, in] fp32 with dense rows, rounded to bf16 if `linear_method` is not fp32 and there are more
+        than a few rows; bias: [panels * linear_panel] fp32, padded; result [rows, out] fp32."""
         out = torch.empty(x.shape[0], out_features)
         self._linear(
             x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
@@ -142,7 +142,7 @@ class CpuKernels:
         return out
 
     def linear_wide(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
-        """As `linear`, but x is never rounded: what a row gives does not depend on how many there are."""
+        """Like `linear`, but x is never rounded: the result of a row does not depend on the number of rows."""
         out = torch.empty(x.shape[0], out_features)
         self._linear_wide(
             x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), x.shape[0],
@@ -151,7 +151,7 @@ class CpuKernels:
         return out
 
     def pack_linear_int8(self, weight: torch.Tensor) -> torch.Tensor:
-        """A weight [out, in] fp32 quantised, as `linear_int8` wants it: [ceil(out / linear_panel), words of a panel] int32."""
+        """Quantise and pack a weight [out, in] fp32 for `linear_int8`: [ceil(out / linear_panel), words of a panel] int32."""
         weight = weight.contiguous()  # as above
         out_features, in_features = weight.shape
         packed = self._pages.empty(-(-out_features // self.linear_panel), self._int8_panel_words(in_features), dtype=torch.int32)
@@ -159,7 +159,7 @@ class CpuKernels:
         return packed
 
     def linear_int8(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
-        """x weight^T + bias, with x quantised, too; a row that is not finite throughout gives NaN. As `linear` otherwise."""
+        """x weight^T + bias, with x quantised as well. A row with a value that is not finite gives NaN. Otherwise like `linear`."""
         out = torch.empty(x.shape[0], out_features)
         workspace = self.workspace(x.shape[0], self._int8_row_words(x.shape[1]))
         self._linear_int8(
@@ -180,7 +180,7 @@ class CpuKernels:
     def add_rms_norm(
         self, x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of x, fp32, and `added`, fp32 or bf16, in fp32; and its RMS norm times weight, fp32, in the type of `added`.
+        """The sum of x (fp32) and `added` (fp32 or bf16) in fp32; and its RMS norm times weight (fp32), in the dtype of `added`.
 
         x, added: [rows, size], dense.
         """
@@ -200,11 +200,11 @@ class CpuKernels:
         head_dim: int,
         norms: tuple[torch.Tensor, torch.Tensor, float] | None,
     ) -> torch.Tensor:
-        """Queries and keys, rotated by halves: [rows, num_q_heads + num_kv_heads, head_dim] fp32.
+        """Queries and keys, normalised and rotated (rotary embedding by halves): [rows, num_q_heads + num_kv_heads, head_dim] fp32.
 
         Args:
             qkv: [rows, (num_q_heads + num_kv_heads) * head_dim + ...], fp32 or bf16, dense.
-            cos: [rows, rotary_dim], as sin, fp32, dense; dimensions of a head beyond rotary_dim are not rotated.
+            cos, sin: [rows, rotary_dim] fp32, dense; dimensions of a head beyond rotary_dim are not rotated.
             norms: [head_dim] fp32 weights of the RMS norm of queries and of keys, and its epsilon; None for no norm.
         """
         out = torch.empty(qkv.shape[0], num_q_heads + num_kv_heads, head_dim)
@@ -227,8 +227,8 @@ class CpuKernels:
     def refine_logits(
         self, logits: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """bf16 logits [n, vocab] as fp32, the top of each row computed exactly from hidden [n, size] and weight [vocab, size],
-        bf16."""
+        """bf16 logits [n, vocab] as fp32. The largest logits of each row are computed exactly, from hidden [n, size] and weight
+        [vocab, size], both bf16."""
         hidden = hidden.contiguous()
         out = torch.empty(logits.shape, dtype=torch.float32)
         self._refine_logits(
@@ -238,7 +238,7 @@ class CpuKernels:
         return out
 
     def argmax(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Largest value of each row of fp32 [n, size], NaN where the row holds one, and its first index."""
+        """Largest value of each row of fp32 [n, size], and its first index. The value is NaN if the row holds NaN."""
         index, value = torch.empty(len(x), dtype=torch.int64), torch.empty(len(x))
         self._argmax(x.data_ptr(), x.shape[0], x.shape[1], index.data_ptr(), value.data_ptr())
         return value, index
@@ -246,7 +246,7 @@ class CpuKernels:
 
 @functools.cache
 def load_kernels() -> CpuKernels | None:
-    """The best kernels for this CPU, built if need be; None, with a warning, where they cannot be had.
+    """The best kernels for this CPU, built if necessary; None, with a warning, if none are available.
 
     Raises:
         StartupError: $TRIPTYCH_CPU_ISA names an instruction set that this CPU does not have.
@@ -271,17 +271,17 @@ def _load(isa: str) -> CpuKernels:
     if (found := kernel_build.find(isa)) is not None:
         try:
             return CpuKernels(ctypes.CDLL(str(found)))
-        except OSError as error:  # of another system that shares the folder, say
+        except OSError as error:  # for example, built by another system that shares the folder
             log.warning("%s does not load and is built again: %s", found, error)
     return CpuKernels(ctypes.CDLL(str(kernel_build.build(isa, cache_dir() / "kernels"))))
 
 
 def _multiplies(kernels: CpuKernels) -> bool:
-    """Whether products are right on this CPU: instructions for bfloat16 differ too much between CPUs to be trusted unseen."""
+    """Whether products are correct on this CPU. This is tested, because bfloat16 instructions differ between CPUs."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(70, 100, generator=generator).bfloat16()
     packed = kernels.pack_linear(weight)
-    for num_rows in (1, 6, 45):  # each of the ways that there are
+    for num_rows in (1, 6, 45):  # each uses a different method
         x = torch.randn(num_rows, 100, generator=generator).bfloat16().float()
         if not torch.allclose(kernels.linear(x, packed, None, 70), x @ weight.float().T, rtol=1e-3, atol=1e-3):
             return False

@@ -1,6 +1,7 @@
-"""Decoder layers that follow each other, computed all at once in the call of the first.
+"""Consecutive decoder layers that are all computed in the call of the first one.
 
-With few rows a layer computes for some hundred microseconds, and getting from one to the next through Python takes a tenth of that.
+With few rows, a layer computes for about a hundred microseconds. Going from one layer to the next through Python takes a tenth of
+that.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from triptych_engine.runner.cpu.layer_kernel import LayerKernel, RotaryTables, c
 
 @dataclass(frozen=True)
 class LayerCall:
-    """What a model called a layer with, and what it got."""
+    """A model's call of a layer: the arguments and the result."""
 
     layer: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any
-    #: `num_changes` of the hidden states and of the output, when the layer had been called.
+    #: `num_changes` of the hidden states and of the output, just after the call.
     changes: tuple[int, int] = (0, 0)
 
     @property
@@ -38,27 +39,27 @@ class LayerCall:
 
 
 def num_changes(states: Any) -> int:
-    """How often a tensor, or what it is a view of, was changed in place; 0 of what does not count that, as inference tensors."""
+    """How often a tensor, or the base of a view, was changed in place; 0 if this is not counted, as for inference tensors."""
     return states._version if isinstance(states, torch.Tensor) and not states.is_inference() else 0
 
 
 class LayerChain:
-    """Layers of one kind and shape.
+    """Consecutive layers of the same kind and shape.
 
-    Models are not asked whether they do something between two layers. They call one after the other, and hand on what a layer
-    returned, that object itself and as it was, or they are found out: see `forward`.
+    The model must do nothing between two of these layers: it must pass the result of a layer to the next one, as the same object
+    and unchanged. `forward` checks this.
     """
 
     def __init__(self, layers: Sequence[nn.Module], kernels: Sequence[LayerKernel], tables: RotaryTables) -> None:
         self._layers, self._kernels, self._tables = layers, kernels, tables
-        self._result: torch.Tensor | None = None  # until it was handed to all
+        self._result: torch.Tensor | None = None  # until all layers have returned it
         self._num_changes, self._next = 0, 0
         self._position_embeddings: Any = None
 
     def forward(
         self, place: int, backend: CpuAttention, hidden_states: torch.Tensor, position_embeddings: Any
     ) -> torch.Tensor | None:
-        """What the layer at this place returns; None when each layer is to be computed by itself this time.
+        """The result of the layer at this place; None if each layer must be computed on its own this time.
 
         Args:
             hidden_states: [1, num_tokens, hidden_size] fp32.
@@ -69,7 +70,7 @@ class LayerChain:
         if place == 0:
             self._result = None
             if any(layer._forward_hooks or layer._forward_pre_hooks for layer in self._layers):
-                return None  # somebody wants to see, or to change, what goes in and out
+                return None  # a hook may read or change inputs and outputs
             self._position_embeddings = position_embeddings
             tables = self._tables.dense(position_embeddings)
             self._result = compute_layers(self._kernels, backend, hidden_states[0].contiguous(), *tables)[None]
@@ -88,10 +89,10 @@ class LayerChain:
 
 
 def chain_layers(calls: Sequence[LayerCall], tables: RotaryTables) -> None:
-    """Chain those that follow each other and are one kernel each.
+    """Chain consecutive layers that are a single kernel each.
 
     Args:
-        calls: of all layers of a model, in order.
+        calls: calls of all layers of a model, in order.
     """
     if len({call.layer for call in calls}) < len(calls):
         return  # a layer that is called twice has more than one place

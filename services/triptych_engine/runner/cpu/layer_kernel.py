@@ -1,4 +1,4 @@
-"""Decoder layers of the common kind as one call of a kernel, where all of their parts are computed by our own."""
+"""Decoder layers of the common kind as one kernel call, if our own kernels compute all of their parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triptych_engine.runner.cpu.modules import KernelLinear
 
 
 class RotaryTables:
-    """Cosines and sines of a step, which all layers are handed alike, made dense once."""
+    """Cosines and sines of a step. All layers get the same ones, so they are made dense only once."""
 
     def __init__(self) -> None:
         self._given: Any = None
@@ -30,15 +30,15 @@ class RotaryTables:
 
 
 class LayerKernel:
-    """Weights and shapes of one layer as the kernel wants them.
+    """Weights and shapes of one layer in the kernel's form.
 
     Args:
-        index: of the layer, as in the attention backend.
+        index: index of the layer in the attention backend.
         norms: weight [hidden_size] fp32 and epsilon, before the attention and before the MLP.
         qk_norms: weights [head_dim] fp32 of queries' and keys' norms, and their epsilon; None for none.
-        products: q/k/v side by side, output, gate and up side by side, down; all of one format.
-        heads: number of query heads and of key heads, extent of a query's head and of a value's.
-        options: of the attention, as its backend takes them.
+        products: q/k/v concatenated, output, gate and up concatenated, down; all of one format.
+        heads: number of query heads, number of key heads, head_dim, v_head_dim.
+        options: options of the attention backend's `forward`.
     """
 
     def __init__(
@@ -68,22 +68,23 @@ class LayerKernel:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """What layers have in common that are computed in one call: format and sizes of the products, heads."""
+        """What must be equal for layers that are computed in one call: format and sizes of the products, heads."""
         sizes = [(one.in_features, one.out_features) for one in (self.args.qkv, self.args.out, self.args.gate_up, self.args.down)]
         heads = self.args.num_q_heads, self.args.num_kv_heads, self.args.head_dim, self.args.v_head_dim
         return self.weight_format, *sizes, *heads
 
     def forward(self, backend: CpuAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """The layer by itself; see `compute_layers`."""
+        """Compute only this layer; see `compute_layers`."""
         return compute_layers(self._alone, backend, x, cos, sin)
 
 
 def compute_layers(
     layers: Sequence[LayerKernel], backend: CpuAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> torch.Tensor:
-    """Layers of the same shape, each with what the one before it returned.
+    """Compute layers of the same shape; each one gets the result of the previous one.
 
-    x: [num_tokens, hidden_size] fp32, dense; cos, sin: [num_tokens, rotary_dim] fp32, dense; result like x, and counts its changes.
+    x: [num_tokens, hidden_size] fp32, dense; cos, sin: [num_tokens, rotary_dim] fp32, dense. The result is like x, and counts
+    changes in place.
     """
     first, num_layers = layers[0], len(layers)
     with torch.inference_mode(False):

@@ -1,4 +1,4 @@
-"""Modules that stand in for those of a model on a CPU: the same results from fewer and faster operations."""
+"""Modules that replace those of a model on a CPU: the same results with fewer and faster operations."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import nn
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.model.precision import cpu_computes_bfloat16
 
-#: Rows for which oneDNN lays packed weights out; measured best or near best from 1 to 512 rows.
+#: Number of rows for which oneDNN chooses the layout of packed weights; measured best or near best from 1 to 512 rows.
 _PACK_FOR_ROWS = 64
 
 
 class PackedLinear(nn.Module):
-    """A linear layer with its weight in a layout of its own, packed once; of several layers it makes one, whose output is theirs
-    side by side. See `pack`."""
+    """A linear layer whose weight is packed once, in a special layout. It can combine several layers; its output is then their
+    outputs concatenated. See `pack`."""
 
 
 class OneDnnLinear(PackedLinear):
-    """In oneDNN's blocked layout, instead of packing at each call. x and result: [..., features] of the weight's type."""
+    """The weight is in oneDNN's blocked layout, so no call has to pack it. x and result: [..., features] of the weight's dtype."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -32,11 +32,11 @@ class OneDnnLinear(PackedLinear):
 
 
 class KernelLinear(PackedLinear):
-    """Computed in float32 by a kernel of ours, which decoder layers can take in."""
+    """Computed by one of our own kernels, with float32 inputs and outputs. Kernels of decoder layers can include it."""
 
-    #: One of cpu_kernels.FORMATS.
+    #: One of kernels.FORMATS.
     weight_format: str
-    #: As its format lays it out; None until it is packed.
+    #: In the layout of its format; None until it is packed.
     weight: torch.Tensor | None
     bias: torch.Tensor | None  # [panels * linear_panel] fp32
 
@@ -47,7 +47,7 @@ class KernelLinear(PackedLinear):
         self.bias = None if bias is None else nn.functional.pad(bias.float(), (0, -len(bias) % kernels.linear_panel))
 
     def _multiply(self, multiply: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """By one of the kernels' products. x: [..., in_features] fp32 or bf16; the result is like x."""
+        """Compute with one of the kernels' products. x: [..., in_features] fp32 or bf16; the result is like x."""
         rows = x.reshape(-1, x.shape[-1]).float()
         if rows.stride(-1) != 1:
             rows = rows.contiguous()
@@ -56,11 +56,11 @@ class KernelLinear(PackedLinear):
 
 
 class Bf16Linear(KernelLinear):
-    """Keeps a weight of bfloat16 numbers as those, whatever it comes as. x: [..., in_features] fp32 or bf16; the result is like x.
+    """Stores a weight as bfloat16, also if it is given as float32. x: [..., in_features] fp32 or bf16; the result is like x.
 
-    Sums are float32. Of a weight that comes as bfloat16, inputs are rounded to it, too, where the CPU has instructions for that and
-    there are many rows; else they stay as they are, and the weight is widened: with few rows a product costs the time in which its
-    weight is read.
+    Sums are float32. If the weight is given as bfloat16, the CPU has bfloat16 instructions and there are many rows, the inputs are
+    rounded to bfloat16. Otherwise inputs are not rounded, and the weight is widened. With few rows this costs nothing: a product
+    takes as long as reading its weight.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: CpuKernels) -> None:
@@ -74,8 +74,8 @@ class Bf16Linear(KernelLinear):
 
 
 class Int8Linear(KernelLinear):
-    """Computes with weights and inputs of 8 bits, once it is quantised; till then with the weight as it was given, so that what is
-    built of it can be compared with what it replaces. x: [..., in_features] fp32 or bf16; the result is like x."""
+    """Computes with weights and inputs of 8 bits after `quantize`. Before that it uses the original weight, so that modules built
+    from it can be compared with those that they replace. x: [..., in_features] fp32 or bf16; the result is like x."""
 
     weight_format = "int8"
 
@@ -86,7 +86,7 @@ class Int8Linear(KernelLinear):
 
     @torch.inference_mode()
     def quantize(self) -> tuple[int, int]:
-        """Quantise the weight and let the given one go; returns the bytes of that and of what is kept."""
+        """Quantise the weight and drop the original one; returns the bytes of the original and of the quantised weight."""
         if self._given is None:
             raise RuntimeError("this layer is quantised already")
         given, self._given = self._given[0], None
@@ -99,12 +99,12 @@ class Int8Linear(KernelLinear):
         return self._multiply(self._kernels.linear_int8, x)
 
 
-#: Layers, all with a bias or none, as one.
+#: Combines layers into one; either all or none have a bias.
 Pack = Callable[..., PackedLinear]
 
 
 def pack(kernels: CpuKernels | None, *linears: nn.Linear, int8: bool = False) -> PackedLinear:
-    """The layers, all with a bias or none, as one in the layout that is fastest for it here; with int8, to be quantised."""
+    """Combine layers into one, in the layout that is fastest here; either all or none have a bias. int8: prepare `quantize`."""
     weight = torch.cat([linear.weight.data for linear in linears]) if len(linears) > 1 else linears[0].weight.data
     bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
     if kernels is not None and int8:
@@ -119,7 +119,7 @@ def pack(kernels: CpuKernels | None, *linears: nn.Linear, int8: bool = False) ->
 
 
 def multiplies_bfloat16(kernels: CpuKernels) -> bool:
-    """Whether bfloat16 models are better off with our kernels than with oneDNN: not where that alone has the CPU's instructions."""
+    """Whether bfloat16 models use our kernels, not oneDNN. oneDNN is better if only it uses the CPU's bfloat16 instructions."""
     return kernels.linear_method != "fp32" or not cpu_computes_bfloat16()
 
 
@@ -129,11 +129,11 @@ class SharedProduct:
     def __init__(self, linears: list[nn.Linear], pack: Pack) -> None:
         self.linear = pack(*linears)
         self._sizes = [linear.out_features for linear in linears]
-        self._input: torch.Tensor | None = None  # held, so that no other tensor can be taken for it
+        self._input: torch.Tensor | None = None  # held, so that no other tensor can be mistaken for it
         self._outputs: dict[int, torch.Tensor] = {}  # layer -> its output, until it is taken
 
     def take(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        """The output of one of the layers; the first to ask computes those of all."""
+        """The output of one of the layers. The first call for an input computes the outputs of all layers."""
         if x is not self._input or index not in self._outputs:
             self._input = x
             self._outputs = dict(enumerate(self.linear(x).split(self._sizes, -1)))
@@ -144,7 +144,7 @@ class SharedProduct:
 
 
 class LinearPart(nn.Module):
-    """One of the layers of a shared product; each hands out its slice of the one result."""
+    """One of the layers of a shared product. It returns its slice of the result."""
 
     def __init__(self, product: SharedProduct, index: int) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class GatedMLP(nn.Module):
 
     def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, kernels: CpuKernels, pack: Pack) -> None:
         super().__init__()
-        #: Its two products; of the first, gate and up are side by side.
+        #: Its two products; the first one is gate and up, concatenated.
         self.gate_up, self.down = pack(gate, up), pack(down)
         self._kernels = kernels
 
@@ -173,14 +173,14 @@ class GatedMLP(nn.Module):
 
 
 class ExactTopHead(nn.Module):
-    """The output head: bf16 hidden [1, n, hidden_size] -> fp32 logits [1, n, vocab_size], the likeliest of each row not rounded."""
+    """The output head: bf16 hidden [1, n, hidden_size] -> fp32 logits [1, n, vocab_size], the largest of each row not rounded."""
 
     def __init__(self, linear: nn.Linear, kernels: CpuKernels, *, tied: bool) -> None:
         super().__init__()
         self._kernels = kernels
         self._weight, self._bias = linear.weight.data, None if linear.bias is None else linear.bias.data.float()
-        # The refinement reads plain rows. Packing keeps a second copy of the weight, which is spared unless the embedding has it
-        # anyway.
+        # The refinement needs the unpacked weight, so a packed weight would be a second copy. It is only packed if the embedding
+        # keeps the unpacked weight anyway.
         self._linear = pack(kernels, linear) if tied else linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,21 +1,21 @@
-"""Replaces modules of a loaded model by faster or more exact equals, by pattern, whatever the architecture.
+"""Replaces modules of a loaded model with equivalent ones that are faster or more exact. It works by pattern, for any architecture.
 
 On CPUs, in bfloat16 and float32:
-- linear layers get their weights packed once: weights that are bfloat16 numbers, whatever the model's type, in a layout of ours,
-  which keeps them so, others in oneDNN's; q, k and v, which read the same input, become one product;
+- the weights of linear layers are packed once. Weights whose numbers are all bfloat16, even if the model is float32, are stored as
+  bfloat16 in our own layout, others in oneDNN's layout. q, k and v, which read the same input, become one product;
 - gated MLPs become two products and one kernel between them;
 - RMS norms become one kernel. Norms and MLPs are recognised by name and verified on random input before they are replaced, so
-  that a family with another formula keeps its own;
+  that a family with another formula keeps its own modules;
 - decoder layers of the common kind become one kernel, or four products and five kernels (see decoder_layer).
 
 In bfloat16 also:
-- where all norms could be replaced, the residual stream is kept in float32: the embedding hands out float32, type promotion
-  carries it from layer to layer, and the norms narrow it for the matrix products. That costs next to nothing;
-- the output head returns float32 logits, of which at least the top is exact (a bfloat16 logit of 25 is a multiple of 1/8).
-The two together bring the distribution nearer to the float32 model's than transformers' own bfloat16 is (docs/performance.md).
+- if all norms could be replaced, the residual stream is kept in float32: the embedding returns float32, type promotion keeps it
+  from layer to layer, and the norms convert it to bfloat16 for the matrix products. This costs almost nothing;
+- the output head returns float32 logits, of which at least the largest are exact (a bfloat16 logit of 25 is a multiple of 1/8).
+With both, the output distribution is closer to the float32 model's than that of transformers' own bfloat16 (docs/performance.md).
 
-On request linear layers become products of 8-bit integers. What is built of them is verified first, with the weights as they are;
-`quantize` comes last.
+On request, linear layers compute with 8-bit integers. Modules that are built from them are verified first, with the original
+weights; `quantize` comes last.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from triptych_engine.runner.cpu.modules import (
 )
 
 log = logging.getLogger(__name__)
-#: What rounding explains when a replacement is compared with what it replaces, relative to the largest value.
+#: Largest difference between a module and its replacement that rounding can explain, relative to the largest value.
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
@@ -58,18 +58,18 @@ def optimize(
     *,
     int8: bool = False,
 ) -> None:
-    """Replace what can be replaced in a CPU model, in place; without kernels only the linear layers.
+    """Replace modules of a CPU model in place, where possible; without kernels only the linear layers.
 
     Args:
-        model: attends through the paged attention.
-        token_ids: [num_tokens] of a prompt to try replacements on.
-        position_ids: as the model wants them, spread over its context.
-        int8: linear layers are to be quantised, which `quantize` then does; needs kernels.
+        model: a model that uses paged attention.
+        token_ids: [num_tokens] of a prompt on which replacements are verified.
+        position_ids: in the model's form, spread over its context.
+        int8: prepare the linear layers for `quantize`; needs kernels.
     """
     if model.device.type != "cpu" or not _can_pack(model.dtype):
         return
     embedding = model.get_input_embeddings().weight
-    _detach_from_file(embedding)  # before the head is replaced, which may share it
+    _detach_from_file(embedding)  # before the head, which may share it, is replaced
     wide = False
     num_norms = 0
     pack_linears = functools.partial(pack, kernels, int8=int8)
@@ -100,15 +100,15 @@ def optimize(
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """What became of a model's linear layers."""
+    """Statistics of a model's quantised linear layers."""
 
-    num_layers: int  # those that are computed as one count once
+    num_layers: int  # layers that are combined into one count once
     bytes_before: int
     bytes_after: int
 
 
 def quantize(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor) -> Quantized:
-    """Quantise the layers that `optimize` marked, in place; the tokens and positions are those that it was given."""
+    """Quantise the layers that `optimize` prepared, in place. The tokens and positions are the same as for `optimize`."""
     layers: dict[Int8Linear, None] = {}
     for module in model.modules():
         layer = module.product if isinstance(module, LinearPart) else module
@@ -126,7 +126,7 @@ def _can_pack(dtype: torch.dtype) -> bool:
 
 
 def _detach_from_file(parameter: nn.Parameter) -> None:
-    """Copy a parameter that is kept, so that the mapped checkpoint, whose other weights were packed, can leave memory."""
+    """Copy a parameter that is kept. The other weights were packed, so the memory-mapped checkpoint is then no longer needed."""
     parameter.data = parameter.data.clone()
 
 
@@ -136,7 +136,7 @@ def _widen(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tenso
 
 def _replace(model: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> int:
     num_replaced = 0
-    for parent in model.modules():  # no list: it would keep what was replaced, and its weights, to the end
+    for parent in model.modules():  # no list: it would keep replaced modules and their weights alive to the end
         if isinstance(parent, (PackedLinear, ExactTopHead, WideHead, GatedMLP)):
             continue
         for name, child in list(parent.named_children()):
@@ -152,7 +152,7 @@ def _packed_linear(module: nn.Module, pack: Pack) -> nn.Module | None:
 
 
 def _linears(module: nn.Module, *names: str) -> list[nn.Linear] | None:
-    """The module's linear layers of these names; None unless all are there and plain."""
+    """The module's linear layers with these names; None unless all exist and are plain `nn.Linear`."""
     found = [getattr(module, name, None) for name in names]
     linears = [layer for layer in found if type(layer) is nn.Linear and _can_pack(layer.weight.dtype)]
     return linears if len(linears) == len(names) else None
@@ -178,7 +178,7 @@ def _gated_mlp(module: nn.Module, kernels: CpuKernels, pack: Pack) -> nn.Module 
         return None
     fused = GatedMLP(gate, up, down, kernels, pack)
     sample = torch.randn(1, 3, gate.in_features, generator=torch.Generator().manual_seed(0)).to(gate.weight)
-    # Large inputs, too: some families bound what goes through.
+    # With large inputs, too: some families clamp the activations.
     return fused if all(_same(module(scale * sample), fused(scale * sample)) for scale in (1, 100)) else None
 
 
@@ -206,7 +206,7 @@ def _fused_norm(module: nn.Module, kernels: CpuKernels) -> nn.Module | None:
         return None
     sample = torch.randn(2, 3, weight.shape[0], generator=torch.Generator().manual_seed(0)).to(weight)
     expected = module(sample)
-    for scale in (weight.data.float(), 1.0 + weight.data.float()):  # Gemma's norms store the weight less one
+    for scale in (weight.data.float(), 1.0 + weight.data.float()):  # Gemma's norms store the weight minus one
         fused = FusedRMSNorm(scale, eps, weight.dtype, kernels)
         if torch.allclose(expected, fused(sample), rtol=_TOLERANCE[weight.dtype], atol=_TOLERANCE[weight.dtype]):
             return fused

@@ -1,1 +1,1 @@
-"""What runs on NVIDIA GPUs only."""
+"""Code for NVIDIA GPUs."""

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """What varlen_attn needs to know of a step, on the device."""
+    """A step's metadata for varlen_attn, on the device."""
 
     slots: torch.Tensor  # [num_tokens] int64
     block_table: torch.Tensor  # [num_seqs, max_blocks] int32
@@ -31,11 +31,11 @@ class StepTensors:
 class CudaAttention:
     """Keys and values [num_blocks + 1, block_size, num_kv_heads, head_dim]; the last block is scratch.
 
-    Layers, and steps, that the kernel does not take are computed by TorchAttention on the same cache: right, and slow. Which those
-    are is logged once each.
+    TorchAttention computes the layers and steps that the kernel does not support, on the same cache: this is correct, but slow.
+    Each reason why layers are not supported is logged once.
 
     Args:
-        kernel: torch's, or in tests a stand-in of the same signature.
+        kernel: torch's kernel, or in tests a fake with the same signature.
     """
 
     name = "cuda"
@@ -77,12 +77,12 @@ class CudaAttention:
 
     @property
     def scratch_slot(self) -> int:
-        """First slot of a block that no sequence has: rows that stand for nobody write there."""
+        """First slot of the scratch block, which belongs to no sequence. Padding rows write there."""
         return self._scratch_slot
 
     @property
     def fits_graphs(self) -> bool:
-        """Whether all layers seen so far are computed on the device alone, so that a step can be captured."""
+        """Whether the kernel computes all layers seen so far, so that a step can be captured."""
         return not self._refused
 
     def begin(self, metadata: AttentionMetadata) -> None:
@@ -97,7 +97,7 @@ class CudaAttention:
         self._step = StepTensors(slots, block_table, query_start_loc, key_start_loc, seq_lens, *longest)
 
     def begin_on(self, step: StepTensors) -> None:
-        """Prepare a step whose metadata is on the device already, and is read there. Only where `fits_graphs`."""
+        """Prepare a step whose metadata is already on the device. Requires `fits_graphs`."""
         self._metadata, self._step = None, step
 
     def forward(
@@ -165,7 +165,7 @@ class CudaAttention:
 
 
 def _window_size(window: int, max_query_len: int) -> tuple[int, int]:
-    """varlen_attn's bounds; a sole query sees all keys, and without bounds its heads share the keys that are read."""
+    """varlen_attn's window. A single query attends to all keys, so it needs no bound; without one, its heads share key reads."""
     if window:
         return window - 1, 0
     return (-1, -1) if max_query_len == 1 else (-1, 0)

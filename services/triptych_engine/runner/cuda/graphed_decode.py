@@ -1,7 +1,7 @@
-"""Decode steps that are recorded once and replayed: one call in place of hundreds of kernel launches.
+"""Decode steps that are recorded once and replayed: one call instead of hundreds of kernel launches.
 
-A recording has fixed shapes and addresses. So there is one for each of a few batch sizes, which reads its inputs from its own
-buffers; a step takes the smallest that holds it. Rows that stand for nobody compute a token in the cache's scratch block.
+A recording has fixed shapes and addresses. So there is one recording for each of a few batch sizes, with its own input buffers. A
+step uses the smallest one that is large enough. Its other rows are padding: they compute a token in the cache's scratch block.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from triptych_engine.runner.model.loader import LoadedModel
 from triptych_engine.runner.transfer import StaticArrays
 
 log = logging.getLogger(__name__)
-#: Larger steps compute enough not to wait for their launches.
+#: Larger steps compute long enough to hide their kernel launches.
 _MAX_BATCH_SIZE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Something that was computed once and can be computed again, on what its inputs hold then."""
+    """A recorded computation. A replay computes it on the current content of its inputs."""
 
     output: torch.Tensor
     replay: Callable[[], None]
@@ -40,7 +40,7 @@ class Recorder(Protocol):
     """Records what a function computes on the device."""
 
     def record(self, function: Callable[[], torch.Tensor]) -> Recording:
-        """A recording knows the addresses of what the function reads, and keeps none of it alive."""
+        """Record a function. The recording has the addresses of the tensors that it reads, but does not keep them alive."""
         ...
 
 
@@ -49,13 +49,13 @@ class _Recorded:
     """A recorded step of one batch size."""
 
     inputs: StaticArrays
-    #: What was recorded: it owns the tensors, beside the inputs, that the recording reads.
+    #: The function that was recorded. Besides the inputs, it owns the tensors that the recording reads.
     step: Callable[[], torch.Tensor]
     recording: Recording
 
 
 class CudaRecorder:
-    """Records CUDA graphs, which share the memory of what they compute in between."""
+    """Records CUDA graphs, which share the memory of their intermediate results."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -64,12 +64,12 @@ class CudaRecorder:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            function()  # libraries set themselves up in the first run, which a capture does not allow
+            function()  # libraries initialise themselves in the first run, which a capture does not allow
             with _waiting_is_an_error():
                 function()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # A capture that fails leaves its own stream in place.
+        # A failed capture leaves its own stream current; the outer context restores ours.
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=self._pool):
             output = function()
         return Recording(output, graph.replay)
@@ -77,8 +77,8 @@ class CudaRecorder:
 
 @contextmanager
 def _waiting_is_an_error() -> Iterator[None]:
-    """What waits for the device raises RuntimeError inside, as it would in a capture. That would end badly: torch's allocator
-    counts a failed capture as under way for good, and then frees nothing when memory runs short."""
+    """Within this context, code that waits for the device raises RuntimeError, as it would in a capture. A capture must not fail:
+    torch's allocator considers a failed capture as still in progress, and then frees no memory when memory runs short."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -88,7 +88,7 @@ def _waiting_is_an_error() -> Iterator[None]:
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:
-    """Sizes to record, ascending: the last holds max_num_seqs rows, if it can be had."""
+    """Batch sizes to record, ascending. The last one is max_num_seqs, but at most _MAX_BATCH_SIZE."""
     largest = min(max_num_seqs, _MAX_BATCH_SIZE)
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, _MAX_BATCH_SIZE + 1, 16)]
     return [*(size for size in sizes if size < largest), largest]
@@ -98,7 +98,7 @@ class GraphedDecode:
     """Replays steps in which every sequence computes one token.
 
     Args:
-        backend: computes all layers on the device (`fits_graphs`), with its cache allocated.
+        backend: must compute all layers on the device (`fits_graphs`) and have its cache allocated.
         newest_tokens: [rows] int64, the token that was sampled last in each row of the batch.
     """
 
@@ -122,19 +122,20 @@ class GraphedDecode:
 
     @torch.inference_mode()
     def record(self) -> None:
-        """Record all sizes, anew when the cache was allocated anew. No step may be in flight."""
+        """Record all sizes. Must be called again after the cache was reallocated. No step may be in flight."""
         self.forget()
-        for size in reversed(self._sizes):  # the memory of the largest serves the others
+        for size in reversed(self._sizes):  # the smaller ones reuse the memory of the largest
             inputs = StaticArrays(self._model.device, self._arrays(None, size))
             step = self._step(inputs.tensors, size)
             self._recorded[size] = _Recorded(inputs, step, self._recorder.record(step))
 
     def forget(self) -> None:
-        """Let go of the recordings, which hold on to the addresses of the cache."""
+        """Drop the recordings, which contain addresses of the cache."""
         self._recorded = {}
 
     def takes(self, inputs: StepInputs) -> bool:
-        """Whether a step can be replayed: one token of each sequence, whose successor is sampled, and nothing unusual."""
+        """Whether a step can be replayed: every sequence computes one token and samples the next, without positions on several
+        axes and without spans (`key_end`)."""
         num_seqs = len(inputs.rows)
         return (
             bool(self._recorded)
@@ -146,7 +147,7 @@ class GraphedDecode:
         )
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        """Logits [num_seqs, vocab_size], which the next replay overwrites."""
+        """Replay a step. Returns logits [num_seqs, vocab_size], which the next replay overwrites."""
         num_seqs = len(inputs.rows)
         size = self._sizes[bisect_left(self._sizes, num_seqs)]
         recorded = self._recorded[size]
@@ -156,7 +157,7 @@ class GraphedDecode:
         return recorded.recording.output[:num_seqs]
 
     def _arrays(self, inputs: StepInputs | None, size: int) -> list[np.ndarray]:
-        """A step's arrays for so many rows; without inputs, of rows that all stand for nobody."""
+        """A step's arrays, padded to `size` rows. Without inputs, all rows are padding."""
         token_ids, positions = np.zeros(size, np.int64), np.zeros(size, np.int64)
         sources = np.full(size, -1, np.int64)
         slots = np.full(size, self._backend.scratch_slot, np.int64)
@@ -197,7 +198,7 @@ def record_decode(
     max_num_seqs: int,
     max_model_len: int,
 ) -> GraphedDecode | None:
-    """A model's decode steps, recorded; None, with the reason in the log, where that cannot be. Arguments as of GraphedDecode."""
+    """Record a model's decode steps. Returns None, and logs the reason, if this is not possible. Arguments as for GraphedDecode."""
     if not isinstance(backend, CudaAttention) or not backend.fits_graphs:
         log.info("decode steps are not recorded: their attention is not computed by varlen_attn alone")
         return None
@@ -213,7 +214,7 @@ def record_decode(
     started = time.monotonic()
     try:
         graphs.record()
-    # Whatever in a model waits for the device, in code of many families.
+    # The code of some model families waits for the device.
     except RuntimeError as error:
         log.warning("decode steps are not recorded, each of their kernels is launched by itself: %s", str(error).splitlines()[0])
         return None

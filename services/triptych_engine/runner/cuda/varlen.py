@@ -1,4 +1,4 @@
-"""torch's varlen_attn: whether this build has it with a block table, what it takes, and whether it is right on this device."""
+"""torch's varlen_attn: whether this build and this device have it with a block table, and what it supports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from triptych_engine.runner.attention.paged import LayerShape
 
-#: `varlen_attn` has these from the release on in which it reads a paged cache.
+#: Parameters that `varlen_attn` has since the release in which it can read a paged cache.
 _NEEDED = {"block_table", "seqused_k", "enable_gqa", "window_size", "scale"}
 
 
@@ -38,10 +38,10 @@ class VarlenFunction(Protocol):
         Args:
             query: [num_tokens, num_q_heads, head_dim].
             key, value: [num_pages, page_size, num_kv_heads, head_dim].
-            cu_seq_q, cu_seq_k: [num_seqs + 1] int32, where each sequence begins among the queries, among all keys.
-            max_q, max_k: most queries, most keys of a sequence.
-            window_size: keys to the left and to the right that a token sees beside itself; -1 for all. The last query of a sequence
-                stands at its last key.
+            cu_seq_q, cu_seq_k: [num_seqs + 1] int32, start of each sequence among all queries and among all keys.
+            max_q, max_k: largest number of queries and of keys of a sequence.
+            window_size: number of keys to the left and to the right that a token attends to besides its own; -1 for all. The last
+                query of a sequence is aligned with its last key.
             seqused_k: [num_seqs] int32 keys of each sequence.
             block_table: [num_seqs, max_pages] int32.
         """
@@ -50,7 +50,7 @@ class VarlenFunction(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VarlenKernel:
-    """A function that attends over pages, and what it takes. The defaults are those of the FlashAttention 2 inside torch
+    """A function that attends over pages, and its limits. The defaults are those of the FlashAttention 2 inside torch
     (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp: mha_varlen_fwd)."""
 
     attend: VarlenFunction
@@ -60,7 +60,7 @@ class VarlenKernel:
     dtypes: frozenset[torch.dtype] = frozenset({torch.float16, torch.bfloat16})
 
     def refusal(self, block_size: int, dtype: torch.dtype) -> str | None:
-        """Why it cannot work on such a cache at all; None when it can."""
+        """The reason why it does not support such a cache; None if it does."""
         if dtype not in self.dtypes:
             return f"varlen_attn computes in {_names(self.dtypes)}, not in {_names({dtype})}"
         if block_size % self.page_multiple:
@@ -68,7 +68,7 @@ class VarlenKernel:
         return None
 
     def layer_refusal(self, shape: LayerShape) -> str | None:
-        """Why it cannot compute such a layer; None when it can."""
+        """The reason why it does not support such a layer; None if it does."""
         if shape.v_head_dim != shape.head_dim:
             return f"values of {shape.v_head_dim} dimensions beside keys of {shape.head_dim}"
         if shape.head_dim % self.head_dim_multiple or shape.head_dim > self.max_head_dim:
@@ -77,7 +77,7 @@ class VarlenKernel:
 
 
 def find_varlen_kernel(device: torch.device) -> VarlenKernel:
-    """torch's own kernel. Raises ValueError when this build, or this device, has none that reads a paged cache."""
+    """torch's own kernel. Raises ValueError if this build, or this device, has none that can read a paged cache."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError as error:
@@ -87,7 +87,7 @@ def find_varlen_kernel(device: torch.device) -> VarlenKernel:
         raise ValueError(f"varlen_attn of torch {torch.__version__} has no {', '.join(sorted(missing))}")
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         raise ValueError(f"varlen_attn needs compute capability 8.0, {torch.cuda.get_device_name(device)} has less")
-    return VarlenKernel(cast(VarlenFunction, varlen_attn))  # it returns a pair only when it is asked for one
+    return VarlenKernel(cast(VarlenFunction, varlen_attn))  # it returns a pair only on request
 
 
 def _names(dtypes: frozenset[torch.dtype] | set[torch.dtype]) -> str:

@@ -1,1 +1,1 @@
-"""Loads language models and says what they are."""
+"""Loads language models and determines their properties."""

@@ -1,7 +1,7 @@
-"""Loads a language model with transformers and puts it on the paged attention.
+"""Loads a language model with transformers and switches it to paged attention.
 
 The modeling code is transformers' own. Of a multimodal checkpoint only the language model is loaded: the towers belong to the
-encoder. Before the model is trusted, its logits on the paged path are compared with those of transformers' ordinary forward pass.
+encoder. Before the model is used, its logits on the paged path are compared with those of transformers' ordinary forward pass.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from triptych_engine.runner.model.precision import compute_dtype
 from triptych_engine.runner.model.refusals import check_supported, is_multimodal
 
 log = logging.getLogger(__name__)
-#: Tokens, at most, of the sequence on which the paged path is compared with the ordinary one.
+#: Maximum length of the sequence on which the paged path is compared with the ordinary one.
 NUM_PROBE_TOKENS = 24
-#: Smallest similarity of a quantised model's logits to those of the unquantised one, on average over the probe's tokens: in a
-#: mixture of experts, single tokens go to another expert. Tiny random models reach 0.997 and more, SmolLM2-135M 0.9999.
+#: Required similarity between the logits of a quantised model and of the unquantised one, on average over the probe's tokens: in a
+#: mixture of experts, single tokens can go to another expert. Tiny random models reach 0.997 and more, SmolLM2-135M 0.9999.
 _INT8_SIMILARITY = 0.99
-#: What Omni checkpoints have beside the thinker.
+#: Parts of Omni checkpoints besides the thinker.
 _OMNI_SPEECH = ("talker", "token2wav", "code2wav")
 
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A language model whose attention goes to the paged cache."""
+    """A language model that uses paged attention."""
 
     model: PreTrainedModel
     config: PretrainedConfig
-    layers: dict[int, LayerShape]  # layer index -> what it keeps per token
+    layers: dict[int, LayerShape]  # layer index -> what it stores per token
     dtype: torch.dtype
     checkpoint_dtype: torch.dtype
     device: torch.device
@@ -49,13 +49,13 @@ class LoadedModel:
     num_position_axes: int
     #: Position of a prompt's first token.
     first_position: int
-    #: Whether the model can be told which logits are wanted.
+    #: Whether the model's forward pass can return only the logits of given tokens.
     picks_logits: bool
     probe_token_ids: torch.Tensor  # [num_probe_tokens] int64
     probe_logits: torch.Tensor  # [num_probe_tokens, vocab] of transformers' ordinary forward pass
 
     def position_ids(self, positions: torch.Tensor) -> torch.Tensor:
-        """Positions as the model wants them; [num_tokens], or [num_position_axes, num_tokens] where they differ."""
+        """Positions in the model's form, from [num_tokens], or from [num_position_axes, num_tokens] if the axes differ."""
         if self.first_position:
             positions = positions + self.first_position
         if positions.ndim == 2:
@@ -75,9 +75,9 @@ class LoadedModel:
 
         Args:
             token_ids: [num_tokens] int64.
-            positions: int64, [num_tokens], or [num_position_axes, num_tokens] where they differ.
+            positions: int64, [num_tokens], or [num_position_axes, num_tokens] if the axes differ.
             logits_indices: [n] int64, the tokens whose logits are wanted.
-            inputs_embeds: [1, num_tokens, hidden_size] in place of the tokens' own embeddings.
+            inputs_embeds: [1, num_tokens, hidden_size] that replace the tokens' own embeddings.
 
         Returns:
             [n, vocab_size].
@@ -102,7 +102,7 @@ def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torc
     """Load the language model of a checkpoint.
 
     Args:
-        dtype: None takes the one that serves the checkpoint best on the device.
+        dtype: None chooses the best one for the checkpoint on the device.
 
     Raises:
         UnsupportedModelError: it could not be run correctly.
@@ -110,7 +110,7 @@ def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torc
     """
     try:
         config = AutoConfig.from_pretrained(path)
-        config = getattr(config, "thinker_config", config)  # what Omni models answer with in text
+        config = getattr(config, "thinker_config", config)  # the part of Omni models that generates text
     except (ValueError, OSError) as error:
         raise UnsupportedModelError(f"cannot serve {name}: {str(error).splitlines()[0]}") from error
     check_supported(config, name, max_model_len)
@@ -160,7 +160,7 @@ def language_model_only(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
     Under from_pretrained this happens on the meta device, so the towers' weights are never read.
 
-    The class keeps its name: transformers looks conversions and configurations up by it.
+    The class keeps its name, because transformers uses it to look up conversions and configurations.
     """
 
     class LanguageModelOnly(cls):
@@ -184,13 +184,13 @@ def language_model_only(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
 
 class _AbsentTower(nn.Module):
-    """Stands in for a tower. Some forward passes ask for its device before they see that there is nothing to encode."""
+    """Replaces a tower. Some forward passes read its device before they check that there is nothing to encode."""
 
     device = torch.device("cpu")
 
 
 def _observe_layers(model: PreTrainedModel, config: PretrainedConfig, name: str, probe: torch.Tensor) -> dict[int, LayerShape]:
-    """Switch the model to the paged attention and note what each layer keeps. Refuses models that attend in some other way."""
+    """Switch the model to paged attention and record what each layer stores. Refuses models that attend in another way."""
     model.set_attn_implementation(ATTENTION_NAME)
     observer = LayerObserver()
     with torch.inference_mode(), attending(observer):  # type: ignore[arg-type]
@@ -213,15 +213,15 @@ def _num_position_axes(config: PretrainedConfig) -> int:
 def check_parity(
     loaded: LoadedModel, logits: torch.Tensor, name: str, *, cache_dtype: torch.dtype | None = None, quantized: bool = False
 ) -> None:
-    """Refuse the model when its logits on the paged path are not those of transformers' ordinary forward pass.
+    """Refuse the model if its logits on the paged path differ from those of transformers' ordinary forward pass.
 
     Args:
         logits: [num_probe_tokens, vocab] of the probe on the paged path.
-        cache_dtype: of keys and values; by default the model's.
-        quantized: they come from the quantised model, which has passed this check before.
+        cache_dtype: dtype of keys and values; by default the model's.
+        quantized: the logits come from the quantised model, which has passed this check before quantisation.
 
     Raises:
-        UnsupportedModelError: they differ by more than rounding, or a useful quantisation, explains.
+        UnsupportedModelError: they differ by more than rounding, or a useful quantisation, can explain.
     """
     similarities = nn.functional.cosine_similarity(logits.float(), loaded.probe_logits.float(), dim=-1)
     similarity = (similarities.mean() if quantized else similarities.min()).item()

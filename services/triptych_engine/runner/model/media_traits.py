@@ -1,4 +1,4 @@
-"""What a loaded model does with media, read from its configuration and its code; or why it cannot be served with media."""
+"""Traits of a loaded model for media, read from its configuration and its code; or the reason why it cannot take media."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 from triptych_engine.media.item import TEXT_ONLY, Bidirectional, MediaTraits, Modality
 from triptych_engine.runner.model.refusals import is_multimodal
 
-#: Model type -> which prompt tokens see tokens after them. Others that tell types of tokens apart have rules of their own.
+#: Model type -> which prompt tokens attend to later tokens. Other models that distinguish types of tokens have other rules.
 _BIDIRECTIONAL = {"gemma3": Bidirectional.IMAGES, "paligemma": Bidirectional.PROMPT}
 #: Argument of get_rope_index -> the modality whose items it describes.
 _LAYOUTS = {"image_grid_thw": Modality.IMAGE, "video_grid_thw": Modality.VIDEO, "audio_seqlens": Modality.AUDIO}
-#: Arguments of get_rope_index that come from elsewhere, or may be left out.
+#: Arguments of get_rope_index that do not come from layouts, or are optional.
 _OTHER_ARGUMENTS = {"input_ids", "mm_token_type_ids", "attention_mask", "second_per_grid_ts"}
 
 
@@ -56,7 +56,7 @@ def media_traits(model: PreTrainedModel, config: PretrainedConfig, num_position_
 
 
 def find_rope_index(model: PreTrainedModel) -> Callable[..., Any] | None:
-    """The model's method that gives positions of several axes."""
+    """The model's method that computes positions on several axes; None if it has none."""
     inner = getattr(model, model.base_model_prefix, model)
     return getattr(inner, "get_rope_index", None) or getattr(model, "get_rope_index", None)
 

@@ -1,4 +1,4 @@
-"""Which element type a model is computed in."""
+"""Chooses the dtypes of a model's computation and of its KV cache."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from triptych_common.host import cpu
 
 
 def compute_dtype(checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type that serves a checkpoint best on a device: its own where the device computes in that, else float32, its superset.
+    """The best dtype for a checkpoint on a device: its own if the device computes in it, else float32, which contains its values.
 
-    A CPU without bfloat16 instructions computes in float32 in either case: our products widen the weights (`Bf16Linear`), oneDNN's
-    emulate the instructions, which took three to four times as long with 64 rows.
+    A CPU without bfloat16 instructions computes in float32 in either case. Our products widen the weights (`Bf16Linear`). oneDNN's
+    products emulate the instructions, which took three to four times as long with 64 rows.
     """
     if device.type == "cpu" and checkpoint != torch.float32 and not (checkpoint == torch.bfloat16 and cpu_computes_bfloat16()):
         return torch.float32
@@ -21,16 +21,16 @@ def compute_dtype(checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
 def kv_cache_dtype(
     asked: torch.dtype | None, checkpoint: torch.dtype, computed: torch.dtype, *, is_own_choice: bool
 ) -> torch.dtype:
-    """The type of keys and values in the cache.
+    """The dtype of keys and values in the cache.
 
-    With many or long sequences, a step reads more of the cache than of the weights. A CPU without bfloat16 instructions computes
-    such models in float32, but keeps keys and values in bfloat16: half as much to read, and room for twice the tokens.
+    With many or long sequences, a step reads more data from the cache than from the weights. A CPU without bfloat16 instructions
+    computes bfloat16 models in float32, but stores keys and values in bfloat16: half the data to read, room for twice the tokens.
 
     Args:
-        asked: the type that was asked for, if one was.
-        checkpoint: of the weights.
-        computed: the model's.
-        is_own_choice: whether nobody asked for the model's type.
+        asked: the requested dtype; None if none was requested.
+        checkpoint: dtype of the weights in the checkpoint.
+        computed: dtype in which the model is computed.
+        is_own_choice: whether `computed` was chosen by the engine, not requested.
     """
     if asked is not None:
         return asked
@@ -39,10 +39,10 @@ def kv_cache_dtype(
 
 
 def check_int8(device: torch.device, dtype: torch.dtype | None, has_kernels: bool) -> None:
-    """Raises StartupError where nothing computes with 8-bit integers.
+    """Raise StartupError if int8 quantisation is not supported here.
 
     Args:
-        dtype: that was asked for, if one was.
+        dtype: the requested dtype; None if none was requested.
         has_kernels: whether the CPU kernels are loaded.
     """
     if device.type != "cpu":
@@ -54,5 +54,5 @@ def check_int8(device: torch.device, dtype: torch.dtype | None, has_kernels: boo
 
 
 def cpu_computes_bfloat16() -> bool:
-    """Whether this CPU multiplies matrices of bfloat16 by instructions of its own."""
+    """Whether this CPU has instructions for bfloat16 matrix products, and oneDNN is available to use them."""
     return torch.backends.mkldnn.is_available() and cpu.computes_bfloat16()

@@ -1,4 +1,4 @@
-"""Which models cannot be run correctly, and why; decided from the configuration, before any weight is read."""
+"""Refuses models that cannot be run correctly. Decides from the configuration, before any weight is read."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _ATTENTION_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 def check_supported(config: PretrainedConfig, name: str, max_model_len: int) -> None:
-    """Raise UnsupportedModelError, with name and reason, for what the paged engine would compute wrongly or not at all."""
+    """Raise UnsupportedModelError, with name and reason, if the engine would compute the model wrongly or not at all."""
     reason = _reason(config, max_model_len)
     if reason:
         raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {reason}")
 
 
 def is_multimodal(config: PretrainedConfig) -> bool:
-    """Whether the checkpoint holds towers beside the language model."""
+    """Whether the checkpoint has towers besides the language model."""
     if config.model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
         return True
     # Some of transformers' multimodal models are in none of its lists.
@@ -43,7 +43,7 @@ def _layer_reason(text: PretrainedConfig, max_model_len: int) -> str | None:
     layer_types = set(getattr(text, "layer_types", None) or ())
     chunk = getattr(text, "attention_chunk_size", None)
     if "chunked_attention" in layer_types and chunk and max_model_len <= chunk:
-        layer_types.discard("chunked_attention")  # no sequence leaves its first chunk
+        layer_types.discard("chunked_attention")  # every sequence stays within its first chunk
     odd = sorted(layer_types - _ATTENTION_LAYER_TYPES)
     if odd == ["chunked_attention"]:
         return f"its chunked attention is right only up to {chunk} tokens; set max_model_len to that or less"

@@ -1,4 +1,4 @@
-"""Tokens that may not come: those that are not allowed, bad ones, and stop tokens before min_tokens."""
+"""Banned tokens: tokens that are not allowed, bad tokens, and stop tokens before min_tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Bans:
         self._min_tokens = np.zeros(max_num_seqs, np.int64)
 
     def add(self, row: int, sampling: SamplingParams) -> None:
-        """Take up a sequence."""
+        """Add a sequence."""
         stops = sorted(sampling.stop_token_ids) if sampling.min_tokens else []
         of_kinds = (self._allowed, sampling.allowed_token_ids), (self._bad, sampling.bad_token_ids), (self._stops, stops)
         for rows, token_ids in of_kinds:
@@ -27,12 +27,12 @@ class Bans:
         self._min_tokens[row] = sampling.min_tokens
 
     def remove(self, row: int) -> None:
-        """Forget a sequence."""
+        """Remove a sequence."""
         for rows in (self._allowed, self._bad, self._stops):
             rows.remove(row)
 
     def applies(self, idx_mapping: np.ndarray, positions: np.ndarray) -> bool:
-        """Whether some line is changed. Arguments as of `apply`."""
+        """Whether any line changes. Arguments as for `apply`."""
         is_changed = self._allowed.used[idx_mapping] | self._bad.used[idx_mapping] | self._bars_stops(idx_mapping, positions)
         return bool(is_changed.any())
 
@@ -42,7 +42,7 @@ class Bans:
         Args:
             logits: [num_lines, vocab_size] float32.
             idx_mapping: [num_lines] line -> row.
-            positions: [num_lines] output tokens before the one that is chosen.
+            positions: [num_lines] number of output tokens before the one that is sampled.
         """
         if len(changed := np.flatnonzero(self._allowed.used[idx_mapping])):
             lines, token_ids, _ = self._allowed.entries(changed, idx_mapping)
@@ -58,5 +58,5 @@ class Bans:
                 logits[lines, token_ids] = lowest
 
     def _bars_stops(self, idx_mapping: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """[num_lines] whether stop tokens may not come yet."""
+        """[num_lines] whether stop tokens are still banned."""
         return self._stops.used[idx_mapping] & (positions < self._min_tokens[idx_mapping])

@@ -1,4 +1,4 @@
-"""What requests have added to logits."""
+"""Logit biases of requests."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Bias:
         self._rows = SparseRows(max_num_seqs, transfer)
 
     def add(self, row: int, sampling: SamplingParams) -> None:
-        """Take up a sequence."""
+        """Add a sequence."""
         if bias := sampling.logit_bias:
             self._rows.set(row, np.fromiter(bias, np.int64, len(bias)), np.fromiter(bias.values(), np.float32, len(bias)))
 
     def remove(self, row: int) -> None:
-        """Forget a sequence."""
+        """Remove a sequence."""
         self._rows.remove(row)
 
     def applies(self, idx_mapping: np.ndarray) -> bool:
-        """Whether some line is changed. idx_mapping: [num_lines] line -> row."""
+        """Whether any line changes. idx_mapping: [num_lines] line -> row."""
         return bool(self._rows.used[idx_mapping].any())
 
     def apply(self, logits: torch.Tensor, idx_mapping: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Log probabilities that clients asked for."""
+"""Log probabilities of output tokens, if a request asks for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triptych_engine.scheduling.request import SamplingParams, TokenLogprobs
 
 
 class PendingLogprobs:
-    """Log probability, rank and the likeliest alternatives of a token at each position, on their way from the device.
+    """Log probability, rank and the likeliest alternatives of a token at each position, while they are copied from the device.
 
     Args:
         logits: [n, vocab_size], of the model, before penalties and temperature.
@@ -30,7 +30,7 @@ class PendingLogprobs:
         self._fetch: Fetch = fetch(token_ids, chosen[:, 0], ranks, ids, values)
 
     def entries(self) -> list[TokenLogprobs]:
-        """One for each position; waits for them."""
+        """Wait for the entries; one for each position."""
         columns = (array.tolist() for array in self._fetch())
         return [
             TokenLogprobs(token_id, logprob, rank, tuple(top_ids[:num_top]), tuple(top[:num_top]))
@@ -39,24 +39,24 @@ class PendingLogprobs:
 
 
 class Logprobs:
-    """Which rows of the batch want log probabilities of their output, and how many alternatives.
+    """Which rows of the batch need log probabilities of their output, and how many alternatives.
 
     Args:
-        max_num_seqs: rows.
+        max_num_seqs: number of rows.
     """
 
     def __init__(self, max_num_seqs: int, transfer: HostToDevice) -> None:
         self._transfer = transfer
-        self._num_top = np.full(max_num_seqs, -1, np.int64)  # row -> alternatives; -1 where none are wanted
+        self._num_top = np.full(max_num_seqs, -1, np.int64)  # row -> alternatives; -1 without log probabilities
 
     def add(self, row: int, sampling: SamplingParams) -> None:
-        """Take up a sequence."""
+        """Add a sequence."""
         self._num_top[row] = -1 if sampling.logprobs is None else sampling.logprobs
 
     def launch(
         self, logits: torch.Tensor, token_ids: torch.Tensor, idx_mapping: np.ndarray
     ) -> tuple[np.ndarray, PendingLogprobs] | None:
-        """Begin to compute those of sampled tokens.
+        """Start computing the log probabilities of sampled tokens.
 
         Args:
             logits: [num_lines, vocab_size] of the model, before penalties and temperature.
@@ -64,7 +64,7 @@ class Logprobs:
             idx_mapping: [num_lines] line -> row.
 
         Returns:
-            The lines that want them, and theirs; None where no line does.
+            The lines that need log probabilities, and these; None if no line does.
         """
         num_top = self._num_top[idx_mapping]
         lines = np.flatnonzero(num_top >= 0)

@@ -1,4 +1,4 @@
-"""Repetition, frequency and presence penalties: what a sequence has said already is made less likely."""
+"""Repetition, frequency and presence penalties: they make tokens that a sequence already contains less likely."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import torch
 from triptych_engine.runner.transfer import HostToDevice
 from triptych_engine.scheduling.request import SamplingParams
 
-#: Entries that a slot has at first.
+#: Initial number of entries per slot.
 _MIN_ENTRIES = 256
 
 
 class Penalties:
-    """Penalties and the tokens that they reach, by row of the batch.
+    """Penalties and the tokens to which they apply, by row of the batch.
 
     A row with penalties has a slot of entries on the device. An entry is a token id, and how often that token is in the output.
-    When a sequence is added, each of its tokens gets one entry. After that each token that is sampled gets the next one, whatever
-    it is: so the host knows where it goes, without waiting to learn which token it is. Entries of the same token have the same
-    count, and unused entries repeat the first. So all entries can be read and written alike.
+    When a sequence is added, each of its distinct tokens gets one entry. After that, each sampled token gets the next entry, even
+    if it already has one. So the host knows the place of the entry without waiting for the token. Entries of the same token have
+    the same count, and unused entries repeat the first one. So all entries can be read and written in the same way.
 
     Args:
-        max_num_seqs: rows.
+        max_num_seqs: number of rows.
     """
 
     def __init__(self, max_num_seqs: int, device: torch.device, transfer: HostToDevice) -> None:
@@ -34,7 +34,7 @@ class Penalties:
         self._counts = torch.zeros((0, _MIN_ENTRIES), dtype=torch.int32, device=device)  # [slots, entries]
 
     def add(self, row: int, sampling: SamplingParams, token_ids: list[int], num_prompt_tokens: int) -> None:
-        """Take up a sequence with its prompt and its output so far. Does not wait for the device."""
+        """Add a sequence with its prompt and its output so far. Does not wait for the device."""
         params = sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty
         if params == (1.0, 0.0, 0.0):
             return
@@ -51,13 +51,13 @@ class Penalties:
         self._counts[slot].copy_(padded[1])
 
     def remove(self, row: int) -> None:
-        """Forget a sequence."""
+        """Remove a sequence."""
         if self._slots[row] >= 0:
             self._free_slots.append(int(self._slots[row]))
             self._slots[row] = -1
 
     def applies(self, idx_mapping: np.ndarray) -> bool:
-        """Whether some line is changed. idx_mapping: [num_lines] line -> row."""
+        """Whether any line changes. idx_mapping: [num_lines] line -> row."""
         return bool((self._slots[idx_mapping] >= 0).any())
 
     def apply(self, logits: torch.Tensor, idx_mapping: np.ndarray) -> None:
@@ -76,7 +76,7 @@ class Penalties:
         logits[entries] = values - frequency * counts - presence * (counts > 0)
 
     def update(self, token_ids: torch.Tensor, idx_mapping: np.ndarray) -> None:
-        """Note what was sampled, on the device.
+        """Add sampled tokens to the entries, on the device.
 
         Args:
             token_ids: [num_lines] int64.
@@ -96,7 +96,7 @@ class Penalties:
         self._lengths[rows] += 1
 
     def _reserve(self, num_entries: int, *, is_new: bool) -> None:
-        """Make slots so long, and have a free one if is_new."""
+        """Make room for `num_entries` entries per slot and, if is_new, for a free slot."""
         num_slots, capacity = self._token_ids.shape
         if is_new and not self._free_slots:
             grown = max(4, 2 * num_slots)

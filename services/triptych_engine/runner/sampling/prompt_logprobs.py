@@ -1,4 +1,4 @@
-"""Log probabilities of prompts: which logits they need, and what is made of them."""
+"""Log probabilities of prompt tokens: which logits they need, and how they are computed."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from triptych_engine.scheduling.request import SamplingParams
 
 
 class PromptLogprobs:
-    """Which rows of the batch want them, and how many alternatives.
+    """Which rows of the batch need log probabilities of their prompt, and how many alternatives.
 
     Args:
-        max_num_seqs: rows.
+        max_num_seqs: number of rows.
         batch: the sequences' tokens.
     """
 
     def __init__(self, max_num_seqs: int, batch: InputBatch, transfer: HostToDevice) -> None:
         self._batch, self._transfer = batch, transfer
-        self._num_top = np.full(max_num_seqs, -1, np.int64)  # row -> alternatives; -1 where none are wanted
+        self._num_top = np.full(max_num_seqs, -1, np.int64)  # row -> alternatives; -1 without log probabilities
 
     def add(self, row: int, sampling: SamplingParams) -> None:
-        """Take up a sequence."""
+        """Add a sequence."""
         self._num_top[row] = -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs
 
     def owners(self, inputs: StepInputs) -> tuple[np.ndarray, np.ndarray] | None:
-        """Flat indices of the tokens whose logits a step needs, last tokens included, and the sequences that they belong to; None
-        where only those of last tokens are needed."""
+        """Flat indices of the tokens whose logits a step needs, including last tokens, and the indices of their sequences. None if
+        only the logits of last tokens are needed."""
         wants = self._num_top[inputs.rows] >= 0
         if not wants.any():
             return None
@@ -42,11 +42,11 @@ class PromptLogprobs:
     def launch(
         self, inputs: StepInputs, logits: torch.Tensor, wanted: np.ndarray, owners: np.ndarray
     ) -> dict[str, PendingLogprobs]:
-        """Begin to compute those of a step's tokens; by request id.
+        """Start computing the log probabilities of a step's prompt tokens; returns them by request id.
 
         Args:
             logits: [num_wanted, vocab_size].
-            wanted, owners: as from `owners`.
+            wanted, owners: as returned by `owners`.
         """
         pending = {}
         for index in np.unique(owners).tolist():

@@ -1,8 +1,8 @@
 """Chooses the next token of each sequence from its logits.
 
-Random numbers are a pure function of (seed, position): a seeded request gives the same text whatever shares its batch, and after it
-was preempted and computed again. Order of operations: penalties, bias and bans on the logits; temperature; min-p, top-k, top-p;
-draw. Nothing waits for the device before the result is asked for.
+Random numbers are a pure function of (seed, position): a seeded request gives the same text with any other requests in its batch,
+and also after it was preempted and computed again. Order of operations: penalties, bias and bans on the logits; temperature; min-p,
+top-k, top-p; draw. Nothing waits for the device until the result is requested.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from triptych_engine.scheduling.request import SamplingParams, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class SamplingMetadata:
-    """Whose logits a step samples from. A row may have several lines, one for each token that is drawn for it."""
+    """The rows of the batch for which a step samples. A row may have several lines, one for each token that is drawn for it."""
 
     idx_mapping: np.ndarray  # [num_lines] int64, line of the logits -> row of the batch
-    positions: np.ndarray  # [num_lines] int64, output tokens of the sequence before the one that is drawn
+    positions: np.ndarray  # [num_lines] int64, number of output tokens of the sequence before the one that is drawn
 
 
 @dataclass(slots=True)
 class SampleResult:
-    """For each line, in order."""
+    """The results of all lines."""
 
     token_ids: np.ndarray  # [num_lines] int64
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # line -> of rows that asked for them
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # line -> entry, for rows that need them
     invalid: list[int] = field(default_factory=list)  # lines whose logits hold NaN or nothing but -inf
 
 
 @dataclass(frozen=True, slots=True)
 class PendingSample:
-    """Sampled tokens, on their way from the device."""
+    """Sampled tokens, while they are copied from the device."""
 
     #: [num_lines] int64, on the device.
     token_ids: torch.Tensor
@@ -49,7 +49,7 @@ class PendingSample:
     _logprobs: tuple[np.ndarray, PendingLogprobs] | None
 
     def result(self) -> SampleResult:
-        """Wait for them."""
+        """Wait for the tokens."""
         token_ids, invalid = self._fetch()
         logprobs = {}
         if self._logprobs is not None:
@@ -59,11 +59,11 @@ class PendingSample:
 
 
 class Sampler:
-    """Sampling state by row of the batch. What no row of a step uses costs that step one look at an array.
+    """Sampling state by row of the batch. A feature that no row of a step uses costs that step only one array lookup.
 
     Args:
-        max_num_seqs: rows.
-        kernels: CPU kernels, where the logits are on the CPU and they could be had.
+        max_num_seqs: number of rows.
+        kernels: CPU kernels; None if the logits are not on a CPU or the kernels are not available.
     """
 
     def __init__(self, max_num_seqs: int, device: torch.device, kernels: CpuKernels | None = None) -> None:
@@ -79,7 +79,7 @@ class Sampler:
         self._logprobs = Logprobs(max_num_seqs, self._transfer)
 
     def add(self, row: int, sampling: SamplingParams, token_ids: list[int], num_prompt_tokens: int) -> None:
-        """Take up a sequence in a row that is free. Does not wait for the device, which may be at the steps before.
+        """Add a sequence in a free row. Does not wait for the device, which may still compute earlier steps.
 
         Args:
             token_ids: its prompt and, after a preemption, its output so far.
@@ -93,7 +93,7 @@ class Sampler:
         self._logprobs.add(row, sampling)
 
     def remove(self, row: int) -> None:
-        """Forget the sequence in a row."""
+        """Remove the sequence in a row."""
         for state in (self._penalties, self._bias, self._bans):
             state.remove(row)
 
@@ -120,7 +120,7 @@ class Sampler:
         return logits
 
     def _choose(self, logits: torch.Tensor, metadata: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token for each line, and whether the line has no finite logit to choose by."""
+        """A token for each line, and whether the line is invalid: its largest logit is not finite."""
         if self._kernels is not None and logits.dtype == torch.float32:
             best, token_ids = self._kernels.argmax(logits.contiguous())
         else:
@@ -142,7 +142,7 @@ class Sampler:
             np.flatnonzero(is_cut),
             np.flatnonzero(~is_cut),
         )
-        # A low temperature may overflow; -inf has to stay what it is.
+        # Division by a low temperature may overflow. -inf must stay -inf.
         logits = (logits / temperature[:, None]).clamp(max=torch.finfo(torch.float32).max)
         if not is_cut.any():
             return draw(logits, numbers)

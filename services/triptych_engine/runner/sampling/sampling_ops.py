@@ -7,7 +7,7 @@ import torch
 
 from triptych_engine.runner.transfer import HostToDevice
 
-#: Candidates that are sorted first when top-p or min-p cuts the distribution; widened until the cut lies inside.
+#: Initial number of candidates to sort when top-p or min-p cuts the distribution; it grows until the cut is among them.
 _FIRST_CANDIDATES = 256
 
 
@@ -32,15 +32,15 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def draw(logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Draw a token for each row from all. logits: [n, vocab_size], numbers: [n] in [0, 1) -> [n] int64."""
+    """Draw a token for each row from all tokens. logits: [n, vocab_size], numbers: [n] in [0, 1) -> [n] int64."""
     return _pick(logits.softmax(-1), numbers)
 
 
 def draw_cut(logits: torch.Tensor, numbers: torch.Tensor, cuts: np.ndarray, transfer: HostToDevice) -> torch.Tensor:
-    """Draw a token for each row from what min-p, top-k and top-p leave. Shapes as of `draw`.
+    """Draw a token for each row from those that min-p, top-k and top-p leave. Shapes as for `draw`.
 
-    A CPU sorts the likeliest candidates of each row alone. Elsewhere that would wait for the device row by row, to see whether they
-    were enough, so all rows are sorted whole.
+    On a CPU, only the likeliest candidates of each row are sorted. On other devices, each row would have to wait for the device to
+    see whether the candidates are enough. So all rows are sorted completely there.
 
     Args:
         cuts: [n, 3] top-k (0: all tokens), top-p and min-p of each row.
@@ -68,7 +68,7 @@ def draw_sorted(logits: torch.Tensor, numbers: torch.Tensor, cuts: np.ndarray, t
 
 
 def _pick(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Invert the distribution function: weights [n, k] (not normalised), numbers [n] in [0, 1) -> index [n]."""
+    """Invert the cumulative distribution function: weights [n, k] (not normalised), numbers [n] in [0, 1) -> index [n]."""
     cumulative = weights.double().cumsum(-1)
     total = cumulative[:, -1:]
     index = torch.searchsorted(cumulative, numbers[:, None] * total, right=True)[:, 0]
@@ -78,10 +78,9 @@ def _pick(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _draw_row(logits: torch.Tensor, top_k: int, top_p: float, min_p: float, number: torch.Tensor) -> torch.Tensor:
-    """Draw one token of those that min-p, top-k and top-p leave.
+    """Draw one token from those that min-p, top-k and top-p leave.
 
-    Only the likeliest candidates are sorted; their number grows until the cut lies among them, so the result is that of a full
-    sort.
+    Only the likeliest candidates are sorted. Their number grows until the cut is among them, so the result is that of a full sort.
     """
     vocab_size = logits.shape[-1]
     log_total = logits.logsumexp(-1)
@@ -91,7 +90,7 @@ def _draw_row(logits: torch.Tensor, top_k: int, top_p: float, min_p: float, numb
         probabilities = (values - log_total).double().exp()
         keep = probabilities >= min_p * probabilities[0]
         all_survivors_seen = bool(top_k) or not bool(keep[-1]) or num_candidates == vocab_size
-        # Mass of what top-k and min-p leave: known once all of it was seen; without min-p it is 1.
+        # Probability mass that top-k and min-p leave. It is known once all such tokens are candidates; with neither it is 1.
         total = probabilities[keep].sum() if all_survivors_seen else probabilities.new_ones(())
         before = probabilities.cumsum(-1) - probabilities
         keep_top_p = keep & (before < top_p * total)

@@ -1,4 +1,4 @@
-"""Token ids of some rows of the batch, and a value for each, as the step needs them: joined, with the line that each belongs to."""
+"""Token ids with values for some rows of the batch. A step gets those of its lines concatenated, with the line of each entry."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from triptych_engine.runner.transfer import HostToDevice
 
 
 class SparseRows:
-    """Memory grows with the entries, not with rows times vocabulary.
+    """Memory use grows with the number of entries, not with rows times vocabulary.
 
     Args:
-        max_num_seqs: rows.
+        max_num_seqs: number of rows.
     """
 
     def __init__(self, max_num_seqs: int, transfer: HostToDevice) -> None:
@@ -31,7 +31,7 @@ class SparseRows:
         self._entries[row] = self._transfer(token_ids, values)
 
     def remove(self, row: int) -> None:
-        """Forget a row's entries, if it has any."""
+        """Remove a row's entries, if it has any."""
         self.used[row] = False
         self._entries.pop(row, None)
 

@@ -1,7 +1,7 @@
-// The instructions that multiply bfloat16, and a copy of them in plain C++ by which all that is built on them is tested on CPUs that
-// have none: -DTRIPTYCH_EMULATE_BF16=1 stands for AVX512_BF16, 2 for AMX as well, 0 for neither.
+// The instructions that multiply bfloat16, and an emulation of them in plain C++. With the emulation, code that uses them is tested
+// on CPUs without them: -DTRIPTYCH_EMULATE_BF16=1 emulates AVX512_BF16, 2 also AMX, 0 means neither of them.
 //
-// TRIPTYCH_BF16_DOT and TRIPTYCH_BF16_TILES are defined where there are the ones and the others.
+// TRIPTYCH_BF16_DOT is defined if AVX512_BF16 is available or emulated, TRIPTYCH_BF16_TILES if AMX is.
 #pragma once
 
 #include "vector.h"
@@ -56,7 +56,7 @@ inline void emulated_load(int t, const void* from, int64_t stride) {
 inline void emulated_store(int t, void* to, int64_t stride) {
   for (int64_t i = 0; i < kTile; i++) std::memcpy((char*)to + i * stride, emulated_tile(t)[i], 4 * kTile);
 }
-inline void emulated_dot(int sum, int a, int b) {  // as Intel's manual has it: even and odd inputs are summed apart
+inline void emulated_dot(int sum, int a, int b) {  // as in Intel's manual: even and odd inputs are summed separately
   for (int64_t m = 0; m < kTile; m++) {
     vf even = vf{}, odd = vf{}, total;
     for (int64_t k = 0; k < kTile; k++) {
@@ -72,7 +72,7 @@ inline void emulated_dot(int sum, int a, int b) {  // as Intel's manual has it: 
 }
 inline void emulated_zero(int t) { std::memset(emulated_tile(t), 0, sizeof emulated_tile(t)); }
 
-// Macros, because the intrinsics want the tile's number as it is written.
+// Macros, because the intrinsics need the tile's number as a literal.
 #define TRIPTYCH_TILE_LOAD(t, from, stride) emulated_load(t, from, stride)
 #define TRIPTYCH_TILE_STORE(t, to, stride) emulated_store(t, to, stride)
 #define TRIPTYCH_TILE_DOT(sum, inputs, weights) emulated_dot(sum, inputs, weights)
@@ -89,7 +89,7 @@ inline void end_tiles() {}
 #define TRIPTYCH_TILE_DOT(sum, inputs, weights) _tile_dpbf16ps(sum, inputs, weights)
 #define TRIPTYCH_TILE_ZERO(t) _tile_zero(t)
 
-// Whether the kernel lets this process use tiles; asked once.
+// Whether the Linux kernel permits this process to use tiles; requested once.
 inline bool tiles_permitted() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   static const bool permitted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -101,16 +101,16 @@ struct TileConfig {
   uint16_t row_bytes[16];
   uint8_t rows[16];
 };
-// In memory as a constant: the intrinsic tells the compiler of its first bytes alone.
+// A constant in memory: the intrinsic tells the compiler only about its first bytes.
 alignas(64) inline const TileConfig kTileConfig = {1,
                                                    0,
                                                    {},
                                                    {64, 64, 64, 64, 64, 64, 64, 64},
                                                    {16, 16, 16, 16, 16, 16, 16, 16}};
 
-// Around a thread's use of tiles: others configure them in their own way, and tiles in use make a thread costlier to switch.
+// Called before and after a thread uses tiles: other code configures them differently, and tiles in use slow down thread switches.
 inline void begin_tiles() {
-  __asm__ volatile("" ::: "memory");  // what tiles are loaded from is written before: the intrinsics do not say that they read it
+  __asm__ volatile("" ::: "memory");  // earlier writes must be done: the intrinsics do not declare that they read memory
   _tile_loadconfig(&kTileConfig);
 }
 inline void end_tiles() { _tile_release(); }

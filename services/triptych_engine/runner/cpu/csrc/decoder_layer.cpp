@@ -1,6 +1,6 @@
-// Decoder layers of the common kind, one or all that follow each other, in one call and one parallel region: with few rows, a layer
-// computes for some hundred microseconds, and ten calls from Python take as long. fp32, with weights of any format, see linear.h; the
-// cache may be bf16.
+// Decoder layers of the common kind, one or several consecutive ones, in one call and one parallel region. With few rows, a layer
+// computes for about a hundred microseconds, and ten calls from Python take as long. Activations are fp32, weights have any format
+// (see linear.h), and the cache may be bf16.
 
 #include "elementwise.h"
 #include "linear/linear_int8.h"
@@ -11,7 +11,7 @@ using namespace triptych;
 
 extern "C" {
 
-// What stays the same from step to step.
+// Arguments that are the same in all steps.
 struct DecoderLayerArgs {
   const float* norm;      // [hidden]
   const float* mlp_norm;  // [hidden]
@@ -26,17 +26,17 @@ struct DecoderLayerArgs {
   float norm_eps, mlp_norm_eps, qk_norm_eps, scaling, softcap;
 };
 
-// What a step brings.
+// Arguments of one step.
 struct DecoderStepArgs {
-  const PagedAttentionArgs* attention;  // where the tokens stand; what depends on the layer is not read
+  const PagedAttentionArgs* attention;  // metadata of the step; fields that depend on the layer are not read
   const DecoderLayerArgs* const* layers;  // [num_layers]
   void* const* k_caches;                  // [num_layers]
   void* const* v_caches;
-  const float* x;    // [rows, hidden], of the first layer
-  float* out;        // [rows, hidden], of the last; other memory than x
+  const float* x;    // [rows, hidden], input of the first layer
+  float* out;        // [rows, hidden], output of the last layer; not the same memory as x
   const float* cos;  // [rows, rotary_dim]
   const float* sin;  // [rows, rotary_dim]
-  float* workspace;   // rows, to a multiple of 16, * the most that triptych_decoder_layer_workspace of the format says of a layer
+  float* workspace;   // rows, rounded up to a multiple of 16, * the format's triptych_decoder_layer_workspace of a layer
   int64_t* stage_ns;  // [3], see stage_clock.h: time is added; or null
   int64_t num_layers, rotary_dim;
   int32_t bf16_cache;  // whether the cache is bfloat16, else float32
@@ -45,11 +45,11 @@ struct DecoderStepArgs {
 
 namespace {
 
-// Where the steps between x and out are kept, [rows, ...] each.
+// The intermediate results between x and out, [rows, ...] each.
 template <class Format>
 struct Workspace {
   float *normed, *qkv, *qk, *attended, *added, *gate_up, *gated;
-  float* prepared;  // the input of the product in hand, in the format's form; last, because products may read beyond its rows
+  float* prepared;  // the input of the current product, in the format's form; last, because products may read beyond its rows
   int64_t per_row = 0;
 
   Workspace(const DecoderLayerArgs& l, float* memory, int64_t rows) {
@@ -65,7 +65,7 @@ struct Workspace {
   }
 };
 
-// A product's input: written row by row, each prepared by the thread that wrote it, then multiplied.
+// A product's input. Each row is written and then prepared by the same thread; after that the product is computed.
 template <class Format>
 struct Input {
   float* x;            // [rows, size]
@@ -129,7 +129,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
   clock.mark(kOtherStage);
   attend_fastest<float, float, Cache, Format::kRounds>(a);
   clock.mark(kAttentionStage);
-  if (Format::num_prepared_words(1) > 0) {  // several threads write a row: it is prepared when all have
+  if (Format::num_prepared_words(1) > 0) {  // several threads write a row, so it is prepared after all have written
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < rows; r++) attended.written(r);
   }
@@ -144,7 +144,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
   }
   clock.mark(kOtherStage);
   if (Format::gates(l.gate_up, rows)) {
-    uint32_t* prepared_gated = (uint32_t*)w.gated;  // in its place: what is prepared is at most as long
+    uint32_t* prepared_gated = (uint32_t*)w.gated;  // in the same place: the prepared form is at most as long
     Format::gated_shared(prepared, l.gate_up, prepared_gated, rows);
 #pragma omp barrier
     Format::linear_shared(nullptr, 0, prepared_gated, l.down, w.added, rows);
@@ -162,7 +162,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
   }
 #pragma omp barrier
   clock.mark(kLinearStage);
-  // The next layer begins with the same rows in the same threads: nobody waits.
+  // No barrier: the next layer begins with the same rows in the same threads.
 #pragma omp for schedule(static) nowait
   for (int64_t r = 0; r < rows; r++) add_row(s.out + r * hidden, w.added + r * hidden, hidden);
   clock.mark(kOtherStage);
@@ -184,7 +184,7 @@ extern "C" {
 int64_t triptych_decoder_layer_args_size() { return sizeof(DecoderLayerArgs); }
 int64_t triptych_decoder_step_args_size() { return sizeof(DecoderStepArgs); }
 
-// The layers, and the 32-bit words of workspace that one needs per row; name: of the format of all of their weights.
+// Computes layers; and the number of 32-bit words of workspace that a layer needs per row. name: format of all of their weights.
 #define DECODER_LAYERS(name, Format)                                                                                              \
   int64_t triptych_decoder_layer_workspace_##name(const DecoderLayerArgs* l) { return Workspace<Format>(*l, nullptr, 0).per_row; } \
   void triptych_decoder_layers_##name(const DecoderStepArgs* s) {                                                                  \

@@ -6,7 +6,7 @@ namespace {
 
 using namespace triptych;
 
-// Rows below this size are not worth waking another thread for.
+// With fewer elements it is not worth waking other threads.
 constexpr int64_t kParallelElements = 1 << 14;
 
 template <class In, class Out>
@@ -71,7 +71,7 @@ ADD_RMS_NORM(fp32, float)
 ADD_RMS_NORM(bf16, bf16)
 #undef ADD_RMS_NORM
 
-// The query and key heads at the start of each row, normalised over head_dim where a weight is given, and rotated by halves.
+// The query and key heads at the start of each row, normalised over head_dim if a weight is given, and rotated by halves.
 // qkv: [rows, row_stride]; weights: [head_dim] or null; cos, sin: [rows, rotary_dim]; out: [rows, num_q_heads + num_kv_heads, head_dim].
 #define QK_NORM_ROPE(name, T)                                                                                                 \
   void triptych_qk_norm_rope_##name(const void* qkv, int64_t row_stride, const float* q_weight, const float* k_weight, float eps, \
@@ -92,8 +92,8 @@ void triptych_silu_mul_bf16(const void* gate_up, void* out, int64_t rows, int64_
   silu_mul((const bf16*)gate_up, (bf16*)out, rows, size);
 }
 
-// Logits in fp32, whose top is exact: a bf16 logit of 25 is a multiple of 1/8, so the likeliest tokens often tie. Converts a row and
-// computes again, in fp32, each logit that rounding could have moved past the row's largest.
+// Logits in fp32, of which the largest are exact: a bf16 logit of 25 is a multiple of 1/8, so the likeliest tokens often tie.
+// Converts a row, and computes again in fp32 each logit that could be the row's largest without rounding.
 // logits: [rows, vocab] bf16; hidden: [rows, size] bf16, what the logits were computed from; weight: [vocab, size] bf16; bias: [vocab]
 // fp32 or null; out: [rows, vocab] fp32. All dense.
 void triptych_refine_logits(const uint16_t* logits, const uint16_t* hidden, const uint16_t* weight, const float* bias, float* out,
@@ -139,14 +139,14 @@ void triptych_refine_logits(const uint16_t* logits, const uint16_t* hidden, cons
   }
 }
 
-// Index of the largest element of each row, the first of equals, and its value. x: [rows, size] fp32, dense.
+// Index of the largest element of each row (the first one of equal elements), and its value. x: [rows, size] fp32, dense.
 void triptych_argmax(const float* x, int64_t rows, int64_t size, int64_t* index, float* value) {
-  constexpr int64_t kStretch = 64 * kLanes;  // what is looked through for the index
+  constexpr int64_t kStretch = 64 * kLanes;  // section that is searched for the index
 #pragma omp parallel for schedule(static) if (rows > 1)
   for (int64_t r = 0; r < rows; r++) {
     const float* in = x + r * size;
     float largest = -__builtin_inff();
-    vi poisoned = vi{};  // lanes that met NaN
+    vi poisoned = vi{};  // lanes that have read NaN
     int64_t at = 0, i = 0;
     while (i + kLanes <= size) {
       const int64_t first = i, end = std::min(size - kLanes, i + kStretch - kLanes);

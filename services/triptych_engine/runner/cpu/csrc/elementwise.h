@@ -1,4 +1,4 @@
-// What elementwise.cpp does to a row.
+// The operations of elementwise.cpp on one row.
 #pragma once
 
 #include "vector.h"

@@ -1,4 +1,4 @@
-// Fetches what a thread reads next into its second-level cache while the thread computes with something else.
+// Prefetches what a thread reads next into its L2 cache, while the thread computes something else.
 #pragma once
 
 #include <omp.h>
@@ -8,15 +8,15 @@
 namespace triptych {
 
 constexpr int64_t kCacheLine = 64;  // bytes
-constexpr int kPairsPerStep = 4;    // pairs of inputs (linear_panel.h) that a product takes between two steps of a prefetch
+constexpr int kPairsPerStep = 4;    // pairs of inputs (linear_panel.h) that a product computes between two steps of a prefetch
 
-// Lines of memory that are fetched in steps, spread evenly over a computation: a core waits for 16 lines or so at a time, and a burst
-// of more would stall it.
+// Cache lines that are prefetched in steps, spread evenly over a computation: a core can wait for about 16 lines at a time, and a
+// burst of more would stall it.
 class Prefetch {
  public:
-  // Streams that are fetched side by side. The hardware prefetcher of a Sapphire Rapids runs some 20 lines ahead in each stream that it
-  // sees: with four streams a core reads 16 GB/s from memory, with one 5. A Zen 5 reaches its full rate with one stream, and with
-  // four is a tenth slower.
+  // Number of streams that are prefetched in parallel. The hardware prefetcher of a Sapphire Rapids runs about 20 lines ahead in
+  // each stream that it detects: a core reads 16 GB/s from memory with four streams, 5 GB/s with one. A Zen 5 reaches its full rate
+  // with one stream; with four it is a tenth slower.
 #if defined(TRIPTYCH_BF16_TILES)
   static constexpr int kStreams = 4;
 #else
@@ -24,7 +24,7 @@ class Prefetch {
 #endif
 
   Prefetch() = default;
-  // A stretch of memory, of which each stream is a part.
+  // Prefetches a range of memory; each stream is a part of it.
   Prefetch(const void* memory, int64_t bytes, int64_t steps)
       : line_((const char*)memory), lines_left_((bytes + kStreams * kCacheLine - 1) / (kStreams * kCacheLine)),
         lines_per_step_((lines_left_ + steps - 1) / std::max<int64_t>(steps, 1)), stream_bytes_(lines_left_ * kCacheLine) {}
@@ -41,13 +41,13 @@ class Prefetch {
   int64_t lines_left_ = 0, lines_per_step_ = 0, stream_bytes_ = 0;  // of each stream
 };
 
-// Calls compute(item, next) for all items, shared out among the threads of the parallel region that this is called in; nobody waits at
-// its end. next: what the thread goes on with, or the same item.
+// Calls compute(item, next) for all items, distributed over the threads of the enclosing parallel region, without a barrier at the
+// end. next: the item that the thread computes next, or the same item.
 template <class Compute>
 inline void share_items(int64_t num_items, const Compute& compute) {
-  // Dynamic, because other processes on the cores take their share of one thread or the other.
+  // Dynamic, because other processes on the cores slow down some of the threads.
   constexpr int64_t kItemsPerThread = 4;
-  if (num_items < kItemsPerThread * omp_get_num_threads()) {  // who takes the next one early could keep another from it
+  if (num_items < kItemsPerThread * omp_get_num_threads()) {  // taking the next item early could keep it from an idle thread
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t i = 0; i < num_items; i++) compute(i, i);
     return;

@@ -1,4 +1,4 @@
-// Where the time inside of a kernel goes, for benchmarks: without a place to write to, nothing is measured.
+// Measures the time of the stages of a kernel, for benchmarks. Without an address for the results, nothing is measured.
 #pragma once
 
 #include <chrono>
@@ -8,13 +8,13 @@ namespace triptych {
 
 enum Stage { kLinearStage, kAttentionStage, kOtherStage };
 
-// Nanoseconds of each stage, as the first thread of a team sees them: to be marked behind barriers, so that the waiting for the
-// others is part of the stage. One per thread.
+// Nanoseconds of each stage, as measured by the first thread of a team. `mark` must be called after barriers, so that waiting for
+// other threads is part of the stage. One clock per thread.
 class StageClock {
  public:
   explicit StageClock(int64_t* ns) : ns_(ns), since_(ns ? now() : 0) {}
 
-  // The time since the last mark went into this stage.
+  // Adds the time since the last mark to this stage.
   void mark(Stage stage) {
     if (!ns_) return;
 #pragma omp master

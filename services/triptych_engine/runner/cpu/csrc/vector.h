@@ -1,5 +1,5 @@
-// Vectors of 16 floats on GCC vector extensions, which the compiler lowers to AVX-512, AVX2, SSE or NEON; an intrinsic where it does
-// so badly.
+// Vectors of 16 floats with GCC vector extensions, which the compiler lowers to AVX-512, AVX2, SSE or NEON. Intrinsics are used
+// where it generates bad code.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ inline vf load(const float* p) {
   return v;
 }
 inline vf load(const bf16* p) {
-#if defined(__AVX512F__)  // one instruction; GCC makes five of what follows
+#if defined(__AVX512F__)  // one instruction; GCC generates five for the code below
   return (vf)((vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i_u*)p)) << 16);
 #else
   vh h;
@@ -98,7 +98,7 @@ inline vf silu(vf x) {  // x * sigmoid(x), through e^(-|x|), which never overflo
   vf e = exp_nonpositive(x < 0.0f ? x : -x);
   return x * (x < 0.0f ? e : splat(1.0f)) / (1.0f + e);
 }
-// By halves, which are vectors again: four operations one after the other, not fifteen.
+// By halves, which are vectors again: four operations in sequence, not fifteen.
 inline float max_of(vf v) {
   float x[kLanes];
   std::memcpy(x, &v, sizeof v);

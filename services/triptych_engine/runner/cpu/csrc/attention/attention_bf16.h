@@ -1,5 +1,5 @@
-// The two products of attention by the CPU's instructions for bfloat16, see paged_attention.h: queries and weights are rounded, sums
-// are float32. They are those of linear layers (linear_bf16.h): 32 keys, or 32 components of values, are the outputs.
+// The two products of attention with the CPU's bfloat16 instructions, see paged_attention.h: queries and weights are rounded, sums
+// are float32. They are the products of linear layers (linear_bf16.h); the 32 outputs are 32 keys, or 32 components of values.
 #pragma once
 
 #include "attention/attention_tile.h"
@@ -9,10 +9,10 @@
 
 namespace triptych {
 
-// Fetches what a thread reads next of the cache: groups of keys, then of values, each in the order in which they lie in a block.
+// Prefetches what a thread reads next from the KV cache: groups of keys, then of values, each in their order in a block.
 class CachePrefetch {
  public:
-  // The key tile that begins with `group`, in so many steps.
+  // Prefetches the key tile that begins with `group`, in `steps` steps.
   CachePrefetch(const Args& a, const HeadsTile& tile, int group, int64_t steps)
       : a_(a), tile_(tile), group_(group),
         num_pieces_(std::min(tile.groups_at_once, tile.num_groups - group) * tile.heads),
@@ -72,15 +72,15 @@ class CachePrefetch {
   Stream streams_[Prefetch::kStreams];
 };
 
-// For paged_attention.h, which says what its functions do.
+// Products for paged_attention.h, which describes the functions.
 struct Bf16AttentionProducts {
   using Prefetch = CachePrefetch;
   TileScope tiles;
 
   static Prefetch prefetch(const Args& a, const HeadsTile& own, const HeadsTile& next, int group, int groups) {
     const int64_t columns = (a.v_head_dim + kPanel - 1) / kPanel;
-    // Vectors take so long with the rows of a prompt that its keys come by themselves: with prefetching a prompt's attention took 1.25
-    // times as long on a Zen 5.
+    // With vectors, the rows of a prompt take so long to compute that its keys need no prefetching: with prefetching, a prompt's
+    // attention took 1.25 times as long on a Zen 5.
     if (!uses_tiles() && own.tile.rows > kDotRows) return Prefetch(a, own, own.num_groups, 1);  // nothing
     const int64_t steps = own.heads * (padded_groups(groups) / 2 * num_steps(own.tile.rows, key_pairs(a)) +
                                        columns * num_steps(own.tile.rows, groups * kLanes / 2));
@@ -89,14 +89,14 @@ struct Bf16AttentionProducts {
 
   static int64_t query_words(const Args& a) { return num_pairs(a.head_dim); }
   static void prepare_query(const float* query, int D, uint32_t* q) { round_row(query, D, q); }
-  static int padded_groups(int groups) { return (groups + 1) / 2 * 2; }  // to what products read
+  static int padded_groups(int groups) { return (groups + 1) / 2 * 2; }  // rounded up to what products read
   static void store_weights(float* row, int n, vf weights) { store((bf16*)row + n * kLanes, weights); }
 
   static void score(const Args& a, const Tile& tile, const Scratch& s, int first, int groups, Prefetch& next) {
     for (int n = 0; n < groups; n += 2) {
       const int key = first + n * kLanes;
       const uint32_t* low = (const uint32_t*)tile.keys<bf16>(a, key);
-      // Without a second group the first is taken twice, and what comes of that is not looked at.
+      // Without a second group, the first one is used twice; the second result is ignored.
       const uint32_t* high = n + 1 < groups ? (const uint32_t*)tile.keys<bf16>(a, key + kLanes) : low;
       Columns columns{low, high, a.block_size};
       if (uses_tiles() && a.head_dim % kInputs) columns = padded_keys(a, columns, s.panel);
@@ -138,7 +138,7 @@ struct Bf16AttentionProducts {
     const Columns values = value_columns(a, tile, key, c);
     const int valid = std::min(kLanes, tile.end - key);
     sums.add(weights, kKeyTile, valid / 2, values, next);
-    if (valid % 2) {  // what is paired with the last may be anything
+    if (valid % 2) {  // the other half of the last pair is undefined
       alignas(64) uint32_t last[kPanel];
       copy_pair<0xffffu>(values, valid / 2, last);
       sums.add(weights + valid / 2, kKeyTile, 1, Columns{last, last + kLanes, 0}, next);
@@ -152,7 +152,7 @@ struct Bf16AttentionProducts {
     std::memcpy(to + kLanes, &high, sizeof high);
   }
 
-  // The same keys with zeros up to whole tiles: beyond a head's keys lie those of the next.
+  // The same keys, padded with zeros to whole tiles: behind a head's keys are those of the next head.
   static Columns padded_keys(const Args& a, const Columns& keys, uint32_t* panel) {
     const int64_t pairs = (a.head_dim + 1) / 2;
     for (int64_t d = 0; d < pairs; d++) copy_pair<~0u>(keys, d, panel + d * kPanel);
@@ -160,7 +160,7 @@ struct Bf16AttentionProducts {
     return {panel, panel + kLanes, kPanel};
   }
 
-  // A tile takes values of 32 slots from one place: two groups, copied side by side, with zeros for slots beyond the last key.
+  // A tile reads the values of 32 slots from one place. So two groups are copied there, with zeros for slots beyond the last key.
   static Columns gathered_values(const Args& a, const Tile& tile, int first, int groups, int c, uint32_t* panel) {
     uint32_t* to = panel;
     for (int n = 0; n < padded_groups(groups); n++, to += kLanes / 2 * kPanel) {

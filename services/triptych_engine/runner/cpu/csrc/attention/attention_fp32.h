@@ -1,11 +1,11 @@
-// The two products of attention in float32, from a cache of either type, see paged_attention.h.
+// The two products of attention in float32, with a KV cache of either type, see paged_attention.h.
 #pragma once
 
 #include "attention/attention_tile.h"
 
 namespace triptych {
 
-// Rows whose sums are in registers at once. More rows go through the same keys and values again, so these are widened once before.
+// Number of rows whose sums fit in registers. More rows read the same keys and values again, so these are widened once before.
 constexpr int kScoreRows = 6, kValueRows = 6;
 
 // scores[r][0..16*NB) = q[r] . K for R rows and NB groups of 16 keys. q: [R, D], D even if T is bfloat16.
@@ -71,7 +71,7 @@ inline void values_kernel(const float* weights, const T* values, int n, int c0, 
   };
   int j = 0;
   for (; j + P <= n; j += P) add(j, P);
-  if (j < n) add(j, 1);  // what is paired with the last may be anything
+  if (j < n) add(j, 1);  // the other half of the last pair is undefined
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 16
@@ -92,7 +92,7 @@ inline void values_rows(const float* weights, int rows, const T* values, int n, 
   }
 }
 
-// For paged_attention.h, which says what its functions do. T: type of the cache.
+// Products for paged_attention.h, which describes the functions. T: type of the cache.
 template <class T>
 struct Fp32Products {
   struct Prefetch {};  // none

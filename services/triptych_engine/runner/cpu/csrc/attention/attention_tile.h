@@ -1,4 +1,4 @@
-// What attention computes at once, and the memory that a thread does it in.
+// The units of work of attention, and a thread's scratch memory.
 #pragma once
 
 #include <iterator>
@@ -10,7 +10,7 @@
 
 namespace triptych {
 
-constexpr int kKeyTile = 128;  // keys whose scores are held at once
+constexpr int kKeyTile = 128;  // number of keys whose scores are kept at once
 constexpr int kGroupsPerTile = kKeyTile / kLanes;
 // Query rows (tokens x grouped heads) that share a pass over the keys.
 #if defined(TRIPTYCH_BF16_TILES)
@@ -25,7 +25,7 @@ inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; 
 struct Tile {
   int head, first_token, tokens, group, rows;
   const int32_t* table;  // the sequence's blocks
-  int begin, end;        // keys that any of the rows sees
+  int begin, end;        // keys that any of the rows attends to
 
   Tile(const Args& a, int tile, int h)
       : head(h), first_token(a.tile_start[tile]), tokens(a.tile_len[tile]), group(a.num_q_heads / a.num_kv_heads), rows(tokens * group),
@@ -38,7 +38,7 @@ struct Tile {
   static int first_key(const Args& a, int token) { return a.window ? std::max(0, a.positions[token] + 1 - a.window) : 0; }
   int token(int row) const { return first_token + row / group; }
   int q_head(int row) const { return head * group + row % group; }
-  // A group of 16 keys or values, which begins with the one at `key`. Those of a group lie in one block.
+  // The group of 16 keys or values that begins at `key`. A group is always within one block.
   template <class T>
   const T* keys(const Args& a, int key) const {
     return keys_of<T>(a, table[key / a.block_size], head) + key % a.block_size * kPerWord<T>;
@@ -49,20 +49,20 @@ struct Tile {
   }
 };
 
-// One tile against some neighbouring heads. A thread goes through the keys by key tiles, and in each through the heads: in memory, the
-// heads of a block lie side by side.
+// One tile against some adjacent heads. A thread iterates over key tiles, and in each over the heads, because the heads of a block
+// are adjacent in memory.
 struct HeadsTile {
   Tile tile;  // of the first head
   int heads;
   int first_group, num_groups;  // of 16 keys
-  int groups_at_once;           // of a key tile; all have nearly as many, so that the next can be fetched during each
+  int groups_at_once;           // of a key tile; nearly equal for all tiles, so that each one can prefetch the next
 
   HeadsTile(const Args& a, int index, int first_head, int heads)
       : tile(a, index, first_head), heads(heads), first_group(tile.begin / kLanes),
         num_groups((tile.end + kLanes - 1) / kLanes - first_group) {
     const int times = std::max(1, (num_groups + kGroupsPerTile - 1) / kGroupsPerTile);
     groups_at_once = std::max(1, (num_groups + times - 1) / times);
-    if (heads == 1) groups_at_once = int(round_up(groups_at_once, 2));  // products take two
+    if (heads == 1) groups_at_once = int(round_up(groups_at_once, 2));  // products take two groups
   }
   Tile of_head(int h) const {
     Tile one = tile;
@@ -71,17 +71,17 @@ struct HeadsTile {
   }
 };
 
-// A thread's own memory.
+// A thread's scratch memory.
 struct Scratch {
   int64_t rows;         // of a head, rounded up to what products write
-  int64_t query_words;  // 32-bit words of a query in the form in which products read it
+  int64_t query_words;  // 32-bit words of a query in the form that products read
   int64_t out_stride;
   uint32_t* q;      // [rows, query_words], scaled
   float* out;       // [rows, out_stride], not yet divided by row_sum
   float* row_max;   // [rows]
   float* row_sum;   // [rows], of weights relative to row_max
-  // What follows is shared by all heads.
-  float* scores;    // [rows, kKeyTile]; then, in their place, the weights in the form in which products read them
+  // All heads share the following.
+  float* scores;    // [rows, kKeyTile]; replaced by the weights, in the form that products read
   uint32_t* panel;  // keys [D, kPanel] or values [kKeyTile, Dv] in another form, each dimension rounded up to kPanel
 
   Scratch of_head(int h) const {
@@ -91,7 +91,7 @@ struct Scratch {
   }
 };
 
-// Of the calling thread, for so many heads of tiles of at most `tokens` tokens; kept from call to call.
+// The calling thread's scratch memory, for `heads` heads of tiles of at most `tokens` tokens. It is kept between calls.
 inline Scratch scratch_for(const Args& a, int tokens, int heads, int64_t query_words) {
   Scratch s;
   s.rows = round_up(tokens * (a.num_q_heads / a.num_kv_heads), kPanel);
@@ -100,7 +100,7 @@ inline Scratch scratch_for(const Args& a, int tokens, int heads, int64_t query_w
   const size_t sizes[] = {size_t(heads * s.rows * query_words), size_t(heads * s.rows * s.out_stride), size_t(heads * s.rows),
                           size_t(heads * s.rows), size_t(s.rows * kKeyTile),
                           size_t(std::max(round_up(a.head_dim, kPanel) * kPanel, kKeyTile * s.out_stride))};
-  // Freed with its thread: the team shrinks and grows when the number of threads is changed.
+  // Freed when its thread ends: the OpenMP team shrinks and grows when the number of threads is changed.
   static thread_local std::unique_ptr<float[]> memory;
   static thread_local size_t capacity = 0;
   const size_t need = std::accumulate(std::begin(sizes), std::end(sizes), size_t(kLanes), [](size_t sum, size_t size) {

@@ -1,13 +1,13 @@
-// The paged KV cache of a layer: how keys and values lie in a block, and how a token's are written.
+// The paged KV cache of a layer: the layout of keys and values in a block, and how those of a token are written.
 //
-// Keys are transposed inside a block, so that one vector register holds the same component of 16 consecutive keys: scores need no
-// horizontal sums, for one row of queries (decode) as for many (prefill).
+// Keys are transposed inside a block, so that one vector register holds the same component of 16 consecutive keys. So scores need
+// no horizontal sums, neither for one row of queries (decode) nor for many (prefill).
 //
 //   float32:  K[block][head][component][slot]           V[block][head][slot][component]
 //   bfloat16: K[block][head][component / 2][slot][2]    V[block][head][slot / 2][component][2]
 //
-// In bfloat16, what is summed over lies in pairs: two components of a key, two slots of a value. That is what instructions for bfloat16
-// take (linear_bf16.h): they read the cache as it is. An odd last component of keys is paired with zero.
+// In bfloat16, numbers that are summed up are stored in pairs: two components of a key, two slots of a value. bfloat16 instructions
+// take such pairs (linear_bf16.h), so they read the cache without conversion. An odd last component of keys is paired with zero.
 #pragma once
 
 #include <type_traits>
@@ -16,7 +16,7 @@
 
 namespace triptych {
 
-// One layer's call. Strides in elements; the last dimension of q, k, v is contiguous, out is [T, Hq, Dv] and dense.
+// Arguments for one layer. Strides in elements; the last dimension of q, k, v is contiguous, out is [T, Hq, Dv] and dense.
 struct PagedAttentionArgs {
   const void* q;             // [T, Hq, D]
   const void* k;             // [T, Hkv, D]
@@ -30,22 +30,22 @@ struct PagedAttentionArgs {
   const int32_t* tile_start; // [num_tiles] first token of each tile, in the flat batch
   const int32_t* tile_len;   // [num_tiles] tokens of each tile; tile_len * (Hq / Hkv) <= row tile, or 1 token
   const int32_t* positions;  // [T] position of each token in its sequence
-  const int32_t* key_end;    // [T] one past the last key that the token sees
+  const int32_t* key_end;    // [T] one past the last key that the token attends to
   const float* sinks;        // [Hq] logits of attention sinks, or null
   int64_t q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h;
   int32_t num_tokens, num_tiles, block_table_stride, block_size;
   int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim;
-  int32_t window;            // keys that a token sees, itself included; 0 for all
+  int32_t window;            // number of keys that a token attends to, including its own; 0 for all
   float scaling, softcap;    // softcap 0 for none
 };
 
 using Args = PagedAttentionArgs;
 
-// Numbers that lie together, as above.
+// Numbers per 32-bit word.
 template <class T>
 constexpr int kPerWord = std::is_same_v<T, float> ? 1 : 2;
 
-// Numbers of a key in the cache.
+// Numbers of a key in the cache, including padding.
 template <class T>
 inline int64_t key_size(const Args& a) {
   return (a.head_dim + kPerWord<T> - 1) / kPerWord<T> * kPerWord<T>;
@@ -90,7 +90,7 @@ inline void write_value(const Args& a, const V* value, bf16* values, int64_t off
   for (int d = 0; d < a.v_head_dim; d += kLanes, to += 2 * kLanes) {
     bf16 some[kLanes];
     store(some, load(value + d));
-    for (int i = 0; i < kLanes; i++) to[2 * i] = some[i];  // another thread may write the numbers between
+    for (int i = 0; i < kLanes; i++) to[2 * i] = some[i];  // another thread may write the numbers in between
   }
 }
 

@@ -19,8 +19,8 @@ void run(const Args& a) {
 
 extern "C" {
 
-// Writes the tokens' keys and values into the cache, then attends. Block size is a multiple of 16, v_head_dim too. The types are
-// those of queries and keys, of values and results, and of the cache.
+// Writes the tokens' keys and values into the cache, then attends. Block size and v_head_dim must be multiples of 16. The types in
+// a name are those of queries and keys, of values and results, and of the cache.
 void triptych_paged_attention_fp32_fp32_fp32(const PagedAttentionArgs* args) { run<float, float, float>(*args); }
 void triptych_paged_attention_fp32_fp32_bf16(const PagedAttentionArgs* args) { run<float, float, bf16>(*args); }
 void triptych_paged_attention_fp32_bf16_bf16(const PagedAttentionArgs* args) { run<float, bf16, bf16>(*args); }

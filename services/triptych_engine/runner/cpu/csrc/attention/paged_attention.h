@@ -1,15 +1,16 @@
 // Attention over a paged KV cache for CPUs: decode and chunked prefill in one routine, online softmax, grouped queries. Softmax is
-// float32; its two products are computed in float32 (attention_fp32.h) or by instructions for bfloat16 (attention_bf16.h).
+// float32; the two products are computed in float32 (attention_fp32.h) or with bfloat16 instructions (attention_bf16.h).
 //
 // Online softmax: Milakov & Gimelshein 2018 (arXiv:1805.02867). Paged cache: Kwon et al. 2023 (arXiv:2309.06180).
 //
-// Products is one of the two structs there:
+// `Products` is one of the structs in those two headers. It has
 // - query_words(args), prepare_query(query, D, to): the form in which it reads a row of queries;
-// - score(args, tile, scratch, first, groups, prefetch): scores of the keys of these groups of 16, from `first` on, for all rows;
-// - padded_groups(groups), store_weights(row, group, weights): groups of which add_values reads weights, and how;
-// - add_values(...): adds to `out` what these weights make of the values;
-// - prefetch(args, own, next, group, groups): fetches, while it computes the key tile of `own` that begins with `group`, what comes
-//   after it.
+// - score(args, tile, scratch, first, groups, prefetch): computes the scores of `groups` groups of 16 keys, from key `first` on,
+//   for all rows;
+// - padded_groups(groups), store_weights(row, group, weights): how many groups of weights add_values reads, and how it reads them;
+// - add_values(...): adds the values, multiplied by these weights, to `out`;
+// - prefetch(args, own, next, group, groups): prefetches what comes after the key tile of `own` that begins with `group`, while
+//   that tile is computed.
 #pragma once
 
 #include <omp.h>
@@ -34,7 +35,7 @@ inline void begin_rows(const Args& a, const Tile& tile, const Scratch& s) {
   std::memset(s.out, 0, sizeof(float) * tile.rows * s.out_stride);
 }
 
-// Makes weights of a row's scores: masked, relative to the largest score so far, to which what was summed up before is scaled.
+// Turns a row's scores into weights: masked, and relative to the largest score so far. Earlier sums are rescaled accordingly.
 template <class Products>
 inline void weigh_row(const Args& a, const Tile& tile, const Scratch& s, int r, int first, int groups) {
   const int from = Tile::first_key(a, tile.token(r)), to = std::min(a.key_end[tile.token(r)], first + groups * kLanes);
@@ -71,7 +72,7 @@ inline void weigh_row(const Args& a, const Tile& tile, const Scratch& s, int r, 
   s.row_sum[r] += sum_of(sum);
 }
 
-// next: what this thread goes on with, or the same. Queries and keys that come are of type A, results of type V.
+// next: what this thread computes next, or the same as `own`. The step's queries and keys are of type A, results of type V.
 template <class Products, class A, class V>
 inline void attend(const Args& a, const HeadsTile& own, const HeadsTile& next, const Scratch& scratch) {
   for (int h = 0; h < own.heads; h++) begin_rows<Products, A>(a, own.of_head(h), scratch.of_head(h));
@@ -97,7 +98,7 @@ inline void attend(const Args& a, const HeadsTile& own, const HeadsTile& next, c
   }
 }
 
-// These are shared out among the threads of the parallel region that they are called in, who wait at their end.
+// The threads of the enclosing parallel region share the work of these functions, and wait for each other at their end.
 template <class A, class V, class T>
 inline void write_shared(const Args& a) {
 #pragma omp for schedule(static)
@@ -107,13 +108,14 @@ inline void write_shared(const Args& a) {
 template <class Products, class A, class V>
 inline void attend_shared(const Args& a) {
   if (a.num_tiles == 0) return;
-  // Decoding many sequences, a thread takes all heads of one: it reads a block from its begin to its end. Else heads are shared out.
+  // If many sequences decode, a thread computes all heads of one, so it reads a block from start to end. Otherwise, heads of one
+  // sequence are distributed over threads.
   constexpr int kTilesPerThread = 4;
   const bool all_heads = a.num_tiles == a.num_tokens && a.num_tiles >= kTilesPerThread * omp_get_num_threads();
   const int heads = all_heads ? a.num_kv_heads : 1, parts = a.num_kv_heads / heads, items = a.num_tiles * parts;
   const int tokens = *std::max_element(a.tile_len, a.tile_len + a.num_tiles);
   const Scratch scratch = scratch_for(a, tokens, heads, Products::query_words(a));
-  // From the last tiles of a prompt on, which see the most keys: what is left at the end, when some threads have nothing, is short.
+  // Start with the last tiles of a prompt, which attend to the most keys. So only short items are left when threads become idle.
   const auto item = [&](int64_t i) { return HeadsTile(a, a.num_tiles - 1 - int(i / parts), int(i % parts) * heads, heads); };
   [[maybe_unused]] Products products;
   share_items(items, [&](int64_t i, int64_t next) { attend<Products, A, V>(a, item(i), item(next), scratch); });

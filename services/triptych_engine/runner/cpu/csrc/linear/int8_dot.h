@@ -1,4 +1,4 @@
-// Products of bytes, four at a time, exact on each instruction set.
+// Products of bytes, four at a time, exact on every instruction set.
 #pragma once
 
 #include "vector.h"
@@ -11,8 +11,8 @@ namespace triptych {
 
 inline vi splat_int(int32_t x) { return x - vi{}; }
 
-// Four weights of each of 16 outputs, one output per word, in the form in which this instruction set multiplies them; and
-// sum + their products with four inputs.
+// Weights: four weights of each of 16 outputs, one output per word, in the form in which this instruction set multiplies them.
+// dot: sum + the products of these weights with four inputs.
 #if defined(__AVX512VNNI__)
 struct Weights {
   __m512i all;

@@ -1,5 +1,6 @@
-// Linear layers whose weights are bfloat16. CPUs that multiply no bfloat16 themselves compute in float32: half the memory traffic of
-// float32 weights, which is what a few rows cost, and the full rate of float32 products for many. Others do so for few rows alone.
+// Linear layers with bfloat16 weights. CPUs without bfloat16 instructions compute in float32. This takes half the memory traffic of
+// float32 weights, which is the limit for few rows, and has the full rate of float32 products for many rows. CPUs with bfloat16
+// instructions compute in float32 only for few rows.
 
 #include "linear/linear.h"
 
@@ -9,17 +10,18 @@
 
 namespace triptych {
 
-// From how many rows on inputs are rounded. Few rows cost the time in which the weights are read from memory, so widening them, with
-// inputs in fp32, costs nothing and is more exact: with 3 rows it takes 64 bytes of weights in some 4 cycles, a core's share of the
-// memory's rate is a quarter of that. With more, the rate of products counts.
+// Smallest number of rows whose inputs are rounded. A product of fewer rows takes as long as reading the weights from memory. So
+// widening the weights, with inputs in fp32, costs nothing and is more exact: with 3 rows it processes 64 bytes of weights in about
+// 4 cycles, and a core's share of the memory bandwidth is a quarter of that. With more rows, the rate of products is the limit.
 [[maybe_unused]] constexpr int64_t kFirstRoundedRows = 4;
 
-// Rows that go through all panels of a thread before the next ones, so that their inputs stay in the second-level cache: 96 of 1536
-// inputs are 590 kB in fp32; so are 512 of 576 in bfloat16.
+// Rows that are multiplied by all panels of a thread before the next rows, so that their inputs stay in the L2 cache: 96 rows of
+// 1536 inputs are 590 kB in fp32; so are 512 rows of 576 inputs in bfloat16.
 constexpr int64_t kWideRowBlock = 96;
 [[maybe_unused]] constexpr int64_t kRoundedRowBlock = 512;
 
-// multiply(panel, next panel or the same, first row, rows) for each of some panels and each block of rows, shared out among the threads.
+// Calls multiply(panel, next panel or the same, first row, rows) for each panel and each block of rows, distributed over the
+// threads.
 template <class Multiply>
 void share_panels(int64_t num_panels, int64_t rows, int64_t row_block, const Multiply& multiply) {
   share_items(num_panels * ((rows + row_block - 1) / row_block), [&](int64_t item, int64_t next) {
@@ -100,7 +102,7 @@ void WideFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t*
     });
     return;
   }
-  // A core that reads one stream at its full rate is best left to its own prefetcher: panels by twos, which lie side by side.
+  // If a core reads one stream at its full rate, its hardware prefetcher is best: a thread takes two adjacent panels at a time.
   Prefetch none;
   for (int64_t row = 0; row < rows; row += kWideRowBlock) {
 #pragma omp for schedule(dynamic, 2) nowait
@@ -114,11 +116,11 @@ using namespace triptych;
 
 extern "C" {
 
-// Outputs per panel of a packed weight, and inputs to a multiple of which it is filled up.
+// Outputs per panel of a packed weight; and the number to a multiple of which its inputs are padded.
 int32_t triptych_linear_panel() { return int32_t(kPanel); }
 int32_t triptych_linear_inputs() { return int32_t(kInputs); }
 
-// How products of many rows are computed: 0 in float32, 1 by vector instructions for bfloat16, 2 by those for tiles.
+// How products of many rows are computed: 0 in float32, 1 with bfloat16 vector instructions, 2 with bfloat16 tile instructions.
 int32_t triptych_linear_method() {
 #if defined(TRIPTYCH_BF16_TILES)
   if (tiles_permitted()) return 2;
@@ -130,7 +132,7 @@ int32_t triptych_linear_method() {
 #endif
 }
 
-// packed: [ceil(out / panel), padded_inputs / 2, panel] words, see linear_panel.h; what is missing is zero. weight: [out, in] bf16,
+// packed: [ceil(out / panel), padded_inputs / 2, panel] words, see linear_panel.h; padding is zero. weight: [out, in] bf16,
 // dense.
 void triptych_linear_pack(const uint16_t* weight, uint32_t* packed, int64_t out_features, int64_t in_features) {
   const int64_t num_panels = (out_features + kPanel - 1) / kPanel, pairs = num_pairs(in_features);
@@ -145,7 +147,7 @@ void triptych_linear_pack(const uint16_t* weight, uint32_t* packed, int64_t out_
   }
 }
 
-// Words of workspace per row of a product, of which there are a multiple of 16.
+// Words of workspace per row of a product. The workspace must have a multiple of 16 rows.
 int64_t triptych_linear_row_words(int64_t in_features) { return Bf16Format::num_prepared_words(in_features); }
 
 // out = x weight^T + bias. x: [rows, in], rows x_stride apart; out: [rows, out], dense; bias: [panels * panel] or null; workspace:

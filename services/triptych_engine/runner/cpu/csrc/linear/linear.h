@@ -1,16 +1,16 @@
-// Products with weights that are bfloat16, see linear.cpp.
+// Products with bfloat16 weights, see linear.cpp.
 //
-// This is one format of weights; the decoder layer takes any. A format is a struct with
-// - num_prepared_words(in_features): 32-bit words that a row of input takes in the form in which products read it; 0 where that is
-//   the row itself;
-// - prepare_row(row, in_features, prepared): brings a row, fp32, into that form; called once per row, by any thread;
-// - linear_shared(x, x_stride, prepared, weight, out, rows): the product, shared out among the threads of the parallel region that
-//   it is called in; nobody waits at its end. x: [rows, in], fp32, x_stride apart; prepared: [rows, num_prepared_words]; out:
+// The decoder layer supports any format of weights. A format is a struct with
+// - num_prepared_words(in_features): 32-bit words of an input row in the form that products read; 0 if products read the row
+//   itself;
+// - prepare_row(row, in_features, prepared): converts a row, fp32, to that form; called once per row, by any thread;
+// - linear_shared(x, x_stride, prepared, weight, out, rows): the product, distributed over the threads of the enclosing parallel
+//   region, without a barrier at its end. x: [rows, in], fp32, x_stride apart; prepared: [rows, num_prepared_words]; out:
 //   [rows, out], fp32, dense. Rows of `prepared` may be read up to a multiple of 16;
-// - gates(weight, rows): whether it can compute what follows for a weight with gate and up side by side. All that products of these
-//   rows read is `prepared` then;
-// - gated_shared(prepared, weight, gated, rows): silu(gate) * up, prepared for the next product, shared out in the same way. gated:
-//   [rows, num_prepared_words(out / 2)];
+// - gates(weight, rows): whether it supports `gated_shared` for this number of rows and this weight, which has gate and up
+//   concatenated. If so, products of these rows read only `prepared`;
+// - gated_shared(prepared, weight, gated, rows): silu(gate) * up, prepared for the next product, distributed in the same way.
+//   gated: [rows, num_prepared_words(out / 2)];
 // - kRounds: whether it may round inputs to bfloat16.
 #pragma once
 
@@ -18,13 +18,13 @@
 
 namespace triptych {
 
-// Of formats that leave the activation to the decoder layer.
+// For formats that leave the activation to the decoder layer.
 struct NoGates {
   static bool gates(const PackedWeight&, int64_t) { return false; }
   static void gated_shared(const uint32_t*, const PackedWeight&, uint32_t*, int64_t) {}
 };
 
-// bfloat16 weights, and inputs rounded to it where the CPU is faster so.
+// bfloat16 weights; inputs are rounded to bfloat16 if that is faster on this CPU.
 struct Bf16Format {
   static constexpr bool kRounds = true;
   static int64_t num_prepared_words(int64_t in_features);
@@ -35,7 +35,7 @@ struct Bf16Format {
   static void gated_shared(const uint32_t* prepared, const PackedWeight& w, uint32_t* gated, int64_t rows);
 };
 
-// The same weights, and inputs as they are: for float32 models.
+// bfloat16 weights; inputs are not rounded: for float32 models.
 struct WideFormat : NoGates {
   static constexpr bool kRounds = false;
   static int64_t num_prepared_words(int64_t) { return 0; }

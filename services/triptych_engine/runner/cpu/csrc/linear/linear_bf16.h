@@ -1,9 +1,9 @@
-// Products of bfloat16 by the CPU's own instructions, where it has them: twice the rate of float32 by vectors (AVX512_BF16), many
-// times by tiles (AMX). Inputs are rounded to bfloat16, sums are float32.
+// Products with the CPU's bfloat16 instructions, if it has them: twice the rate of float32 with vectors (AVX512_BF16), many times
+// that rate with tiles (AMX). Inputs are rounded to bfloat16, sums are float32.
 //
-// Both kinds of instruction take two consecutive inputs, a pair, at once: one 32-bit word of a row of inputs, and one of each output's
-// weights. What they need of the weights is the same for linear layers (linear_panel.h) and for attention, whose KV cache is kept in
-// pairs, too (kv_cache.h).
+// Both kinds of instructions take two consecutive inputs, a pair, at once: one 32-bit word of a row of inputs, and one of each
+// output's weights. The layout of the weights is the same for linear layers (linear_panel.h) and for attention, whose KV cache is
+// also stored in pairs (kv_cache.h).
 #pragma once
 
 #include "bf16_instructions.h"
@@ -25,7 +25,7 @@ inline void round_row(const float* row, int64_t in_features, uint32_t* pairs) {
   }
 }
 
-// Weights of 32 outputs: words of the first 16 and of the other 16 of a pair of inputs, each `stride` words from those of the next.
+// Weights of 32 outputs for pairs of inputs: the words of the first 16 outputs, and the other 16. Pairs are `stride` words apart.
 struct Columns {
   const uint32_t *low, *high;
   int64_t stride;
@@ -35,7 +35,7 @@ inline Columns columns_of(const Panel& panel) { return {panel.weight, panel.weig
 
 #if defined(TRIPTYCH_BF16_DOT)
 
-constexpr int kDotRows = 12;      // whose 24 sums, with two weights and an input, fit 32 registers
+constexpr int kDotRows = 12;      // their 24 sums, two weights and an input fit in 32 registers
 
 // Sums of R rows and 32 outputs, in vector registers.
 template <int R>
@@ -44,7 +44,7 @@ struct DotSums {
   static constexpr int64_t kRows = R;
   vf low[R], high[R];
 
-  // from: 32 numbers for each row, `stride` apart; a stride of 0 gives all rows the same. Null stands for zeros.
+  // from: 32 numbers for each row, `stride` apart; with a stride of 0, all rows get the same numbers. Null means zeros.
   void begin(const float* from, int64_t stride) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
@@ -139,7 +139,7 @@ struct TileSums {
 
 #if defined(TRIPTYCH_BF16_DOT)
 
-// Whether products are computed by tiles, else by vectors.
+// Whether products are computed with tiles; otherwise with vectors.
 inline bool uses_tiles() {
 #if defined(TRIPTYCH_BF16_TILES)
   return tiles_permitted();
@@ -148,7 +148,7 @@ inline bool uses_tiles() {
 #endif
 }
 
-// A thread makes one before it computes products.
+// A thread creates one before it computes products.
 class TileScope {
  public:
   TileScope() {
@@ -167,7 +167,7 @@ class TileScope {
 // Rows that share a pass over the weights.
 inline int64_t rows_per_pass() { return uses_tiles() ? 2 * kTile : kDotRows; }
 
-// Steps of a prefetch that so many rows make with so many pairs of inputs.
+// Number of prefetch steps in a product of `rows` rows and `pairs` pairs of inputs.
 inline int64_t num_steps(int64_t rows, int64_t pairs) {
   return (rows + rows_per_pass() - 1) / rows_per_pass() * ((pairs + kPairsPerStep - 1) / kPairsPerStep);
 }
@@ -180,8 +180,9 @@ inline void compute_dot_rows(int64_t rows, int64_t first, const Compute& compute
   compute(DotSums<R>(), first);
 }
 
-// Calls compute(sums, first row) pass by pass: sums of as many rows as it has (kRows). Tiles may go beyond the rows there are, up to a
-// multiple of 16: these can be read and written then. Passes of vectors have nearly equal numbers of rows, to keep registers in use.
+// Calls compute(sums, first row) for each pass. A pass has the sums of kRows rows. Tiles may go beyond the last row, up to a
+// multiple of 16: those rows must be readable and writable. Passes of vectors have nearly equal numbers of rows, to make good use
+// of registers.
 template <class Compute>
 inline void for_rows(int64_t rows, const Compute& compute) {
 #if defined(TRIPTYCH_BF16_TILES)

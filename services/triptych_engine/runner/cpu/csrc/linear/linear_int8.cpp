@@ -1,11 +1,13 @@
-// Linear layers of 8-bit integers: weights with a scale per output and group of kGroup inputs, inputs quantised as they come, with a
-// scale per row and group. Half the memory traffic of bfloat16, and four times the rate of fp32 products where the CPU has VNNI.
+// Linear layers with 8-bit integers. Weights have a scale per output and group of kGroup inputs. Inputs are quantised dynamically,
+// with a scale per row and group. This takes half the memory traffic of bfloat16, and has four times the rate of fp32 products if
+// the CPU has VNNI.
 //
-// VNNI multiplies unsigned bytes by signed ones. The weights are shifted by 128 to be the unsigned ones. That adds 128 times the sum
-// of a group's inputs, which is known when they are quantised, and which sums therefore start without.
+// VNNI multiplies unsigned bytes by signed ones. The weights are shifted by 128, so that they are unsigned. This adds 128 times the
+// sum of a group's inputs. That sum is known when the inputs are quantised, so the products' sum starts with minus 128 times that
+// sum.
 //
-// This file is compiled without contraction of products and sums, but for those that ask for it, and integers are exact: all
-// instruction sets give the same bits.
+// This file is compiled without contraction of products and sums, except for explicit `fma`. Integers are exact. So all instruction
+// sets give the same bits.
 
 #include "linear/linear_int8.h"
 
@@ -15,12 +17,12 @@ namespace triptych {
 namespace {
 
 typedef int8_t vb __attribute__((vector_size(kLanes)));
-constexpr float kLargest = 127;    // of a quantised value; without -128 both signs reach equally far
+constexpr float kLargest = 127;    // of a quantised value; -128 is not used, so the range is symmetric
 constexpr int32_t kShift = 128;    // of weights
-constexpr float kTiniest = 1e-30;  // groups of nothing larger count as zero: beside it 127 / x may not be finite
-constexpr uint32_t kInfinity = 0x7f800000, kMagnitude = 0x7fffffff;  // bits of floats; magnitudes order as their bits do
+constexpr float kTiniest = 1e-30;  // groups without a larger value count as zero: for smaller x, 127 / x may not be finite
+constexpr uint32_t kInfinity = 0x7f800000, kMagnitude = 0x7fffffff;  // bits of floats; magnitudes have the same order as their bits
 
-// To the nearest integer, ties to even: what is left of the mantissa beside 1.5 * 2^23. |x| < 2^22.
+// Rounds to the nearest integer, ties to even: the addition of 1.5 * 2^23 leaves it in the low bits of the mantissa. |x| < 2^22.
 inline vi round(vf x) { return (vi)(x + 12582912.0f) - 0x4b400000; }
 
 // a * b + c, rounded once.
@@ -51,7 +53,7 @@ inline uint32_t largest_bits(const float* x, int64_t size) {
   return result;
 }
 
-// What quantised values of this magnitude are multiplied by; NaN where there is none, and 0 where all count as zero.
+// The scale of values with this largest magnitude; NaN if that is not finite, and 0 if all values count as zero.
 inline float scale_of(uint32_t largest) {
   float x;
   std::memcpy(&x, &largest, 4);
@@ -63,7 +65,7 @@ inline float inverse_of(float scale, uint32_t largest) {
   return scale > 0 ? kLargest / x : 0;
 }
 
-// q = x / scale, rounded; size at most kGroup. Where there is no scale they are 0. Returns their sum.
+// q = x / scale, rounded; size at most kGroup. If the scale is 0 or NaN, q is 0. Returns the sum of q.
 inline int32_t quantise(const float* x, int64_t size, float scale, float inverse, int8_t* q) {
   if (!(scale > 0)) {
     std::memset(q, 0, size);
@@ -86,7 +88,7 @@ inline int32_t quantise(const float* x, int64_t size, float scale, float inverse
   return total;
 }
 
-// Rows of a tile, and rows that go through all panels of a thread before the next ones: their inputs stay in the second-level cache.
+// Rows of a tile; and rows that are multiplied by all panels of a thread before the next rows: their inputs stay in the L2 cache.
 #if defined(__AVX512F__)
 constexpr int kInt8Rows = 12;  // 24 sums, two weights and a factor in 32 registers
 #else
@@ -94,7 +96,7 @@ constexpr int kInt8Rows = 3;
 #endif
 constexpr int64_t kInt8RowBlock = 8 * kInt8Rows;
 
-// Packed, of each group: [quads, kPanel] words of four weights, then the scales [kPanel].
+// Packed layout of each group: [quads, kPanel] words of four weights, then the scales [kPanel].
 int64_t panel_words(int64_t in_features) { return (num_quads(in_features) + num_groups(in_features)) * kPanel; }
 constexpr int64_t kQuads = kGroup / 4, kGroupWords = (kQuads + 1) * kPanel;
 
@@ -176,7 +178,7 @@ void Int8Format::prepare_row(const float* row, int64_t in_features, uint32_t* pr
   int8_t* q = (int8_t*)prepared;
   float* scales = (float*)(prepared + quads);
   int32_t* starts = (int32_t*)(prepared + quads + groups);
-  if (quads > 0) prepared[quads - 1] = 0;  // inputs that fill the last word
+  if (quads > 0) prepared[quads - 1] = 0;  // padding of the last word
   for (int64_t g = 0; g < groups; g++) {
     const int64_t begin = g * kGroup, size = std::min(kGroup, in_features - begin);
     const uint32_t largest = largest_bits(row + begin, size);
@@ -189,7 +191,7 @@ void Int8Format::linear_shared(const float*, int64_t, const uint32_t* prepared, 
   const int64_t num_panels = (w.out_features + kPanel - 1) / kPanel, words = num_prepared_words(w.in_features);
   for (int64_t row = 0; row < rows; row += kInt8RowBlock) {
     const int64_t num_rows = std::min(kInt8RowBlock, rows - row);
-    // As in linear.h.
+    // Two adjacent panels at a time, as in linear.cpp.
 #pragma omp for schedule(dynamic, 2) nowait
     for (int64_t p = 0; p < num_panels; p++) {
       const Int8Panel panel{w.weight + p * panel_words(w.in_features), w.bias ? w.bias + p * kPanel : nullptr, w.in_features,

@@ -1,4 +1,4 @@
-// How bfloat16 weights are laid out.
+// The layout of packed bfloat16 weights.
 #pragma once
 
 #include "prefetch.h"
@@ -6,10 +6,10 @@
 
 namespace triptych {
 
-// Outputs of a panel. A 32-bit word of a packed weight holds what one output takes of two consecutive inputs, the first in its low
-// half: what instructions that multiply bfloat16 want, and widening the two is a shift and a mask.
+// Outputs of a panel. A 32-bit word of a packed weight holds an output's weights for two consecutive inputs, the first in its low
+// half. bfloat16 instructions need this layout, and widening the two weights takes only a shift and a mask.
 constexpr int64_t kPanel = 2 * kLanes;
-// Inputs are filled up with zeros to a multiple of this: a tile of such instructions.
+// Inputs are padded with zeros to a multiple of this: a tile of such instructions.
 constexpr int64_t kInputs = 32;
 
 inline int64_t padded_inputs(int64_t in_features) { return (in_features + kInputs - 1) / kInputs * kInputs; }
@@ -20,7 +20,7 @@ struct Panel {
   int64_t in, columns;     // columns: outputs of this panel that exist
 };
 
-// Writes those of a row of a panel's outputs that exist.
+// Writes a row of a panel's outputs, without padding.
 inline void store_columns(const float* row, const Panel& panel, float* out) {
   if (panel.columns == kPanel) {
     std::memcpy(out, row, sizeof(float) * kPanel);
@@ -41,7 +41,7 @@ struct PackedWeight {
     return {weight + p * panel_words(), bias ? bias + p * kPanel : nullptr, in_features,
             std::min(kPanel, out_features - p * kPanel)};
   }
-  // Fetches panel p in so many steps.
+  // Prefetches panel p in `steps` steps.
   Prefetch prefetch(int64_t p, int64_t steps) const { return Prefetch(weight + p * panel_words(), panel_words() * 4, steps); }
 };
 

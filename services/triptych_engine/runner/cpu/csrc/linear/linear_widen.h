@@ -1,12 +1,12 @@
-// Products with bfloat16 weights in float32 arithmetic: any CPU can, and it is what few rows want anywhere, since these cost the time
-// in which the weights are read.
+// Products with bfloat16 weights in float32 arithmetic. Every CPU can compute them. On every CPU they are best for few rows,
+// because these take as long as reading the weights.
 #pragma once
 
 #include "linear/linear_panel.h"
 
 namespace triptych {
 
-// Vectors of one register: what stays in registers must be told apart from what does not, vector by vector.
+// Vectors of the size of one register, because the code decides for each single vector whether it stays in a register.
 #if defined(__AVX512F__)
 constexpr int kRegisterLanes = 16;
 constexpr int kWidenRows = 12;  // 24 accumulators, four weights and a factor in 32 registers
@@ -65,7 +65,7 @@ inline void widen_tile(const float* x, int64_t x_stride, const Panel& panel, Pre
       }
     }
   }
-  if (d < panel.in) {  // the last of an odd number
+  if (d < panel.in) {  // the last input, if their number is odd
 #pragma GCC unroll 16
     for (int v = 0; v < kPanelRegisters; v++) {
       ru pair;
@@ -91,10 +91,11 @@ inline void widen_tiles(const float* x, int64_t x_stride, int64_t rows, const Pa
   }
 }
 
-// Inputs whose weights are widened at once for all rows: 96 kB of a second-level cache. Fewer would do with the first, but sums are
-// loaded and stored again for each part.
+// Number of inputs whose weights are widened at once for all rows: 96 kB of the L2 cache. Fewer would fit in the L1 cache, but sums
+// are loaded and stored again for each part.
 constexpr int64_t kWideInputs = 768;
-// From so many rows on that pays: with AVX-512 a sixteenth of the time at 64 rows, an eighth at 96 and more; elsewhere not measured.
+// Smallest number of rows for which that is faster: with AVX-512 it saves a sixteenth of the time at 64 rows, an eighth at 96 and
+// more; not measured elsewhere.
 constexpr int64_t kWidenOnceRows = 4 * kWidenRows;
 
 // out = sums + R rows of n inputs times their weights. x: [R, n], weight: [n, kPanel], sums: [R, kPanel] or null for zeros, and may be
@@ -138,7 +139,7 @@ inline void wide_tiles(const float* x, int64_t x_stride, int64_t rows, const flo
   }
 }
 
-// As widen_tiles, for many rows and a panel all of whose outputs exist: weights are widened once, not for each tile.
+// Like widen_tiles, for many rows and a panel without padding: weights are widened once, not for each tile.
 inline void widen_once(const float* x, int64_t x_stride, int64_t rows, const Panel& panel, float* out, int64_t out_stride) {
   alignas(64) float wide[kWideInputs * kPanel];
   for (int64_t begin = 0; begin < panel.in; begin += kWideInputs) {
