@@ -14,7 +14,7 @@ import sys
 
 import httpx
 
-from tools.demo_vlm.exam import ExamItem, make_exam, mark
+from tools.demo_vlm.dataset.exam import ExamItem, make_exam, mark
 
 
 async def ask(client: httpx.AsyncClient, model: str, item: ExamItem) -> str:

@@ -20,8 +20,8 @@ _STAGES = ("look", "pretrain", "codebook", "project")
 def _train(options: argparse.Namespace) -> None:
     from triptych_common.model.store import TEXT_MODEL, resolve_model
 
-    from . import codebook, export, pretrain, project
-    from .stencils import Stencils
+    from .dataset.stencils import Stencils
+    from .training import codebook, export, pretrain, project
 
     for directory in (options.work, options.out):
         directory.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from .evaluate import evaluate
+    from .training.evaluate import evaluate
 
     result = evaluate(options.directory, options.scenes)
     print("\n".join(result.lines()))
@@ -49,7 +49,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _examples(options: argparse.Namespace) -> None:
-    from .examples import write_examples
+    from .dataset.examples import write_examples
 
     write_examples(options.directory)
 

@@ -26,8 +26,8 @@ from triptych_common.model.store import model_info, served_name
 
 pytestmark = pytest.mark.model
 MIB = 1 << 20
-_SUPPORT = Path(__file__).parents[2] / "support"
-_LOAD, _ENCODER = str(_SUPPORT / "upload_load.py"), str(_SUPPORT / "fake_encoder_process.py")
+_PROCESSES = Path(__file__).parents[2] / "support" / "processes"
+_LOAD, _ENCODER = str(_PROCESSES / "upload_load.py"), str(_PROCESSES / "fake_encoder.py")
 #: What a gateway takes without any body, and what is not freed to the system at once.
 _BASE_BYTES = 220 * MIB
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from demo_vlm.questions import Question, questions
-from demo_vlm.scenes import sample_scene
+from demo_vlm.dataset.questions import Question, questions
+from demo_vlm.dataset.scenes import sample_scene
 from support.builders.vision import text_model
 
 torch = pytest.importorskip("torch")
@@ -17,7 +17,7 @@ _TWO = Question("what", "What What ? system", "user user")
 
 @pytest.fixture(scope="module")
 def language(tmp_path_factory: pytest.TempPathFactory):
-    from demo_vlm.language import FrozenLanguageModel
+    from demo_vlm.training.language import FrozenLanguageModel
 
     return FrozenLanguageModel(text_model(tmp_path_factory.mktemp("text")))
 
@@ -40,7 +40,7 @@ def test_questions_in_one_row_do_not_see_each_other(language) -> None:
 @pytest.mark.model
 @pytest.mark.parametrize("opening", [0, 1])
 def test_the_loss_is_that_of_the_whole_conversation_in_one_forward(language, opening: int) -> None:
-    from demo_vlm.dialogues import SYSTEM_PROMPTS
+    from demo_vlm.dataset.dialogues import SYSTEM_PROMPTS
 
     tokens = torch.randn(1, 5, 576)
     dialogues = language.dialogues
@@ -62,7 +62,7 @@ def test_the_gradient_reaches_the_picture_and_nothing_else(language) -> None:
 
 
 def test_each_topic_has_its_share() -> None:
-    from demo_vlm.dialogues import choose
+    from demo_vlm.dataset.dialogues import choose
 
     for seed in range(50):
         rng = random.Random(seed)

@@ -6,11 +6,11 @@ import io
 import random
 
 import pytest
-from demo_vlm.drawing import draw
-from demo_vlm.exam import make_exam, mark
-from demo_vlm.facts import SLOTS, cell_labels, fact_values
-from demo_vlm.questions import Question, is_right, questions
-from demo_vlm.scenes import DIGITS, MAX_COUNT, POSITIONS, SHAPES, Item, Scene, sample_crowd, sample_scene
+from demo_vlm.dataset.drawing import draw
+from demo_vlm.dataset.exam import make_exam, mark
+from demo_vlm.dataset.facts import SLOTS, cell_labels, fact_values
+from demo_vlm.dataset.questions import Question, is_right, questions
+from demo_vlm.dataset.scenes import DIGITS, MAX_COUNT, POSITIONS, SHAPES, Item, Scene, sample_crowd, sample_scene
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image

@@ -6,21 +6,21 @@ import random
 from pathlib import Path
 
 import pytest
-from demo_vlm.scenes import SHAPES, Item, Scene, sample_crowd
+from demo_vlm.dataset.scenes import SHAPES, Item, Scene, sample_crowd
 
 torch = pytest.importorskip("torch")
 
-from demo_vlm import stencils as stencils_module  # noqa: E402
-from demo_vlm.beginnings import begin  # noqa: E402
-from demo_vlm.course import Course  # noqa: E402
-from demo_vlm.data import crowd_batch, drawn_batch, scene_batch  # noqa: E402
-from demo_vlm.descent import Descent  # noqa: E402
-from demo_vlm.export import export  # noqa: E402
-from demo_vlm.facts import SLOTS  # noqa: E402
-from demo_vlm.geometry import CELL_OF_PATCH, GRID, IMAGE_SIZE, PATCH_IN_CELL  # noqa: E402
-from demo_vlm.muon import orthogonalised  # noqa: E402
-from demo_vlm.stencils import Stencils  # noqa: E402
-from demo_vlm.vision import VisionPart  # noqa: E402
+from demo_vlm.dataset import stencils as stencils_module  # noqa: E402
+from demo_vlm.dataset.batches import crowd_batch, drawn_batch, scene_batch  # noqa: E402
+from demo_vlm.dataset.facts import SLOTS  # noqa: E402
+from demo_vlm.dataset.geometry import CELL_OF_PATCH, GRID, IMAGE_SIZE, PATCH_IN_CELL  # noqa: E402
+from demo_vlm.dataset.stencils import Stencils  # noqa: E402
+from demo_vlm.training.beginnings import begin  # noqa: E402
+from demo_vlm.training.course import Course  # noqa: E402
+from demo_vlm.training.descent import Descent  # noqa: E402
+from demo_vlm.training.export import export  # noqa: E402
+from demo_vlm.training.muon import orthogonalised  # noqa: E402
+from demo_vlm.training.vision import VisionPart  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..dataset.dialogues import SYSTEM_PROMPTS, choose
+from ..dataset.facts import ATTRIBUTES, SLOTS, fact_values
+from ..dataset.questions import questions
+from ..dataset.scenes import Scene, sample_scene
 from .course import Course
 from .descent import Descent
-from .dialogues import SYSTEM_PROMPTS, choose
-from .facts import ATTRIBUTES, SLOTS, fact_values
 from .language import FrozenLanguageModel
-from .questions import questions
-from .scenes import Scene, sample_scene
 from .vision import FIRST_SLOT, TEXT_HIDDEN_SIZE
 
 _BATCH_SIZE = 4

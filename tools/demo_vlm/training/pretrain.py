@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
+from ..dataset.batches import crowd_batch, drawn_batch, scene_batch
+from ..dataset.facts import SLOTS
+from ..dataset.stencils import Stencils
 from .beginnings import begin
 from .course import Course, load_modules, load_state
-from .data import crowd_batch, drawn_batch, scene_batch
 from .descent import Descent
-from .facts import SLOTS
-from .stencils import Stencils
 from .vision import PretrainingHeads, VisionPart
 
 _LOOK_BATCH_SIZE, _BATCH_SIZE = 64, 64

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import one_hot, unfold
 
-from .geometry import CELL_GRID, CELL_OF_PATCH, CELLS, GRID, PATCH_IN_CELL, PATCH_SIZE
+from ..dataset.geometry import CELL_GRID, CELL_OF_PATCH, CELLS, GRID, PATCH_IN_CELL, PATCH_SIZE
 from .vision import VisionPart
 
 _NUM_GATHERING_LAYERS = 2

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
-from .exam import ExamResult, make_exam, mark
+from ..dataset.exam import ExamResult, make_exam, mark
 
 _MAX_ANSWER_TOKENS = 32
 

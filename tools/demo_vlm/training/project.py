@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch.nn.functional import mse_loss
 
+from ..dataset.batches import scene_batch
+from ..dataset.stencils import Stencils
 from .codebook import Codebook
 from .course import Course, load_modules, load_state
-from .data import scene_batch
 from .descent import Descent
 from .pretrain import examine, new_vision, slot_loss
-from .stencils import Stencils
 from .vision import FIRST_SLOT
 
 _BATCH_SIZE = 64

@@ -1,4 +1,4 @@
-"""A fake encoder as a process: `python fake_encoder_process.py CHECKPOINT`. Prints its address, then serves until it is killed.
+"""A fake encoder as a process: `python fake_encoder.py CHECKPOINT`. Prints its address, then serves until it is killed.
 
 Taking files of megabytes and hashing them holds up an event loop: who measures times has the encoder elsewhere.
 """
@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from triptych_common.model.store import model_info
 

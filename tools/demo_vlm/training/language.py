@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from .dialogues import SYSTEM_PROMPTS, DialogueBuilder, Rows
+from ..dataset.dialogues import SYSTEM_PROMPTS, DialogueBuilder, Rows
 
 
 class FrozenLanguageModel:

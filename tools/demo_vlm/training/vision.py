@@ -7,9 +7,9 @@ from torch import nn
 from transformers import LlavaConfig, SiglipVisionConfig, SiglipVisionModel
 from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
-from .facts import SLOTS
-from .geometry import GRID, IMAGE_SIZE, PATCH_SIZE
-from .scenes import COLOURS, DIGITS, SHAPES
+from ..dataset.facts import SLOTS
+from ..dataset.geometry import GRID, IMAGE_SIZE, PATCH_SIZE
+from ..dataset.scenes import COLOURS, DIGITS, SHAPES
 
 TEXT_HIDDEN_SIZE = 576
 NUM_IMAGE_TOKENS = GRID**2

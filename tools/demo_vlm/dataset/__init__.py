@@ -1,0 +1,1 @@
+"""Pictures, scenes and questions that the demo model is trained on, made as they are needed."""

@@ -1,0 +1,1 @@
+"""Training of the demo model: the vision tower, then the projector."""
