@@ -36,6 +36,7 @@ class Gateway:
         self.metrics = Metrics()
         self.start_time = int(time.time())
         self.bodies = BodyBudget(settings.max_live_body_bytes, settings.body_wait_s)
+        self.metrics.bodies_waiting.set_function(lambda: self.bodies.num_waiting)
 
     async def open(self) -> None:
         """Connect to the frontends, as soon as they are there."""

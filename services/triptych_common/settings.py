@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from triptych_common.errors import StartupError
+from triptych_common.targets import parse_target
 from triptych_common.telemetry.logs import LogFormat
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -81,10 +82,6 @@ class GrpcServiceSettings(ServiceSettings):
         return self.port + CONTROL_PORT_OFFSET if self.port else 0
 
 
-#: host:port of a service, in the forms that `cluster.resolver.resolver_of` reads.
-_TARGET = re.compile(r"(?:dns:|static:)?\S+:\d+")
-
-
 def _split_targets(value: Any) -> Any:
     # The command line gives a list of its arguments, the environment gives a string.
     parts = [value] if isinstance(value, str) else value
@@ -93,15 +90,14 @@ def _split_targets(value: Any) -> Any:
 
 def _check_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
     for target in targets:
-        if not _TARGET.fullmatch(target):
-            raise ValueError(f"must be host:port, dns:host:port or static:host:port; given: {target!r}")
+        parse_target(target)
     return targets
 
 
-#: Addresses of services of one kind, separated by commas.
+#: Targets of services of one kind, separated by commas.
 Targets = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_targets), AfterValidator(_check_targets)]
 #: Common end of the help text of every setting of this type.
-TARGETS_HELP = "separated by commas; a host name stands for all its addresses"
+TARGETS_HELP = "separated by commas; a host name stands for all its addresses, file:/path for those in a file"
 
 
 def startup_error(error: ValueError) -> StartupError:

@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import psutil
 import torch
+from prometheus_client import Metric
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
@@ -25,6 +26,7 @@ from triptych_engine.executor.in_process import InProcessExecutor
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
 from triptych_engine.media.fetcher import EmbeddingFetcher
 from triptych_engine.media.item import MediaTraits
+from triptych_engine.metrics import families
 from triptych_engine.rpc.outbox import Outbox
 from triptych_engine.rpc.servicer import EngineServicer
 from triptych_engine.runner.config import RunnerConfig
@@ -50,7 +52,7 @@ class EngineService:
         self._device_thread = new_device_thread()
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(self._loop, self._on_load)
-        self._server = ServiceServer("engine", settings, [_DESCRIPTOR], self._register, self)
+        self._server = ServiceServer("engine", settings, [_DESCRIPTOR], self._register, self, self._metrics)
         self._servicer = EngineServicer(self._outbox, lambda: self._server.identity.describe(self._state))
         self._encoders: asyncio.Task[None] | None = None
 
@@ -63,6 +65,11 @@ class EngineService:
     @property
     def num_live_requests(self) -> int:
         return self._outbox.num_live_requests
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The actual port of the metrics; None while they are off."""
+        return self._server.metrics_port
 
     def model_info(self) -> common_pb2.ModelInfo | None:
         return self._model
@@ -167,6 +174,9 @@ class EngineService:
 
     def _register(self, server: grpc.aio.Server) -> None:
         engine_pb2_grpc.add_EngineServiceServicer_to_server(self._servicer, server)
+
+    def _metrics(self) -> list[Metric]:
+        return families(self._core.load) if self._core is not None else []
 
     def _on_load(self, load: Load) -> None:
         self._servicer.on_load(load)

@@ -12,13 +12,17 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from triptych_common.errors import StartupError
+from triptych_common.targets import parse_address, parse_target
 
 log = logging.getLogger(__name__)
 #: Time between two lookups of a name, and time after a failed lookup, in seconds.
 DNS_INTERVAL_S, DNS_RETRY_S = 5.0, 1.0
+#: Time between two looks at a file, in seconds.
+FILE_INTERVAL_S = 1.0
 
 #: Takes the whole set of addresses (host:port) in a stable order.
 Update = Callable[[tuple[str, ...]], None]
@@ -96,6 +100,58 @@ class DnsResolver:
         self._hint.set()
 
 
+class FileResolver:
+    """The addresses in a file: one host:port a line, comments from `#` on. Names are dialled as they are.
+
+    The file is read periodically. Lines that are no address are logged and skipped. A file that cannot be read changes nothing.
+
+    Args:
+        path: the file. It may appear later.
+        interval_s: time between two looks at the file.
+    """
+
+    def __init__(self, path: Path, interval_s: float = FILE_INTERVAL_S) -> None:
+        self._path = path
+        self._interval_s = interval_s
+
+    async def watch(self, update: Update) -> None:
+        content: bytes | None = None
+        last: tuple[str, ...] | None = None
+        failure = ""
+        while True:
+            try:
+                found = await asyncio.to_thread(self._path.read_bytes)
+            except OSError as error:
+                why = error.strerror or str(error)
+                if why != failure:
+                    log.warning("the file %s cannot be read: %s", self._path, why)
+                failure = why
+            else:
+                failure = ""
+                if found != content:
+                    content, addresses = found, self._addresses_in(found)
+                    if addresses != last:
+                        log.info("%s names %s", self._path, ", ".join(addresses) or "no address")
+                        update(addresses)
+                    last = addresses
+            await asyncio.sleep(self._interval_s)
+
+    def resolve_now(self) -> None:
+        """Nothing to do: the file is read soon anyway."""
+
+    def _addresses_in(self, content: bytes) -> tuple[str, ...]:
+        addresses: dict[str, None] = {}  # in the file's order
+        for number, line in enumerate(content.decode("utf-8-sig", errors="replace").splitlines(), 1):
+            address = line.partition("#")[0].strip()
+            if not address:
+                continue
+            try:
+                addresses[_join(*parse_address(address))] = None
+            except ValueError as error:
+                log.warning("%s: line %d is skipped: %s", self._path, number, error)
+        return tuple(addresses)
+
+
 class JoinedResolver:
     """The union of the addresses of several resolvers."""
 
@@ -124,15 +180,21 @@ def resolver_of(targets: Sequence[str]) -> Resolver:
     Args:
         targets: each `host:port`. An IP address or localhost is used as it is. Any other name stands for all its addresses, which
             are looked up periodically. `static:host:port` connects to the name without such lookups; `dns:host:port` looks up any
-            name.
+            name. `file:/path` stands for the addresses in a file.
 
     Raises:
         StartupError: a target is not of this form.
     """
     static, resolvers = [], list[Resolver]()
     for target in targets:
-        scheme, rest = target.split(":", 1) if target.startswith(("static:", "dns:")) else ("", target)
-        host, port = _split(rest, target)
+        try:
+            scheme, rest = parse_target(target)
+        except ValueError as error:
+            raise StartupError(str(error)) from None
+        if scheme == "file":
+            resolvers.append(FileResolver(Path(rest)))
+            continue
+        host, port = parse_address(rest)
         if scheme == "dns" or (not scheme and not _is_literal(host)):
             resolvers.append(DnsResolver(host, port))
         else:
@@ -140,13 +202,6 @@ def resolver_of(targets: Sequence[str]) -> Resolver:
     if static or not resolvers:
         resolvers.insert(0, StaticResolver(static))
     return resolvers[0] if len(resolvers) == 1 else JoinedResolver(resolvers)
-
-
-def _split(address: str, target: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise StartupError(f"{target!r} is not host:port, dns:host:port or static:host:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _join(host: str, port: int) -> str:

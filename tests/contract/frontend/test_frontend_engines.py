@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 from grpc.aio import AioRpcError
@@ -140,3 +141,14 @@ async def test_an_engine_that_took_some_sequences_of_a_request_gives_them_up_whe
         answer = await asyncio.wait_for(call, 5)
         assert [joined(answer, index) for index in range(3)] == ["Hello there"] * 3
         await until(lambda: request_id in took.aborted)
+
+
+async def test_a_file_names_the_engines(tmp_path: Path) -> None:
+    path, file = small_model_dir(), tmp_path / "engines"
+    engine = FakeEngine(model_info(path, path.name), hello())
+    file.write_text("# none yet\n")
+    async with serving(engine.register) as address, frontend_bench(ready=False, engine_addresses=(f"file:{file}",)) as bench:
+        file.write_text(f"{address}  # the first one\n")
+        await until(lambda: len(bench.frontend._engines.ready) == 1)
+        assert joined(await collect(bench.chat(chat_request()))) == "Hello there"
+    assert len(engine.requests) == 1

@@ -120,6 +120,7 @@ async def test_bodies_of_live_requests_are_bounded_together(wait_s: float, statu
         small = await client.post("/v1/chat/completions", json=CHAT)
         if wait_s:
             await until(lambda: bodies_of(client).num_waiting == 1)
+            assert "triptych_gateway_bodies_waiting 1.0" in (await client.get("/metrics")).text.splitlines()
         else:
             await second
         go_on.set()
@@ -127,6 +128,7 @@ async def test_bodies_of_live_requests_are_bounded_together(wait_s: float, statu
         answered = await second
         after = await client.post("/v1/chat/completions", content=b" " * 600 + orjson.dumps(CHAT), headers=headers)
         assert bodies_of(client).used_bytes == 0
+        assert "triptych_gateway_bodies_waiting 0.0" in (await client.get("/metrics")).text.splitlines()
     assert answered.status_code == status
     if status == 429:
         assert (answered.json()["error"]["code"], answered.headers["retry-after"]) == ("queue_full", "1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import httpx
 from support.fakes.frontend import FakeFrontend, running, says
@@ -89,3 +90,17 @@ async def test_requests_that_name_media_go_where_the_name_is_known() -> None:
                 assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
             after = [len(frontend.requests) for frontend in frontends]
             assert sorted(new - old for new, old in zip(after, before, strict=True)) == [0, 4]
+
+
+async def test_a_file_names_the_frontends_and_may_change(tmp_path: Path) -> None:
+    path, first, second = tmp_path / "frontends", FakeFrontend(), FakeFrontend()
+    async with running(first) as first_address, running(second) as second_address:
+        path.write_text(f"{first_address}  # the first\n")
+        app = create_app(GatewaySettings(frontend_addresses=(f"file:{path}",)))
+        async with app.router.lifespan_context(app), client_of(app) as client:
+            await until(lambda: len(app.state.gateway.pool.ready) == 1)
+            assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+            path.write_text(f"{second_address}\n")
+            await until(lambda: [one.address for one in app.state.gateway.pool.ready] == [second_address])
+            assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+    assert (len(first.requests), len(second.requests)) == (1, 1)

@@ -20,11 +20,11 @@ def test_the_gateways_metrics_are_there() -> None:
     assert [name for name in own if f"`{name}`" not in _PAGE] == []
 
 
-@pytest.mark.parametrize("service", ["encoder", "frontend"])
+@pytest.mark.parametrize("service", ["encoder", "engine", "frontend"])
 def test_metrics_of_services_are_there(service: str) -> None:
     source = (_ROOT / "services" / f"triptych_{service}" / "metrics.py").read_text(encoding="utf-8")
     names = [f"triptych_{service}_{name}" for name in re.findall(r'f"\{_PREFIX\}_(\w+)"', source)]
-    assert len(names) > 5
+    assert len(names) > 1
     assert [name for name in names if f"`{name}`" not in _PAGE] == []
 
 

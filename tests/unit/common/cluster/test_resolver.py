@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from support.waiting import until
 from triptych_common.cluster import resolver as resolver_module
-from triptych_common.cluster.resolver import DnsResolver, JoinedResolver, Resolver, StaticResolver, resolver_of
+from triptych_common.cluster.resolver import DnsResolver, FileResolver, JoinedResolver, Resolver, StaticResolver, resolver_of
 from triptych_common.errors import StartupError
 
 
@@ -89,6 +90,55 @@ async def test_a_hint_brings_the_next_lookup_forward() -> None:
     assert reported[-1] == ("10.0.0.9:1",)
 
 
+async def test_the_addresses_in_a_file_are_followed(tmp_path: Path) -> None:
+    path = tmp_path / "addresses"
+    path.write_text("# our encoders\n\n10.0.0.1:50052\n  encoders:1  # the old ones\n[fd00::1]:2\n10.0.0.1:50052\n")
+    async with watched(FileResolver(path, 0.001)) as reported:
+        await until(lambda: bool(reported))
+        path.write_text("10.0.0.3:50052")
+        await until(lambda: reported[-1] == ("10.0.0.3:50052",))
+        path.write_text("# none\n")
+        await until(lambda: reported[-1] == ())
+    assert reported[0] == ("10.0.0.1:50052", "encoders:1", "[fd00::1]:2")
+
+
+async def test_a_change_of_comments_alone_is_not_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents: list[bytes] = [b"a:1", b"a:1 # new", b"# new\na:1", b"b:1"]
+    monkeypatch.setattr(Path, "read_bytes", lambda path: contents.pop(0) if len(contents) > 1 else contents[0])
+    async with watched(FileResolver(tmp_path, 0.001)) as reported:
+        await until(lambda: len(reported) == 2)
+    assert reported == [("a:1",), ("b:1",)]
+
+
+async def test_bad_lines_of_a_file_are_logged_once_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "addresses"
+    path.write_bytes(b"\xef\xbb\xbfa:1\nencoders\na:0\nb 2:3\nhttp://c:4\ndns:d:5\n\xff\xfe\nz:9\r\n")
+    async with watched(FileResolver(path, 0.001)) as reported:
+        await until(lambda: bool(reported))
+        await asyncio.sleep(0.05)
+    assert reported == [("a:1", "z:9")]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [message.split(": ")[1] for message in warnings] == [f"line {number} is skipped" for number in range(2, 8)]
+    assert warnings[0] == f"{path}: line 2 is skipped: 'encoders' is not host:port"
+
+
+async def test_a_file_that_cannot_be_read_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "addresses"
+    async with watched(FileResolver(path, 0.001)) as reported:
+        await until(lambda: "cannot be read: No such file" in caplog.text)
+        assert reported == []
+        path.write_text("a:1")
+        await until(lambda: bool(reported))
+        caplog.clear()
+        path.unlink()
+        await until(lambda: "cannot be read" in caplog.text)
+        (tmp_path / "new").write_text("b:2")
+        (tmp_path / "new").rename(path)
+        await until(lambda: len(reported) == 2)
+    assert reported == [("a:1",), ("b:2",)]
+    assert caplog.text.count("cannot be read") == 1
+
+
 async def test_several_resolvers_report_as_one() -> None:
     names = Names("10.0.0.1")
     joined = JoinedResolver([StaticResolver(["a:1", "10.0.0.1:1"]), DnsResolver("encoders", 1, 0.001, names.lookup)])
@@ -106,6 +156,8 @@ async def test_several_resolvers_report_as_one() -> None:
         (["encoders:50052"], DnsResolver),
         (["dns:localhost:1"], DnsResolver),
         (["static:encoders:50052"], StaticResolver),
+        (["file:/etc/triptych/encoders"], FileResolver),
+        (["file:/etc/triptych/a", "file:/etc/triptych/b"], JoinedResolver),
         (["127.0.0.1:1", "encoders:1"], JoinedResolver),
         ([], StaticResolver),
     ],
@@ -114,10 +166,9 @@ def test_what_targets_mean(targets: list[str], kinds: type) -> None:
     assert type(resolver_of(targets)) is kinds
 
 
-@pytest.mark.parametrize("target", ["encoders", "encoders:", ":1", "encoders:0", "encoders:99999", "dns:encoders"])
-def test_what_is_no_target_is_named(target: str) -> None:
-    with pytest.raises(StartupError, match=target):
-        resolver_of([target])
+def test_what_is_no_target_is_named() -> None:
+    with pytest.raises(StartupError, match="'encoders' is not host:port, dns:"):
+        resolver_of(["encoders"])
 
 
 async def test_what_is_no_host_name_is_a_name_that_is_not_found(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,44 @@
+"""Targets: how settings name other services. `cluster.resolver` finds the addresses that a target stands for."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+#: All forms of a target, for messages.
+FORMS = "host:port, dns:host:port, static:host:port or file:/path"
+_SCHEME = re.compile(r"(dns|static):(.*)|(file):(/.*)", re.DOTALL)
+_ADDRESS = re.compile(r"(\S+):([0-9]{1,5})")
+
+
+def parse_target(target: str) -> tuple[str, str]:
+    """Scheme (`dns`, `static`, `file`, or empty) and rest: an absolute path after `file:`, otherwise host:port.
+
+    Raises:
+        ValueError: the target is not of one of these forms.
+    """
+    match = _SCHEME.fullmatch(target)
+    scheme, rest = (match[1] or match[3], match[2] or match[4] or "") if match else ("", target)
+    if scheme != "file":
+        try:
+            parse_address(rest)
+        except ValueError:
+            raise ValueError(f"{target!r} is not {FORMS}") from None
+    return scheme, rest
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host, without brackets, and port of `host:port`. Raises ValueError if it is something else."""
+    match = _ADDRESS.fullmatch(address)
+    host, port = (match[1].removeprefix("[").removesuffix("]"), int(match[2])) if match else ("", 0)
+    if not host or not 0 < port < 65536 or (":" in host and not _is_ipv6(host)):
+        raise ValueError(f"{address!r} is not host:port")
+    return host, port
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
