@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
 from support.builders.frontend import joined
 from support.drivers.media_frontend import IMAGE, OTHER, PICTURE, Item, MediaBench, media_bench, request
@@ -13,7 +15,7 @@ from triptych_common.errors import (
     InvalidRequestError,
     QueueFullError,
 )
-from triptych_common.pb import generation_pb2
+from triptych_common.pb import control_pb2, generation_pb2
 
 
 async def test_bytes_and_leases_are_held_until_the_first_token() -> None:
@@ -114,3 +116,18 @@ async def test_calls_with_media_take_a_place() -> None:
         assert isinstance(await bench.error("Hi"), QueueFullError)
         bench.encoder.gate.set()
         await answer
+
+
+async def test_a_draining_frontend_takes_no_uploads_until_it_is_woken() -> None:
+    async def parts() -> AsyncIterator[generation_pb2.UploadMediaRequest]:
+        yield generation_pb2.UploadMediaRequest(header=generation_pb2.UploadMediaHeader(num_bytes=3))
+        yield generation_pb2.UploadMediaRequest(data=b"abc")
+
+    async with media_bench() as bench:
+        generation, control = bench.bench.generation, bench.bench.control
+        assert (await control.Drain(control_pb2.DrainRequest(timeout_s=5))).drained
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await generation.UploadMedia(parts())
+        await control.WakeUp(control_pb2.WakeUpRequest())
+        assert (await generation.UploadMedia(parts())).upload_id
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
