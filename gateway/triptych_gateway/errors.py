@@ -102,6 +102,7 @@ def _of_triptych(error: TriptychError) -> ApiError:
 
 def _of_http(error: HTTPException) -> ApiError:
     codes = {
+        400: "invalid_request",
         404: "not_found",
         405: "method_not_allowed",
         408: "request_timeout",
