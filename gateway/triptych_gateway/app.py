@@ -22,7 +22,7 @@ from triptych_gateway.routes import docs, generation, health, models, tokenize
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.state import Gateway
 
-#: A route that is in none of these does not exist.
+#: The application serves only the routes of these routers.
 ROUTERS = (generation.router, models.router, tokenize.router, health.router, docs.router)
 _DESCRIPTION = """OpenAI-compatible REST in front of Triptych's gRPC services.
 
@@ -30,7 +30,7 @@ A field that is not honoured is refused with a 400 that names it; nothing is sil
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
-    """Build the application; its lifespan connects it to the frontends. `app.state.gateway` is what its routes share."""
+    """Build the application. Its lifespan opens the connections to the frontends. Its routes share `app.state.gateway`."""
     gateway = Gateway(settings)
 
     @asynccontextmanager
@@ -50,12 +50,13 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         lifespan=lifespan,
         middleware=_middleware(gateway),
         exception_handlers=dict.fromkeys((TriptychError, RequestValidationError, HTTPException), handle_error),
-        # Clients that send no content-type mean JSON.
+        # A body without a content-type header is read as JSON.
         strict_content_type=False,
     )
     app.state.gateway = gateway
     for router in ROUTERS:
-        # The middleware checks the key, before the body is read; this tells the OpenAPI document, so that /docs can send one.
+        # The middleware checks the key before the body is read. This dependency only declares the key in the OpenAPI document, so
+        # that /docs can send it.
         is_guarded = settings.api_key is not None and router.access is Access.KEY
         app.include_router(router, dependencies=[Security(HTTPBearer(auto_error=False))] if is_guarded else [])
     docs.mount_assets(app)
@@ -63,7 +64,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 
 
 def _middleware(gateway: Gateway) -> list[Middleware]:
-    """Outermost first."""
+    """The middleware, outermost first."""
     settings = gateway.settings
     return [
         Middleware(RequestMiddleware, metrics=gateway.metrics, access_log=settings.access_log),
@@ -78,7 +79,7 @@ def _middleware(gateway: Gateway) -> list[Middleware]:
         Middleware(
             PrincipalMiddleware,
             api_key=settings.api_key.get_secret_value() if settings.api_key is not None else None,
-            # FastAPI adds the OpenAPI document by itself; /docs reads it.
+            # FastAPI adds this route itself. /docs reads it.
             open_paths=OpenPaths(ROUTERS, ["/openapi.json"]),
         ),
     ]

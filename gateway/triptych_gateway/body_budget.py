@@ -1,4 +1,4 @@
-"""How much memory the bodies of live requests may take: a burst of pictures waits at the door, the process is not killed."""
+"""The memory budget for bodies of live requests: in a burst of large bodies, requests wait instead of exhausting the memory."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections import deque
 from triptych_common.errors import QueueFullError
 
 _RETRY_AFTER_S = 1.0
-#: Bodies that take no more than this do not wait while there is a reserve, which is kept for them.
+#: Reservations up to this size may also use the reserve, which larger ones cannot use.
 _SMALL_BYTES = 256 << 10
 _WITH_RESERVE = 1.125
 
 
 class BodyBudget:
-    """Counts bytes, and lets bodies in one after the other. For the event loop alone.
+    """Counts the bytes that bodies reserve, and admits waiting bodies in order. Not thread-safe: used only on the event loop.
 
-    A body is let in before it is read, and whole: nobody holds a part while waiting for the rest. Meanwhile it waits in the socket
-    buffers of its client.
+    A body reserves all its bytes at once, before it is read. So no body holds a part of its memory while it waits for the rest. A
+    waiting body stays in the socket buffers and at the client.
 
     Args:
-        max_bytes: of all live requests together.
-        max_wait_s: how long a body waits for room; then its request is refused.
+        max_bytes: limit for all live requests together.
+        max_wait_s: longest wait of a body; after it the request is refused.
     """
 
     def __init__(self, max_bytes: int, max_wait_s: float) -> None:
         self.max_bytes = max_bytes
         self._max_wait_s = max_wait_s
         self.used_bytes = 0
-        #: Who waits for room, in order: bytes, and what is done when they are free.
+        #: Waiting reservations in order: number of bytes, and a future that is done when they are reserved.
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @property
@@ -36,10 +36,10 @@ class BodyBudget:
         return len(self._waiting)
 
     async def take(self, num_bytes: int) -> BodyHold:
-        """Hold so many bytes, or all that there are where it is more. Raises QueueFullError when there was no room in time."""
+        """Reserve `num_bytes`, at most `max_bytes`. Raises QueueFullError if they do not become free in time."""
         num_bytes = min(num_bytes, self.max_bytes)
         if num_bytes <= _SMALL_BYTES and self.used_bytes + num_bytes <= self.max_bytes * _WITH_RESERVE:
-            self.used_bytes += num_bytes  # a text does not wait behind pictures
+            self.used_bytes += num_bytes  # a small body does not wait behind large ones
         elif self._waiting or self.used_bytes + num_bytes > self.max_bytes:
             await self._turn(num_bytes)
         else:
@@ -53,7 +53,7 @@ class BodyBudget:
         try:
             await asyncio.wait_for(asyncio.shield(turn), self._max_wait_s)
         except BaseException as error:
-            if turn.done():  # it was given, and nobody takes it
+            if turn.done():  # the bytes were already reserved, but the caller has gone
                 self.give_back(num_bytes)
             else:
                 self._waiting.remove(entry)
@@ -67,7 +67,7 @@ class BodyBudget:
             raise
 
     def give_back(self, num_bytes: int) -> None:
-        """Free bytes, and let those in for whom there is room now."""
+        """Free bytes, and admit the waiting bodies that fit now."""
         self.used_bytes -= num_bytes
         while self._waiting and self.used_bytes + self._waiting[0][0] <= self.max_bytes:
             wanted, turn = self._waiting.popleft()
@@ -76,19 +76,19 @@ class BodyBudget:
 
 
 class BodyHold:
-    """What one request holds; whoever has it releases it."""
+    """The bytes that one request has reserved. Its owner must release them."""
 
     def __init__(self, budget: BodyBudget, num_bytes: int) -> None:
         self._budget = budget
         self._num_bytes = num_bytes
 
     def shrink(self, num_bytes: int) -> None:
-        """Hold no more than so many bytes from now on."""
+        """Keep at most `num_bytes`, and free the rest."""
         freed = self._num_bytes - num_bytes
         if freed > 0:
             self._num_bytes = num_bytes
             self._budget.give_back(freed)
 
     def release(self) -> None:
-        """Give everything back. May be called twice."""
+        """Free all bytes. May be called twice."""
         self.shrink(0)

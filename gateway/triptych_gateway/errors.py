@@ -30,9 +30,10 @@ from triptych_gateway.schemas.common import ErrorResponse
 from triptych_gateway.schemas.validation import describe
 
 log = logging.getLogger(__name__)
-#: "Client closed request", as nginx has it. Nobody is left to read it, except in an abort by somebody else.
+#: nginx's status for "client closed request". The client has disconnected and does not see it, unless another party aborted the
+#: request.
 CLIENT_CLOSED_REQUEST = 499
-#: When a client may try again after a refusal that names no time, in seconds.
+#: Retry-After in seconds, for a refusal that names no delay.
 DEFAULT_RETRY_AFTER_S = 1.0
 
 
@@ -42,7 +43,7 @@ class ClientDisconnectedError(Exception):
 
 @dataclass(frozen=True)
 class ApiError:
-    """What a client is told."""
+    """An error as the client gets it."""
 
     status: int
     message: str
@@ -62,7 +63,7 @@ class ApiError:
         return Response(self.body, self.status, dict(self.headers), media_type="application/json")
 
 
-# class -> (status, type, code); the first that fits counts. A code of None means the error's own reason, in lower case.
+# class -> (status, type, code). The first matching class applies. A code of None means the error's own reason in lower case.
 _STATUSES: list[tuple[type[TriptychError], int, str, str | None]] = [
     (ContextLengthError, 400, "invalid_request_error", "context_length_exceeded"),
     (InvalidRequestError, 400, "invalid_request_error", None),
@@ -78,7 +79,7 @@ _RETRIED = (QueueFullError, ServiceUnavailableError)
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """What the client is told of any error; what is not ours is logged and told without its text."""
+    """The client's view of any error. An unexpected exception is logged, and the client does not see its text."""
     if isinstance(error, TriptychError):
         return _of_triptych(error)
     if isinstance(error, RequestValidationError):
@@ -119,12 +120,12 @@ def _of_http(error: HTTPException) -> ApiError:
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
-    """FastAPI's exception handler for all that routes raise."""
+    """FastAPI's exception handler for exceptions of routes."""
     return to_api_error(error).response()
 
 
 def openapi_responses() -> dict[int | str, dict[str, Any]]:
-    """The errors of a route, for the OpenAPI document."""
+    """The error responses of a route, for the OpenAPI document."""
     return {
         "4XX": {"model": ErrorResponse, "description": "The request is at fault, or (429) the queue is full: see Retry-After."},
         "5XX": {"model": ErrorResponse, "description": "The server is at fault, or (503) not ready: see Retry-After."},

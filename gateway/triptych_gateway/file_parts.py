@@ -1,7 +1,7 @@
-"""Files inside of JSON bodies, taken out before the JSON is read.
+"""Files inside JSON bodies, which are cut out before the JSON is parsed.
 
-A picture of 8 MB is 11 MB of base64 in a string. Read as JSON it would be copied three times and scanned twice, on the event loop.
-So the payloads of data: addresses are cut out of the body as bytes; a name stands in their place, which the client cannot guess.
+A picture of 8 MB is a base64 string of 11 MB. Parsing it as JSON would copy it three times and scan it twice, on the event loop.
+So the payloads of data: URLs are cut out of the body as bytes. A name that the client cannot guess replaces each payload.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pybase64
 
-#: Payloads that are worth it, in bytes.
+#: Smallest payload that is cut out, in bytes.
 _MIN_BYTES = 4096
 _MARK = b";base64,"
-#: What stands before a payload: a media part's address. Inside of a text, its quotes would have backslashes.
+#: The text before a payload: the URL field of a media part. A prompt cannot match, because its quotes are escaped in JSON.
 _BEFORE = re.compile(
     rb'"(?:image|video|audio)_url"\s*:\s*\{\s*(?:"\w+"\s*:\s*"[^"\\]*"\s*,\s*)*'
     rb'"url"\s*:\s*"data:[^",\\]*;base64,\Z'
@@ -27,7 +27,7 @@ class FileParts:
     """The payloads that were cut out of one body.
 
     Args:
-        body: of the request; kept until the last payload was decoded.
+        body: the request's body. It stays in memory until the last payload is decoded.
     """
 
     def __init__(self, body: bytes | bytearray) -> None:
@@ -36,14 +36,14 @@ class FileParts:
         self.rest = self._cut(body)
 
     def __len__(self) -> int:
-        """Payloads that were not taken yet."""
+        """The number of payloads that were not taken yet."""
         return len(self._payloads)
 
     def take(self, address: str) -> bytes | None:
-        """The file of an address whose payload was cut out; None for any other address. Belongs beside the event loop.
+        """The file of a URL whose payload was cut out; None for any other URL. It decodes, so call it in a thread.
 
         Raises:
-            ValueError: it is no base64; the message continues a sentence that begins with the field's name.
+            ValueError: the payload is not base64. The message continues a sentence that begins with the field's name.
         """
         name = address[address.rfind(",") + 1 :] if address.find(self._nonce, 0, _WINDOW_BYTES + len(self._nonce)) >= 0 else ""
         payload = self._payloads.pop(name, None)
@@ -63,7 +63,7 @@ class FileParts:
 
 
 def _payloads(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
-    """Where payloads of media addresses begin and end. Those with escapes are left to the slower way."""
+    """Start and end of each payload to cut out. Payloads with escapes stay in the body and are parsed as JSON."""
     mark = body.find(_MARK)
     while mark >= 0:
         start = mark + len(_MARK)

@@ -22,12 +22,13 @@ from triptych_gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 _BACKLOG = 2048
-#: Longer than load balancers and HTTP clients keep idle connections, so that they close them and never write into a closed one.
+#: Longer than load balancers and HTTP clients keep idle connections. The peer therefore closes an idle connection first, and never
+#: writes to one that the gateway has closed.
 _KEEP_ALIVE_S = 75
 
 
 def main() -> None:
-    """Run with the settings of command line and environment."""
+    """Run with the settings from the command line and the environment."""
     try:
         settings = CliApp.run(GatewaySettings)
     except ValidationError as error:
@@ -36,13 +37,17 @@ def main() -> None:
 
 
 def run(settings: GatewaySettings) -> None:
-    """Serve until SIGINT or SIGTERM; exits with 1 and one line when the gateway cannot start."""
+    """Serve until SIGINT or SIGTERM. If the gateway cannot start, print one line and exit with code 1."""
     return_large_blocks()
     run_service("gateway", settings, lambda stop: serve(settings, stop))
 
 
 async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
-    """Serve until the event is set; then requests in flight get their time to end. Raises StartupError when the port is taken."""
+    """Serve until the event is set, then give requests in flight `shutdown_grace_s` to end.
+
+    Raises:
+        StartupError: the port is in use.
+    """
     listener = listen(settings.host, settings.port)
     app = create_app(settings)
     config = uvicorn.Config(
@@ -56,7 +61,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         server_header=False,
         backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        # Only for what `stop_requests` does not end.
+        # Applies only to connections that `stop_requests` does not end.
         timeout_graceful_shutdown=int(settings.shutdown_grace_s) + 5,
     )
     server = _Server(config)
@@ -74,7 +79,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers, which would end the process by the signal instead of with 0."""
+    """uvicorn without its signal handlers. They would end the process by the signal instead of with exit code 0."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -82,13 +87,13 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises StartupError naming host, port and flag when that is not possible."""
+    """A listening socket. Raises StartupError, which names host, port and flag, if that is not possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        # Before uvicorn does it: only now is a port known to be taken that another listener shares.
+        # Listen here and not in uvicorn: with SO_REUSEADDR, bind() can succeed on a port in use, and only listen() then fails.
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()

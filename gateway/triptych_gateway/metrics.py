@@ -1,4 +1,4 @@
-"""What Prometheus can scrape from the gateway."""
+"""The gateway's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0
 
 @dataclass
 class RequestRecord:
-    """What is known of a request when it ends, for the access log and the metrics."""
+    """Facts about a request, for the access log and the metrics. Complete when the request has ended."""
 
     request_id: str
     start_s: float = field(default_factory=time.perf_counter)
@@ -34,14 +34,14 @@ class RequestRecord:
 
 
 class EventGaps(Collector):
-    """A histogram by route that is observed once per event: the library's own, which takes locks, costs several times as much.
+    """A histogram by route, observed once per event. prometheus_client's Histogram takes locks and costs several times as much.
 
-    Used on the event loop alone.
+    Not thread-safe: used only on the event loop.
     """
 
     def __init__(self, name: str, text: str, buckets: tuple[float, ...]) -> None:
         self._name, self._text, self._bounds = name, text, buckets
-        #: route -> what was seen; of each bucket, and the sum.
+        #: route -> the number of gaps in each bucket.
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
 
@@ -51,12 +51,12 @@ class EventGaps(Collector):
         self._sums[route] += gap_s
 
     def add_route(self, route: str) -> None:
-        """Begin with a route, if it is new."""
+        """Add a route, if it is new."""
         self._counts.setdefault(route, [0] * (len(self._bounds) + 1))
         self._sums.setdefault(route, 0.0)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """For the registry."""
+        """The samples, for the registry."""
         family = HistogramMetricFamily(self._name, self._text, labels=["route"])
         bounds = [*map(str, self._bounds), "+Inf"]
         for route, counts in self._counts.items():
@@ -65,7 +65,7 @@ class EventGaps(Collector):
 
 
 class Metrics:
-    """The gateway's own registry, so that several gateways can live in one process."""
+    """The metrics of one gateway, in a registry of its own, so that one process can run several gateways."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -108,7 +108,7 @@ class Metrics:
 
 
 class GenerationMeter:
-    """Measures one generation request."""
+    """Records the metrics of one generation request."""
 
     def __init__(self, metrics: Metrics, record: RequestRecord, route: str) -> None:
         self._metrics = metrics
@@ -118,7 +118,7 @@ class GenerationMeter:
         metrics.gaps.add_route(route)
 
     def event(self) -> None:
-        """A streamed event is about to be sent."""
+        """Record an event that is about to be sent."""
         now = time.perf_counter()
         if self._record.num_events:
             self._metrics.gaps.observe(self._route, now - self._last_s)
@@ -128,7 +128,7 @@ class GenerationMeter:
         self._record.num_events += 1
 
     def finished(self, cost: Cost) -> None:
-        """The answer is complete."""
+        """Record the cost of a complete answer."""
         usage, metrics = cost.usage, self._metrics
         self._record.usage = usage
         metrics.prompt_tokens.inc(usage.prompt_tokens)

@@ -54,6 +54,6 @@ class GatewaySettings(ServiceSettings):
     @field_validator("cors_allow_origins", mode="before")
     @classmethod
     def _split_commas(cls, value: Any) -> Any:
-        # The command line gives a list of what it was given, the environment a string.
+        # The command line gives a list of strings, the environment one string.
         parts = [value] if isinstance(value, str) else value
         return tuple(origin.strip() for part in parts for origin in part.split(",") if origin.strip())

@@ -1,4 +1,4 @@
-"""What the routes of one gateway share."""
+"""The state that the routes of one gateway share."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 
 class Gateway:
-    """Everything that lives as long as the server. `open` and `close` it on the server's event loop."""
+    """All objects that live as long as the server. Call `open` and `close` on the server's event loop."""
 
     pool: Pool[FrontendConnection]
     router: FrontendRouter
     frontend: FrontendClient
-    #: Done when the time for requests in flight is over.
+    #: Done when requests in flight must end.
     stopping: asyncio.Future[None]
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -39,7 +39,7 @@ class Gateway:
         self.metrics.bodies_waiting.set_function(lambda: self.bodies.num_waiting)
 
     async def open(self) -> None:
-        """Connect to the frontends, as soon as they are there."""
+        """Start connecting to the frontends. Does not wait for them."""
         self.stopping = asyncio.get_running_loop().create_future()
         self.pool = Pool("frontend", resolver_of(self.settings.frontend_addresses), FrontendConnection)
         self.router = FrontendRouter(self.pool)
@@ -48,23 +48,23 @@ class Gateway:
         self._running = asyncio.create_task(self.pool.run(), name="frontends")
 
     def stop_requests(self) -> None:
-        """End the requests in flight, each with an error."""
+        """End each request in flight with an error."""
         if not self.stopping.done():
             self.stopping.set_result(None)
 
     async def close(self) -> None:
-        """Let go of the frontends."""
+        """End the requests in flight and close the connections to the frontends."""
         self.stop_requests()
         await self.router.close()
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
 
     async def until_disconnect(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
-        """Run the work of a request for as long as its client waits."""
+        """Run the work of a request. Cancel it if the client disconnects or the gateway stops."""
         return await until_disconnect(work, request.receive, self.stopping)
 
     def meter(self, request: Request) -> GenerationMeter:
-        """Measures the generation of this request."""
+        """The meter for the generation of this request."""
         return GenerationMeter(self.metrics, request.state.record, request.scope["path"])
 
 

@@ -1,1 +1,1 @@
-"""Who may call what."""
+"""Access control, and the middleware around every request."""

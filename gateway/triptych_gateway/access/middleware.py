@@ -1,4 +1,4 @@
-"""What happens around every request: id, access log, metrics, who asks, errors. Pure ASGI: nothing per streamed token."""
+"""Middleware for every request: id, access log, metrics, authentication, errors. Pure ASGI, with no work per streamed token."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, ClientDisconnectedErr
 from triptych_gateway.metrics import Metrics, RequestRecord
 
 log = logging.getLogger(__name__)
-#: Paths that machines ask every few seconds: logged at DEBUG.
+#: Paths that are polled every few seconds. Their requests are logged at DEBUG.
 _PROBES = frozenset({"/health", "/live", "/ready", "/metrics"})
 
 
 class RequestMiddleware:
-    """Outermost: gives the request its id, and accounts for it at its end."""
+    """The outermost middleware. Sets the request id, and writes metrics and access log when the request ends."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, access_log: bool) -> None:
         self._app = app
@@ -66,7 +66,7 @@ class RequestMiddleware:
             logging.DEBUG if scope["path"] in _PROBES else logging.INFO,
             "%s %s %d %.1f ms%s%s",
             scope["method"],
-            # A path can hold line breaks.
+            # A path can contain line breaks.
             scope["path"] if scope["path"].isprintable() else repr(scope["path"]),
             record.status,
             (time.perf_counter() - record.start_s) * 1e3,
@@ -76,12 +76,12 @@ class RequestMiddleware:
 
 
 def _route(scope: Scope) -> str:
-    """The route's path, not the request's: one label value per route."""
+    """The path template of the route, so that metrics have one label value per route."""
     return getattr(scope.get("route"), "path", None) or "unmatched"
 
 
 class ErrorMiddleware:
-    """Every exception becomes an error body, as long as no other answer has begun."""
+    """Turns an exception into an error response, if the response has not started yet."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -105,11 +105,11 @@ class ErrorMiddleware:
 
 
 class PrincipalMiddleware:
-    """Finds out who asks, before the body is read: puts a Principal into the scope's state, or refuses.
+    """Authenticates the caller before the body is read. Stores a Principal in the scope's state, or refuses the request.
 
     Args:
-        api_key: what closed routes ask for; None lets everybody in.
-        open_paths: what needs no key.
+        api_key: the key that closed routes require; None allows every caller.
+        open_paths: the paths that need no key.
     """
 
     def __init__(self, app: ASGIApp, api_key: str | None, open_paths: OpenPaths) -> None:
@@ -119,7 +119,7 @@ class PrincipalMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            # Authentication says who; it changes nothing in the request. All who have the one key are the same tenant: nobody.
+            # All callers with the key are the same anonymous tenant, because there is only one key.
             scope["state"]["principal"] = ANONYMOUS
             if self._api_key is not None and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
                 given = Headers(scope=scope).get("authorization", "")

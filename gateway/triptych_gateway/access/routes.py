@@ -1,4 +1,4 @@
-"""Which routes anybody may call. A route is closed unless its router is declared open."""
+"""Which routes need an API key. A route needs the key unless its router is declared open."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from fastapi import APIRouter
 
 
 class Access(Enum):
-    """Who may call a route."""
+    """Which callers may use a route."""
 
-    #: Whoever reaches the port.
+    #: Any caller that can reach the port.
     OPEN = "open"
-    #: Whoever has a key, where keys are asked for.
+    #: Callers with the API key, if the gateway has one.
     KEY = "key"
 
 
 class AccessRouter(APIRouter):
-    """A router that says who may call its routes; there is no default.
+    """A router that declares the access to its routes. There is no default.
 
     Args:
-        access: of all its routes. The paths of open ones have no parameters, as they are compared as they are.
-        folders: path prefixes that are as open as the routes, for static files.
+        access: applies to all its routes. Paths of open routes have no parameters, because they are compared literally.
+        folders: path prefixes of static files, with the same access as the routes.
     """
 
     def __init__(self, *, access: Access, folders: tuple[str, ...] = (), **options: Any) -> None:
@@ -33,11 +33,11 @@ class AccessRouter(APIRouter):
 
 
 class OpenPaths:
-    """The paths that anybody may call; all others are closed, also those of routes that nobody thought of.
+    """The paths that need no key. Every other path is closed, also the path of a route that no router declares.
 
     Args:
-        routers: the open ones among them count.
-        further: paths that are in no router.
+        routers: the open routers among them are used.
+        further: open paths that are in no router.
     """
 
     def __init__(self, routers: Iterable[AccessRouter], further: Iterable[str] = ()) -> None:

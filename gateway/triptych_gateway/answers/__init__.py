@@ -1,1 +1,1 @@
-"""Answers on their way to clients: whole or streamed, for as long as the client waits."""
+"""Sending answers to clients, whole or streamed, until the client disconnects."""

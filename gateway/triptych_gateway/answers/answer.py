@@ -1,4 +1,4 @@
-"""Answering one generation request: calls of a frontend, one per prompt, become one stream of events or one JSON object."""
+"""The answer to one generation request: joins the frontend calls, one per prompt, into one stream of events or one JSON object."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _GOOD_ENDS = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 
 
 class Answer:
-    """One request's answer.
+    """The answer to one request.
 
     Args:
-        responses: of one frontend call per prompt, each with the prompt's place. Nothing is sent before they are read.
-        call: what was asked. Choice i of prompt p has the index p * num_choices + i.
-        encoder: writes it.
+        responses: responses of the frontend calls, each with the index of its prompt. The calls start when this is first read.
+        call: the request. Choice i of prompt p has the index p * num_choices + i.
+        encoder: writes the answer.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Answer:
         meter: GenerationMeter,
     ) -> None:
         self._responses = responses
-        # Files are held by the calls alone, until a frontend has answered.
+        # Drop the calls here, so that their files can be freed as soon as a frontend has answered.
         self._call = replace(call, calls=())
         self._num_choices = call.num_choices
         self._num_choices_in_all = call.num_prompts * call.num_choices
@@ -43,7 +43,7 @@ class Answer:
         self._cost = Cost()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The stream's events; the first item comes with the first response, when the request is known to be accepted."""
+        """The stream's events. The first item comes with the first response, so the request is then known to be accepted."""
         num_finished, events = 0, self._encoder.opening(self._num_choices_in_all)
         failure, is_started = None, False
         try:
@@ -56,7 +56,7 @@ class Answer:
                                 failure = failure or _failure(delta)
                             events += self._encoder.delta(prompt * self._num_choices + delta.index, delta)
                         self._cost.add(response)
-                    # A stream that has not begun is refused with a status; one that has gets the text that came with the failure.
+                    # A failure before the first event becomes an HTTP status. After it, the failed choice's text is sent first.
                     if events and (is_started or failure is None):
                         is_started = True
                         self._meter.event()
@@ -94,12 +94,12 @@ class Answer:
 
 
 def _failure(delta: generation_pb2.ChoiceDelta) -> TriptychError | None:
-    """What the client is told of a choice that did not end well. The delta goes on as one that ends nothing."""
+    """The error of a choice that did not end normally. Clears the finish reason, so that the delta can still be encoded."""
     if delta.finish_reason in _GOOD_ENDS:
         return None
     is_aborted = delta.finish_reason == common_pb2.FINISH_REASON_ABORT
     delta.ClearField("finish_reason")
     if is_aborted:
-        # By somebody else than the client, e.g. an operator who put the engine to sleep.
+        # Not aborted by the client, but for example by an operator who put the engine to sleep.
         return ServiceUnavailableError("the generation was aborted in the engine; try again")
     return InternalError("the generation failed; the frontend's log has the details")

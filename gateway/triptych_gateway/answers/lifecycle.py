@@ -1,4 +1,4 @@
-"""Work that ends early when nobody waits for it any more."""
+"""Cancelling the work of a request when its client disconnects or the gateway stops."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ T = TypeVar("T")
 
 
 async def until_disconnect(work: Coroutine[Any, Any, T], receive: Receive, stopping: asyncio.Future[None]) -> T:
-    """Run the work; cancel it at once when the client goes away or the gateway has to stop.
+    """Run the work. Cancel it at once if the client disconnects or the gateway has to stop.
 
     Args:
-        receive: ASGI's, with the request's body already read.
-        stopping: done when the time for requests in flight is over.
+        receive: the ASGI callable; the request's body has been read from it.
+        stopping: done when requests in flight must end.
 
     Raises:
-        ClientDisconnectedError: the client went away.
-        ServiceUnavailableError: the gateway stops.
+        ClientDisconnectedError: the client disconnected.
+        ServiceUnavailableError: the gateway is stopping.
     """
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnected(receive))
@@ -38,7 +38,7 @@ async def until_disconnect(work: Coroutine[Any, Any, T], receive: Receive, stopp
     finally:
         task.cancel()
         gone.cancel()
-        # The work must have let go of its calls before the request counts as ended.
+        # Wait until the work has closed its calls, before the request counts as ended.
         await asyncio.gather(task, gone, return_exceptions=True)
 
 

@@ -1,4 +1,4 @@
-"""Streamed answers, the hot path: bytes from an iterator straight to the socket."""
+"""Streamed answers. This is the hot path: it sends bytes from an iterator directly to the server."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from triptych_gateway.errors import ClientDisconnectedError, to_api_error
 log = logging.getLogger(__name__)
 _HEADERS = (
     (b"cache-control", b"no-cache"),
-    # Proxies such as nginx would hold events back.
+    # Proxies such as nginx would buffer events without this header.
     (b"x-accel-buffering", b"no"),
 )
 
 
 class EventStreamResponse(Response):
-    """Streams events. An error before the first one is raised, and gets its HTTP status; a later one is an event of its own.
+    """Streams events. An error before the first event is raised and becomes an HTTP status. A later error becomes an event.
 
     Args:
-        events: complete events, one or several per item. It is closed however the response ends.
-        encoder: of the answer. It says what the content type is, and writes a late error.
-        stopping: done when the gateway has to stop.
-        release: called in the end, also when the events never began.
+        events: one or several complete events per item. It is always closed at the end.
+        encoder: the answer's encoder. It gives the content type, and writes an error that comes after the first event.
+        stopping: done when requests in flight must end.
+        release: always called at the end, also if no event was sent.
     """
 
     def __init__(
@@ -65,6 +65,6 @@ class EventStreamResponse(Response):
                 if not self._is_started:
                     self._is_started = True
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
-                # Past the middleware, which looks at the head alone: half a dozen calls less per event.
+                # Bypass the middleware, which needs only the response start. This saves half a dozen calls per event.
                 await send_body({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

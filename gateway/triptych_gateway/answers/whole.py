@@ -1,4 +1,4 @@
-"""Answers in one piece."""
+"""Answers that are not streamed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from triptych_gateway.answers.lifecycle import until_disconnect
 
 
 class WholeResponse(Response):
-    """Sends what a coroutine makes, for as long as the client waits.
+    """Runs a coroutine and sends its result, unless the client disconnects first.
 
-    The work is done here and not in the route's handler. When it begins, nothing of the request's body is held any more but what
-    the work itself holds.
+    The coroutine runs here and not in the route's handler. By then nothing else holds the request's body, so only the data that the
+    coroutine itself holds stays in memory.
 
     Args:
-        work: makes the body, JSON.
-        stopping: done when the gateway has to stop.
-        release: called in the end, also when the work never began.
+        work: returns the response body as JSON.
+        stopping: done when requests in flight must end.
+        release: always called at the end, also if the work did not finish.
     """
 
     media_type = "application/json"

@@ -1,1 +1,1 @@
-"""REST dialects: requests to the contract's messages, and answers back to JSON."""
+"""REST dialects: convert requests to the contract's messages, and answers to JSON."""

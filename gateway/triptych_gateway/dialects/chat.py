@@ -23,7 +23,7 @@ class ChatDialect:
         if not has_media(body.messages):
             call = convert.chat_call(body, request_id, files)
             return Call([call], body.num_choices, bool(body.stream), _field_names(body))
-        # Files are decoded, which takes milliseconds per megabyte.
+        # Decoding files takes milliseconds per megabyte, so it runs in a thread.
         call = await asyncio.to_thread(convert.chat_call, body, request_id, files)
         return Call([call], body.num_choices, bool(body.stream), _field_names(body) | media_fields(body.messages))
 
@@ -53,7 +53,7 @@ class ChatEncoder(OpenAiEncoder):
     chunk_object_name = "chat.completion.chunk"
 
     def opening(self, num_choices: int) -> bytes:
-        """The role of each choice."""
+        """One event per choice, with its role."""
         first = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         return b"".join(self._head + orjson.dumps({"index": index, **first}) + self._tail for index in range(num_choices))
 

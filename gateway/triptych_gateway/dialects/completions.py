@@ -12,7 +12,7 @@ from triptych_gateway.dialects.openai import FIELD_NAMES, OpenAiEncoder, finite_
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.schemas.completions import MAX_PROMPTS, CompletionRequest
 
-#: Longer ids are replaced by the frontend, as the contract has it.
+#: The contract's limit. The frontend replaces longer ids.
 _MAX_REQUEST_ID_CHARS = 128
 
 
@@ -20,7 +20,7 @@ class CompletionDialect:
     """Requests and answers of /v1/completions."""
 
     async def parse(self, body: CompletionRequest, request_id: str, files: FileParts) -> Call:
-        # The ids of calls that run at the same time must differ, and one that is too long would be replaced.
+        # Concurrent calls need different ids. The stem is cut, because the frontend would replace an id that is too long.
         stem = request_id[: _MAX_REQUEST_ID_CHARS - len(f"-{MAX_PROMPTS}")]
         num_prompts = len(body.prompts)
         ids = [request_id] if num_prompts == 1 else [f"{stem}-{number}" for number in range(num_prompts)]
@@ -60,11 +60,11 @@ class CompletionEncoder(OpenAiEncoder):
 
 
 def _alternatives(entry: generation_pb2.TokenLogprob) -> dict[str, float] | None:
-    """Token -> log probability, best first, the chosen token among them; None for the first prompt token, which has none."""
+    """Token -> log probability, likeliest first, including the chosen token. None for the first prompt token, which has none."""
     if not entry.HasField("logprob"):
         return None
     best = {top.token: finite_logprob(top.logprob) for top in reversed(entry.top)}
-    # Different tokens can have the same text: the likelier one, which comes later here, stays.
+    # Different tokens can have the same text. `entry.top` is reversed here, so that the likelier one is written last and stays.
     alternatives = dict(reversed(best.items()))
     alternatives.setdefault(entry.token, finite_logprob(entry.logprob))
     return alternatives

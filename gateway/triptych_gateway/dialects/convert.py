@@ -1,4 +1,4 @@
-"""From validated REST requests to the contract's messages. Only what the client gave is set: defaults are the contract's."""
+"""Converts validated REST requests to the contract's messages. Sets only what the client set: defaults are the contract's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from triptych_gateway.schemas.common import GenerationRequest
 from triptych_gateway.schemas.completions import CompletionRequest
 from triptych_gateway.schemas.tokenize import TokenizeRequest
 
-# Fields that the REST request and SamplingParams name alike.
+# Fields with the same name in the REST request and in SamplingParams.
 _SAME_NAMED = (
     "min_tokens",
     "temperature",
@@ -33,7 +33,7 @@ _SAME_NAMED = (
 
 
 def sampling_params(request: GenerationRequest, max_tokens: int | None, logprobs: int | None) -> common_pb2.SamplingParams:
-    """How tokens are chosen."""
+    """The sampling parameters of a request."""
     sampling = common_pb2.SamplingParams(
         max_tokens=max_tokens,
         logprobs=logprobs,
@@ -43,13 +43,13 @@ def sampling_params(request: GenerationRequest, max_tokens: int | None, logprobs
         **{name: getattr(request, name) for name in _SAME_NAMED},
     )
     if request.top_k is not None:
-        # vLLM's clients say -1 for "off".
+        # vLLM's clients send -1 to disable top-k.
         sampling.top_k = max(request.top_k, 0)
     return sampling
 
 
 def generation_options(request: GenerationRequest, sampling: common_pb2.SamplingParams) -> generation_pb2.GenerationOptions:
-    """What is about text."""
+    """The generation options of a request."""
     return generation_pb2.GenerationOptions(
         sampling=sampling,
         stop=request.stop,
@@ -63,12 +63,12 @@ def generation_options(request: GenerationRequest, sampling: common_pb2.Sampling
 
 
 def output_mode(request: GenerationRequest) -> generation_pb2.OutputMode:
-    """Answers that are not streamed travel in one piece per choice."""
+    """The output mode. Without streaming, the frontend sends each choice once, when it has ended."""
     return generation_pb2.OUTPUT_MODE_DELTA if request.stream else generation_pb2.OUTPUT_MODE_FINAL
 
 
 def chat_call(request: ChatCompletionRequest, request_id: str, parts: FileParts) -> FrontendCall:
-    """One Chat call. With media in it this decodes files."""
+    """One Chat call. It decodes the media files, if there are any."""
     sampling = sampling_params(request, request.token_limit, request.num_logprobs)
     messages, files = chat_messages(request.messages, parts, request.mm_processor_kwargs)
     chat = generation_pb2.ChatRequest(
@@ -104,7 +104,7 @@ def complete_calls(request: CompletionRequest, request_ids: Sequence[str]) -> li
 
 
 def tokenize_chat_request(request: TokenizeRequest, parts: FileParts) -> generation_pb2.ChatRequest:
-    """The messages of /tokenize, for the first stage of Chat. Files are in it."""
+    """The messages of /tokenize as a ChatRequest for Preprocess. It contains the files."""
     messages, files = chat_messages(request.messages or (), parts, request.mm_processor_kwargs)
     chat = generation_pb2.ChatRequest(
         model=request.model,
@@ -118,24 +118,24 @@ def tokenize_chat_request(request: TokenizeRequest, parts: FileParts) -> generat
     return chat
 
 
-#: Where files belong: number of the message, number of the part -> content.
+#: (index of the message, index of the part) -> content of the file.
 Files = dict[tuple[int, int], bytes]
 
 
 def _placed(chat: generation_pb2.ChatRequest, files: Files) -> list[MediaFile]:
-    """The files, each with its item inside of the request."""
+    """The files, each with its MediaItem in the request."""
     return [MediaFile(chat.messages[number].content[index].media, content) for (number, index), content in files.items()]
 
 
 def template_kwargs(value: dict[str, Any] | None) -> struct_pb2.Struct | None:
-    """Variables of the chat template."""
+    """Variables of the chat template as a Struct."""
     return None if value is None else to_struct(value)
 
 
 def chat_messages(
     messages: Sequence[Message], parts: FileParts, mm_processor_kwargs: dict[str, Any] | None = None
 ) -> tuple[list[generation_pb2.ChatMessage], Files]:
-    """The turns of a conversation, and the files that came with them.
+    """The messages of a conversation, and their inline files.
 
     Args:
         parts: files that were cut out of the body.

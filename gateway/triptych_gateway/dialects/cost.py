@@ -1,4 +1,4 @@
-"""What a request cost, over all of its calls of the frontend."""
+"""The cost of a request, over all its frontend calls."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from triptych_common.pb import common_pb2, generation_pb2
 
 @dataclass
 class Cost:
-    """Grows with the last response of each call."""
+    """Sums the usage of all calls. The last response of each call adds to it."""
 
-    #: Summed over the calls.
+    #: Sum over the calls.
     usage: common_pb2.Usage = field(default_factory=common_pb2.Usage)
-    #: Of the slowest call; None where none was told.
+    #: Timings of the slowest call; None if no call reported them.
     timings: common_pb2.Timings | None = None
-    #: In the order of the messages.
+    #: Reports on media items, in the order of the messages.
     media: list[generation_pb2.MediaReport] = field(default_factory=list)
 
     def add(self, response: generation_pb2.GenerationCallResponse) -> None:
-        """Count a response; all but the last of each call cost nothing."""
+        """Add a response. Only the last response of each call has a usage."""
         if not response.HasField("usage"):
             return
         for count in common_pb2.Usage.DESCRIPTOR.fields:

@@ -1,4 +1,4 @@
-"""What a request cost, in JSON: OpenAI's usage, and the extension `triptych` with timings and a report on each media item."""
+"""The cost of a request as JSON: OpenAI's usage, and the extension `triptych` with timings and a report on each media item."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from triptych_gateway.dialects.cost import Cost
 
 #: Modality -> its name in reports and metrics.
 MODALITIES = {common_pb2.MODALITY_IMAGE: "image", common_pb2.MODALITY_AUDIO: "audio", common_pb2.MODALITY_VIDEO: "video"}
-#: Where the encoder found an item -> its name; None when it was not heard of before the answer was complete.
+#: Where the encoder found an item -> its name; None if the answer was complete before the encoder replied.
 _ENCODER_CACHE = {
     encoder_pb2.CACHE_TIER_UNSPECIFIED: None,
     encoder_pb2.CACHE_TIER_MISS: "miss",
@@ -27,7 +27,7 @@ _SOURCES = {
 
 
 def encoder_cache(report: generation_pb2.MediaReport) -> str | None:
-    """Where the encoder found the embeddings: hit, miss, joined (another request had them computed already) or shared."""
+    """Where the encoder found the embeddings: hit, miss, joined (another request was already computing them) or shared (store)."""
     return _ENCODER_CACHE.get(report.tier)
 
 
@@ -48,7 +48,7 @@ def usage_json(usage: common_pb2.Usage) -> dict[str, Any]:
 
 
 def triptych_json(cost: Cost) -> dict[str, Any]:
-    """The extension of the answer."""
+    """The `triptych` extension of an answer."""
     return {"media": [_media_json(report) for report in cost.media], "timings": _timings_json(cost.timings)}
 
 

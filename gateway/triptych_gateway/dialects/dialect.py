@@ -1,7 +1,7 @@
-"""What a REST dialect is: a parser of requests and an encoder of answers, over one internal call.
+"""The interface of a REST dialect: a parser of requests and an encoder of answers, for one internal form of calls.
 
-A new dialect is a class with `parse` and `encoder`, and a route that names it. It does not build on another dialect: ids, indices
-and the order of events are its encoder's own.
+A new dialect is a class with `parse` and `encoder`, and a route that uses it. It does not build on another dialect. Its encoder
+decides about ids, indices and the order of events.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from triptych_gateway.frontends.calls import FrontendCall
 
 
 class GenerationBody(Protocol):
-    """What the bodies of all dialects have."""
+    """Properties that the bodies of all dialects have."""
 
     @property
     def model(self) -> str:
-        """The served name."""
+        """The served name of the model."""
         ...
 
 
@@ -34,14 +34,14 @@ Body = TypeVar("Body", bound=GenerationBody, contravariant=True)
 
 @dataclass(frozen=True)
 class Call:
-    """A generation request, whatever dialect it came in."""
+    """A generation request, independent of its dialect."""
 
-    #: One per prompt.
+    #: One call per prompt.
     calls: Sequence[FrontendCall]
     #: Choices per prompt.
     num_choices: int = 1
     is_stream: bool = False
-    #: What the contract calls a field -> what the dialect does, where these differ.
+    #: The contract's name of a field -> the dialect's name, where they differ.
     field_names: FieldNames = field(default_factory=dict)
 
     @property
@@ -50,26 +50,26 @@ class Call:
 
     @property
     def num_file_bytes(self) -> int:
-        """Bytes of media files that the call holds."""
+        """Total size of the media files in the call."""
         return sum(len(file.content) for call in self.calls for file in call.files)
 
     def in_client_terms(self, error: TriptychError) -> TriptychError:
-        """The error with its field named as the client named it."""
+        """The error with the client's name of its field."""
         return in_client_terms(error, self.field_names)
 
 
 @dataclass
 class Choice:
-    """A choice as its deltas come in."""
+    """Collects the deltas of one choice."""
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[generation_pb2.TokenLogprob] = field(default_factory=list)
-    #: The delta that ended it.
+    #: The delta with the finish reason.
     last: generation_pb2.ChoiceDelta | None = None
 
     def add(self, delta: generation_pb2.ChoiceDelta) -> None:
-        """Append what is new."""
+        """Append a delta."""
         self.texts.append(delta.text)
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)
@@ -78,54 +78,54 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return "".join(self.texts)
 
 
 class Encoder(Protocol):
-    """Writes one request's answer in a dialect. It keeps what the order of events needs: indices, ids, open blocks."""
+    """Writes the answer to one request in a dialect. It keeps the state that its events need: indices, ids, open blocks."""
 
     @property
     def content_type(self) -> bytes:
-        """Of a streamed answer. A whole one is application/json."""
+        """The content type of a streamed answer. A whole answer is application/json."""
         ...
 
     def opening(self, num_choices: int) -> bytes:
-        """Events that come before the first delta."""
+        """Events before the first delta."""
         ...
 
     def delta(self, index: int, delta: generation_pb2.ChoiceDelta) -> bytes:
-        """The events of one delta; empty when there is nothing new to say. Called per token: it builds no objects it need not.
+        """The events of one delta; empty if it has nothing new. Called per token, so it should create few objects.
 
         Args:
-            delta: whose finish_reason, if any, is STOP or LENGTH. A generation that ends otherwise is an error.
+            delta: its finish_reason, if any, is STOP or LENGTH. Any other end of a generation is an error.
         """
         ...
 
     def closing(self, cost: Cost) -> bytes:
-        """Events that come after the last delta, with whatever tells the client that the stream is complete."""
+        """Events after the last delta. They tell the client that the stream is complete."""
         ...
 
     def failure(self, error: ApiError) -> bytes:
-        """Events that end a stream which failed after its first event."""
+        """Events that end a stream that failed after its first event."""
         ...
 
     def whole(self, choices: Sequence[Choice], cost: Cost) -> bytes:
-        """The answer in one piece."""
+        """The answer as one JSON object."""
         ...
 
 
 class Dialect(Protocol[Body]):
-    """One shape of requests and answers."""
+    """One format of requests and answers."""
 
     async def parse(self, body: Body, request_id: str, files: FileParts) -> Call:
-        """The call that a validated body asks for. Raises InvalidRequestError for files that cannot be decoded.
+        """Convert a validated body to a call. Raises InvalidRequestError for files that cannot be decoded.
 
         Args:
-            files: that were in the body as it came; names stand for them in `body`.
+            files: the files that were cut out of the body. `body` has names in their place.
         """
         ...
 
     def encoder(self, body: Body, request_id: str, fingerprint: str | None) -> Encoder:
-        """What writes the answer to this body."""
+        """The encoder of the answer to this body."""
         ...

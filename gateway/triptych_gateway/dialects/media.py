@@ -1,4 +1,4 @@
-"""Media parts of REST requests: to the contract's items, with data: addresses decoded."""
+"""Converts media parts of REST requests to the contract's items, and decodes data: URLs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triptych_common.rpc.structs import to_struct
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.schemas.chat import AudioPart, AudioUrlPart, ImagePart, MediaUrl, Message, TextPart, VideoPart
 
-#: Largest file that is decoded here; the body's limit and the frontend's own are below it.
+#: Largest file that is decoded here. The limits of the body and of the frontend are lower.
 _MAX_BYTES = MAX_MESSAGE_BYTES
 
 
@@ -25,15 +25,15 @@ def media_item(
     parts: FileParts,
     request_options: Mapping[str, Any] | None,
 ) -> tuple[common_pb2.MediaItem, bytes | None]:
-    """One item, and its file where that came inline. Decodes it, so this belongs beside the event loop.
+    """One item, and its file if the file is inline. This decodes the file, so call it in a thread.
 
     Args:
         field: the part's path, e.g. `messages[0].content[1]`.
         parts: files that were cut out of the body.
-        request_options: processor options of the whole request; the part's own come first.
+        request_options: processor options of the whole request. Options of the part override them.
 
     Raises:
-        InvalidRequestError: what is inline cannot be decoded; names the field.
+        InvalidRequestError: the inline file cannot be decoded. The error names the field.
     """
     options = {**(request_options or {}), **(part.mm_processor_kwargs or {})}
     item = common_pb2.MediaItem(uuid=part.uuid, processor_options=to_struct(options) if options else None)
@@ -54,7 +54,7 @@ def media_item(
 
 
 def _set_url(item: common_pb2.MediaItem, address: MediaUrl | None, parts: FileParts, field: str) -> bytes | None:
-    """Name the address, or return the file that it holds."""
+    """Set the item's URL, or return the file of a data: URL."""
     if address is None:
         return None
     if address.url[:5].lower() != "data:":
@@ -75,14 +75,14 @@ def _from_base64(text: str, field: str) -> bytes:
 
 
 def media_fields(messages: Iterable[Message]) -> dict[str, str]:
-    """What the contract calls each media part -> what REST does: messages[0].content[1].media -> ...content[1].image_url."""
+    """The contract's path of each media part -> REST's path: messages[0].content[1].media -> ...content[1].image_url."""
     names = {}
     for number, message in enumerate(messages):
         for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if not isinstance(part, TextPart):
                 path = f"messages[{number}].content[{index}]"
                 names[f"{path}.media"] = f"{path}.{part.type}"
-                # REST has these beside the item.
+                # In REST these are fields of the part, not of the item.
                 names[f"{path}.media.processor_options"] = f"{path}.mm_processor_kwargs"
                 names[f"{path}.media.uuid"] = f"{path}.uuid"
     return names

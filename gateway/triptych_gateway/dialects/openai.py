@@ -1,4 +1,4 @@
-"""What OpenAI's chat and completions have in common: the envelope of answers and chunks."""
+"""The common part of OpenAI's chat and completions: the envelope of answers and chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triptych_gateway.dialects.cost_json import triptych_json, usage_json
 from triptych_gateway.dialects.dialect import Choice
 from triptych_gateway.errors import ApiError
 
-#: REST has the options flat.
+#: REST has the options at the top level.
 FIELD_NAMES = {
     "options": "",
     "options.include_stop_in_output": "include_stop_str_in_output",
@@ -29,9 +29,9 @@ _FINISH_REASONS = {
     common_pb2.FINISH_REASON_LENGTH: "length",
 }
 _DONE = b"data: [DONE]\n\n"
-#: Stands where the text goes in a template.
+#: Placeholder for the text in a template.
 _TEXT = "\0"
-#: OpenAI's stand-in for a log probability that is too low to be a number.
+#: OpenAI's value for log probabilities that are too low.
 _LOWEST_LOGPROB = -9999.0
 
 
@@ -42,20 +42,20 @@ def stop_reason(delta: generation_pb2.ChoiceDelta) -> str | int | None:
 
 
 def finite_logprob(logprob: float) -> float:
-    """JSON has no minus infinity."""
+    """The log probability with a lower bound, because JSON has no minus infinity."""
     return max(logprob, _LOWEST_LOGPROB)
 
 
 class OpenAiEncoder(ABC):
-    """Writes one request's answer, streamed or whole.
+    """Writes the answer to one request, streamed or whole.
 
     Args:
-        request_id: becomes the answer's id, with the prefix of its kind.
-        model: the served name.
+        request_id: the answer's id is this with `id_prefix`.
+        model: the served name of the model.
         fingerprint: OpenAI's system_fingerprint.
-        include_usage: the stream ends with the usage, and its other chunks have a usage of null, as OpenAI does it.
-        with_logprobs: log probabilities were asked for.
-        with_token_ids: token ids were asked for.
+        include_usage: the stream ends with a chunk with the usage. The usage of all other chunks is null, as in OpenAI's API.
+        with_logprobs: whether the client requested log probabilities.
+        with_token_ids: whether the client requested token ids.
     """
 
     content_type = b"text/event-stream; charset=utf-8"
@@ -83,7 +83,7 @@ class OpenAiEncoder(ABC):
         self._include_usage = include_usage
         self._with_logprobs = with_logprobs
         self._with_token_ids = with_token_ids
-        # A chunk is head + JSON of the choice + tail; one with new text alone is prefix + text + suffix, by choice.
+        # A chunk is head + JSON of the choice + tail. A chunk with only new text is prefix + text + suffix, by choice.
         envelope = orjson.dumps(self._envelope | {"object": self.chunk_object_name})
         self._head = b"data: " + envelope[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
@@ -91,11 +91,11 @@ class OpenAiEncoder(ABC):
         self._is_plain = not with_logprobs and not with_token_ids
 
     def opening(self, num_choices: int) -> bytes:
-        """Events that come before the first delta."""
+        """Events before the first delta."""
         return b""
 
     def delta(self, index: int, delta: generation_pb2.ChoiceDelta) -> bytes:
-        """The event of one delta; empty when there is nothing new to say."""
+        """The event of one delta; empty if it has nothing new."""
         text = delta.text
         if self._is_plain and not delta.finish_reason:
             if not text:
@@ -122,18 +122,18 @@ class OpenAiEncoder(ABC):
         return self._templates[index]
 
     def closing(self, cost: Cost) -> bytes:
-        """The chunk with the usage, when it was asked for, and the end."""
+        """The chunk with the usage, if requested, and [DONE]."""
         if not self._include_usage:
             return _DONE
         usage, extension = orjson.dumps(usage_json(cost.usage)), orjson.dumps(triptych_json(cost))
         return self._head + b'],"usage":%b,"triptych":%b}\n\n' % (usage, extension) + _DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """An event with the error's body, and the end."""
+        """An event with the error's body, and [DONE]."""
         return b"data: " + error.body + b"\n\n" + _DONE
 
     def whole(self, choices: Sequence[Choice], cost: Cost) -> bytes:
-        """The answer in one piece."""
+        """The answer as one JSON object."""
         answer: dict[str, Any] = self._envelope | {
             "choices": [],
             "usage": usage_json(cost.usage),

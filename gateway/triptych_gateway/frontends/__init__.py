@@ -1,1 +1,1 @@
-"""The gateway's side of the frontends."""
+"""Connections to the frontends, and the choice among them."""

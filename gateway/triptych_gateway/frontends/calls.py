@@ -1,4 +1,4 @@
-"""The calls of one HTTP request: what is sent to a frontend, and a mailbox for what comes back."""
+"""The frontend calls of one HTTP request, and a mailbox for their responses."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from triptych_common.rpc.status import from_request_error
 
 Request = generation_pb2.ChatRequest | generation_pb2.CompleteRequest
 Response = generation_pb2.GenerationCallResponse
-#: What another frontend may do better.
+#: Errors after which another frontend is tried.
 _RETRYABLE = (ServiceUnavailableError, QueueFullError)
 
 
 @dataclass
 class MediaFile:
-    """A file of a call, beside its request: it travels before the request, or in it where it is small."""
+    """A file of a call, kept outside the request message. Small files are sent in the request, others are uploaded before it."""
 
-    #: Where it belongs; without a source until it is sent.
+    #: Its item in the request, which has no source until the file is sent.
     item: common_pb2.MediaItem
     content: bytes
 
@@ -43,12 +43,12 @@ class Carrier(Protocol):
 
 
 class Calls:
-    """The calls of one HTTP request, and a mailbox for their responses.
+    """The frontend calls of one HTTP request, and a mailbox for their responses.
 
     Args:
-        calls: kept until a frontend has answered, so that another frontend can have them when the first one is lost.
-        place: hands them to a frontend, with the error of the one before; returns whether there was one.
-        on_accepted: called once, when a frontend has answered, or nobody waits any more.
+        calls: kept until a frontend has answered, so that they can be sent to another one if the first is lost.
+        place: starts sending the calls to another frontend, given the error of the last one. Returns False if there is no other.
+        on_accepted: called once, when a frontend has answered or the calls are closed.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Calls:
         self._place_again = place
         self._on_accepted = on_accepted
         self._carrier: Carrier | None = None
-        #: number -> place among the calls, of those that have not ended
+        #: number -> index of the call, for calls that have not ended
         self._live: dict[int, int] = {}
-        #: place -> what came since the last `next`: a response as it came, or several that were merged
+        #: index of the call -> response since the last `next`: one as received, or several merged
         self._waiting: dict[int, Response] = {}
-        #: Places whose message in `_waiting` is merged.
+        #: Indices whose message in `_waiting` is merged.
         self._merged: set[int] = set()
         self._error: TriptychError | None = None
         self._is_placed = False
@@ -71,15 +71,17 @@ class Calls:
         self._wake_up: asyncio.Future[None] | None = None
 
     def sent(self, carrier: Carrier, numbers: Sequence[int]) -> None:
-        """A connection carries them now, under these numbers."""
+        """Note that a connection carries the calls, under these numbers."""
         self._carrier, self._is_placed = carrier, True
         self._live = {number: place for place, number in enumerate(numbers)}
 
     async def next(self) -> list[tuple[int, Response]]:
-        """What came since the last time, each with its call's place; waits for some. Empty once all calls have ended.
+        """Wait for responses, and return those since the last call of this method, each with the index of its call.
+
+        Empty when all calls have ended.
 
         Raises:
-            TriptychError: a call failed, or the frontend went away; after the responses that wait.
+            TriptychError: a call failed or the frontend was lost. Waiting responses are returned before.
         """
         while not self._waiting:
             if self._error is not None:
@@ -93,13 +95,13 @@ class Calls:
         return list(waiting.items())
 
     def close(self) -> None:
-        """Cancel what has not ended. May be called twice."""
+        """Cancel the calls that have not ended. May be called twice."""
         self.is_closed = True
         self._cancel_live()
         self._accepted()
 
     def put(self, number: int, response: Response) -> None:
-        """Take a response from the connection's reader, of a call that goes on."""
+        """Take a response that is not the last of its call. Called by the connection's reader."""
         place = self._live.get(number)
         if place is None:
             return
@@ -108,12 +110,12 @@ class Calls:
         if place in self._waiting:
             self._merge(place, response)
         else:
-            # It keeps the whole step's message in memory, with what all other calls got, but no longer than to the next step.
+            # This response keeps the message of the whole step in memory, but only until the next step.
             self._waiting[place] = response
         self._wake()
 
     def put_last(self, number: int, response: Response) -> None:
-        """Take a call's last response, with its usage or its error."""
+        """Take the last response of a call, which has its usage or its error."""
         place = self._live.pop(number, None)
         if place is None:
             return
@@ -129,18 +131,18 @@ class Calls:
         self._wake()
 
     def lost(self, error: TriptychError) -> None:
-        """The connection was lost."""
+        """Handle the loss of the connection."""
         if not self._placed_again(error):
             self.fail(error)
 
     def fail(self, error: TriptychError) -> None:
-        """End with an error, after the responses that wait."""
+        """End with an error. `next` raises it after the waiting responses."""
         self._error = self._error or error
         self.close()
         self._wake()
 
     def _placed_again(self, error: TriptychError) -> bool:
-        """Hand the calls to another frontend, when nobody has answered them yet and there is one."""
+        """Send the calls to another frontend, if there is one and no frontend has answered yet."""
         if self._is_accepted or self.is_closed or not isinstance(error, _RETRYABLE):
             return False
         self._cancel_live()
@@ -160,7 +162,7 @@ class Calls:
             self._on_accepted()
 
     def _merge(self, place: int, response: Response) -> None:
-        """Append to what waits, in a message of its own: a slow client costs the memory of its own answer and nothing more."""
+        """Append to the waiting response, in a new message. A slow client then keeps only its own answer in memory."""
         if place not in self._merged:
             own, waiting = Response(), self._waiting.get(place)
             if waiting is not None:
@@ -175,7 +177,7 @@ class Calls:
 
 
 def _append(into: Response, new: Response) -> None:
-    """Append what is new in a call."""
+    """Append a response to an earlier one of the same call."""
     for delta in new.choices:
         last = next((choice for choice in reversed(into.choices) if choice.index == delta.index), None)
         if last is None or not (_is_text(last) and _is_text(delta)):

@@ -1,4 +1,4 @@
-"""Unary calls of the frontends: models, tokens, prompts."""
+"""Unary calls to the frontends: models, tokens, prompts."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ Response = TypeVar("Response")
 
 
 class FrontendClient:
-    """Asks one frontend, and another one when that is away. Each method raises TriptychError, and leaves no call behind."""
+    """Calls a frontend, and the next one if that is unavailable. Each method raises TriptychError and leaves no call running."""
 
     def __init__(self, pool: Pool[FrontendConnection], router: FrontendRouter) -> None:
         self._pool = pool
         self._router = router
 
     def fingerprint(self, model: str) -> str | None:
-        """OpenAI's system_fingerprint of a model; None before a frontend told it."""
+        """OpenAI's system_fingerprint of a model; None if no ready frontend serves it."""
         served = (info for frontend in self._pool.ready for info in frontend.models)
         return next((f"fp_{info.fingerprint[:12]}" for info in served if info.name == model and info.fingerprint), None)
 
     async def models(self, request_id: str) -> Sequence[common_pb2.ModelInfo]:
-        """The models that can be named."""
+        """The models that requests can name."""
         request = generation_pb2.ListModelsRequest()
         response = await self._ask(lambda frontend: frontend.generation.ListModels(request, metadata=_metadata(request_id)))
         return response.models
 
     async def model(self, name: str, request_id: str) -> common_pb2.ModelInfo:
-        """The model of that name. Raises ModelNotFoundError when there is none."""
+        """The model of that name. Raises ModelNotFoundError if there is none."""
         models = await self.models(request_id)
         for model in models:
             if model.name == name:

@@ -1,4 +1,4 @@
-"""One frontend, over `GenerationService.Session`: one stream that carries the calls of all clients."""
+"""The connection to one frontend: one `GenerationService.Session` stream carries the calls of all clients."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from triptych_gateway.frontends.calls import Calls, Response
 
 log = logging.getLogger(__name__)
 HANDSHAKE_TIMEOUT_S = 30.0
-#: Pause before the readiness is watched again, in seconds.
+#: Pause before the health watch is started again, in seconds.
 _WATCH_PAUSE_S = 1.0
-#: Largest request, and most bytes of requests in one message: one that is too large would fail the stream, and so everybody.
+#: Limit for one request, and for all requests in one message. A larger message would fail the stream, and with it all calls.
 _MAX_START_BYTES = MAX_MESSAGE_BYTES // 2
-#: Both event loops copy a message several times. A message of 1 MiB delays all streams for milliseconds, and its buffers come from
-#: fresh memory pages.
+#: Both event loops copy a message several times. A message of 1 MiB delays all streams for milliseconds, and its buffers need newly
+#: mapped memory pages.
 _UPLOAD_CHUNK_BYTES = 64 << 10
 #: Concurrent uploads to one frontend.
 _MAX_UPLOADS = 2
-#: Channels to one address share a connection unless they ask for one of their own.
+#: By default, channels to one address share a TCP connection. This option gives the channel its own.
 _OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 _Stream = grpc.aio.StreamStreamCall[generation_pb2.GenerationServiceSessionRequest, generation_pb2.GenerationServiceSessionResponse]
 
 
 class FrontendConnection(Connection):
-    """A session with the frontend at one address, its other services, and a connection for files."""
+    """The session with the frontend at one address, the stubs of its other services, and a channel for files."""
 
     def __init__(self, address: str) -> None:
         super().__init__("frontend", address)
@@ -50,12 +50,12 @@ class FrontendConnection(Connection):
         self.detokenize = detokenize_pb2_grpc.DetokenizeServiceStub(self.channel)
         self._health = health_pb2_grpc.HealthStub(self.channel)
         self.models: Sequence[common_pb2.ModelInfo] = ()
-        #: Whether it has an engine to serve with.
+        #: Whether its readiness is SERVING, so that it has an engine.
         self._is_serving = False
-        #: Calls whose files are on their way here.
+        #: HTTP requests that are being sent here and are not in `_calls` yet, for example because their files are uploaded.
         self.num_coming = 0
         self._numbers = itertools.count(1)
-        #: number -> the calls that it is one of
+        #: number of a call -> the `Calls` that it belongs to
         self._calls: dict[int, Calls] = {}
         self._starts: list[generation_pb2.GenerationCall] = []
         self._cancels: list[int] = []
@@ -69,7 +69,7 @@ class FrontendConnection(Connection):
 
     @property
     def takes_calls(self) -> bool:
-        """Whether calls can be sent; one that is not ready answers with the reason."""
+        """Whether calls can be sent. A frontend that is not ready refuses them with the reason."""
         return super().is_ready
 
     @property
@@ -77,7 +77,7 @@ class FrontendConnection(Connection):
         return len(self._calls) + self.num_coming
 
     def start(self, calls: Calls, context: common_pb2.CallContext) -> None:
-        """Hand over calls. What is started before the loop's next turn travels in one message.
+        """Queue calls for sending. Calls that are queued in the same iteration of the event loop are sent in one message.
 
         Raises:
             InvalidRequestError: a request is too large.
@@ -104,16 +104,16 @@ class FrontendConnection(Connection):
         self._has_requests.set()
 
     def cancel(self, number: int) -> None:
-        """Ask for nothing more of a call."""
+        """Cancel a call, and ignore its further responses."""
         if self._calls.pop(number, None) is not None:
             self._cancels.append(number)
             self._has_requests.set()
 
     async def upload(self, content: bytes, context: common_pb2.CallContext) -> str:
-        """Hand over a file, on a connection of its own, so that it delays no call; returns its upload id.
+        """Upload a file on a separate connection, so that it does not delay calls. Returns its upload id.
 
         Raises:
-            ServiceUnavailableError: the connection was lost before the file's turn came.
+            ServiceUnavailableError: the connection was lost before the upload started.
             AioRpcError: the upload failed.
         """
 
@@ -158,7 +158,7 @@ class FrontendConnection(Connection):
         self._starts.clear()
         self._cancels.clear()
         calls, self._calls = dict.fromkeys(self._calls.values()), {}
-        # Whatever ended the stream is no single call's fault.
+        # The reason why the stream ended does not concern single calls, so all get the same error.
         error = ServiceUnavailableError("the model's frontend is away; try again")
         self.tell_lost(calls, error)
         if self._upload_channel is not None:
@@ -170,7 +170,7 @@ class FrontendConnection(Connection):
         self.models = (await self.generation.Describe(request, timeout=HANDSHAKE_TIMEOUT_S)).models
 
     async def _watch_readiness(self) -> None:
-        """Follow whether it has an engine, for as long as the session lives."""
+        """Track whether the frontend is ready, until the session ends."""
         while True:
             try:
                 await self._watch_once()
@@ -203,7 +203,7 @@ class FrontendConnection(Connection):
             calls.put(number, response)
 
     async def _send(self, session: _Stream) -> None:
-        """Write what was asked for since the last message, until the stream is lost; the reader sees the same loss."""
+        """Send queued starts and cancellations until the stream is lost. The reader then reports the loss."""
         while True:
             await self._has_requests.wait()
             self._has_requests.clear()

@@ -1,4 +1,4 @@
-"""Sends the calls of HTTP requests to frontends: which one, and to another one where the first did not answer."""
+"""Chooses a frontend for the calls of each HTTP request, and another one if the first is lost or refuses before it answers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from triptych_gateway.frontends.connection import FrontendConnection
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: Files of a request that are together no larger travel in its call: an upload would cost a round trip more.
+#: Files of a call up to this total size are sent in the call, because an upload would cost one more round trip.
 MAX_INLINE_FILE_BYTES = 256 << 10
-#: A request with named media goes to the frontend that the name belongs to, which may know it, unless that frontend has more than
-#: this many calls, and twice as many as the least loaded.
+#: A request with named media goes to the frontend that rendezvous hashing gives for the name, because that frontend may know the
+#: name. It goes to the least loaded frontend instead if the load of the former exceeds this number plus twice the smallest load.
 _MAX_STICKY_LOAD = 8
 _AWAY = "the model's frontend is away; try again"
 
@@ -38,12 +38,12 @@ class FrontendRouter:
     async def generate(
         self, calls: Sequence[FrontendCall], context: common_pb2.CallContext, on_accepted: Callable[[], None] = lambda: None
     ) -> AsyncGenerator[list[tuple[int, Response]], None]:
-        """What is new in the calls, each response with the place of its call.
+        """The responses of the calls, each with the index of its call.
 
-        Nothing is sent before the first item is asked for. The first error ends all calls; closing the generator cancels them.
+        The calls are sent when the first item is requested. The first error ends all calls. Closing the generator cancels them.
 
         Args:
-            on_accepted: called once: when the files of the calls are not held any more.
+            on_accepted: called once, when the files of the calls are no longer kept.
         """
         tried: set[FrontendConnection] = set()
 
@@ -56,7 +56,7 @@ class FrontendRouter:
             return True
 
         mailbox = Calls(calls, place_again, on_accepted)
-        del calls  # the mailbox lets go of the files when a frontend has answered
+        del calls  # only the mailbox keeps the files, until a frontend has answered
         try:
             await self._place(mailbox, context, tried, None)
             while responses := await mailbox.next():
@@ -65,10 +65,10 @@ class FrontendRouter:
             mailbox.close()
 
     def choose(self, calls: Sequence[FrontendCall], tried: set[FrontendConnection]) -> FrontendConnection | None:
-        """The frontend for a request; None when there is none."""
+        """The frontend for a request; None if there is none."""
         least = self._pool.least_loaded(frozenset(tried))
         if least is None:
-            # One without an engine says why it cannot.
+            # A connected frontend without an engine refuses the request with the reason.
             return next((one for one in self._pool.connections if one.takes_calls and one not in tried), None)
         key = _sticky_key(calls)
         if key is None:
@@ -77,12 +77,12 @@ class FrontendRouter:
         return least if own.in_doubt.is_set() or own.load > _MAX_STICKY_LOAD + 2 * least.load else own
 
     def away(self) -> ServiceUnavailableError:
-        """The error for a request that finds no frontend. Clients are not told the addresses, the log is."""
+        """The error for a request that finds no frontend. The addresses are written to the log and hidden from clients."""
         log.warning("%s", self._pool.none_left())
         return ServiceUnavailableError(_AWAY, retry_after_s=1.0)
 
     async def close(self) -> None:
-        """Give up what is being placed."""
+        """Cancel sending calls to other frontends."""
         for task in self._placing:
             task.cancel()
         await asyncio.gather(*self._placing, return_exceptions=True)
@@ -94,7 +94,7 @@ class FrontendRouter:
         tried: set[FrontendConnection],
         error: TriptychError | None,
     ) -> None:
-        """Hand the calls to a frontend, or fail them with the error of the last one that was tried."""
+        """Send the calls to a frontend. If none is left, fail them with the error of the last one that was tried."""
         await self._pool.until_tried()
         while not mailbox.is_closed:
             frontend = self.choose(mailbox.calls, tried)
@@ -117,7 +117,7 @@ class FrontendRouter:
             except TriptychError as failure:
                 mailbox.fail(failure)
             except Exception as failure:
-                # Nobody else would hear of it, and the request would wait for ever.
+                # This may run in a background task. Without a failed mailbox the request would wait forever.
                 log.exception("unexpected error")
                 mailbox.fail(InternalError(f"internal error ({type(failure).__name__}); the gateway's log has the details"))
             finally:
@@ -125,7 +125,7 @@ class FrontendRouter:
 
 
 async def _send_files(frontend: FrontendConnection, call: FrontendCall, context: common_pb2.CallContext) -> None:
-    """Put the files of a call where the frontend finds them. Raises TriptychError."""
+    """Put the files of a call into its request, or upload them. Raises TriptychError."""
     is_small = sum(len(file.content) for file in call.files) <= MAX_INLINE_FILE_BYTES
     for file in call.files:
         if is_small:
@@ -137,7 +137,7 @@ async def _send_files(frontend: FrontendConnection, call: FrontendCall, context:
 
 
 def _sticky_key(calls: Sequence[FrontendCall]) -> bytes | None:
-    """The first name of media in the request: the frontend that saw the name knows what it stands for."""
+    """The first media name (`uuid`) in the request. Only a frontend that has seen the name knows its content."""
     for call in calls:
         if isinstance(call.request, generation_pb2.ChatRequest):
             for message in call.request.messages:
@@ -148,7 +148,7 @@ def _sticky_key(calls: Sequence[FrontendCall]) -> bytes | None:
 
 
 async def answered(call: Callable[[FrontendConnection], Awaitable[T]], frontend: FrontendConnection) -> T:
-    """Make a unary call. Raises TriptychError: ServiceUnavailableError also where the connection was given up meanwhile."""
+    """Make a unary call. Raises TriptychError; ServiceUnavailableError also if the channel was closed during the call."""
     try:
         return await call(frontend)
     except grpc.aio.AioRpcError as error:
@@ -160,7 +160,7 @@ async def answered(call: Callable[[FrontendConnection], Awaitable[T]], frontend:
 
 
 def _translated(error: grpc.aio.AioRpcError, address: str) -> TriptychError:
-    """The frontend's own error, or what the transport's error means to a client."""
+    """The frontend's own error, or a client-facing error for a transport error."""
     if has_details(error):
         return from_rpc_error(error)
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):

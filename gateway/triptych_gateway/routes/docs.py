@@ -1,4 +1,4 @@
-"""GET /docs: Swagger UI over /openapi.json, with its scripts from this process, so that it works without the internet."""
+"""GET /docs: Swagger UI for /openapi.json. The gateway serves its scripts, so it works without internet access."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ router = AccessRouter(access=Access.OPEN, folders=(_ASSETS,), include_in_schema=
 
 @router.get("/docs")
 async def docs(request: Request) -> Response:
-    """The page."""
+    """The Swagger UI page."""
     root = request.scope.get("root_path", "")
     return get_swagger_ui_html(
         openapi_url=f"{root}/openapi.json",
@@ -28,5 +28,5 @@ async def docs(request: Request) -> Response:
 
 
 def mount_assets(app: FastAPI) -> None:
-    """Serve the page's script and style sheet, which the package fastapi-offline carries."""
+    """Serve the page's script and style sheet from the package fastapi-offline."""
     app.mount(_ASSETS, StaticFiles(directory=str(files("fastapi_offline") / "static")))

@@ -25,11 +25,11 @@ _EVENTS = "One JSON object; or, when stream is true, server-sent events with chu
 
 
 def responses(model: type, stream_type: str, description: str) -> dict[int | str, dict[str, Any]]:
-    """A generation route's answers, for the OpenAPI document.
+    """The responses of a generation route, for the OpenAPI document.
 
     Args:
-        model: schema of the whole answer.
-        stream_type: content type of a streamed one.
+        model: schema of an answer that is not streamed.
+        stream_type: content type of a streamed answer.
     """
     content = {stream_type: {"schema": {"type": "string"}}}
     return {200: {"model": model, "description": description, "content": content}, **openapi_responses()}
@@ -51,7 +51,7 @@ async def answer(request: Request, body: GenerationBody, dialect: Dialect[Any]) 
     """Answer a generation request in its dialect."""
     gateway, request_id = gateway_of(request), request_id_of(request)
     call = await dialect.parse(body, request_id, files_of(request))
-    # From here on the body is not needed any more, only the files, until a frontend has answered.
+    # The body is no longer needed. Reserve memory for its files only, until a frontend has answered.
     release = take_hold(request, call.num_file_bytes)
     context = common_pb2.CallContext(tenant=request.state.principal.tenant)
     encoder = dialect.encoder(body, request_id, gateway.frontend.fingerprint(body.model))

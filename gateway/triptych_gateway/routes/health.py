@@ -1,4 +1,4 @@
-"""What operators and orchestrators ask: /health, /live, /ready, /version, /metrics."""
+"""Routes for operators and orchestrators: /health, /live, /ready, /version, /metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ router = AccessRouter(access=Access.OPEN, tags=["Operations"])
 
 
 class FrontendView(BaseModel):
-    """A frontend, as the gateway sees it. Everybody may ask, so addresses and reasons are in the gateway's log only."""
+    """The state of a frontend. The route is open, so addresses and reasons are only in the gateway's log."""
 
     ready: bool
     state: Literal["ready", "not ready", "draining", "away"]
@@ -35,7 +35,7 @@ class FrontendView(BaseModel):
 
 
 class HealthResponse(BaseModel):
-    """The gateway lives."""
+    """The gateway is alive; the state of its frontends."""
 
     status: Literal["ok"] = "ok"
     frontends: list[FrontendView]
@@ -55,19 +55,19 @@ class VersionResponse(BaseModel):
 
 @router.get("/health")
 async def health(request: Request) -> HealthResponse:
-    """200 while the gateway lives, whatever it sees of the frontends."""
+    """200 while the gateway is alive, whatever the state of the frontends."""
     return HealthResponse(frontends=[FrontendView.of(frontend) for frontend in gateway_of(request).pool.connections])
 
 
 @router.get("/live")
 async def live() -> StatusResponse:
-    """200 while the event loop turns: no lost neighbour is a reason to restart the gateway."""
+    """200 while the event loop runs. A lost frontend is no reason to restart the gateway."""
     return StatusResponse()
 
 
 @router.get("/ready", responses=openapi_responses())
 async def ready(request: Request) -> StatusResponse:
-    """200 while requests can be answered, 503 otherwise."""
+    """200 while at least one frontend is ready, 503 otherwise."""
     if not gateway_of(request).pool.ready:
         raise ServiceUnavailableError("not ready: no frontend takes requests; the gateway's log and /health say more")
     return StatusResponse()
@@ -75,11 +75,11 @@ async def ready(request: Request) -> StatusResponse:
 
 @router.get("/version")
 async def version() -> VersionResponse:
-    """Which Triptych this is."""
+    """The version of Triptych."""
     return VersionResponse(version=__version__)
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
 async def metrics(request: Request) -> Response:
-    """For Prometheus."""
+    """The metrics in Prometheus format."""
     return Response(generate_latest(gateway_of(request).metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -1,4 +1,4 @@
-"""Reading JSON bodies: bounded, and strict in what is JSON."""
+"""Reading JSON bodies with limits on size and memory, and with strict JSON rules."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from triptych_gateway.body_budget import BodyHold
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.state import gateway_of
 
-#: Of a body's length, what it takes to read and decode it: its bytes, the decoded files, and what the memory allocator adds. A body
-#: whose files have escapes in them takes more for a moment.
+#: Memory to read and decode a body, as a multiple of its length: its bytes, the decoded files, and the overhead of the allocator.
+#: A body whose files contain escapes takes more for a moment.
 _MEMORY_FACTOR = 2.5
 
-#: How long a body may give nothing, in seconds: it holds memory that others wait for.
+#: Longest pause within a body, in seconds. It is limited because the body holds memory that other requests wait for.
 READ_TIMEOUT_S = 30.0
 
-#: Commas and opening brackets in a body beside its files. Each may be a value, which takes about 50 times its text and holds up the
-#: event loop while it is read: a million takes a fifth of a second. Prompts of token ids are what comes nearest.
+#: Limit on the commas and opening brackets of a body without its files. Each may be a JSON value, which takes about 50 times the
+#: memory of its text. Parsing a million of them blocks the event loop for a fifth of a second. Of valid bodies, prompts of token
+#: ids come nearest to the limit.
 MAX_SEPARATORS = 1_000_000
 
 
 class JsonRequest(Request):
-    """A request whose body is read by orjson: UTF-8 only, no lone surrogates, no NaN, no name twice in one object.
+    """A request whose body is parsed by orjson: UTF-8 only, no lone surrogates, no NaN, no duplicate names in an object.
 
-    A body is refused with 413 beyond the limit, and waits while other bodies take all memory that there is for them.
+    A body larger than the limit is refused with 413. A body waits while other bodies use all of the memory budget.
     """
 
     async def body(self) -> bytes:
-        """The bytes of the body. JSON is not copied out of its buffer: FastAPI asks only whether there is any."""
+        """The bytes of the body. A JSON body is not copied to `bytes`, because FastAPI only checks whether it is empty."""
         if not hasattr(self, "_body"):
             gateway = gateway_of(self)
             limit = gateway.settings.max_body_bytes
@@ -46,7 +47,7 @@ class JsonRequest(Request):
                 raise _too_large(limit)
             try:
                 self.state.body_hold = await gateway.bodies.take(int(num_bytes * _MEMORY_FACTOR))
-            except QueueFullError as error:  # FastAPI lets no other error through than its own
+            except QueueFullError as error:  # FastAPI re-raises only HTTPException
                 raise HTTPException(429, error.message, {"retry-after": "1"}) from error
             body = bytearray()
             chunks = self.stream()
@@ -59,11 +60,11 @@ class JsonRequest(Request):
         return self._body
 
     async def json(self) -> Any:
-        """The value of the body, with names in place of files, which are in `state.files`.
+        """The JSON value of the body. Names replace the files in it; the files are in `state.files`.
 
         Raises:
-            orjson.JSONDecodeError: it is no JSON; FastAPI takes it for its own.
-            HTTPException: it is JSON that cannot be served.
+            orjson.JSONDecodeError: the body is not valid JSON. FastAPI handles it, because it is a `json.JSONDecodeError`.
+            HTTPException: the JSON cannot be served.
         """
         if not hasattr(self, "_json"):
             files = FileParts(await self.body())
@@ -71,13 +72,13 @@ class JsonRequest(Request):
                 raise HTTPException(400, f"the body has more than {MAX_SEPARATORS} commas and opening brackets beside its files")
             self._json = orjson.loads(files.rest)
             check_names(files.rest)
-            files.rest = b""  # a text's body would stay for as long as its answer takes
+            files.rest = b""  # otherwise the body stays in memory until the answer is complete
             self.state.files = files
         return self._json
 
 
 async def _next_chunk(chunks: AsyncGenerator[bytes, None]) -> bytes | None:
-    """What comes next of a body, or None at its end."""
+    """The next chunk of a body, or None at its end."""
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
             return await anext(chunks, None)
@@ -86,13 +87,13 @@ async def _next_chunk(chunks: AsyncGenerator[bytes, None]) -> bytes | None:
 
 
 def files_of(request: Request) -> FileParts:
-    """The files that came in the request's body."""
+    """The files that were cut out of the request's body."""
     files: FileParts = request.state.files
     return files
 
 
 def check_names(body: bytes | bytearray) -> None:
-    """Refuse objects that have a name twice: which value counts is anybody's guess. Raises HTTPException."""
+    """Refuse objects with duplicate names, because their meaning is ambiguous. Raises HTTPException."""
     try:
         json.loads(body, object_pairs_hook=_object)
     except _DuplicateNameError as error:
@@ -102,7 +103,7 @@ def check_names(body: bytes | bytearray) -> None:
 
 
 class _DuplicateNameError(Exception):
-    """An object has this name twice."""
+    """An object has a duplicate name."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> None:
@@ -118,7 +119,7 @@ def _too_large(limit: int) -> HTTPException:
 
 
 class JsonRoute(APIRoute):
-    """A route that reads its body as JsonRequest does."""
+    """A route that reads its body with JsonRequest."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -128,14 +129,14 @@ class JsonRoute(APIRoute):
             try:
                 return await handle(json_request)
             finally:
-                # Unless the answer keeps it, see `take_hold`.
+                # Release the reservation, unless the answer took it over with `take_hold`.
                 take_hold(json_request, 0)()
 
         return handle_json
 
 
 def take_hold(request: Request, num_bytes: int) -> Callable[[], None]:
-    """Keep so many bytes of what the body holds beyond the handler; returns what releases them."""
+    """Take over the body's reservation, reduced to `num_bytes`, so that it outlives the handler. Returns its release function."""
     hold: BodyHold | None = getattr(request.state, "body_hold", None)
     if hold is None:
         return lambda: None

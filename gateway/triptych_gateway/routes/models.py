@@ -20,10 +20,10 @@ async def list_models(request: Request) -> ModelList:
     return ModelList(data=[_described(model, request) for model in models])
 
 
-# Names of models can hold slashes.
+# A model's name can contain slashes.
 @router.get("/v1/models/{name:path}")
 async def get_model(request: Request, name: str) -> Model:
-    """One of them."""
+    """The model of that name."""
     return _described(await gateway_of(request).frontend.model(name, request_id_of(request)), request)
 
 

@@ -23,9 +23,9 @@ router = AccessRouter(access=Access.KEY, tags=["Tokens"], route_class=JsonRoute,
 
 @router.post("/tokenize", response_model=TokenizeResponse)
 async def tokenize(request: Request, body: TokenizeRequest) -> Response:
-    """Token ids of a text, or of messages after the model's chat template."""
+    """Token ids of a text, or of messages rendered by the model's chat template."""
     answer = await gateway_of(request).until_disconnect(request, _tokenize(request, body))
-    # Not through FastAPI: a long text has many ids, and they are checked already.
+    # Serialise here and not in FastAPI, which would validate the ids of a long text again.
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
@@ -33,7 +33,7 @@ async def _tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse
     frontend, request_id = gateway_of(request).frontend, request_id_of(request)
     reply: preprocess_pb2.PreprocessResponse | preprocess_pb2.TokenizeResponse
     if body.messages is not None:
-        # Media are decoded, which takes milliseconds per megabyte.
+        # Decoding media takes milliseconds per megabyte, so it runs in a thread.
         chat = await asyncio.to_thread(convert.tokenize_chat_request, body, files_of(request))
         try:
             reply = await frontend.preprocess(preprocess_pb2.PreprocessRequest(chat=chat), request_id)

@@ -1,1 +1,1 @@
-"""What clients may send and what they get, as pydantic models: the source of validation and of the OpenAPI document."""
+"""Pydantic models of requests and answers. They are the source of validation and of the OpenAPI document."""

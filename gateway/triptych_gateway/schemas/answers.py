@@ -1,4 +1,4 @@
-"""What all answers tell of their cost."""
+"""The cost of a request in answers: usage, timings, media reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 
 class PromptTokensDetails(BaseModel):
-    """What the prompt's tokens cost."""
+    """The tokens of the prompt, by kind."""
 
     cached_tokens: int
     image_tokens: int
@@ -18,7 +18,7 @@ class PromptTokensDetails(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens of a whole request."""
+    """Token counts of a whole request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -27,7 +27,7 @@ class Usage(BaseModel):
 
 
 class MediaReport(BaseModel):
-    """What one media item of the prompt cost, in the order of the messages."""
+    """The cost of one media item of the prompt. Reports are in the order of the messages."""
 
     modality: Literal["image", "audio", "video"]
     key: Annotated[str, Field(description="Of the encoder's cache, in hex: content, processor options, model, tenant.")]
@@ -48,7 +48,7 @@ class MediaReport(BaseModel):
 
 
 class AnswerTimings(BaseModel):
-    """Of the slowest choice."""
+    """Timings of the slowest choice."""
 
     preprocess_ms: float
     queue_ms: float
@@ -58,7 +58,7 @@ class AnswerTimings(BaseModel):
 
 
 class TriptychExtension(BaseModel):
-    """What OpenAI's answers do not tell. Streams have it on the chunk with the usage."""
+    """Information beyond OpenAI's answers. A stream has it on the chunk with the usage."""
 
     media: list[MediaReport]
     timings: AnswerTimings | None

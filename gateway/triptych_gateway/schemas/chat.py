@@ -24,7 +24,7 @@ class TextPart(Schema):
 
 
 class MediaPart(Schema):
-    """What parts with media have in common."""
+    """Fields that all media parts have."""
 
     uuid: Annotated[
         str | None,
@@ -47,42 +47,42 @@ class MediaPart(Schema):
 
 
 class MediaUrl(Schema):
-    """Where a file is: an https:, http: or data: address, or file: where the frontend allows it."""
+    """The URL of a file: https:, http: or data:, or file: if the frontend allows it."""
 
     url: Annotated[str, Field(min_length=1)]
 
 
 class ImageUrl(MediaUrl):
-    """Where a picture is."""
+    """The URL of an image."""
 
     detail: Annotated[Any, NoOp("auto")] = None
 
 
 class ImagePart(MediaPart):
-    """A picture, by address."""
+    """An image, by URL."""
 
     type: Literal["image_url"]
     image_url: ImageUrl | None = None
 
 
 class VideoPart(MediaPart):
-    """A video, by address."""
+    """A video, by URL."""
 
     type: Literal["video_url"]
     video_url: MediaUrl | None = None
 
 
 class AudioUrlPart(MediaPart):
-    """A sound, by address."""
+    """An audio file, by URL."""
 
     type: Literal["audio_url"]
     audio_url: MediaUrl | None = None
 
 
 class InputAudio(Schema):
-    """A sound file, inline."""
+    """An audio file, inline."""
 
-    #: Decoded beside the event loop, see convert.
+    #: `dialects.convert` decodes it in a thread.
     data: Annotated[str, Field(min_length=1, description="The file in base64.")]
     format: Annotated[
         Literal["wav", "mp3", "flac", "ogg"], Field(description="What the file is; one that is not of this format is refused.")
@@ -90,7 +90,7 @@ class InputAudio(Schema):
 
 
 class AudioPart(MediaPart):
-    """A sound."""
+    """Audio, inline."""
 
     type: Literal["input_audio"]
     input_audio: InputAudio | None = None
@@ -111,7 +111,7 @@ Content = Annotated[
 
 
 class Message(Schema):
-    """One turn of the conversation."""
+    """One message of the conversation."""
 
     role: Role
     content: Annotated[Content, Field(description="The assistant's may be null.")]
@@ -125,7 +125,7 @@ class Message(Schema):
     @model_validator(mode="before")
     @classmethod
     def _assistant_may_say_nothing(cls, value: Any) -> Any:
-        """SDKs leave out the content of turns that called a tool, or send null."""
+        """Accept assistant messages without content: for messages that called a tool, SDKs omit the content or send null."""
         if isinstance(value, dict) and value.get("role") == "assistant" and value.get("content") is None:
             return {**value, "content": ""}
         return value
@@ -135,7 +135,7 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES,
 
 
 def has_media(messages: Iterable[Message]) -> bool:
-    """Whether any part of the conversation is no text."""
+    """Whether the conversation has a part that is not text."""
     parts = (part for message in messages if isinstance(message.content, list) for part in message.content)
     return any(not isinstance(part, TextPart) for part in parts)
 
@@ -156,7 +156,7 @@ class ChatCompletionRequest(GenerationRequest):
         JsonObject | None, Field(description="Options of the model's processor for the media of this request, e.g. fps of a video.")
     ] = None
 
-    # Labels and hints that by OpenAI's own meaning change nothing in the answer.
+    # Labels and hints that do not change the answer, by OpenAI's definition.
     metadata: Annotated[
         Annotated[dict[str, str], Field(max_length=16, fail_fast=True)] | None,
         Field(description="Labels for stored completions; nothing is stored here."),
@@ -230,7 +230,7 @@ class ChatLogprobs(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """What the model said."""
+    """The message that the model generated."""
 
     role: Literal["assistant"]
     content: str

@@ -1,7 +1,7 @@
 """Field types and sampling options that several routes share.
 
-Every field of OpenAI's requests is declared: it is honoured, or accepted only at the value at which it does nothing (`NoOp`).
-Whatever is not declared is refused. null always means "not given".
+Every field of OpenAI's requests is declared. A field is either honoured, or accepted only with a value that has no effect (`NoOp`).
+Undeclared fields are refused. null always means "not given".
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pydantic_core import PydanticCustomError, core_schema
 
 UINT32_MAX = 2**32 - 1
 MAX_STOP_STRINGS = 16
-#: Token ids in one list that is no prompt.
+#: Token ids in one list, except in prompts.
 MAX_TOKEN_IDS = 65_536
 MAX_LOGIT_BIASES = 4096
-#: Of objects and arrays in each other. Each is up to three levels of messages, of which protobuf reads 100: one that is too deep
-#: would fail the session with the frontend, and so everybody.
+#: Nesting depth of objects and arrays. Each level takes up to three levels of protobuf messages, and protobuf parses at most 100. A
+#: deeper message would fail the session with the frontend, and with it all calls.
 MAX_JSON_DEPTH = 20
-#: Unknown fields that are told of each object.
+#: Unknown fields of an object that are reported at most.
 _MAX_UNKNOWN_FIELDS = 8
 
 
@@ -38,7 +38,7 @@ class Schema(BaseModel):
     """A JSON object from a client: strict types, no unknown fields.
 
     Validation runs on the event loop, and each error costs far more than the bytes that caused it. So the number of errors is
-    bounded: lists and dicts of a schema are `fail_fast`, and of unknown fields only the first few are told.
+    bounded: lists and dicts of a schema are `fail_fast`, and only the first few unknown fields are reported.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
@@ -54,7 +54,7 @@ class Schema(BaseModel):
 
 
 def refuse(message: str, kind: Literal["request", "unsupported"] = "request") -> PydanticCustomError:
-    """A validation error with a message of our own; braces in it are safe."""
+    """A validation error with the given message, which may contain braces."""
     return PydanticCustomError(kind, "{message}", {"message": message})
 
 
@@ -64,7 +64,7 @@ def at(field: str, message: str) -> PydanticCustomError:
 
 
 class NoOp:
-    """Marks a field that is not supported yet: null, and the values that ask for nothing, pass; others are refused."""
+    """Marks a field that is not supported yet. null and the values that have no effect are accepted; others are refused."""
 
     def __init__(self, *allowed: object) -> None:
         self._allowed = allowed
@@ -99,7 +99,7 @@ StopStrings = Annotated[
 
 
 def _token_id_keys(value: Any) -> Any:
-    """JSON's string keys as integers."""
+    """Convert the string keys of JSON to integers."""
     if not isinstance(value, dict):
         return value
     biases: dict[int, Any] = {}
@@ -142,7 +142,7 @@ class StreamOptions(Schema):
 
 
 class GenerationRequest(Schema):
-    """What /v1/chat/completions and /v1/completions have in common."""
+    """The fields that /v1/chat/completions and /v1/completions share."""
 
     model: Annotated[str, Field(description="A name from /v1/models.")]
     stream: Annotated[bool | None, Field(description="Send server-sent events as text appears.")] = None
@@ -157,7 +157,7 @@ class GenerationRequest(Schema):
     stop: StopStrings | None = None
     user: Annotated[str | None, Field(description="The client's own label of its end user; it changes nothing here.")] = None
 
-    # Beyond OpenAI, named as vLLM names them.
+    # Extensions of OpenAI's API, with vLLM's names.
     top_k: Annotated[int | None, Field(ge=-1, le=UINT32_MAX, description="Keep the k likeliest tokens; 0 and -1 keep all.")] = None
     min_p: Annotated[float | None, Field(ge=0, le=1, description="Drop tokens less likely than this share of the likeliest.")] = (
         None
@@ -191,7 +191,7 @@ class GenerationRequest(Schema):
 
     @property
     def token_limit(self) -> int | None:
-        """Most tokens per choice, as the client said it."""
+        """The client's limit on output tokens per choice."""
         raise NotImplementedError
 
     @model_validator(mode="after")
@@ -204,7 +204,7 @@ class GenerationRequest(Schema):
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """The error."""
 
     message: str
     type: str

@@ -9,9 +9,9 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from triptych_gateway.schemas.answers import TriptychExtension, Usage
 from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest, NoOp, PromptTokenIds, at
 
-#: Prompts of one request. Each is a call of its own to the frontend.
+#: Most prompts per request. Each becomes one frontend call.
 MAX_PROMPTS = 256
-#: OpenAI's, for requests that name no max_tokens.
+#: OpenAI's default for requests without max_tokens.
 DEFAULT_MAX_TOKENS = 16
 
 TextList = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
@@ -19,7 +19,7 @@ TokenIdLists = Annotated[list[PromptTokenIds], Field(min_length=1, max_length=MA
 
 
 def _prompt_kind(value: Any) -> str:
-    """Which of the four shapes is meant, by the first element."""
+    """Which of the four forms of a prompt this is, by its first element."""
     if not isinstance(value, list):
         return "text"
     first = value[0] if value else ""
@@ -62,7 +62,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, one by one."""
+        """The prompts as a list."""
         many = [self.prompt] if isinstance(self.prompt, str) or isinstance(self.prompt[0], int) else self.prompt
         return cast("list[str | list[int]]", many)
 

@@ -18,7 +18,7 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All of them."""
+    """All models that requests can name."""
 
     object: Literal["list"] = "list"
     data: list[Model]

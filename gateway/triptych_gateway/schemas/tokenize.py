@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's shape."""
+"""POST /tokenize and /detokenize, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHAT_ONLY = ("add_generation_prompt", "continue_final_message", "chat_template_
 
 
 class TokenizeRequest(Schema):
-    """A text, or messages to be rendered by the model's chat template."""
+    """A text, or messages for the model's chat template."""
 
     model: Annotated[str | None, Field(description="A name from /v1/models; by default the only one.")] = None
     prompt: str | None = None

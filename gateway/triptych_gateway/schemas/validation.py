@@ -1,4 +1,4 @@
-"""Pydantic's validation errors as one sentence for people, with the JSON path of the field at fault."""
+"""Converts pydantic's validation errors to one readable message, with the JSON path of the invalid field."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Problems that one message names at most.
+#: Most problems that one message names.
 _MAX_PROBLEMS = 8
 _MAX_SHOWN_CHARS = 60
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a request body."""
+    """A validation problem of a request body."""
 
     message: str
     param: str | None
@@ -21,10 +21,10 @@ class Problem:
 
 
 def describe(errors: Sequence[Any], body: Any) -> Problem:
-    """The first few of pydantic's errors as one message; `param` is the path of the first.
+    """The first few of pydantic's errors as one message. `param` is the path of the first.
 
     Args:
-        errors: as `ValidationError.errors()` gives them, `loc` starting with "body".
+        errors: the result of `ValidationError.errors()`, with `loc` starting with "body".
         body: the JSON value that was validated.
     """
     first = errors[0]
@@ -43,14 +43,14 @@ def describe(errors: Sequence[Any], body: Any) -> Problem:
 def json_path(loc: Sequence[int | str], body: Any, *, is_missing: bool = False) -> str:
     """`messages[0].role` for ("messages", 0, "role").
 
-    Union tags, which pydantic puts between, stand for no value and are left out.
+    Union tags, which pydantic adds to `loc`, are not part of the JSON and are left out.
 
     Args:
-        is_missing: the last part names a field that is not there.
+        is_missing: the last part names a field that is missing.
     """
     path, value = "", body
     for position, part in enumerate(loc):
-        # Keys of logit_bias were made integers.
+        # Keys of logit_bias were converted to integers.
         name = str(part)
         if isinstance(value, dict) and (name in value or (is_missing and position == len(loc) - 1)):
             shown_name = name[:_MAX_SHOWN_CHARS]
@@ -79,7 +79,7 @@ def _message(error: Any, path: str) -> str:
         return f"{path}: type must be one of {expected}; given: {tag}"
     text = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
     sentence = f"{path}: {text}" if path else text
-    # Our own messages name the value themselves.
+    # Our own messages already name the value.
     return sentence if kind in ("request", "unsupported") else f"{sentence}; given: {shown(given)}"
 
 
@@ -101,7 +101,7 @@ def _code(kind: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """The value for a message: scalars as they are, cut short; containers by their kind, as they may be deep and long."""
+    """The value for a message: scalars as they are, but cut short; containers only by kind, because they may be deep and long."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
