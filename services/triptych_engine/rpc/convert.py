@@ -100,8 +100,9 @@ def _of_sequence(sampling: SamplingParams, index: int, has_seed: bool) -> Sampli
 
 
 def _scoped_salt(message: engine_pb2.EngineRequest) -> str:
-    tenant = message.context.tenant
-    return f"{len(tenant)}:{tenant}{message.cache_salt}" if tenant else message.cache_salt
+    tenant, salt = message.context.tenant, message.cache_salt
+    # Also without a tenant: a salt could otherwise be written like another tenant's.
+    return f"{len(tenant)}:{tenant}{salt}" if tenant or salt else ""
 
 
 def _to_sampling(

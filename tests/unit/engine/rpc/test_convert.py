@@ -204,5 +204,6 @@ def test_tenants_of_equal_salts_share_no_prefixes() -> None:
         request.context.tenant = tenant
         return to_requests(request, MODEL, 1000)[0].cache_salt
 
-    assert salt("", "s") == "s"
+    assert salt("", "") == ""
+    assert salt("", "1:as") != salt("a", "s")
     assert len({salt("a", "s"), salt("b", "s"), salt("", "s"), salt("a", ""), salt("as", ""), salt("1:as", "")}) == 6
