@@ -53,7 +53,8 @@ class Answer:
                         for delta in response.choices:
                             if delta.finish_reason:
                                 num_finished += 1
-                                failure = failure or _failure(delta)
+                                ended = _failure(delta)
+                                failure = failure or ended
                             events += self._encoder.delta(prompt * self._num_choices + delta.index, delta)
                         self._cost.add(response)
                     # A failure before the first event becomes an HTTP status. After it, the failed choice's text is sent first.

@@ -39,9 +39,11 @@ class ChatDialect:
 
 
 def _field_names(body: ChatCompletionRequest) -> dict[str, str]:
-    names = FIELD_NAMES | {"options.sampling.logprobs": "top_logprobs"}
-    if body.max_completion_tokens is not None:
-        names["options.sampling.max_tokens"] = "max_completion_tokens"
+    names = dict(FIELD_NAMES)
+    for sampling in ("options.sampling", "sampling"):
+        names[f"{sampling}.logprobs"] = "top_logprobs"
+        if body.max_completion_tokens is not None:
+            names[f"{sampling}.max_tokens"] = "max_completion_tokens"
     return names
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from triptych_common.errors import TriptychError
@@ -12,17 +13,24 @@ FieldNames = Mapping[str, str]
 
 
 def in_client_terms(error: TriptychError, names: FieldNames) -> TriptychError:
-    """The error with the client's name of its field, in the field and in the message."""
+    """The error with its field named as the client named it, in the field and in the message."""
     paths = [path for path in _paths(error.field) if path in names]
     if not paths:
         return error
     renamed = (names[paths[0]] + error.field.removeprefix(paths[0])).removeprefix(".")
-    message = error.message.replace(error.field, renamed)
-    # The message may also name a parent of the field.
-    for path in paths:
-        if names[path]:
-            message = message.replace(path, names[path])
+    # The message may also name what the field is a part of, or the field without its path.
+    said = {path: names[path] for path in paths} | {error.field: renamed}
+    leaf = error.field.rpartition(".")[2]
+    if "_" in leaf:  # else it may be a word of the sentence
+        said.setdefault(leaf, renamed.rpartition(".")[2])
+    message = _replace_names(error.message, said)
     return type(error)(message, field=renamed, limit=error.limit, value=error.value, retry_after_s=error.retry_after_s)
+
+
+def _replace_names(text: str, names: Mapping[str, str]) -> str:
+    """The text with whole names replaced, the longest that fits. An empty name replaces nothing."""
+    alternatives = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    return re.sub(rf"(?<![\w.])(?:{alternatives})(?!\w)", lambda match: names[match[0]] or match[0], text)
 
 
 def _paths(field: str) -> Iterator[str]:

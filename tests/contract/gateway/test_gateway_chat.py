@@ -246,6 +246,31 @@ async def test_text_that_comes_with_an_abort_is_sent() -> None:
     assert done == b"[DONE]"
 
 
+class EndsTogether(FakeFrontend):
+    """Sends the ends of all choices in one response, as an engine that is put to sleep causes it."""
+
+    async def _play(self, *args: Any, **kwargs: Any) -> AsyncIterator[tuple[list[generation_pb2.ChoiceDelta], dict[str, Any]]]:
+        ends, last = [], {}
+        async for deltas, last in super()._play(*args, **kwargs):  # noqa: B007 - the last one is used
+            if any(delta.finish_reason for delta in deltas):
+                ends += deltas
+            else:
+                yield deltas, {}
+        yield ends, last
+
+
+@pytest.mark.parametrize("text", [["a"], []])
+async def test_choices_that_are_aborted_together(text: list[str]) -> None:
+    frontend = EndsTogether()
+    abort = common_pb2.FINISH_REASON_ABORT
+    frontend.script = Script([text_deltas(*text, "", index=index, finish_reason=abort) for index in range(2)])
+    async with gateway_client(frontend) as client:
+        response = await client.post("/v1/chat/completions", json=CHAT | {"stream": True, "n": 2})
+    assert response.status_code == (200 if text else 503)
+    error = events_of(response.content)[-2] if text else response.content
+    assert orjson.loads(error)["error"]["code"] == "service_unavailable"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_aborted_at_once_is_refused_with_a_status(stream: bool) -> None:
     frontend = FakeFrontend()

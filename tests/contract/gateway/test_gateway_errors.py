@@ -74,9 +74,10 @@ async def test_the_message_has_the_rest_name_too() -> None:
 
 
 @pytest.mark.parametrize("sent", ["max_tokens", "max_completion_tokens"])
-async def test_the_limit_has_the_name_that_was_sent(sent: str) -> None:
+@pytest.mark.parametrize("field", ["options.sampling.max_tokens", "sampling.max_tokens"])
+async def test_the_limit_has_the_name_that_was_sent(field: str, sent: str) -> None:
     frontend = FakeFrontend()
-    frontend.script = fails(ContextLengthError("too long", field="options.sampling.max_tokens"))
+    frontend.script = fails(ContextLengthError("too long", field=field))
     async with gateway_client(frontend) as client:
         response = await client.post("/v1/chat/completions", json=CHAT | {sent: 9000})
     assert response.json()["error"]["param"] == sent

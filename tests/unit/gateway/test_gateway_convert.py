@@ -210,6 +210,26 @@ def test_errors_of_the_frontend_name_what_the_client_sent(field: str, renamed: s
     assert isinstance(error, InvalidRequestError)
 
 
+@pytest.mark.parametrize(
+    ("field", "message", "renamed"),
+    [
+        ("template_kwargs", "template_kwargs must not set 'messages'", "chat_template_kwargs must not set 'messages'"),
+        ("options", "options: not allowed together", "options: not allowed together"),
+        ("options.sampling.max_tokens", "max_tokens is 9, more than 8", "max_completion_tokens is 9, more than 8"),
+        ("sampling.max_tokens", "sampling.max_tokens is 9", "max_completion_tokens is 9"),
+        ("options.n", "options.n must be 1; options are", "n must be 1; options are"),
+        ("messages[0].content[1].media", "messages[0].content[1].media: media of", "messages[0].content[1].image_url: media of"),
+    ],
+)
+def test_messages_name_what_the_client_sent(field: str, message: str, renamed: str) -> None:
+    names = FIELD_NAMES | {
+        "options.sampling.max_tokens": "max_completion_tokens",
+        "sampling.max_tokens": "max_completion_tokens",
+        "messages[0].content[1].media": "messages[0].content[1].image_url",
+    }
+    assert in_client_terms(InvalidRequestError(message, field=field), names).message == renamed
+
+
 @given(st.text(st.characters(codec="utf-8")))
 def test_text_arrives_unchanged(text: str) -> None:
     message = Message.model_validate({"role": "user", "content": text})
