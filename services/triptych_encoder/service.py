@@ -106,6 +106,8 @@ class EncoderService:
     async def drain(self, timeout_s: float) -> bool:
         """Stop encoding. Cached embeddings can still be fetched."""
         pipeline = self._loaded()
+        if self._state == State.SERVER_STATE_SLEEPING:
+            return True
         self._servicer.refuse("the encoder is draining")
         self._state = State.SERVER_STATE_DRAINING
         await self._server.health.set_ready(False)

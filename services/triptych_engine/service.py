@@ -95,7 +95,8 @@ class EngineService:
         await self.drain(timeout_s)
         self._servicer.refuse("the engine is asleep")
         self._state = State.SERVER_STATE_SLEEPING
-        await asyncio.wrap_future(core.sleep())
+        # Also if the call is cancelled: the state already says that the engine sleeps.
+        await asyncio.shield(asyncio.wrap_future(core.sleep()))
         return max(0, before - process.memory_info().rss)
 
     async def wake_up(self) -> None:

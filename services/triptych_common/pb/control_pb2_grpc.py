@@ -107,7 +107,7 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WakeUp(self, request, context):
-        """Ends Drain and Sleep: takes the memory again and serves.
+        """Ends Drain and Sleep: takes the memory again and serves. A Drain that waits returns at once, a Sleep that waits is waited for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -25,7 +25,10 @@ State = common_pb2.ServerState
 
 
 class Controllable(Protocol):
-    """The interface of a service for its control port. `drain`, `sleep` and `wake_up` are called one at a time."""
+    """The interface of a service for its control port. `sleep` and `wake_up` are called one at a time.
+
+    `drain` may be called at any time, also more than once. It is cancelled by a wake-up.
+    """
 
     @property
     def state(self) -> common_pb2.ServerState: ...
@@ -75,12 +78,20 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self._settings = settings
         self._started = time.monotonic()
         self._process = psutil.Process()
-        #: Held by the change of state that is under way.
+        #: Held by a Sleep or a WakeUp.
         self._changing_state = asyncio.Lock()
+        #: The Drains that wait for live requests.
+        self._drains: set[asyncio.Task[bool]] = set()
         self._is_stopping = False
 
     async def drain_for_good(self, timeout_s: float) -> bool:
-        """Drain because the process stops: nothing wakes the service up any more. True when no work was left within the time."""
+        """Drain because the process stops. The service cannot be woken up after it.
+
+        It first waits for a Sleep that is in progress, which `timeout_s` does not limit.
+
+        Returns:
+            Whether no work was left within the time.
+        """
         self._is_stopping = True
         async with self._changing_state:
             return await self._service.drain(timeout_s)
@@ -107,8 +118,14 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
 
     async def Drain(self, request: control_pb2.DrainRequest, context: grpc.aio.ServicerContext) -> control_pb2.DrainResponse:
         timeout_s = _timeout(request.timeout_s if request.HasField("timeout_s") else 30.0)
-        async with self._changing_state:
-            drained = await self._service.drain(timeout_s)
+        draining = asyncio.create_task(self._service.drain(timeout_s))
+        self._drains.add(draining)
+        try:
+            await asyncio.wait({draining})
+        finally:
+            self._drains.discard(draining)
+            draining.cancel()
+        drained = not draining.cancelled() and draining.result()
         return control_pb2.DrainResponse(drained=drained, num_live_requests=self._service.num_live_requests)
 
     async def ResetCache(
@@ -125,6 +142,8 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         async with self._changing_state:
             if self._is_stopping:
                 raise ServiceUnavailableError("the service is stopping")
+            for draining in self._drains:
+                draining.cancel()
             await self._service.wake_up()
         return control_pb2.WakeUpResponse()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -63,6 +64,7 @@ class SlowService(generation_pb2_grpc.GenerationServiceServicer):
         return 0
 
     async def sleep(self, timeout_s: float) -> int:
+        await self.drain(timeout_s)
         return 0
 
     async def wake_up(self) -> None:
@@ -138,20 +140,46 @@ async def test_a_stopping_service_does_not_wait_for_a_long_drain_that_began_befo
             await draining
 
 
-async def test_changes_of_state_come_one_after_the_other() -> None:
+async def test_a_drain_of_zero_seconds_returns_at_once_beside_a_long_one() -> None:
     service = SlowService()
-    server = a_server(service)
-    await server.start()
-    async with open_channel(f"127.0.0.1:{server.control_port}") as channel:
-        control = control_pb2_grpc.ControlServiceStub(channel)
-        draining = asyncio.create_task(_answer(control.Drain(control_pb2.DrainRequest(timeout_s=60))))
+    async with control_of(service) as control:
+        long = asyncio.create_task(_answer(control.Drain(control_pb2.DrainRequest(timeout_s=3600))))
+        await until(lambda: service.changes == ["drains"])
+        answer = await control.Drain(control_pb2.DrainRequest(timeout_s=0), timeout=10)
+        assert not answer.drained
+        service.idle.set()
+        await asyncio.wait_for(long, 10)
+
+
+async def test_a_wake_up_ends_a_drain() -> None:
+    service = SlowService()
+    async with control_of(service) as control:
+        draining = control.Drain(control_pb2.DrainRequest(timeout_s=3600))
+        await until(lambda: service.changes == ["drains"])
+        await control.WakeUp(control_pb2.WakeUpRequest(), timeout=10)
+        assert not (await draining).drained
+    assert service.changes[:2] == ["drains", "woke up"]
+
+
+async def test_a_wake_up_waits_for_a_sleep() -> None:
+    service = SlowService()
+    async with control_of(service) as control:
+        sleeping = asyncio.create_task(_answer(control.Sleep(control_pb2.SleepRequest(timeout_s=60))))
         await until(lambda: service.changes == ["drains"])
         waking = asyncio.create_task(_answer(control.WakeUp(control_pb2.WakeUpRequest())))
         await asyncio.sleep(0.1)
         assert service.changes == ["drains"]
         service.idle.set()
-        await asyncio.gather(draining, waking)
-    assert service.changes == ["drains", "drained", "woke up"]
+        await asyncio.gather(sleeping, waking)
+    assert service.changes[:3] == ["drains", "drained", "woke up"]
+
+
+@asynccontextmanager
+async def control_of(service: SlowService) -> AsyncIterator[control_pb2_grpc.ControlServiceStub]:
+    server = a_server(service, shutdown_grace_s=0.2)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{server.control_port}") as channel:
+        yield control_pb2_grpc.ControlServiceStub(channel)
     await asyncio.wait_for(server.stop(), 30)
 
 
