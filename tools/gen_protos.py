@@ -51,11 +51,16 @@ def _with_our_imports(file: Path) -> str:
     return text
 
 
+def _generated_in(folder: Path) -> list[Path]:
+    files = [*folder.glob("*_pb2*.py"), *folder.glob("*_pb2*.pyi"), folder / "__init__.py"]
+    return [file for file in files if file.is_file()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; end with 1 where generated files are out of date")
     wanted = generated()
-    there = {file: file.read_text() for folder in {file.parent for file in wanted} for file in folder.glob("*.py*")}
+    there = {file: file.read_text() for folder in {file.parent for file in wanted} for file in _generated_in(folder)}
     stale = sorted(file for file in {*wanted, *there} if wanted.get(file) != there.get(file))
     if parser.parse_args().check:
         if stale:

@@ -7,7 +7,7 @@ For each item these steps are taken in order, until one succeeds. Each step is c
 3. Ask the other encoders.
 4. Raise an error, for this request only.
 
-An encoder that did not answer is used again as soon as it answers any call.
+An encoder that did not answer comes after all others, until it describes itself again.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from triptych_common.errors import InvalidRequestError
+from triptych_common.errors import InvalidRequestError, ServiceUnavailableError
 from triptych_common.pb import generation_pb2
 
 from triptych_frontend.media.budget import MediaBudget, MediaHold
@@ -18,6 +18,10 @@ EXPIRES_S = 60.0
 _MAX_WAIT_S = 30.0
 #: Longest pause between two messages of an upload, in seconds.
 _MAX_PAUSE_S = 30.0
+#: Longest time for the content of an upload, in seconds.
+_MAX_READ_S = 600.0
+#: Smaller messages are collected in one buffer: an object for each of them would take more memory than the file.
+_SMALL_BYTES = 16 << 10
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class Uploads:
         """Receive one file.
 
         Raises:
-            InvalidRequestError: the file is too large, does not have the announced length, or stalls.
+            InvalidRequestError: the file is too large, or does not have the announced length.
+            ServiceUnavailableError: the upload stalled.
             QueueFullError: the budget had no space for the file in time.
         """
         parts = aiter(messages)
@@ -62,7 +67,7 @@ class Uploads:
         hold = self._budget.hold()
         try:
             await hold.take_when_free(header.num_bytes, "data", _MAX_WAIT_S)
-            content = await _read(parts, header.num_bytes)
+            content = await _read_in_time(parts, header.num_bytes)
         except BaseException:
             hold.release()
             raise
@@ -104,16 +109,32 @@ async def _next(parts: AsyncIterator[generation_pb2.UploadMediaRequest]) -> gene
         async with asyncio.timeout(_MAX_PAUSE_S):
             return await anext(parts, None)
     except TimeoutError:
-        raise InvalidRequestError(f"the upload stalled for {_MAX_PAUSE_S:g} s", limit=_MAX_PAUSE_S) from None
+        raise ServiceUnavailableError(f"the upload stalled for {_MAX_PAUSE_S:g} s", limit=_MAX_PAUSE_S) from None
+
+
+async def _read_in_time(parts: AsyncIterator[generation_pb2.UploadMediaRequest], num_bytes: int) -> bytes:
+    try:
+        async with asyncio.timeout(_MAX_READ_S):
+            return await _read(parts, num_bytes)
+    except TimeoutError:
+        raise ServiceUnavailableError(f"the upload took longer than {_MAX_READ_S:g} s", limit=_MAX_READ_S) from None
 
 
 async def _read(parts: AsyncIterator[generation_pb2.UploadMediaRequest], num_bytes: int) -> bytes:
-    pieces, num_read = list[bytes](), 0
+    pieces, num_read = list[bytes | bytearray](), 0
     while (part := await _next(parts)) is not None:
         if part.WhichOneof("part") != "data":
             raise InvalidRequestError("an upload has one header, then data", field="header")
-        pieces.append(part.data)
-        num_read += len(part.data)
+        data = part.data
+        if not data:
+            raise InvalidRequestError("a message of an upload has no data", field="data")
+        if len(data) >= _SMALL_BYTES:
+            pieces.append(data)
+        elif pieces and isinstance(pieces[-1], bytearray):
+            pieces[-1] += data
+        else:
+            pieces.append(bytearray(data))
+        num_read += len(data)
         if num_read > num_bytes:
             break
     if num_read != num_bytes:

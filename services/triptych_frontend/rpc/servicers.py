@@ -54,7 +54,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._refusal: str | None = None
 
     def refuse(self, reason: str) -> None:
-        """Accept no more sessions, and end each open session after its last call. Tells clients to use another frontend."""
+        """Accept no more sessions and uploads, and end each open session after its last call. Clients then use another frontend."""
         self._refusal = reason
         for session in self._sessions:
             session.go_away()

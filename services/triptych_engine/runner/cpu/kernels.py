@@ -200,7 +200,9 @@ class CpuKernels:
         head_dim: int,
         norms: tuple[torch.Tensor, torch.Tensor, float] | None,
     ) -> torch.Tensor:
-        """Queries and keys, normalised and rotated (rotary embedding by halves): [rows, num_q_heads + num_kv_heads, head_dim] fp32.
+        """Queries and keys, normalised if `norms` are given, and rotated (rotary embedding by halves).
+
+        Returns [rows, num_q_heads + num_kv_heads, head_dim], fp32.
 
         Args:
             qkv: [rows, (num_q_heads + num_kv_heads) * head_dim + ...], fp32 or bf16, dense.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
-from triptych_common.errors import InvalidRequestError
+from triptych_common.errors import InvalidRequestError, ServiceUnavailableError
 from triptych_common.pb import generation_pb2
 from triptych_frontend.media import uploads as uploads_module
 from triptych_frontend.media.budget import MediaBudget
@@ -49,9 +50,37 @@ async def test_an_upload_that_stalls_gives_its_room_back(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(uploads_module, "_MAX_PAUSE_S", 0.05)
     budget = MediaBudget(10)
-    with pytest.raises(InvalidRequestError, match="stalled"):
+    with pytest.raises(ServiceUnavailableError, match="stalled"):
         await asyncio.wait_for(Uploads(budget, max_bytes=10).receive(stalls()), 5)
     assert budget.used_bytes == 0
+
+
+async def test_an_upload_in_tiny_messages_takes_no_more_memory_than_its_bytes() -> None:
+    async def tiny() -> AsyncIterator[generation_pb2.UploadMediaRequest]:
+        yield generation_pb2.UploadMediaRequest(header=generation_pb2.UploadMediaHeader(num_bytes=40_000))
+        for _ in range(20_000):
+            await asyncio.sleep(0)
+            yield generation_pb2.UploadMediaRequest(data=b"ab")
+
+    uploads = Uploads(MediaBudget(40_000), max_bytes=40_000)
+    tracemalloc.start()
+    try:
+        response = await uploads.receive(tiny())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert uploads.take(response.upload_id, "", "media") == b"ab" * 20_000
+    assert peak < 200_000
+    uploads.close()
+
+
+async def test_an_upload_has_no_empty_messages() -> None:
+    async def empty() -> AsyncIterator[generation_pb2.UploadMediaRequest]:
+        yield generation_pb2.UploadMediaRequest(header=generation_pb2.UploadMediaHeader(num_bytes=2))
+        yield generation_pb2.UploadMediaRequest(data=b"")
+
+    with pytest.raises(InvalidRequestError, match="no data"):
+        await Uploads(MediaBudget(10), max_bytes=10).receive(empty())
 
 
 async def test_room_is_promised_to_one_caller_alone() -> None:
