@@ -51,7 +51,7 @@ from benchmarks.load.requests import Prompts, Request, Target, chat, completion,
 WARM_UP_TOKENS = 8
 #: As many as the engine's default computes at once.
 MAX_WARM_UP = 256
-#: Before each run. vLLM's workers keep a core busy for a second after their last request; whoever came next paid for it.
+#: Before each run. vLLM's workers keep a core busy for a second after their last request, which would slow the next target down.
 REST_S = 2.0
 
 #: Puts requests on one target, so many at a time.

@@ -1,5 +1,8 @@
-"""Before any test imports torch: its threads shall not hold the cores against whatever else runs beside the tests. No instruction
-set is forced, either: tests run each that this CPU has."""
+"""Prepares the process before any test imports torch.
+
+OpenMP threads must not spin, because other programs run beside the tests. No instruction set is forced: the tests run with each one
+that this CPU has.
+"""
 
 import os
 

@@ -39,7 +39,7 @@ class Server:
 
 def add_target_arguments(parser: argparse.ArgumentParser, model: str) -> None:
     """What is served, and beside what. `model` is the default."""
-    parser.add_argument("--model", default=model, help="what `triptych serve` shall serve: directory, built-in name or hub id")
+    parser.add_argument("--model", default=model, help="what `triptych serve` serves: directory, built-in name or hub id")
     parser.add_argument("--baseline", type=Path, metavar="DIRECTORY", help="another checkout of Triptych, started beside this one")
     parser.add_argument("--peer", metavar="URL", help="another OpenAI-compatible server, already running")
     parser.add_argument("--peer-model", default="", help="the name of the model there")

@@ -62,7 +62,7 @@ def render(results: dict, source: str) -> str:
     """A region: its tables, then its charts.
 
     Args:
-        source: where the results are kept, as the document shall name it.
+        source: where the results are kept, as the document names it.
     """
     kind = kind_of(results)
     parts = [KINDS[kind].render(results, source)]

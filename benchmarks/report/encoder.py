@@ -70,7 +70,7 @@ def figures_of(cases: list[str]) -> dict[str, Figure]:
 
 
 def render(results: dict, source: str) -> str:
-    """The figures with their ratios, then Triptych's stages; `source` is where results are kept, as the document shall name it."""
+    """The figures with their ratios, then Triptych's stages; `source` is where results are kept, as the document names it."""
     runs, load, cases = results["runs"], results["load"], results["cases"]
     words = (
         f"{load['model']}, JPEGs of {load['size']} x {load['size']} pixels, {load['pictures']} one by one and {load['flood']} at"

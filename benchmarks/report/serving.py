@@ -28,7 +28,7 @@ def ratios(runs: Sequence[dict], other: str, figure: str, concurrency: int) -> l
 
 
 def render(results: dict, source: str) -> str:
-    """All tables, ratios first; `source` is where the results are kept, as the document shall name it."""
+    """All tables, ratios first; `source` is where the results are kept, as the document names it."""
     runs, load = results["runs"], results["load"]
     pictures = f", {load['pictures']} pictures of {load['picture_size']} pixels each" if load.get("pictures") else ""
     words = (

@@ -15,7 +15,7 @@ def origin(results: dict, source: str, load: str) -> str:
     """Where figures come from.
 
     Args:
-        source: where the results are kept, as the document shall name it.
+        source: where the results are kept, as the document names it.
         load: what was asked of what was measured, in words.
     """
     machine = results["machine"]

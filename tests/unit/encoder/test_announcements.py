@@ -77,6 +77,6 @@ async def test_a_withdrawn_key_is_waited_for_while_another_sender_is_left() -> N
     await asyncio.sleep(0)
     assert not wait.done()
     announced.withdraw(b"key")
-    assert await wait, "whoever waited looks again"
+    assert await wait, "a waiting caller looks again"
     assert not await announced.wait_for(b"key")
     announced.withdraw(b"key")
