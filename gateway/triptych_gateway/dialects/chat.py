@@ -42,8 +42,7 @@ def _field_names(body: ChatCompletionRequest) -> dict[str, str]:
     names = dict(FIELD_NAMES)
     for sampling in ("options.sampling", "sampling"):
         names[f"{sampling}.logprobs"] = "top_logprobs"
-        if body.max_completion_tokens is not None:
-            names[f"{sampling}.max_tokens"] = "max_completion_tokens"
+        names[f"{sampling}.max_tokens"] = body.token_limit_name
     return names
 
 

@@ -17,14 +17,16 @@ def in_client_terms(error: TriptychError, names: FieldNames) -> TriptychError:
     paths = [path for path in _paths(error.field) if path in names]
     if not paths:
         return error
-    renamed = (names[paths[0]] + error.field.removeprefix(paths[0])).removeprefix(".")
-    # The message may also name what the field is a part of, or the field without its path.
-    said = {path: names[path] for path in paths} | {error.field: renamed}
-    leaf = error.field.rpartition(".")[2]
-    if "_" in leaf:  # else it may be a word of the sentence
-        said.setdefault(leaf, renamed.rpartition(".")[2])
+    renamed = (names[paths[0]] + error.field.removeprefix(paths[0])).removeprefix(".") or error.field
+    # The message may also name what the field is a part of, and fields without their paths.
+    said = {_leaf(path): _leaf(name) for path, name in names.items() if "_" in _leaf(path)}  # others may be words of the sentence
+    said |= {path: names[path] for path in paths} | {error.field: renamed}
     message = _replace_names(error.message, said)
     return type(error)(message, field=renamed, limit=error.limit, value=error.value, retry_after_s=error.retry_after_s)
+
+
+def _leaf(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def _replace_names(text: str, names: Mapping[str, str]) -> str:

@@ -192,6 +192,10 @@ class ChatCompletionRequest(GenerationRequest):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
+    def token_limit_name(self) -> str:
+        return "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
+
+    @property
     def num_logprobs(self) -> int | None:
         """Alternatives to report per token; None reports nothing."""
         return (self.top_logprobs or 0) if self.logprobs else None

@@ -194,12 +194,17 @@ class GenerationRequest(Schema):
         """The client's limit on output tokens per choice."""
         raise NotImplementedError
 
+    @property
+    def token_limit_name(self) -> str:
+        """The field that the limit came in."""
+        return "max_tokens"
+
     @model_validator(mode="after")
     def _options_fit_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise at("stream_options", "only allowed when stream is true")
         if self.min_tokens and self.token_limit is not None and self.min_tokens > self.token_limit:
-            raise at("min_tokens", f"must not be more than max_tokens ({self.token_limit}); given: {self.min_tokens}")
+            raise at("min_tokens", f"must not be more than {self.token_limit_name} ({self.token_limit}); given: {self.min_tokens}")
         return self
 
 

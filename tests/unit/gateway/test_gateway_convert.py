@@ -216,6 +216,7 @@ def test_errors_of_the_frontend_name_what_the_client_sent(field: str, renamed: s
         ("template_kwargs", "template_kwargs must not set 'messages'", "chat_template_kwargs must not set 'messages'"),
         ("options", "options: not allowed together", "options: not allowed together"),
         ("options.sampling.max_tokens", "max_tokens is 9, more than 8", "max_completion_tokens is 9, more than 8"),
+        ("options.sampling.min_tokens", "min_tokens is more than max_tokens", "min_tokens is more than max_completion_tokens"),
         ("sampling.max_tokens", "sampling.max_tokens is 9", "max_completion_tokens is 9"),
         ("options.n", "options.n must be 1; options are", "n must be 1; options are"),
         ("messages[0].content[1].media", "messages[0].content[1].media: media of", "messages[0].content[1].image_url: media of"),
