@@ -80,6 +80,8 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self._process = psutil.Process()
         #: Held by a Sleep or a WakeUp.
         self._changing_state = asyncio.Lock()
+        #: Held while the service wakes up. A Drain that came in between would report a drained service that takes requests.
+        self._waking = asyncio.Lock()
         #: The Drains that wait for live requests.
         self._drains: set[asyncio.Task[bool]] = set()
         self._is_stopping = False
@@ -118,8 +120,9 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
 
     async def Drain(self, request: control_pb2.DrainRequest, context: grpc.aio.ServicerContext) -> control_pb2.DrainResponse:
         timeout_s = _timeout(request.timeout_s if request.HasField("timeout_s") else 30.0)
-        draining = asyncio.create_task(self._service.drain(timeout_s))
-        self._drains.add(draining)
+        async with self._waking:
+            draining = asyncio.create_task(self._service.drain(timeout_s))
+            self._drains.add(draining)
         try:
             await asyncio.wait({draining})
         finally:
@@ -139,13 +142,19 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             return control_pb2.SleepResponse(freed_bytes=await self._service.sleep(timeout_s))
 
     async def WakeUp(self, request: control_pb2.WakeUpRequest, context: grpc.aio.ServicerContext) -> control_pb2.WakeUpResponse:
-        async with self._changing_state:
+        # A client that leaves must not leave a service that is half awake.
+        await asyncio.shield(asyncio.create_task(self._wake_up()))
+        return control_pb2.WakeUpResponse()
+
+    async def _wake_up(self) -> None:
+        async with self._changing_state, self._waking:
             if self._is_stopping:
                 raise ServiceUnavailableError("the service is stopping")
-            for draining in self._drains:
+            drains = list(self._drains)
+            for draining in drains:
                 draining.cancel()
+            await asyncio.gather(*drains, return_exceptions=True)
             await self._service.wake_up()
-        return control_pb2.WakeUpResponse()
 
 
 def _timeout(value: float) -> float:

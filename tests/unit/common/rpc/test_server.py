@@ -33,6 +33,8 @@ class SlowService(generation_pb2_grpc.GenerationServiceServicer):
         self.num_live_requests = 0
         self.state = common_pb2.SERVER_STATE_SERVING
         self.idle = asyncio.Event()
+        self.may_wake_up = asyncio.Event()
+        self.may_wake_up.set()
         #: What the control port asked for, as it went on.
         self.changes: list[str] = []
 
@@ -68,6 +70,8 @@ class SlowService(generation_pb2_grpc.GenerationServiceServicer):
         return 0
 
     async def wake_up(self) -> None:
+        self.changes.append("wakes up")
+        await self.may_wake_up.wait()
         self.changes.append("woke up")
 
 
@@ -158,7 +162,32 @@ async def test_a_wake_up_ends_a_drain() -> None:
         await until(lambda: service.changes == ["drains"])
         await control.WakeUp(control_pb2.WakeUpRequest(), timeout=10)
         assert not (await draining).drained
-    assert service.changes[:2] == ["drains", "woke up"]
+    assert service.changes[:3] == ["drains", "wakes up", "woke up"]
+
+
+async def test_a_drain_that_comes_during_a_wake_up_is_not_undone() -> None:
+    service = SlowService()
+    service.may_wake_up.clear()
+    async with control_of(service) as control:
+        waking = asyncio.create_task(_answer(control.WakeUp(control_pb2.WakeUpRequest())))
+        await until(lambda: service.changes == ["wakes up"])
+        draining = asyncio.create_task(_answer(control.Drain(control_pb2.DrainRequest(timeout_s=0))))
+        await asyncio.sleep(0.1)
+        assert service.changes == ["wakes up"]
+        service.may_wake_up.set()
+        await asyncio.gather(waking, draining)
+        assert service.changes == ["wakes up", "woke up", "drains"]
+
+
+async def test_a_wake_up_goes_on_without_its_client() -> None:
+    service = SlowService()
+    service.may_wake_up.clear()
+    async with control_of(service) as control:
+        call = control.WakeUp(control_pb2.WakeUpRequest())
+        await until(lambda: service.changes == ["wakes up"])
+        call.cancel()
+        service.may_wake_up.set()
+        await until(lambda: service.changes == ["wakes up", "woke up"])
 
 
 async def test_a_wake_up_waits_for_a_sleep() -> None:
@@ -171,7 +200,7 @@ async def test_a_wake_up_waits_for_a_sleep() -> None:
         assert service.changes == ["drains"]
         service.idle.set()
         await asyncio.gather(sleeping, waking)
-    assert service.changes[:3] == ["drains", "drained", "woke up"]
+    assert service.changes[:4] == ["drains", "drained", "wakes up", "woke up"]
 
 
 @asynccontextmanager
