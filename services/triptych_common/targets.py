@@ -8,7 +8,7 @@ import re
 #: All forms of a target, for messages.
 FORMS = "host:port, dns:host:port, static:host:port or file:/path"
 _SCHEME = re.compile(r"(dns|static):(.*)|(file):(/.*)", re.DOTALL)
-_ADDRESS = re.compile(r"(\S+):([0-9]{1,5})")
+_ADDRESS = re.compile(r"(?:\[([0-9a-zA-Z:.%]+)\]|([^\s\[\]/@\x00\ufeff]+)):([0-9]{1,5})")
 
 
 def parse_target(target: str) -> tuple[str, str]:
@@ -30,8 +30,9 @@ def parse_target(target: str) -> tuple[str, str]:
 def parse_address(address: str) -> tuple[str, int]:
     """Host, without brackets, and port of `host:port`. Raises ValueError if it is something else."""
     match = _ADDRESS.fullmatch(address)
-    host, port = (match[1].removeprefix("[").removesuffix("]"), int(match[2])) if match else ("", 0)
-    if not host or not 0 < port < 65536 or (":" in host and not _is_ipv6(host)):
+    host, port = (match[1] or match[2], int(match[3])) if match else ("", 0)
+    is_bad_ipv6 = (":" in host or (match is not None and match[1])) and not _is_ipv6(host)
+    if not host or not 0 < port < 65536 or is_bad_ipv6:
         raise ValueError(f"{address!r} is not host:port")
     return host, port
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
+import os
+import re
 import socket
+import stat
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +27,7 @@ log = logging.getLogger(__name__)
 DNS_INTERVAL_S, DNS_RETRY_S = 5.0, 1.0
 #: Time between two looks at a file, in seconds.
 FILE_INTERVAL_S = 1.0
+_MAX_FILE_BYTES = 1 << 20
 
 #: Takes the whole set of addresses (host:port) in a stable order.
 Update = Callable[[tuple[str, ...]], None]
@@ -120,7 +125,7 @@ class FileResolver:
         failure = ""
         while True:
             try:
-                found = await asyncio.to_thread(self._path.read_bytes)
+                found = await asyncio.to_thread(_read_file, self._path)
             except OSError as error:
                 why = error.strerror or str(error)
                 if why != failure:
@@ -141,7 +146,7 @@ class FileResolver:
 
     def _addresses_in(self, content: bytes) -> tuple[str, ...]:
         addresses: dict[str, None] = {}  # in the file's order
-        for number, line in enumerate(content.decode("utf-8-sig", errors="replace").splitlines(), 1):
+        for number, line in enumerate(re.split(r"\r\n|\r|\n", content.decode("utf-8-sig", errors="replace")), 1):
             address = line.partition("#")[0].strip()
             if not address:
                 continue
@@ -150,6 +155,15 @@ class FileResolver:
             except ValueError as error:
                 log.warning("%s: line %d is skipped: %s", self._path, number, error)
         return tuple(addresses)
+
+
+def _read_file(path: Path) -> bytes:
+    # Reading a pipe or a terminal would block a thread for ever.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_FILE_BYTES:
+            raise OSError(errno.EINVAL, f"it is no file of at most {_MAX_FILE_BYTES} bytes")
+        return file.read(_MAX_FILE_BYTES)
 
 
 class JoinedResolver:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from pydantic import ValidationError
 from triptych_cli.stack.service_flags import settings_class
@@ -16,6 +18,7 @@ USERS = [
 TARGETS = {
     "10.0.0.7:50053": ("", "10.0.0.7:50053"),
     "[::1]:3": ("", "[::1]:3"),
+    "[fe80::1%eth0]:3": ("", "[fe80::1%eth0]:3"),
     "dns:encoders:1": ("dns", "encoders:1"),
     "static:encoders:1": ("static", "encoders:1"),
     "file:/etc/triptych/encoders": ("file", "/etc/triptych/encoders"),
@@ -38,9 +41,24 @@ def test_each_service_takes_all_forms(service: str, setting: str) -> None:
 @pytest.mark.parametrize("service", ["gateway", "frontend", "engine"])
 @pytest.mark.parametrize(
     "target",
-    ["encoders", "encoders:", ":1", "a b:1", "encoders:0", "encoders:99999", "dns:encoders", "http://encoders:1", "file:addresses"],
+    [
+        "encoders",
+        "encoders:",
+        ":1",
+        "a b:1",
+        "encoders:0",
+        "encoders:99999",
+        "dns:encoders",
+        "http://encoders:1",
+        "file:addresses",
+        "[::1:80",
+        "::1]:80",
+        "[encoders]:80",
+        "user@encoders:80",
+        "dns:///encoders:1",
+    ],
 )
 def test_what_is_no_target_is_refused_and_named(service: str, target: str) -> None:
     setting = dict(USERS)[service]
-    with pytest.raises(ValidationError, match=rf"{setting}\n.*'{target}' is not host:port, .* or file:/path"):
+    with pytest.raises(ValidationError, match=rf"{setting}\n.*'{re.escape(target)}' is not host:port, .* or file:/path"):
         settings_class(service).model_validate({setting: target})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -104,7 +105,7 @@ async def test_the_addresses_in_a_file_are_followed(tmp_path: Path) -> None:
 
 async def test_a_change_of_comments_alone_is_not_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     contents: list[bytes] = [b"a:1", b"a:1 # new", b"# new\na:1", b"b:1"]
-    monkeypatch.setattr(Path, "read_bytes", lambda path: contents.pop(0) if len(contents) > 1 else contents[0])
+    monkeypatch.setattr(resolver_module, "_read_file", lambda path: contents.pop(0) if len(contents) > 1 else contents[0])
     async with watched(FileResolver(tmp_path, 0.001)) as reported:
         await until(lambda: len(reported) == 2)
     assert reported == [("a:1",), ("b:1",)]
@@ -137,6 +138,28 @@ async def test_a_file_that_cannot_be_read_changes_nothing(tmp_path: Path, caplog
         await until(lambda: len(reported) == 2)
     assert reported == [("a:1",), ("b:2",)]
     assert caplog.text.count("cannot be read") == 1
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "large"])
+async def test_what_is_no_small_file_is_not_read(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "addresses"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"a:1\n" + b"#" * (1 << 20))
+    async with watched(FileResolver(path, 0.001)) as reported:
+        await until(lambda: "it is no file of at most" in caplog.text or "Is a directory" in caplog.text)
+    assert reported == []
+
+
+async def test_only_ends_of_lines_end_a_comment(tmp_path: Path) -> None:
+    path = tmp_path / "addresses"
+    path.write_text("# note\u2028old:9 \x0c older:9\ra:1\r\nb:2\n", newline="")
+    async with watched(FileResolver(path, 0.001)) as reported:
+        await until(lambda: bool(reported))
+    assert reported == [("a:1", "b:2")]
 
 
 async def test_several_resolvers_report_as_one() -> None:
