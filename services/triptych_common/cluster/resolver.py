@@ -61,6 +61,34 @@ class StaticResolver:
         """Nothing to do: the set is fixed."""
 
 
+class _Changes:
+    """Reports a set of addresses only when it changes, and logs a failure only when its reason changes.
+
+    Args:
+        source: where the addresses come from, for the log.
+    """
+
+    def __init__(self, source: str, update: Update) -> None:
+        self._source = source
+        self._update = update
+        self._last: tuple[str, ...] | None = None
+        #: Why the last attempt failed. Empty if it did not.
+        self.failure = ""
+
+    def found(self, addresses: tuple[str, ...]) -> None:
+        self.failure = ""
+        if addresses != self._last:
+            log.info("%s: the addresses are %s", self._source, ", ".join(addresses) or "none")
+            self._update(addresses)
+        self._last = addresses
+
+    def failed(self, error: OSError) -> None:
+        why = error.strerror or str(error)
+        if why != self.failure:
+            log.warning("%s cannot be read: %s", self._source, why)
+        self.failure = why
+
+
 class DnsResolver:
     """All addresses of a host name, looked up periodically: a headless service of Kubernetes, or a scaled service of Compose.
 
@@ -79,25 +107,17 @@ class DnsResolver:
         self._hint = asyncio.Event()
 
     async def watch(self, update: Update) -> None:
-        last: tuple[str, ...] | None = None
-        failure = ""
+        changes = _Changes(f"the name {self._host}", update)
         while True:
             self._hint.clear()
             try:
                 found = await self._lookup(self._host)
             except OSError as error:
-                why = error.strerror or str(error)
-                if why != failure:
-                    log.warning("the name %s cannot be looked up: %s", self._host, why)
-                failure = why
+                changes.failed(error)
             else:
-                failure, addresses = "", tuple(sorted({_join(ip, self._port) for ip in found}))
-                if addresses != last:
-                    log.info("%s is at %s", self._host, ", ".join(addresses) or "no address")
-                    update(addresses)
-                last = addresses
+                changes.found(tuple(sorted({_join(ip, self._port) for ip in found})))
             await asyncio.sleep(min(DNS_RETRY_S, self._interval_s))  # several hints in this time cause one lookup
-            if not failure:
+            if not changes.failure:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._hint.wait(), self._interval_s)
 
@@ -121,24 +141,17 @@ class FileResolver:
 
     async def watch(self, update: Update) -> None:
         content: bytes | None = None
-        last: tuple[str, ...] | None = None
-        failure = ""
+        addresses: tuple[str, ...] = ()
+        changes = _Changes(f"the file {self._path}", update)
         while True:
             try:
                 found = await asyncio.to_thread(_read_file, self._path)
             except OSError as error:
-                why = error.strerror or str(error)
-                if why != failure:
-                    log.warning("the file %s cannot be read: %s", self._path, why)
-                failure = why
+                changes.failed(error)
             else:
-                failure = ""
-                if found != content:
+                if found != content:  # bad lines are logged once
                     content, addresses = found, self._addresses_in(found)
-                    if addresses != last:
-                        log.info("%s names %s", self._path, ", ".join(addresses) or "no address")
-                        update(addresses)
-                    last = addresses
+                changes.found(addresses)
             await asyncio.sleep(self._interval_s)
 
     def resolve_now(self) -> None:

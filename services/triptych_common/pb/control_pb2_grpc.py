@@ -107,7 +107,7 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WakeUp(self, request, context):
-        """Ends Drain and Sleep: takes the memory again and serves. A Drain that waits returns at once, a Sleep that waits is waited for.
+        """Ends Drain and Sleep: takes the memory again and serves. A Drain that is waiting returns at once. WakeUp waits for a Sleep in progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from triptych_common.errors import InvalidRequestError, ServiceUnavailableError
@@ -53,7 +54,7 @@ class Uploads:
 
         Raises:
             InvalidRequestError: the file is too large, or does not have the announced length.
-            ServiceUnavailableError: the upload stalled.
+            ServiceUnavailableError: the upload stalled, or took too long.
             QueueFullError: the budget had no space for the file in time.
         """
         parts = aiter(messages)
@@ -67,7 +68,8 @@ class Uploads:
         hold = self._budget.hold()
         try:
             await hold.take_when_free(header.num_bytes, "data", _MAX_WAIT_S)
-            content = await _read_in_time(parts, header.num_bytes)
+            async with _at_most(_MAX_READ_S, "took longer than"):
+                content = await _read(parts, header.num_bytes)
         except BaseException:
             hold.release()
             raise
@@ -104,20 +106,19 @@ class Uploads:
         upload.hold.release()
 
 
+@asynccontextmanager
+async def _at_most(timeout_s: float, what: str) -> AsyncIterator[None]:
+    """Raise ServiceUnavailableError if the block takes longer."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        raise ServiceUnavailableError(f"the upload {what} {timeout_s:g} s", limit=timeout_s) from None
+
+
 async def _next(parts: AsyncIterator[generation_pb2.UploadMediaRequest]) -> generation_pb2.UploadMediaRequest | None:
-    try:
-        async with asyncio.timeout(_MAX_PAUSE_S):
-            return await anext(parts, None)
-    except TimeoutError:
-        raise ServiceUnavailableError(f"the upload stalled for {_MAX_PAUSE_S:g} s", limit=_MAX_PAUSE_S) from None
-
-
-async def _read_in_time(parts: AsyncIterator[generation_pb2.UploadMediaRequest], num_bytes: int) -> bytes:
-    try:
-        async with asyncio.timeout(_MAX_READ_S):
-            return await _read(parts, num_bytes)
-    except TimeoutError:
-        raise ServiceUnavailableError(f"the upload took longer than {_MAX_READ_S:g} s", limit=_MAX_READ_S) from None
+    async with _at_most(_MAX_PAUSE_S, "stalled for"):
+        return await anext(parts, None)
 
 
 async def _read(parts: AsyncIterator[generation_pb2.UploadMediaRequest], num_bytes: int) -> bytes:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
 import pytest
-from support.fakes.frontend import FakeFrontend, fails, running
-from support.fakes.gateway import CHAT, COMPLETION, client_of, gateway_client
+from support.fakes.frontend import FakeFrontend, Script, fails, running, text_deltas
+from support.fakes.gateway import CHAT, COMPLETION, client_of, events_of, gateway_client
 from triptych_common.errors import (
     ContextLengthError,
     DuplicateRequestError,
@@ -16,6 +20,7 @@ from triptych_common.errors import (
     TriptychError,
     UnimplementedError,
 )
+from triptych_common.pb import common_pb2, generation_pb2
 from triptych_gateway.app import create_app
 from triptych_gateway.settings import GatewaySettings
 
@@ -98,6 +103,72 @@ async def test_crash_of_the_frontends_code_tells_no_secrets() -> None:
         response = await client.post("/v1/chat/completions", json=CHAT)
     assert response.status_code == 500
     assert "1234" not in response.text
+
+
+async def test_text_that_comes_with_an_abort_is_sent() -> None:
+    frontend = FakeFrontend()
+    frontend.script = Script([text_deltas("a", "b", finish_reason=common_pb2.FINISH_REASON_ABORT), text_deltas("c", "d", index=1)])
+    async with gateway_client(frontend) as client:
+        response = await client.post("/v1/chat/completions", json=CHAT | {"stream": True, "n": 2})
+    *events, error, done = events_of(response.content)
+    choices = [choice for event in events for choice in orjson.loads(event)["choices"]]
+    assert "b" in "".join(choice["delta"].get("content", "") for choice in choices if choice["index"] == 0)
+    assert {choice["finish_reason"] for choice in choices if choice["index"] == 0} == {None}
+    assert orjson.loads(error)["error"]["code"] == "service_unavailable"
+    assert done == b"[DONE]"
+
+
+class EndsTogether(FakeFrontend):
+    """Sends the ends of all choices in one response, as an engine that is put to sleep causes it."""
+
+    async def _play(self, *args: Any, **kwargs: Any) -> AsyncIterator[tuple[list[generation_pb2.ChoiceDelta], dict[str, Any]]]:
+        ends, last = [], {}
+        async for deltas, last in super()._play(*args, **kwargs):  # noqa: B007 - the last one is used
+            if any(delta.finish_reason for delta in deltas):
+                ends += deltas
+            else:
+                yield deltas, {}
+        yield ends, last
+
+
+@pytest.mark.parametrize("text", [["a"], []])
+async def test_choices_that_are_aborted_together(text: list[str]) -> None:
+    frontend = EndsTogether()
+    abort = common_pb2.FINISH_REASON_ABORT
+    frontend.script = Script([text_deltas(*text, "", index=index, finish_reason=abort) for index in range(2)])
+    async with gateway_client(frontend) as client:
+        response = await client.post("/v1/chat/completions", json=CHAT | {"stream": True, "n": 2})
+    assert response.status_code == (200 if text else 503)
+    error = events_of(response.content)[-2] if text else response.content
+    assert orjson.loads(error)["error"]["code"] == "service_unavailable"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "reason", "status", "code"),
+    [
+        ("", common_pb2.FINISH_REASON_ABORT, 503, "service_unavailable"),
+        ("a", common_pb2.FINISH_REASON_ERROR, 500, "internal_error"),
+    ],
+)
+async def test_a_choice_that_ends_badly_at_once_is_refused_with_a_status(
+    text: str, reason: common_pb2.FinishReason, status: int, code: str, stream: bool
+) -> None:
+    frontend = FakeFrontend()
+    frontend.script = Script([text_deltas(text, finish_reason=reason)])
+    async with gateway_client(frontend) as client:
+        response = await client.post("/v1/chat/completions", json=CHAT | {"stream": stream})
+    assert response.status_code == status
+    assert response.json()["error"]["code"] == code
+    assert ("aborted" in response.text) == (status == 503)
+    assert ("retry-after" in response.headers) == (status == 503)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_missing_choice_is_an_error(stream: bool) -> None:
+    async with gateway_client() as client:
+        response = await client.post("/v1/chat/completions", json=CHAT | {"stream": stream, "n": 2})
+    assert b"finished 1 of 2 choices" in response.content
 
 
 async def test_unreachable_frontend() -> None:

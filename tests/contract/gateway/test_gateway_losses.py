@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
@@ -122,15 +122,19 @@ async def test_the_same_for_one_that_waits_for_its_turn_to_upload() -> None:
         assert [type(result) for result in results] == [ServiceUnavailableError] * 6
 
 
+async def begun_with_a_file(pool: Pool[FrontendConnection], frontends: Sequence[Any]) -> tuple[asyncio.Task[str], int]:
+    """A request with a file that one of two frontends works on without end, and which one that is."""
+    for one in frontends:
+        one.may_go_on.set()
+        one.script = says("a", gate=asyncio.Semaphore(0))
+    answer = asyncio.create_task(text_of(FrontendRouter(pool), with_file()))
+    await until(lambda: any(one.num_live for one in frontends))
+    return answer, 0 if frontends[0].num_live else 1
+
+
 async def test_a_request_that_is_placed_again_ends_when_the_second_frontend_is_lost_too() -> None:
     async with slow_frontends(2) as (pool, frontends, lives, _):
-        router = FrontendRouter(pool)
-        for one in frontends:
-            one.may_go_on.set()
-            one.script = says("a", gate=asyncio.Semaphore(0))
-        answer = asyncio.create_task(text_of(router, with_file()))
-        await until(lambda: any(one.num_live for one in frontends))
-        first = 0 if frontends[0].num_live else 1
+        answer, first = await begun_with_a_file(pool, frontends)
         frontends[1 - first].may_go_on.clear()
         await lives[first].aclose()
         await until(lambda: frontends[1 - first].num_waiting == 1)
@@ -141,13 +145,7 @@ async def test_a_request_that_is_placed_again_ends_when_the_second_frontend_is_l
 
 async def test_an_unexpected_error_while_a_request_is_placed_again_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async with slow_frontends(2) as (pool, frontends, lives, _):
-        router = FrontendRouter(pool)
-        for one in frontends:
-            one.may_go_on.set()
-            one.script = says("a", gate=asyncio.Semaphore(0))
-        answer = asyncio.create_task(text_of(router, with_file()))
-        await until(lambda: any(one.num_live for one in frontends))
-        first = 0 if frontends[0].num_live else 1
+        answer, first = await begun_with_a_file(pool, frontends)
 
         async def fail(*_: object, **__: object) -> str:
             raise ValueError("a mistake of ours")
