@@ -63,6 +63,8 @@ def to_requests(
         raise InvalidRequestError("prompt_token_ids must not be empty", field="prompt_token_ids")
     if message.HasField("constraint"):
         raise UnimplementedError("constraint is not served yet", field="constraint")
+    if message.sampling.bad_token_sequences:
+        raise UnimplementedError("sampling.bad_token_sequences is not served yet", field="sampling.bad_token_sequences")
     n = message.n if message.HasField("n") else 1
     if not 1 <= n <= MAX_SEQUENCES:
         limits = f"[1, {MAX_SEQUENCES}]"

@@ -124,9 +124,14 @@ class Generator:
 
 def refuse_unserved(request: Request) -> None:
     """Refuse each field of the contract that is not implemented yet; nothing is silently ignored. Raises UnimplementedError."""
-    field = "options.constraint" if request.options.HasField("constraint") else ""
+    field = ""
+    for name in ("constraint", "bad_words", "truncate_prompt_tokens", "best_of", "beam_search"):
+        if request.options.bad_words if name == "bad_words" else request.options.HasField(name):
+            field = f"options.{name}"
+    if request.options.sampling.bad_token_sequences:
+        field = "options.sampling.bad_token_sequences"
     if isinstance(request, generation_pb2.ChatRequest):
-        for name in ("tools", "tool_choice", "parallel_tool_calls"):
+        for name in ("tools", "tool_choice", "parallel_tool_calls", "reasoning"):
             if getattr(request, name) if name == "tools" else request.HasField(name):
                 field = name
         for number, message in enumerate(request.messages):
