@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow test-codegen coverage lint format protos protos-freeze docs bench bench-report images clean
+.PHONY: help install serve test test-slow test-codegen test-ecosystem coverage lint format protos protos-freeze docs bench bench-report images clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -54,6 +54,10 @@ test-slow: $(VENV)/.dev ## Run the tests that take long: real downloads, soak
 
 test-codegen: $(VENV)/.dev ## Generate clients in TypeScript, C++, Go and Java, compile and run them; downloads the tools for it
 	$(BIN)/python -m pytest -m codegen tests/codegen $(ARGS)
+
+test-ecosystem: $(VENV)/.dev ## Use LangChain, LiteLLM, Instructor, Pydantic AI, openai of npm and Schemathesis; downloads them
+	$(BIN)/triptych fetch
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m ecosystem tests/ecosystem $(ARGS)
 
 coverage: $(VENV)/.dev ## Run the tests and tell which lines they reach, in services' processes too (30 minutes); pages in build/coverage/html
 	$(BIN)/triptych fetch
