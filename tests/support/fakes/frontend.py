@@ -36,7 +36,7 @@ class Script:
     """The frontend's responses to one generation call.
 
     Args:
-        choices: the deltas of each choice. The choices take turns, with one delta per response. FINAL mode joins the deltas.
+        choices: the deltas of each choice. The choices take turns, with one delta per response. FINAL mode sends a choice at once.
         usage, timings, media: sent with the last response.
         error: raised after `error_after` responses.
         gate: if set, each response waits for a permit.
@@ -159,15 +159,14 @@ class FakeFrontend(
         if request.model != MODEL.name:
             raise ModelNotFoundError(f"no model {request.model!r} here; served are: {MODEL.name}")
         script = self.script(request) if callable(self.script) else self.script
-        responses = _in_turns(script.choices)
-        if output_mode == generation_pb2.OUTPUT_MODE_FINAL:
-            responses = [_joined(deltas) for deltas in script.choices]
+        is_final = output_mode == generation_pb2.OUTPUT_MODE_FINAL
+        responses = script.choices if is_final else [[delta] for delta in _in_turns(script.choices)]
         self.num_live += 1
         try:
-            for number, delta in enumerate(responses):
+            for number, deltas in enumerate(responses):
                 await self._permit(script, number)
                 is_last = number == len(responses) - 1
-                yield [delta], {"usage": script.usage, "timings": script.timings, "media": script.media} if is_last else {}
+                yield deltas, {"usage": script.usage, "timings": script.timings, "media": script.media} if is_last else {}
                 self.num_responses += 1
             await self._permit(script, len(responses))
         except asyncio.CancelledError:
@@ -186,16 +185,6 @@ class FakeFrontend(
 def _in_turns(choices: list[list[Delta]]) -> list[Delta]:
     longest = max(len(deltas) for deltas in choices)
     return [deltas[step] for step in range(longest) for deltas in choices if step < len(deltas)]
-
-
-def _joined(deltas: list[Delta]) -> Delta:
-    """One delta with the text, tokens and finish reason of all deltas."""
-    whole = Delta()
-    for delta in deltas:
-        text = whole.text + delta.text
-        whole.MergeFrom(delta)
-        whole.text = text
-    return whole
 
 
 @asynccontextmanager
