@@ -14,7 +14,7 @@ from support.fakes.frontend import MODEL, FakeFrontend, Script, fails, says, tex
 from support.fakes.gateway import CHAT, events_of, gateway_client, gateway_server
 from triptych_common.errors import ContextLengthError, InternalError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_gateway.schemas.chat import ChatCompletion
+from triptych_gateway.schemas.chat_answers import ChatCompletion
 
 MESSAGES: Any = CHAT["messages"]
 
@@ -85,6 +85,7 @@ async def test_streamed_usage_comes_last_and_is_null_before() -> None:
             "video_tokens": 0,
             "cached_media_tokens": 0,
         },
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
