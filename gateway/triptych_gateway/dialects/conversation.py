@@ -62,7 +62,7 @@ def chat_messages(
                     files[number, index] = file
             else:
                 pieces.append(generation_pb2.ContentPart(text=part.text if isinstance(part, TextPart) else part.refusal))
-        if isinstance(message.content, str):
+        if isinstance(message.content, str) and (message.content or not message.refusal):
             pieces.append(generation_pb2.ContentPart(text=message.content))
         if message.refusal:
             pieces.append(generation_pb2.ContentPart(text=message.refusal))

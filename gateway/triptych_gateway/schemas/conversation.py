@@ -142,6 +142,7 @@ class Message(Schema):
     tool_call_id: Annotated[str | None, Field(min_length=1, max_length=256, description="A tool's: the call that it answers.")] = (
         None
     )
+    parsed: Annotated[Any, Field(description="An SDK's reading of the content; it changes nothing.")] = None
     annotations: Annotated[Any, NoOp([])] = None
     audio: Annotated[Any, NoOp()] = None
     function_call: Annotated[Any, NoOp(because="send tool_calls")] = None

@@ -101,16 +101,7 @@ class CalledFunction(Schema):
 
     name: ToolName
     arguments: Annotated[str, Field(description="JSON text.")]
-
-
-def _own_call(value: Any) -> Any:
-    """A tool call without what SDKs add to the calls of a streamed answer before they send it back."""
-    if not isinstance(value, dict):
-        return value
-    function = value.get("function")
-    if isinstance(function, dict):
-        function = {name: item for name, item in function.items() if name != "parsed_arguments"}
-    return {name: item for name, item in value.items() if name != "index"} | ({"function": function} if "function" in value else {})
+    parsed_arguments: Annotated[Any, Field(description="An SDK's reading of the arguments; it changes nothing.")] = None
 
 
 class MessageToolCall(Schema):
@@ -119,9 +110,10 @@ class MessageToolCall(Schema):
     id: Annotated[str, Field(min_length=1, max_length=256)]
     type: Literal["function"]
     function: CalledFunction
+    index: Annotated[int | None, Field(description="Its place, as in streamed answers; it changes nothing.")] = None
 
 
 ToolCalls = Annotated[
-    list[Annotated[MessageToolCall, BeforeValidator(_own_call), BeforeValidator(_no_custom_tool)]],
+    list[Annotated[MessageToolCall, BeforeValidator(_no_custom_tool)]],
     Field(max_length=MAX_TOOL_CALLS, description="The assistant's: the tools that it called.", fail_fast=True),
 ]
