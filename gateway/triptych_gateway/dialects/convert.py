@@ -9,7 +9,7 @@ from triptych_common.pb import common_pb2, generation_pb2
 from triptych_gateway.dialects import conversation
 from triptych_gateway.dialects.conversation import chat_messages, placed, template_kwargs
 from triptych_gateway.file_parts import FileParts
-from triptych_gateway.frontends.calls import FrontendCall
+from triptych_gateway.frontends.calls import FrontendCall, MediaFile
 from triptych_gateway.schemas.chat import ChatCompletionRequest
 from triptych_gateway.schemas.completions import CompletionRequest
 from triptych_gateway.schemas.generation import GenerationRequest
@@ -88,6 +88,16 @@ def output_mode(request: GenerationRequest) -> generation_pb2.OutputMode:
 
 def chat_call(request: ChatCompletionRequest, request_id: str, parts: FileParts) -> FrontendCall:
     """One Chat call. It decodes the media files, if there are any."""
+    chat, files = _chat_request(request, parts)
+    return FrontendCall(chat, request_id, output_mode(request), files)
+
+
+def render_chat_request(request: ChatCompletionRequest, parts: FileParts) -> generation_pb2.ChatRequest:
+    """The request for Preprocess. It contains the files, because PreprocessService takes no uploads."""
+    return _with_files(*_chat_request(request, parts))
+
+
+def _chat_request(request: ChatCompletionRequest, parts: FileParts) -> tuple[generation_pb2.ChatRequest, list[MediaFile]]:
     sampling = sampling_params(request, request.token_limit, request.num_logprobs)
     messages, files = chat_messages(request.messages, parts, request.mm_processor_kwargs)
     has_tools = bool(request.tools)
@@ -104,7 +114,13 @@ def chat_call(request: ChatCompletionRequest, request_id: str, parts: FileParts)
         parallel_tool_calls=request.parallel_tool_calls if has_tools else None,
         reasoning=reasoning(request),
     )
-    return FrontendCall(chat, request_id, output_mode(request), placed(chat, files))
+    return chat, placed(chat, files)
+
+
+def _with_files(chat: generation_pb2.ChatRequest, files: Sequence[MediaFile]) -> generation_pb2.ChatRequest:
+    for file in files:
+        file.item.data = file.content
+    return chat
 
 
 def complete_calls(request: CompletionRequest, request_ids: Sequence[str]) -> list[FrontendCall]:
@@ -139,6 +155,4 @@ def tokenize_chat_request(request: TokenizeRequest, parts: FileParts) -> generat
         continue_final_message=request.continue_final_message,
         tools=conversation.tools(request.tools),
     )
-    for file in placed(chat, files):
-        file.item.data = file.content
-    return chat
+    return _with_files(chat, placed(chat, files))

@@ -73,6 +73,7 @@ class FakeFrontend(
     def __init__(self) -> None:
         self.script: Script | Callable[[generation_pb2.CompleteRequest], Script] = says("Hel", "lo")
         self.requests: list[generation_pb2.ChatRequest | generation_pb2.CompleteRequest] = []
+        self.preprocessed: list[preprocess_pb2.PreprocessRequest] = []
         self.request_ids: list[str] = []
         self.contexts = []
         self.output_modes: list[generation_pb2.OutputMode] = []
@@ -131,8 +132,24 @@ class FakeFrontend(
     async def Preprocess(
         self, request: preprocess_pb2.PreprocessRequest, context: grpc.aio.ServicerContext
     ) -> preprocess_pb2.PreprocessResponse:
-        text = "".join(part.text for message in request.chat.messages for part in message.content)
-        return preprocess_pb2.PreprocessResponse(prompt=text, token_ids=text.encode(), max_model_len=MODEL.max_model_len)
+        self.preprocessed.append(request)
+        if request.chat.model not in ("", MODEL.name):
+            raise ModelNotFoundError(f"no model {request.chat.model!r} here; served are: {MODEL.name}")
+        parts = [part for message in request.chat.messages for part in message.content]
+        text = "".join(part.text for part in parts)
+        items = [part.media for part in parts if part.HasField("media")]
+        return preprocess_pb2.PreprocessResponse(
+            prompt=text,
+            token_ids=text.encode(),
+            max_model_len=MODEL.max_model_len,
+            media=[common_pb2.MediaRef(modality=item.modality, key=item.url.encode()) for item in items],
+            # Two ranges per item.
+            placeholders=[
+                common_pb2.PlaceholderRange(offset=10 * index + 5 * half, length=2, media_index=index)
+                for index in range(len(items))
+                for half in range(2)
+            ],
+        )
 
     async def Tokenize(
         self, request: preprocess_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
