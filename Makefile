@@ -75,6 +75,7 @@ lint: $(VENV)/.dev ## Check style, types, who imports whom, contracts, generated
 	$(BIN)/buf breaking --against protos/baseline.binpb
 	$(BIN)/python tools/gen_protos.py --check
 	$(BIN)/python -m tools.docs.configuration --check
+	$(BIN)/python -m tools.docs.openai --check
 	$(BIN)/python -m tools.docs.links
 
 format: $(VENV)/.dev ## Put the code into shape
@@ -87,8 +88,9 @@ protos: $(VENV)/.dev ## Regenerate the Python of protos/
 protos-freeze: $(VENV)/.dev ## Make the public contracts, as they are now, what `make lint` compares later ones with
 	$(BIN)/buf build --path protos/triptych/v1 --exclude-source-info -o protos/baseline.binpb
 
-docs: $(VENV)/.dev ## Regenerate docs/configuration.md from the settings, and check all links
+docs: $(VENV)/.dev ## Regenerate docs/configuration.md from the settings and docs/openai.md from the routes, and check all links
 	$(BIN)/python -m tools.docs.configuration
+	$(BIN)/python -m tools.docs.openai
 	$(BIN)/python -m tools.docs.links
 
 bench: $(VENV)/.dev ## Measure and write benchmarks/results (20 minutes): make bench [ARGS='streams steps', or one part with options: see benchmarks/README.md]

@@ -16,13 +16,17 @@ from triptych_gateway.schemas.tools import ToolChoice, Tools, chosen_names
 class ChatCompletionRequest(GenerationRequest):
     """OpenAI's request, and the sampling options that vLLM adds to it."""
 
-    messages: Messages
-    max_completion_tokens: Annotated[int | None, Field(ge=1, le=UINT32_MAX, description="Most tokens per choice.")] = None
+    messages: Annotated[Messages, Field(description="The conversation.")]
+    max_completion_tokens: Annotated[
+        int | None, Field(ge=1, le=UINT32_MAX, description="Most tokens per choice. Default: up to the context length.")
+    ] = None
     max_tokens: Annotated[int | None, Field(ge=1, le=UINT32_MAX, description="Older name of max_completion_tokens.")] = None
     logprobs: Annotated[bool | None, Field(description="Send the log probability of each output token.")] = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20, description="Likeliest alternatives to send per token.")] = None
 
-    add_generation_prompt: Annotated[bool | None, Field(description="End the prompt with the start of an assistant turn.")] = None
+    add_generation_prompt: Annotated[
+        bool | None, Field(description="End the prompt with the start of an assistant turn. Default true.")
+    ] = None
     continue_final_message: Annotated[bool | None, Field(description="Go on with the last message, the assistant's.")] = None
     chat_template_kwargs: Annotated[JsonObject | None, Field(description="Further variables for the chat template.")] = None
     mm_processor_kwargs: Annotated[

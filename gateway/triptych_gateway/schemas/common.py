@@ -77,8 +77,9 @@ class NoOp:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        why = f": {self.because}" if self.because else ""
-        return {"enum": [None, *self.allowed], "description": f"Not supported{why}. Takes only values that ask for nothing."}
+        # docs/openai.md is made from this.
+        said = "Not supported: takes only values that ask for nothing."
+        return {"enum": [None, *self.allowed], "description": said, "x-unsupported": self.because}
 
     def _check(self, value: Any) -> Any:
         if value is None or any(type(value) is type(option) and value == option for option in self.allowed):
@@ -99,7 +100,7 @@ def _stop_list(value: Any) -> Any:
 
 StopStrings = Annotated[
     list[Annotated[str, Field(min_length=1)]],
-    Field(max_length=MAX_STOP_STRINGS, description="Strings that end a choice; they are not sent.", fail_fast=True),
+    Field(max_length=MAX_STOP_STRINGS, fail_fast=True),
     BeforeValidator(_stop_list, json_schema_input_type=str | list[str]),
 ]
 
@@ -118,7 +119,7 @@ def _token_id_keys(value: Any) -> Any:
 
 LogitBias = Annotated[
     dict[int, Annotated[float, Field(ge=-100, le=100)]],
-    Field(max_length=MAX_LOGIT_BIASES, description="Token id -> bias in [-100, 100] that is added to its logit.", fail_fast=True),
+    Field(max_length=MAX_LOGIT_BIASES, fail_fast=True),
     BeforeValidator(_token_id_keys, json_schema_input_type=dict[str, float]),
 ]
 

@@ -130,7 +130,7 @@ Content = Annotated[
 class Message(Schema):
     """One message of the conversation."""
 
-    role: Role
+    role: Annotated[Role, Field(description="Who speaks.")]
     content: Annotated[Content, Field(description="Of an assistant or a tool it may be null, empty or missing.")]
     name: Annotated[str | None, Field(description="Name of the participant, for chat templates that use it.")] = None
     reasoning_content: Annotated[

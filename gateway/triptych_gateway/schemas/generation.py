@@ -41,8 +41,8 @@ class GenerationRequest(Schema):
 
     model: Annotated[str, Field(description="A name from /v1/models.")]
     stream: Annotated[bool | None, Field(description="Send server-sent events as text appears.")] = None
-    stream_options: StreamOptions | None = None
-    n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES, description="Choices to send.")] = None
+    stream_options: Annotated[StreamOptions | None, Field(description="Only with stream.")] = None
+    n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES, description="Choices to send. Default 1.")] = None
     best_of: Annotated[
         int | None,
         Field(
@@ -54,11 +54,22 @@ class GenerationRequest(Schema):
     ] = None
     temperature: Annotated[float | None, Field(ge=0, le=2, description="Divides the logits; 0 is greedy. Default 1.")] = None
     top_p: Annotated[float | None, Field(gt=0, le=1, description="Smallest set of tokens with this probability. Default 1.")] = None
-    presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
-    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
-    logit_bias: LogitBias | None = None
-    seed: Annotated[int | None, Field(ge=-(2**63), le=2**63 - 1, description="Same seed, same text.")] = None
-    stop: StopStrings | None = None
+    presence_penalty: Annotated[
+        float | None, Field(ge=-2, le=2, description="Subtracted once from the logit of each generated token. Default 0.")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, Field(ge=-2, le=2, description="Subtracted from a token's logit for each time it was generated. Default 0.")
+    ] = None
+    logit_bias: Annotated[
+        LogitBias | None, Field(description="Token id -> bias in [-100, 100] that is added to its logit. At most 4,096 tokens.")
+    ] = None
+    seed: Annotated[
+        int | None, Field(ge=-(2**63), le=2**63 - 1, description="Same seed, same random numbers; choice i uses seed + i.")
+    ] = None
+    stop: Annotated[
+        StopStrings | None,
+        Field(description="Up to 16 strings of up to 1,024 characters that end a choice; they are not sent."),
+    ] = None
     user: Annotated[str | None, Field(description="The client's own label of its end user; it changes nothing here.")] = None
 
     # Extensions of OpenAI's API, with vLLM's names.
@@ -66,10 +77,15 @@ class GenerationRequest(Schema):
     min_p: Annotated[float | None, Field(ge=0, le=1, description="Drop tokens less likely than this share of the likeliest.")] = (
         None
     )
-    repetition_penalty: Annotated[float | None, Field(ge=0.01, le=10)] = None
+    repetition_penalty: Annotated[
+        float | None,
+        Field(
+            ge=0.01, le=10, description="Divides positive and multiplies negative logits of prompt and output tokens. Default 1."
+        ),
+    ] = None
     min_tokens: Annotated[int | None, Field(ge=0, le=UINT32_MAX, description="Tokens before a stop token may end a choice.")] = None
     ignore_eos: Annotated[bool | None, Field(description="Go on past the model's own end-of-sequence tokens.")] = None
-    stop_token_ids: TokenIdList | None = None
+    stop_token_ids: Annotated[TokenIdList | None, Field(description="Tokens that end a choice.")] = None
     allowed_token_ids: Annotated[
         Annotated[TokenIdList, Field(min_length=1)] | None, Field(description="Only these tokens can be generated.")
     ] = None
