@@ -57,6 +57,15 @@ async def test_chat_streams_text_then_usage_and_timings() -> None:
     assert request.request_id.startswith("my-id-")
 
 
+async def test_the_first_delta_of_each_choice_has_the_prompts_length() -> None:
+    async with frontend_bench(says(ids(TEXT), stop_token_id=IM_END_ID)) as bench:
+        responses = await collect(bench.chat(chat_request(options=Options(n=2))))
+    for index in range(2):
+        deltas = [choice for response in responses for choice in response.choices if choice.index == index]
+        assert [delta.HasField("prompt_tokens") for delta in deltas] == [True] + [False] * (len(deltas) - 1)
+        assert deltas[0].prompt_tokens == responses[-1].usage.prompt_tokens
+
+
 async def test_one_response_per_choice_when_only_the_end_is_wanted() -> None:
     async with frontend_bench(says(ids(TEXT), stop_token_id=IM_END_ID)) as bench:
         options = Options(n=2)
