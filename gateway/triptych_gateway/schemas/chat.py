@@ -107,8 +107,8 @@ class ChatCompletionRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _tools_fit_together(self) -> Self:
-        names = [tool.function.name for tool in self.tools or ()]
-        twice = next((name for name, count in Counter(names).items() if count > 1), None)
+        names = Counter(tool.function.name for tool in self.tools or ())
+        twice = next((name for name, count in names.items() if count > 1), None)
         if twice is not None:
             raise at("tools", f"two tools have the name {twice[:60]!r}")
         if not names and self.tool_choice not in (None, "none"):

@@ -137,6 +137,9 @@ async def test_tokenize(body: dict[str, Any], param: str) -> None:
 
 _SIZE = 200_000
 _PART = {"type": "text", "text": ""}
+_TOOL = {"type": "function", "function": {"name": "find"}}
+_CALLS = {"role": "assistant", "tool_calls": [1] * (_SIZE // 2)}
+_ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [1] * (_SIZE // 2)}}
 
 
 @pytest.mark.parametrize(
@@ -154,6 +157,16 @@ _PART = {"type": "text", "text": ""}
         ("/v1/chat/completions", {"metadata": {str(number): 1 for number in range(_SIZE // 10)}}, "metadata.0"),
         ("/v1/chat/completions", {f"x{number}": 1 for number in range(_SIZE // 10)}, "x0"),
         ("/v1/chat/completions", {"messages": [{f"x{number}": 1 for number in range(_SIZE // 10)}]}, "messages[0].role"),
+        ("/v1/chat/completions", {"tools": [[]] * (_SIZE // 3)}, "tools[0]"),
+        ("/v1/chat/completions", {"tools": [_TOOL] * 1025}, "tools"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "assistant", "tool_calls": [1] * (_SIZE // 2)}]},
+            "messages[0].tool_calls[0]",
+        ),
+        ("/v1/chat/completions", {"tools": [_TOOL], "tool_choice": _ALLOWED}, "tool_choice.allowed_tools.tools[0]"),
+        ("/v1/chat/completions", {"structured_outputs": {"choice": [1] * (_SIZE // 2)}}, "structured_outputs.choice[0]"),
+        ("/v1/completions", {"bad_words": [1] * (_SIZE // 2)}, "bad_words[0]"),
         ("/v1/completions", {"prompt": [1, *[[]] * (_SIZE // 3)]}, "prompt[1]"),
         ("/v1/completions", {"prompt": [[[]] * (_SIZE // 3)]}, "prompt[0][0]"),
         ("/v1/completions", {"prompt": ["", *[[]] * (_SIZE // 3)]}, "prompt[1]"),

@@ -194,6 +194,13 @@ async def test_error_before_the_first_event_has_its_status() -> None:
     assert "2100" in caught.value.message
 
 
+async def test_wrong_model_name_is_what_frameworks_look_for() -> None:
+    async with openai_client(FakeFrontend()) as client:
+        with pytest.raises(openai.NotFoundError) as caught:
+            await client.chat.completions.create(model="gpt-17", messages=MESSAGES)
+    assert (caught.value.code, caught.value.param, caught.value.type) == ("model_not_found", "model", "invalid_request_error")
+
+
 async def test_error_after_the_first_event_is_an_event() -> None:
     frontend = FakeFrontend()
     frontend.script = fails(InternalError("the engine died"), after=2)
