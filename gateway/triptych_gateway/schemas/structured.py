@@ -12,6 +12,8 @@ MAX_CHOICES = 4096
 #: Fields of StructuredOutputs of which one is given, as clients name them.
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
+_SPACES = "JSON always has at most one space between its tokens, so that they are not filled with newlines"
+
 
 class JsonSchemaFormat(Schema):
     """A JSON Schema, and labels for it."""
@@ -59,13 +61,10 @@ class StructuredOutputs(Schema):
     ] = None
     grammar: Annotated[str | None, Field(min_length=1, description="A context-free grammar in Lark's notation.")] = None
     json_object: Annotated[bool | None, Field(description="true: any JSON object.")] = None
-    disable_any_whitespace: Annotated[
-        Any,
-        NoOp(True, because="JSON is always written without spaces between its tokens, so that they are not filled with newlines"),
-    ] = None
+    disable_any_whitespace: Annotated[Any, NoOp(True, because=_SPACES)] = None
     disable_fallback: Annotated[Any, NoOp(True, False, because="there is one backend")] = None
     disable_additional_properties: Annotated[Any, NoOp(False, because="write additionalProperties into the schema")] = None
-    whitespace_pattern: Annotated[Any, NoOp(because="JSON is always written without spaces between its tokens")] = None
+    whitespace_pattern: Annotated[Any, NoOp(because=_SPACES)] = None
     structural_tag: Annotated[Any, NoOp(because="send a grammar")] = None
 
     @model_validator(mode="after")

@@ -114,7 +114,7 @@ async def test_constraint(path: str, base: dict[str, Any], fields: dict[str, Any
         (
             {"structured_outputs": {"json": {}, "disable_any_whitespace": False}},
             "structured_outputs.disable_any_whitespace",
-            "without spaces",
+            "at most one space",
         ),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1"),
         (
