@@ -78,7 +78,7 @@ class Generation:
     def take(self) -> generation_pb2.GenerationCallResponse | None:
         """The new output since the last call; None if there is none. A response with usage or an error is the last one."""
         self._is_announced = False
-        deltas = [delta for index in self._fed if (delta := self._choices[index].take()) is not None]
+        deltas = [delta for index in self._fed for delta in self._choices[index].take()]
         self._fed.clear()
         if self.error is not None:
             self.close()
@@ -159,6 +159,7 @@ def _usage(prompt: Prompt, choices: Sequence[Choice]) -> common_pb2.Usage:
         # limit is for sequences that were sent to the engine again, which may also find output tokens in the cache.
         cached_tokens=min(first.usage.cached_tokens, len(prompt.token_ids)) if first is not None else 0,
         cached_media_tokens=first.usage.cached_media_tokens if first is not None else 0,
+        reasoning_tokens=sum(choice.num_reasoning_tokens for choice in choices),
     )
     if prompt.media:
         usage.image_tokens, usage.audio_tokens, usage.video_tokens = (

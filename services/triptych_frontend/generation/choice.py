@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
 
@@ -45,7 +45,7 @@ class Choice:
         self.last: engine_pb2.SequenceOutput | None = None
         #: Why the choice ended, as reported to the client.
         self.finish_reason = common_pb2.FINISH_REASON_UNSPECIFIED
-        #: A stop string was found. Further tokens are ignored.
+        #: It needs no more tokens, e.g. because a stop string was found. Further tokens are ignored.
         self.has_stopped = False
         if echo:
             self._chain.num_chars = len(prompt.text)
@@ -69,10 +69,15 @@ class Choice:
         if output.finish_reason:
             self._finish(output)
 
-    def take(self) -> generation_pb2.ChoiceDelta | None:
-        """The new output since the last call. None if there is none, or if it must be sent only at the end."""
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Output tokens of the reasoning so far."""
+        return self._chain.num_reasoning_tokens
+
+    def take(self) -> Sequence[generation_pb2.ChoiceDelta]:
+        """The new output since the last call. Empty if there is none, or if it must be sent only at the end."""
         if not self._new.has_news or (self._params.is_final_only and self.last is None):
-            return None
+            return ()
         return self._new.take()
 
     def _feed_tokens(self, output: engine_pb2.SequenceOutput) -> None:
@@ -86,7 +91,7 @@ class Choice:
             offset = chain.num_chars
             if position < num_text_tokens and (events := chain.feed(token_id)):
                 new.add(events)
-                self.has_stopped = new.stop_string is not None
+                self.has_stopped = new.has_stopped
             if params.return_token_ids:
                 new.delta.token_ids.append(token_id)
                 new.has_news = True
@@ -99,6 +104,6 @@ class Choice:
     def _finish(self, output: engine_pb2.SequenceOutput) -> None:
         self.last = output
         self._new.add(self._chain.finish())
-        self.has_stopped = self._new.stop_string is not None
+        self.has_stopped = self._new.has_stopped
         is_own = not output.HasField("stop_token_id") or output.stop_token_id in self._eos_token_ids
         self.finish_reason = self._new.finish(output.finish_reason, None if is_own else output.stop_token_id)

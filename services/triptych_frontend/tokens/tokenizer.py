@@ -36,6 +36,7 @@ class Tokenizer:
         #: token id -> tokenizers.AddedToken, special or not.
         self.added_tokens: dict[int, Any] = dict(added)
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special_ids = {token.content: token_id for token_id, token in added.items() if token.special}
         self.token_texts = TokenTexts(self.backend, {token_id: token.content for token_id, token in added.items()})
         self._special_pattern = control_token_pattern(token.content for token in added.values() if token.special)
         letter, line_break = self.encode("a", add_special_tokens=False), self.encode("\n", add_special_tokens=False)
@@ -135,6 +136,10 @@ class Tokenizer:
         """The text of token ids, all at once."""
         text: str = self.backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
         return text
+
+    def special_ids_of(self, texts: Iterable[str]) -> frozenset[int]:
+        """The special tokens with one of these texts."""
+        return frozenset(self._special_ids[text] for text in texts if text in self._special_ids)
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own string of each token; empty for ids without a token."""
