@@ -7,23 +7,29 @@ from collections.abc import Collection
 
 from triptych_frontend.output.formats.named_calls import NamedCalls
 from triptych_frontend.output.formats.pythonic_calls import PythonicCalls
-from triptych_frontend.output.formats.table import ReasoningFormat, ToolFormat
+from triptych_frontend.output.formats.table import CallShape, CallStyle, ReasoningFormat, ToolFormat
 
 _TOOL_FORMATS = (
-    ToolFormat("hermes", start="<tool_call>", end="</tool_call>"),
-    ToolFormat("llama3_json", start="<|python_tag|>", openers="{", separators=";"),
+    ToolFormat(
+        "hermes",
+        CallShape("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),
+        start="<tool_call>",
+        end="</tool_call>",
+    ),
+    ToolFormat("llama3_json", CallShape("", "; ", "", CallStyle.PARAMETERS), start="<|python_tag|>", openers="{", separators=";"),
     ToolFormat(
         "mistral",
+        CallShape("[TOOL_CALLS]", "[TOOL_CALLS]", "", CallStyle.NAMED),
         start="[TOOL_CALLS]",
         separators=",",
         reader=NamedCalls,
         markers=("[ARGS]", "[CALL_ID]"),
         is_short_id=True,
     ),
-    ToolFormat("pythonic", openers="[", reader=PythonicCalls),
-    ToolFormat("granite", start="<|tool_call|>"),
-    ToolFormat("phi4_mini_json", start="functools"),
-    ToolFormat("json", openers="{[", separators=",;"),
+    ToolFormat("pythonic", CallShape("[", ", ", "]", CallStyle.PYTHON), openers="[", reader=PythonicCalls),
+    ToolFormat("granite", CallShape("<|tool_call|>[", ", ", "]"), start="<|tool_call|>"),
+    ToolFormat("phi4_mini_json", CallShape("functools[", ", ", "]"), start="functools"),
+    ToolFormat("json", CallShape("[", ", ", "]"), openers="{[", separators=",;"),
 )
 TOOL_FORMATS = {tools.name: tools for tools in _TOOL_FORMATS}
 
@@ -41,6 +47,9 @@ _REASONING_FORMATS = (
     ReasoningFormat("kimi_vl", ("◁think▷",), ("◁/think▷",)),
 )
 REASONING_FORMATS = {reasoning.name: reasoning for reasoning in _REASONING_FORMATS}
+
+#: Of models before the one that writes names first.
+OLD_MISTRAL_SHAPE = CallShape("[TOOL_CALLS][", ", ", "]")
 
 #: What a template's text contains -> its format; the first that fits. None: a format that is not known here.
 _SIGNS_OF_TOOLS: tuple[tuple[str, str | None], ...] = (

@@ -31,8 +31,8 @@ class ParserOptions:
 class FormatParser:
     """Turns text into events by a transition table.
 
-    Nothing is lost: what looks like a call and is none becomes text. Whitespace beside reasoning and calls belongs to the format, not
-    to the text.
+    Nothing is lost: what looks like a call and is none becomes text. Whitespace beside reasoning and calls belongs to the format,
+    not to the text.
 
     Args:
         new_call_id: makes the ids of calls.

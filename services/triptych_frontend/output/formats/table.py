@@ -41,6 +41,29 @@ class ReasoningFormat:
     is_open: bool = False
 
 
+class CallStyle(enum.Enum):
+    """How one call is written when it is forced."""
+
+    #: `{"name": "f", "arguments": {...}}`
+    ARGUMENTS = enum.auto()
+    #: `{"name": "f", "parameters": {...}}`
+    PARAMETERS = enum.auto()
+    #: `f[ARGS]{...}`
+    NAMED = enum.auto()
+    #: `f(a=1)`
+    PYTHON = enum.auto()
+
+
+@dataclass(frozen=True)
+class CallShape:
+    """How calls are written when they are forced: `before`, calls with `between` between them, `after`."""
+
+    before: str
+    between: str
+    after: str
+    style: CallStyle = CallStyle.ARGUMENTS
+
+
 @dataclass(frozen=True)
 class ToolFormat:
     """How a model writes tool calls.
@@ -49,6 +72,7 @@ class ToolFormat:
         name: the name of the setting `tool_call_parser`.
         start: marker before a call, or before a list of them. Empty if there is none.
         end: marker after it. Empty if there is none.
+        shape: how forced calls are written.
         openers: characters that begin a call where the answer begins, or behind another call. The call's name must then be known.
         separators: characters between two calls, beside whitespace.
         reader: reads the calls.
@@ -57,6 +81,7 @@ class ToolFormat:
     """
 
     name: str
+    shape: CallShape
     start: str = ""
     end: str = ""
     openers: str = ""
