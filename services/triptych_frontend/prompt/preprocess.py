@@ -25,6 +25,7 @@ from triptych_frontend.media.budget import MediaHold
 from triptych_frontend.media.item import MediaPart, PreparedMedia
 from triptych_frontend.media.preparer import MediaPreparer
 from triptych_frontend.prompt.chat_template import ChatTemplate, ChatTurn, RenderedChat
+from triptych_frontend.prompt.constraints import ConstraintChecker
 from triptych_frontend.prompt.interruptible import Interrupted, InterruptibleJob
 from triptych_frontend.settings import FrontendSettings
 from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
@@ -76,6 +77,7 @@ class Preprocessor:
         self._vocab_size = vocab_size
         self._media = media
         self._pool = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenizer")
+        self.constraints = ConstraintChecker(tokenizer, vocab_size, self._pool)
 
     def close(self) -> None:
         """Release the threads."""
