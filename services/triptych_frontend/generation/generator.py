@@ -72,6 +72,9 @@ class Generator:
             place.enter_context(self._admission.admit())
             self._model.check_name(request.model)
             refuse_unserved(request)
+            constraint = request.options.constraint if request.options.HasField("constraint") else None
+            if constraint is not None:
+                await self._preprocessor.constraints.check(constraint)
             principal = Principal(context.tenant) if context is not None else ANONYMOUS
             if isinstance(request, generation_pb2.ChatRequest):
                 method, prompt_field, echo = "Chat", "messages", False
@@ -85,7 +88,7 @@ class Generator:
             choices = [
                 Choice(index, prompt, params, self._chains, self._eos_token_ids, echo) for index in range(params.num_choices)
             ]
-            engine_request = self._engine_request(prompt, params, prompt_field, principal, context)
+            engine_request = self._engine_request(prompt, params, prompt_field, principal, context, constraint)
             generation = Generation(method, request_id_var.get(), prompt, choices, on_news, place.pop_all().close)
             try:
                 if prompt.media:
@@ -105,6 +108,7 @@ class Generator:
         prompt_field: str,
         principal: Principal,
         context: common_pb2.CallContext | None,
+        constraint: common_pb2.Constraint | None,
     ) -> engine_pb2.EngineRequest:
         num_prompt_tokens = len(prompt.token_ids)
         max_tokens: int | None = max_output_tokens(params.sampling, num_prompt_tokens, self._model.info.max_model_len, prompt_field)
@@ -119,17 +123,16 @@ class Generator:
             cache_salt=principal.scoped_salt(params.cache_salt),
             n=params.num_choices,
             context=context,
+            constraint=constraint,
         )
 
 
 def refuse_unserved(request: Request) -> None:
     """Refuse each field of the contract that is not implemented yet; nothing is silently ignored. Raises UnimplementedError."""
     field = ""
-    for name in ("constraint", "bad_words", "truncate_prompt_tokens", "best_of", "beam_search"):
+    for name in ("bad_words", "truncate_prompt_tokens", "best_of", "beam_search"):
         if request.options.bad_words if name == "bad_words" else request.options.HasField(name):
             field = f"options.{name}"
-    if request.options.sampling.bad_token_sequences:
-        field = "options.sampling.bad_token_sequences"
     if isinstance(request, generation_pb2.ChatRequest):
         for name in ("tools", "tool_choice", "parallel_tool_calls", "reasoning"):
             if getattr(request, name) if name == "tools" else request.HasField(name):

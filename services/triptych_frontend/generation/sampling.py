@@ -20,6 +20,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
+MAX_BAD_SEQUENCES = 1024
+#: Longest of `bad_token_sequences`.
+MAX_BAD_SEQUENCE_TOKENS = 64
 _FIELD = "options.sampling"
 
 #: 0.01 as the float32 in the message, which is slightly smaller.
@@ -174,6 +177,28 @@ def _check_tokens(sampling: common_pb2.SamplingParams, vocab_size: int) -> None:
             )
         _check_token_ids(field, token_ids, vocab_size)
         token_ids[:] = dict.fromkeys(token_ids)
+    _check_bad_sequences(sampling, vocab_size)
+
+
+def _check_bad_sequences(sampling: common_pb2.SamplingParams, vocab_size: int) -> None:
+    name, sequences = f"{_FIELD}.bad_token_sequences", sampling.bad_token_sequences
+    if len(sequences) > MAX_BAD_SEQUENCES:
+        raise InvalidRequestError(
+            f"{name} may have at most {MAX_BAD_SEQUENCES} sequences; given: {len(sequences)}",
+            field=name,
+            limit=MAX_BAD_SEQUENCES,
+            value=len(sequences),
+        )
+    for index, sequence in enumerate(sequences):
+        field, length = f"{name}[{index}]", len(sequence.token_ids)
+        if not 1 <= length <= MAX_BAD_SEQUENCE_TOKENS:
+            raise InvalidRequestError(
+                f"{field} must have 1 to {MAX_BAD_SEQUENCE_TOKENS} token ids; given: {length}",
+                field=field,
+                limit=MAX_BAD_SEQUENCE_TOKENS,
+                value=length,
+            )
+        _check_token_ids(field, sequence.token_ids, vocab_size)
 
 
 def _check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:

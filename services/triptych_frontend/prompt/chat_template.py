@@ -118,7 +118,7 @@ class ChatTemplate:
             tools: in OpenAI's form.
 
         Raises:
-            InvalidRequestError: the model has no template, the template has no place for tools or their calls, or it raised an error.
+            InvalidRequestError: the model has no template, the template has no place for tools or calls, or it raised an error.
         """
         if self.source is None:
             raise InvalidRequestError("this model has no chat template; use Complete, or start the frontend with --chat-template")

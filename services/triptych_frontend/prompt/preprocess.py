@@ -25,6 +25,7 @@ from triptych_frontend.media.budget import MediaHold
 from triptych_frontend.media.item import PreparedMedia
 from triptych_frontend.media.preparer import MediaPreparer
 from triptych_frontend.prompt.chat_template import ChatTemplate, RenderedChat
+from triptych_frontend.prompt.constraints import ConstraintChecker
 from triptych_frontend.prompt.conversation import media_items, prompt_end, turns_of
 from triptych_frontend.prompt.interruptible import Interrupted, InterruptibleJob
 from triptych_frontend.prompt.reasoning import reasoning_variables
@@ -88,6 +89,7 @@ class Preprocessor:
         self._media = media
         self._can_reason = can_reason
         self._pool = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenizer")
+        self.constraints = ConstraintChecker(tokenizer, vocab_size, self._pool)
 
     def close(self) -> None:
         """Release the threads."""

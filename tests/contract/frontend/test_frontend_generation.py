@@ -226,3 +226,13 @@ async def test_an_echoed_prompt_has_logprobs_with_offsets_into_the_echoed_text(b
     for position, entry in enumerate(logprobs):
         before = b"".join(earlier.utf8 for earlier in logprobs[:position])
         assert entry.text_offset == len(before.decode(errors="ignore")), entry
+
+
+async def test_a_constraint_and_bad_sequences_reach_the_engine_as_they_are() -> None:
+    constraint = common_pb2.Constraint(json_schema='{"type": "object", "properties": {"a": true}}', starts_after_token_ids=[5])
+    sampling = Sampling(bad_token_sequences=[common_pb2.TokenSequence(token_ids=[7, 8])])
+    async with frontend_bench() as bench:
+        await collect(bench.chat(chat_request(options=Options(constraint=constraint, sampling=sampling))))
+        (request,) = bench.engine.requests
+    assert request.constraint == constraint
+    assert request.sampling.bad_token_sequences == sampling.bad_token_sequences
