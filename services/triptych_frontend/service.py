@@ -33,6 +33,7 @@ from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.engines.connection import EngineConnection
 from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
+from triptych_frontend.generation.answer_format import AnswerFormats, choose_formats
 from triptych_frontend.generation.generator import Generator
 from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.preparer import MediaPreparer
@@ -86,7 +87,12 @@ class Frontend:
         self._fetcher = MediaFetcher(settings)
         self._media = MediaPreparer(expander, self._fetcher, settings, self._encoders, why_text_only)
         vocab_size = self._model.info.vocab_size
-        self._preprocessor = Preprocessor(self._tokenizer, template, settings, vocab_size, self._media)
+        tools, reasoning = choose_formats(template, self._tokenizer, settings.tool_call_parser, settings.reasoning_parser)
+        info.capabilities.tools = template.takes_tools and tools is not None
+        info.capabilities.reasoning = reasoning is not None
+        self._preprocessor = Preprocessor(
+            self._tokenizer, template, settings, vocab_size, self._media, can_reason=reasoning is not None
+        )
         self._engines = Pool(
             "engine",
             resolver_of(settings.engine_addresses),
@@ -100,6 +106,7 @@ class Frontend:
             EngineRouter(self._engines),
             self._encoder_client,
             OutputChains(self._tokenizer),
+            AnswerFormats(self._tokenizer, tools, reasoning),
         )
         self.server = ServiceServer("frontend", settings, SERVICES, self.register, self, self._metrics)
         self._generation = GenerationServicer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 from collections.abc import Callable
 from typing import TypeAlias
@@ -15,6 +16,7 @@ from triptych_common.telemetry.logs import request_id_var
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
+from triptych_frontend.generation.answer_format import AnswerFormats
 from triptych_frontend.generation.call import Generation
 from triptych_frontend.generation.choice import Choice
 from triptych_frontend.generation.media_call import MediaCall
@@ -37,6 +39,7 @@ class Generator:
         engines: EngineRouter,
         encoders: EncoderClient,
         chains: OutputChains,
+        formats: AnswerFormats,
     ) -> None:
         self._admission = admission
         self._model = model
@@ -44,6 +47,7 @@ class Generator:
         self._engines = engines
         self._encoders = encoders
         self._chains = chains
+        self._formats = formats
         self._eos_token_ids = frozenset(model.info.eos_token_ids)
 
     async def start(
@@ -72,19 +76,22 @@ class Generator:
             place.enter_context(self._admission.admit())
             self._model.check_name(request.model)
             refuse_unserved(request)
-            constraint = request.options.constraint if request.options.HasField("constraint") else None
-            if constraint is not None:
-                await self._preprocessor.constraints.check(constraint)
             principal = Principal(context.tenant) if context is not None else ANONYMOUS
             if isinstance(request, generation_pb2.ChatRequest):
                 method, prompt_field, echo = "Chat", "messages", False
                 params = check_options(request.options, self._model.info.vocab_size, is_final_only=is_final_only)
                 prompt = await self._preprocessor.chat(request, principal)
+                place.callback(prompt.release)
+                answer = await self._preprocessor.run(functools.partial(self._formats.of, request, prompt))
+                params = params.reading(answer.parser)
+                constraint = answer.constraint
             else:
                 method, prompt_field, echo = "Complete", "prompt", request.echo
                 params = check_options(request.options, self._model.info.vocab_size, echo, is_final_only)
                 prompt = await self._preprocessor.complete(request, with_offsets=params.wants_prompt_logprobs)
-            place.callback(prompt.release)
+                constraint = request.options.constraint if request.options.HasField("constraint") else None
+            if constraint is not None:
+                await self._preprocessor.constraints.check(constraint)
             choices = [
                 Choice(index, prompt, params, self._chains, self._eos_token_ids, echo) for index in range(params.num_choices)
             ]
@@ -133,13 +140,5 @@ def refuse_unserved(request: Request) -> None:
     for name in ("bad_words", "truncate_prompt_tokens", "best_of", "beam_search"):
         if request.options.bad_words if name == "bad_words" else request.options.HasField(name):
             field = f"options.{name}"
-    if isinstance(request, generation_pb2.ChatRequest):
-        for name in ("tools", "tool_choice", "parallel_tool_calls", "reasoning"):
-            if getattr(request, name) if name == "tools" else request.HasField(name):
-                field = name
-        for number, message in enumerate(request.messages):
-            for name in ("tool_calls", "reasoning", "tool_call_id"):
-                if message.tool_calls if name == "tool_calls" else message.HasField(name):
-                    field = f"messages[{number}].{name}"
     if field:
         raise UnimplementedError(f"{field} is not served yet", field=field)

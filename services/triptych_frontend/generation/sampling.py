@@ -7,13 +7,14 @@ the same request means the same for every model.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from triptych_common.errors import ContextLengthError, InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
 
 from triptych_frontend.output.chain import OutputOptions
+from triptych_frontend.output.formats.parser import ParserOptions
 
 MAX_STOP_STRINGS = 16
 #: Longest stop string, in characters. Each choice may hold back this much text.
@@ -62,6 +63,10 @@ class GenerationParams:
     @property
     def wants_prompt_logprobs(self) -> bool:
         return self.sampling.HasField("prompt_logprobs")
+
+    def reading(self, parser: ParserOptions | None) -> GenerationParams:
+        """The same, for answers that are read by this parser."""
+        return replace(self, output=replace(self.output, parser=parser))
 
     def for_engine(self, max_tokens: int | None) -> common_pb2.SamplingParams:
         """The parameters for the engine, with the frontend's bound on tokens if it sets one."""

@@ -141,12 +141,12 @@ class Preprocessor:
             add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
             self._check_length(len(request.text), "text")
             encode = self._encode_with_starts if with_offsets else self._encode
-            token_ids, offsets = await self._run(lambda: encode(request.text, add_special_tokens))
+            token_ids, offsets = await self.run(lambda: encode(request.text, add_special_tokens))
             text = request.text
         elif kind == "token_ids":
             token_ids = list(request.token_ids.ids)
             self.check_token_ids(token_ids, "token_ids.ids")
-            text, offsets = await self._run(lambda: self._decode_with_starts(token_ids, with_offsets))
+            text, offsets = await self.run(lambda: self._decode_with_starts(token_ids, with_offsets))
         else:
             raise InvalidRequestError("a prompt is needed: text or token_ids", field="prompt")
         if not token_ids:
@@ -165,19 +165,19 @@ class Preprocessor:
                 token_ids = tokenizer.encode_user_text(text, add_special_tokens)
             return token_ids, tokenizer.tokens(token_ids)
 
-        return await self._run(work)
+        return await self.run(work)
 
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """The text of a whole sequence. Raises InvalidRequestError."""
         self.check_token_ids(token_ids, "token_ids")
-        return await self._run(lambda: self._tokenizer.decode(token_ids, skip_special_tokens))
+        return await self.run(lambda: self._tokenizer.decode(token_ids, skip_special_tokens))
 
     async def detokenize_next(self, stream: IncrementalDetokenizer, token_ids: Sequence[int]) -> str:
         """The text that becomes certain with more ids of a growing sequence. Raises InvalidRequestError."""
         self.check_token_ids(token_ids, "token_ids")
         if len(token_ids) <= _MAX_INLINE_TOKENS:
             return "".join(map(stream.feed, token_ids))
-        return await self._run(lambda: "".join(map(stream.feed, token_ids)))
+        return await self.run(lambda: "".join(map(stream.feed, token_ids)))
 
     def check_token_ids(self, token_ids: Sequence[int], field: str) -> None:
         """Raise InvalidRequestError, which names the first id that is not in the vocabulary."""
@@ -192,7 +192,7 @@ class Preprocessor:
         )
 
     async def _render(self, work: Callable[[], RenderedChat]) -> RenderedChat:
-        """Like `_run`, but with a time limit for the template, which also applies after the caller was cancelled."""
+        """Like `run`, but with a time limit for the template, which also applies after the caller was cancelled."""
         loop = asyncio.get_running_loop()
         job = InterruptibleJob(work)
         timer = loop.call_later(self._settings.template_timeout_s, job.interrupt)
@@ -208,7 +208,8 @@ class Preprocessor:
         timer.cancel()
         return chat
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do work in one of the threads."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def _check_length(self, num_chars: int, field: str) -> None:

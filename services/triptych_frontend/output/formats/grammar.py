@@ -7,29 +7,25 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from triptych_common.constraints.compiler import json_rule
+
 from triptych_frontend.output.formats.table import CallStyle, ToolFormat
 
-#: Compact, and as models write it. Keywords without effect on generation, such as formats, are no errors.
-_JSON_OPTIONS = {
-    "whitespace_flexible": False,
-    "key_separator": ": ",
-    "item_separator": ", ",
-    "coerce_one_of": True,
-    "lenient": True,
-}
 #: Keywords beside which the properties of a schema are not all that an object may have.
 _OPEN_KEYWORDS = ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref")
 
 
 class CallableTool(NamedTuple):
-    """A tool that may be called, and the JSON Schema of its arguments."""
+    """A tool that may be called."""
 
     name: str
+    #: JSON Schema of its arguments, and the path of that schema in the request, for errors.
     parameters: Mapping[str, Any]
+    field: str
 
 
 class CallGrammar:
-    """Writes the grammars of one format.
+    """Writes the grammars of one format. Its methods raise InvalidRequestError if a schema cannot be honoured.
 
     Args:
         special_ids: text -> id of the tokenizer's special tokens. In a grammar they are not text.
@@ -56,7 +52,7 @@ class CallGrammar:
         """Text, calls or both; each call has the right shape."""
         start = self._format.start
         body = self._calls(self._shape.before.removeprefix(start), parallel)
-        if not start:
+        if not start or not self._shape.before.startswith(start):
             # Calls are told from text by their first character.
             opener = re.escape(self._format.openers)
             rules = [f"start: TEXT | {self._calls(self._shape.before, parallel)}", f"TEXT: /([^{opener}](?s:.*))?/"]
@@ -92,7 +88,7 @@ class CallGrammar:
             key = "arguments" if style is CallStyle.ARGUMENTS else "parameters"
             before, after = f'{{"name": {name}, "{key}": ', "}"
         call = " ".join(filter(None, (self._literal(before), f"arguments_{number}", self._literal(after))))
-        return [f"call_{number}: {call}", f"arguments_{number}: {_json_rule(tool.parameters)}"]
+        return [f"call_{number}: {call}", f"arguments_{number}: {_json_rule(tool.parameters, tool.field)}"]
 
     def _literal(self, text: str) -> str:
         """A text in the grammar. Special tokens in it are tokens."""
@@ -103,20 +99,20 @@ class CallGrammar:
         return " ".join(part for part in (*parts, json.dumps(text[end:])) if part != '""')
 
 
-def _json_rule(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps(_closed(schema) | {'x-guidance': _JSON_OPTIONS})}"
+def _json_rule(schema: Mapping[str, Any], field: str) -> str:
+    return json_rule(json.dumps(schema), field)
 
 
-def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema, whose objects have no properties but those that it names. A function has no other parameters either."""
     closed = dict(schema)
     properties = closed.get("properties")
     if isinstance(properties, dict):
-        closed["properties"] = {name: _closed(item) if isinstance(item, dict) else item for name, item in properties.items()}
+        closed["properties"] = {name: closed_schema(item) if isinstance(item, dict) else item for name, item in properties.items()}
         if not any(keyword in closed for keyword in _OPEN_KEYWORDS):
             closed["additionalProperties"] = False
     if isinstance(closed.get("items"), dict):
-        closed["items"] = _closed(closed["items"])
+        closed["items"] = closed_schema(closed["items"])
     return closed
 
 
@@ -134,5 +130,5 @@ def _python_rules(number: int, tool: CallableTool) -> list[str]:
         for kind, comma, skipped in (("first", "", f"first_{number}_{index + 1}"), ("rest", ", ", rest)):
             written = f"{json.dumps(f'{comma}{name}=')} {value} {rest}"
             rules.append(f"{kind}_{number}_{index}: {written}" + ("" if name in required else f" | {skipped}"))
-        rules.append(f"{value}: {_json_rule(schema | shared)}")
+        rules.append(f"{value}: {_json_rule(schema | shared, tool.field)}")
     return [*rules, *(f'{kind}_{number}_{len(properties)}: ""' for kind in ("first", "rest"))]
