@@ -33,8 +33,10 @@ from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.engines.connection import EngineConnection
 from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
-from triptych_frontend.generation.answer_format import AnswerFormats, choose_formats
 from triptych_frontend.generation.generator import Generator
+from triptych_frontend.generation.preparation.answer_format import AnswerFormats, choose_formats
+from triptych_frontend.generation.preparation.defaults import sampling_defaults
+from triptych_frontend.generation.preparation.prepare import CallPreparer
 from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.preparer import MediaPreparer
 from triptych_frontend.media.processors.loading import default_chat_template, load_media_processor
@@ -99,14 +101,15 @@ class Frontend:
             lambda address: EngineConnection(address, self._model.info),
             self._engines_changed,
         )
+        defaults = sampling_defaults(path) if settings.generation_config == "auto" else common_pb2.SamplingParams()
+        formats = AnswerFormats(self._tokenizer, tools, reasoning)
         self._generator = Generator(
             self._admission,
             self._model,
-            self._preprocessor,
+            CallPreparer(self._model, self._tokenizer, self._preprocessor, formats, defaults),
             EngineRouter(self._engines),
             self._encoder_client,
             OutputChains(self._tokenizer),
-            AnswerFormats(self._tokenizer, tools, reasoning),
         )
         self.server = ServiceServer("frontend", settings, SERVICES, self.register, self, self._metrics)
         self._generation = GenerationServicer(

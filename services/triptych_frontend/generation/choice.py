@@ -31,16 +31,20 @@ class Choice:
         echo: bool,
     ) -> None:
         self._prompt = prompt
+        # Of `best_of` choices, any may become the first.
+        is_first = index == 0 or params.is_best_of
         #: Where each prompt token starts in the prompt's text, until the prompt's log probabilities were sent. None if they were
         #: not requested.
-        self._unsent_offsets = prompt.offsets if params.wants_prompt_logprobs else None
+        self._unsent_offsets = prompt.offsets if params.wants_prompt_logprobs and (echo or is_first) else None
+        self._echo = echo
         self._params = params
         self._token_texts = chains.token_texts
         self._eos_token_ids = eos_token_ids
         self._chain = chains.start(prompt.token_ids, params.output)
         self._new = DeltaBuilder(index)
-        #: Output tokens that belong to the choice.
+        #: Output tokens that belong to the choice, and, for `best_of`, the sum of their log probabilities.
         self.num_tokens = 0
+        self._logprob = 0.0
         #: The engine's last output of the sequence; None while the sequence runs.
         self.last: engine_pb2.SequenceOutput | None = None
         #: Why the choice ended, as reported to the client.
@@ -62,12 +66,18 @@ class Choice:
         # A prompt of one token has no entries in the engine's output, because nothing precedes that token.
         if self._unsent_offsets and (output.prompt_logprobs or len(self._unsent_offsets) == 1):
             entries = prompt_logprobs(self._prompt.token_ids, output.prompt_logprobs, self._unsent_offsets, self._token_texts)
-            self._new.delta.logprobs.extend(entries)
+            (self._new.delta.logprobs if self._echo else self._new.delta.prompt_logprobs).extend(entries)
+            self._new.has_news = True
             self._unsent_offsets = None
         if not self.has_stopped:
             self._feed_tokens(output)
         if output.finish_reason:
             self._finish(output)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens. Only for `best_of`."""
+        return self._logprob / max(self.num_tokens, 1)
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -98,6 +108,8 @@ class Choice:
             if params.wants_logprobs:
                 new.delta.logprobs.append(token_logprob(output.logprobs[position], self._token_texts, offset))
                 new.has_news = True
+            if params.is_best_of:
+                self._logprob += output.logprobs[position].logprob
             if self.has_stopped:
                 return
 

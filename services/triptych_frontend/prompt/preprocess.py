@@ -12,7 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from google.protobuf import struct_pb2
@@ -95,11 +95,14 @@ class Preprocessor:
         """Release the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def chat(self, request: generation_pb2.ChatRequest, principal: Principal = ANONYMOUS) -> Prompt:
+    async def chat(
+        self, request: generation_pb2.ChatRequest, principal: Principal = ANONYMOUS, with_offsets: bool = False
+    ) -> Prompt:
         """The prompt of a conversation. The caller releases it.
 
         Args:
             principal: the caller. Principals share neither media names nor embeddings.
+            with_offsets: compute where each token's text starts, for log probabilities of the prompt.
 
         Raises:
             InvalidRequestError: the request is at fault.
@@ -125,15 +128,22 @@ class Preprocessor:
             )
             if not chat.token_ids:
                 raise InvalidRequestError("the chat template rendered an empty prompt", field="messages")
+            offsets = (await self.run(lambda: self._decode_with_starts(chat.token_ids, True)))[1] if with_offsets else None
             on_error.pop_all()
         elapsed_s = time.perf_counter() - start_s
-        return Prompt(chat.text, chat.token_ids, elapsed_s, media=media, placeholders=chat.placeholders, hold=hold, tools=tools)
+        return Prompt(chat.text, chat.token_ids, elapsed_s, offsets, media, chat.placeholders, hold, tools)
+
+    async def truncated(self, prompt: Prompt, num_tokens: int, with_offsets: bool) -> Prompt:
+        """The prompt's last tokens alone. The prompt must not have media."""
+        token_ids = prompt.token_ids[-num_tokens:]
+        text, offsets = await self.run(lambda: self._decode_with_starts(token_ids, with_offsets))
+        return replace(prompt, text=text, token_ids=token_ids, offsets=offsets)
 
     async def complete(self, request: generation_pb2.CompleteRequest, with_offsets: bool = False) -> Prompt:
         """The prompt of a completion. Raises InvalidRequestError.
 
         Args:
-            with_offsets: compute where each token's text starts, for log probabilities of an echoed prompt.
+            with_offsets: compute where each token's text starts, for log probabilities of the prompt.
         """
         start_s = time.perf_counter()
         kind = request.WhichOneof("prompt")

@@ -70,6 +70,10 @@ class Tokenizer:
         ids: list[int] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
+    def encode_inner(self, text: str) -> list[int]:
+        """Token ids of a text inside of another one: without special tokens around it and without a space added before it."""
+        return self._without_prefix(text, lambda inner: self.encode(inner, add_special_tokens=False))
+
     def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids, and the range of each token's text: (start, end) in characters."""
         encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
@@ -100,7 +104,7 @@ class Tokenizer:
             elif number == 0:
                 ids += self.encode(piece.text, add_special_tokens=False)
             else:
-                ids += self._without_prefix(piece.text, lambda text: self.encode(text, add_special_tokens=False))
+                ids += self.encode_inner(piece.text)
         return ids
 
     def _encode_plain(self, text: str, forbidden_ids: Set[int]) -> list[int]:
