@@ -14,7 +14,7 @@ from triptych_common.rpc.principal import ANONYMOUS
 from triptych_common.telemetry.logs import request_id_var
 
 from triptych_gateway.access.routes import OpenPaths
-from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, ClientDisconnectedError, to_api_error
+from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, ClientDisconnectedError, error_response
 from triptych_gateway.metrics import Metrics, RequestRecord
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class ErrorMiddleware:
         except Exception as error:
             if is_started or scope["type"] != "http":
                 raise
-            await to_api_error(error).response()(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
 
 
 class PrincipalMiddleware:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -36,6 +36,16 @@ class ConstraintCache:
         self._recent: OrderedDict[ConstraintSpec, Future[LLMatcher]] = OrderedDict()
         #: Those that somebody holds, recent or not.
         self._held: WeakValueDictionary[ConstraintSpec, Future[LLMatcher]] = WeakValueDictionary()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a mask; at least the model's vocabulary."""
+        return self._loaded_tokenizer().vocab_size
+
+    @property
+    def end_token_ids(self) -> Sequence[int]:
+        """Tokens that end a sequence."""
+        return self._loaded_tokenizer().eos_tokens
 
     def compile(self, spec: ConstraintSpec) -> Future[LLMatcher]:
         """The matcher in its first state, which nobody may change. Equal constraints share one compilation. It stays in the cache

@@ -61,7 +61,7 @@ BUILTIN_MODELS: dict[str, BuiltinModel | JoinedModel] = {
     model.name: model
     for model in (
         _SMOLLM2,
-        JoinedModel(name="smollm2-135m-vision", version="1", text_model=_SMOLLM2, license="Apache-2.0"),
+        JoinedModel(name="smollm2-135m-vision", version="2", text_model=_SMOLLM2, license="Apache-2.0"),
     )
 }
 

@@ -42,6 +42,7 @@ class Choice:
         self._eos_token_ids = eos_token_ids
         self._chain = chains.start(prompt.token_ids, params.output)
         self._new = DeltaBuilder(index)
+        self._new.delta.prompt_tokens = len(prompt.token_ids)
         #: Output tokens that belong to the choice, and, for `best_of`, the sum of their log probabilities.
         self.num_tokens = 0
         self._logprob = 0.0
