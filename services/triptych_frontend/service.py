@@ -34,6 +34,9 @@ from triptych_frontend.engines.connection import EngineConnection
 from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.generator import Generator
+from triptych_frontend.generation.preparation.answer_format import AnswerFormats, choose_formats
+from triptych_frontend.generation.preparation.defaults import sampling_defaults
+from triptych_frontend.generation.preparation.prepare import CallPreparer
 from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.preparer import MediaPreparer
 from triptych_frontend.media.processors.loading import default_chat_template, load_media_processor
@@ -86,17 +89,24 @@ class Frontend:
         self._fetcher = MediaFetcher(settings)
         self._media = MediaPreparer(expander, self._fetcher, settings, self._encoders, why_text_only)
         vocab_size = self._model.info.vocab_size
-        self._preprocessor = Preprocessor(self._tokenizer, template, settings, vocab_size, self._media)
+        tools, reasoning = choose_formats(template, self._tokenizer, settings.tool_call_parser, settings.reasoning_parser)
+        info.capabilities.tools = template.takes_tools and tools is not None
+        info.capabilities.reasoning = reasoning is not None
+        self._preprocessor = Preprocessor(
+            self._tokenizer, template, settings, vocab_size, self._media, can_reason=reasoning is not None
+        )
         self._engines = Pool(
             "engine",
             resolver_of(settings.engine_addresses),
             lambda address: EngineConnection(address, self._model.info),
             self._engines_changed,
         )
+        defaults = sampling_defaults(path) if settings.generation_config == "auto" else common_pb2.SamplingParams()
+        formats = AnswerFormats(self._tokenizer, tools, reasoning)
         self._generator = Generator(
             self._admission,
             self._model,
-            self._preprocessor,
+            CallPreparer(self._model, self._tokenizer, self._preprocessor, formats, defaults),
             EngineRouter(self._engines),
             self._encoder_client,
             OutputChains(self._tokenizer),

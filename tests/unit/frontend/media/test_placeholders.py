@@ -21,7 +21,7 @@ from triptych_common.model.store import read_json
 from triptych_frontend.media.item import AUDIO, IMAGE, MODALITY_NAMES, VIDEO, AudioHeader, ImageHeader, MediaPart, VideoHeader
 from triptych_frontend.media.processors.loading import _class_of_transformers
 from triptych_frontend.media.processors.torchless import VideoGeometry
-from triptych_frontend.prompt.chat_template import ChatTurn
+from triptych_frontend.prompt.conversation import ChatTurn
 
 RATE = 16_000
 
