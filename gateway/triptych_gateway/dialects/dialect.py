@@ -86,11 +86,14 @@ class Choice:
     logprobs: list[generation_pb2.TokenLogprob] = field(default_factory=list)
     #: One per token of the prompt. Only the first choice has them, and only if the client asked for them.
     prompt_logprobs: list[generation_pb2.TokenLogprob] = field(default_factory=list)
+    #: All deltas, for dialects that keep the order of text, reasoning and tool calls.
+    deltas: list[generation_pb2.ChoiceDelta] = field(default_factory=list)
     #: The delta with the finish reason.
     last: generation_pb2.ChoiceDelta | None = None
 
     def add(self, delta: generation_pb2.ChoiceDelta) -> None:
         """Append a delta."""
+        self.deltas.append(delta)
         kind = delta.WhichOneof("delta")
         if kind == "text":
             self.texts.append(delta.text)

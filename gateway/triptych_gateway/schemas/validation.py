@@ -76,7 +76,8 @@ def _message(error: Any, path: str) -> str:
     if kind.startswith("union_tag"):
         expected = error["ctx"].get("expected_tags") or error["ctx"].get("discriminator")
         tag = f"{error['ctx']['tag']!r}" if "tag" in error["ctx"] else "none"
-        return f"{path}: type must be one of {expected}; given: {tag}"
+        name = "role" if "role" in error["ctx"].get("discriminator", "") else "type"
+        return f"{path}: {name} must be one of {expected}; given: {tag}"
     text = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
     sentence = f"{path}: {text}" if path else text
     # Our own messages already name the value.
