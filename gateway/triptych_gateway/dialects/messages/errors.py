@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 
 from triptych_gateway.errors import ApiError
@@ -21,5 +23,8 @@ _TYPES = {
 def error_body(error: ApiError, request_id: str) -> bytes:
     """The JSON body. It has no field for the name of the field at fault; the message names it."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    detail = {"type": kind, "message": error.message}
+    detail: dict[str, Any] = {"type": kind, "message": error.message}
+    if error.param == "thread":
+        # The client's tool runner asks for a thread that the server keeps. With this code it goes on without one.
+        detail["details"] = {"error_code": "thread_unsupported_request"}
     return orjson.dumps({"type": "error", "error": detail, "request_id": request_id})

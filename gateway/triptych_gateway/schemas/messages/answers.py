@@ -12,6 +12,7 @@ class AnthropicErrorDetail(BaseModel):
 
     type: str
     message: str
+    details: Annotated[dict[str, Any] | None, Field(description="Present where clients act on an error by its error_code.")] = None
 
 
 class AnthropicErrorResponse(BaseModel):
