@@ -48,12 +48,14 @@ def answers(*groups: Sequence[Delta], **last: Any) -> Script:
 
 
 @asynccontextmanager
-async def async_client(frontend: FakeFrontend, api_key: str = "key", **settings: Any) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    """The official asynchronous client."""
+async def async_client(frontend: FakeFrontend, client_key: str = "key", **settings: Any) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    """The official asynchronous client, with this key. The gateway has these settings."""
     async with gateway_app(frontend, **settings) as app:
         transport = httpx2.ASGITransport(app)
         http = httpx2.AsyncClient(transport=transport)
-        async with anthropic.AsyncAnthropic(base_url="http://gateway", api_key=api_key, max_retries=0, http_client=http) as client:
+        async with anthropic.AsyncAnthropic(
+            base_url="http://gateway", api_key=client_key, max_retries=0, http_client=http
+        ) as client:
             yield client
 
 

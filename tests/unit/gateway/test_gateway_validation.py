@@ -65,6 +65,7 @@ def test_long_values_are_cut() -> None:
     ("loc", "path"),
     [
         (("messages", 0, "content", "parts", 0, "text", "text"), "messages[0].content[0].text"),
+        (("messages", 0, "content", "parts", 0, "text", "type"), "messages[0].content[0].type"),
         (("messages", 0, "content", "parts"), "messages[0].content"),
         ((), ""),
     ],
