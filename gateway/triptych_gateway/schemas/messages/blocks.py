@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from triptych_gateway.schemas.chat import MAX_MESSAGES, MAX_PARTS
-from triptych_gateway.schemas.common import NoOp, Schema
-from triptych_gateway.schemas.messages.json_values import DeepJsonObject
+from triptych_gateway.schemas.common import MAX_SCHEMA_DEPTH, NoOp, Schema, Shallow
+from triptych_gateway.schemas.conversation import MAX_MESSAGES, MAX_PARTS
+
+#: The input of a tool. It travels as JSON text, as schemas do.
+ToolInput = Annotated[dict[str, Any], AfterValidator(Shallow(MAX_SCHEMA_DEPTH))]
 
 
 class CacheControl(Schema):
@@ -135,7 +137,7 @@ class ToolUseBlock(Cacheable):
     type: Literal["tool_use"]
     id: Annotated[str, Field(min_length=1)]
     name: Annotated[str, Field(min_length=1)]
-    input: Annotated[DeepJsonObject, Field(description="The arguments.")]
+    input: Annotated[ToolInput, Field(description="The arguments.")]
     caller: DirectCaller | None = None
     toolset_name: Annotated[Any, NoOp()] = None
 

@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from triptych_gateway.schemas.common import MAX_STOP_STRINGS, UINT32_MAX, NoOp, Schema, at
+from triptych_gateway.schemas.common import MAX_STOP_STRINGS, UINT32_MAX, JsonSchema, NoOp, Schema, at
 from triptych_gateway.schemas.messages.blocks import AssistantMessage, CacheControl, Messages, TextOrBlocks, ToolUseBlock
-from triptych_gateway.schemas.messages.json_values import JsonSchema
 from triptych_gateway.schemas.messages.tools import MAX_TOOLS, Tool, ToolChoice, ToolChoiceTool
 
 Display = Annotated[
@@ -48,7 +47,7 @@ class JsonOutputFormat(Schema):
 
     type: Literal["json_schema"]
     # `schema` is a method of pydantic's models.
-    json_schema: Annotated[JsonSchema, Field(alias="schema")]
+    json_schema: Annotated[JsonSchema, Field(alias="schema", description="The schema that the answer follows.")]
 
 
 class OutputConfig(Schema):

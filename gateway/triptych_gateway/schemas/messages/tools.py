@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from triptych_gateway.schemas.common import NoOp, Schema, refuse
-from triptych_gateway.schemas.messages.blocks import Cacheable
-from triptych_gateway.schemas.messages.json_values import DeepJsonObject, JsonSchema
+from triptych_gateway.schemas.common import JsonSchema, NoOp, Schema, refuse
+from triptych_gateway.schemas.messages.blocks import Cacheable, ToolInput
 
 MAX_TOOLS = 1024
 
@@ -19,10 +18,12 @@ class Tool(Cacheable):
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
     description: Annotated[str | None, Field(description="What the tool does, for the model.")] = None
-    input_schema: Annotated[JsonSchema, Field(description="JSON schema of the tool's input, an object.")]
+    input_schema: Annotated[
+        JsonSchema, Field(description="JSON schema of the tool's input, an object. The order of its properties is kept.")
+    ]
     strict: Annotated[bool | None, Field(description="Constrain the input to the schema.")] = None
     input_examples: Annotated[
-        list[DeepJsonObject] | None,
+        list[ToolInput] | None,
         Field(max_length=64, fail_fast=True, description="Examples of the input. The model sees them as `examples` of the schema."),
     ] = None
     eager_input_streaming: Annotated[

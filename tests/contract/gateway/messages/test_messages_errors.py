@@ -169,10 +169,10 @@ async def test_bad_input_is_named(change: dict[str, Any], said: str) -> None:
 
 async def test_a_schema_that_is_nested_too_deeply() -> None:
     schema: dict[str, Any] = {"type": "object"}
-    for _ in range(60):
+    for _ in range(120):
         schema = {"type": "object", "properties": {"a": schema}}
     error = await refused(HI | {"tools": [WEATHER | {"input_schema": schema}]})
-    assert error["message"] == "tools[0].input_schema: nested too deeply; at most 100 levels are allowed"
+    assert error["message"] == "tools[0].input_schema: nested too deeply; at most 200 levels are allowed"
 
 
 async def test_a_file_in_a_place_that_takes_none() -> None:
