@@ -83,7 +83,7 @@ def _middleware(gateway: Gateway) -> list[Middleware]:
             allow_origins=settings.cors_allow_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID_KEY, "retry-after"],
+            expose_headers=[REQUEST_ID_KEY, "request-id", "retry-after"],
         ),
         Middleware(ErrorMiddleware),
         Middleware(

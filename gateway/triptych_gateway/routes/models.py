@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import Query, Request
 from triptych_common.pb import common_pb2
@@ -24,12 +24,16 @@ async def list_models(
     limit: Annotated[int, Query(ge=1, le=1000, description="Most models of an answer in Anthropic's shape.")] = 20,
     after_id: Annotated[str | None, Query(description="Only models after this one; in Anthropic's shape.")] = None,
     before_id: Annotated[str | None, Query(description="Only models before this one; in Anthropic's shape.")] = None,
+    lifecycle: Annotated[
+        list[Literal["active", "deprecated", "retired"]] | None,
+        Query(alias="lifecycle[]", description="Only models in these stages; all models here are active. In Anthropic's shape."),
+    ] = None,
 ) -> ModelList | AnthropicModelList:
     """The models that requests can name."""
     models = await gateway_of(request).frontend.models(request_id_of(request))
     if _ANTHROPIC_HEADER not in request.headers:
         return ModelList(data=[_described(model, request) for model in models])
-    found = [_described_to_anthropic(model, request) for model in models]
+    found = [_described_to_anthropic(model, request) for model in models if lifecycle is None or "active" in lifecycle]
     ids = [model.id for model in found]
     start = ids.index(after_id) + 1 if after_id in ids else 0
     end = ids.index(before_id) if before_id in ids else len(ids)

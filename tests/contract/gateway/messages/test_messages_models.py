@@ -25,9 +25,12 @@ async def test_pages() -> None:
         first = await client.models.list(limit=1)
         after = await client.models.list(after_id=MODEL.name)
         before = await client.models.list(before_id=MODEL.name)
+        active = await client.models.list(lifecycle=["active", "retired"])
+        retired = await client.models.list(lifecycle=["retired"])
     assert (first.first_id, first.last_id, first.has_more) == (MODEL.name, MODEL.name, False)
     assert (after.data, after.first_id, after.has_more) == ([], None, False)
-    assert before.data == []
+    assert before.data == retired.data == []
+    assert active.data == first.data
 
 
 async def test_other_clients_get_openais_shape() -> None:
