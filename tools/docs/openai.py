@@ -77,6 +77,11 @@ class Page:
                     continue
                 known[name] = path
                 yield from self._tables(self._schemas[name])
+            # A route that reads its body by itself, as forms, has the schema in the operation.
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                if "properties" in content["schema"]:
+                    yield f"### {method} {path}\n"
+                    yield from self._tables(content["schema"])
 
     def _body_names(self, operation: Json) -> Iterator[str]:
         contents = operation.get("requestBody", {}).get("content", {}).values()

@@ -35,7 +35,7 @@ class AudioRequest(Schema):
         Field(description="json or text. Formats with timestamps are refused. Default json."),
     ] = None
     temperature: Annotated[
-        Annotated[FormNumber, Field(ge=0, le=1)] | None, Field(description="Divides the logits; 0 is greedy. Default 0.")
+        Annotated[FormNumber, Field(ge=0, le=1)] | None, Field(description="0 to 1. Divides the logits; 0 is greedy. Default 0.")
     ] = None
 
     @property
@@ -63,10 +63,10 @@ class TranscriptionRequest(AudioRequest):
     ] = None
     stream: Annotated[FormFlag | None, Field(description="Send server-sent events as text appears.")] = None
 
-    chunking_strategy: Annotated[Any, NoOp()] = None
-    known_speaker_names: Annotated[Any, NoOp()] = None
-    known_speaker_references: Annotated[Any, NoOp()] = None
-    timestamp_granularities: Annotated[Any, NoOp()] = None
+    chunking_strategy: Annotated[Any, NoOp(because="a file is one piece; cut it in the client")] = None
+    known_speaker_names: Annotated[Any, NoOp(because="speakers are not told apart")] = None
+    known_speaker_references: Annotated[Any, NoOp(because="speakers are not told apart")] = None
+    timestamp_granularities: Annotated[Any, NoOp(because="the models here give no timestamps")] = None
 
     @property
     def with_logprobs(self) -> bool:

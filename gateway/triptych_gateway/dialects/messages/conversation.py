@@ -17,7 +17,7 @@ from triptych_gateway.dialects.messages.signature import thinking_of
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import MediaFile
 from triptych_gateway.schemas.messages.blocks import (
-    AssistantMessage,
+    AssistantTurn,
     Base64ImageSource,
     DocumentBlock,
     ImageBlock,
@@ -27,7 +27,7 @@ from triptych_gateway.schemas.messages.blocks import (
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
-    UserMessage,
+    UserTurn,
 )
 
 _ERROR = "Error: "
@@ -62,14 +62,14 @@ class ConversationWriter:
 
     def write(self, message: Message, path: str) -> None:
         """Write a message. `path` is its own, e.g. `messages[3]`."""
-        if isinstance(message, UserMessage):
+        if isinstance(message, UserTurn):
             self._write_user(message, path)
-        elif isinstance(message, AssistantMessage):
+        elif isinstance(message, AssistantTurn):
             self._write_assistant(message, path)
         else:
             self.write_system(message.content, path)
 
-    def _write_user(self, message: UserMessage, path: str) -> None:
+    def _write_user(self, message: UserTurn, path: str) -> None:
         if isinstance(message.content, str):
             self._turn("user", path).content.add(text=message.content)
             return
@@ -95,7 +95,7 @@ class ConversationWriter:
         for index, block in enumerate(result.content or ()):
             self._write_block(turn, block, f"{path}.content[{index}]")
 
-    def _write_assistant(self, message: AssistantMessage, path: str) -> None:
+    def _write_assistant(self, message: AssistantTurn, path: str) -> None:
         turn = self._turn("assistant", path)
         if isinstance(message.content, str):
             turn.content.add(text=message.content)

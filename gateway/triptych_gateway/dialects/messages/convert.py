@@ -10,7 +10,7 @@ from triptych_gateway.dialects.fields import FieldNames
 from triptych_gateway.dialects.messages.conversation import ConversationWriter
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import MediaFile
-from triptych_gateway.schemas.messages.blocks import AssistantMessage, DocumentBlock, ImageBlock, ToolResultBlock, UserMessage
+from triptych_gateway.schemas.messages.blocks import AssistantTurn, DocumentBlock, ImageBlock, ToolResultBlock, UserTurn
 from triptych_gateway.schemas.messages.request import MessagesRequest, PromptFields, ThinkingDisabled, ThinkingEnabled
 from triptych_gateway.schemas.messages.tools import ToolChoiceNone, ToolChoiceTool
 
@@ -39,7 +39,7 @@ def has_images(body: PromptFields) -> bool:
     return any(
         isinstance(block, ImageBlock | DocumentBlock | ToolResultBlock)
         for message in body.messages
-        if isinstance(message, UserMessage) and isinstance(message.content, list)
+        if isinstance(message, UserTurn) and isinstance(message.content, list)
         for block in message.content
     )
 
@@ -61,7 +61,7 @@ def chat_request(body: PromptFields, parts: FileParts) -> tuple[generation_pb2.C
         writer.write(message, f"messages[{index}]")
     if parts:
         raise InvalidRequestError("the body has a file in a place that takes none")
-    if isinstance(body.messages[-1], AssistantMessage):
+    if isinstance(body.messages[-1], AssistantTurn):
         chat.continue_final_message = True
     names = _FIELD_NAMES | writer.names | _write_tools(chat, body) | _write_reasoning(chat, body)
     if body.answer_schema is not None:

@@ -33,7 +33,7 @@ class TextBlock(Cacheable):
 
     type: Literal["text"]
     text: str
-    citations: Annotated[Any, NoOp([])] = None
+    citations: Annotated[Any, NoOp([], because="answers cite nothing")] = None
 
 
 class Base64ImageSource(Schema):
@@ -59,7 +59,7 @@ class ImageBlock(Cacheable):
 
     type: Literal["image"]
     source: Annotated[Base64ImageSource | UrlImageSource, Field(discriminator="type")]
-    transformations: Annotated[Any, NoOp({})] = None
+    transformations: Annotated[Any, NoOp({}, because="the model's processor decides about sizes")] = None
 
 
 def _content_kind(value: Any) -> str:
@@ -97,7 +97,7 @@ class ContentSource(Schema):
 class Citations(Schema):
     """Whether the answer cites the document."""
 
-    enabled: Annotated[Any, NoOp(False)] = None
+    enabled: Annotated[Any, NoOp(False, because="answers cite nothing")] = None
 
 
 class DocumentBlock(Cacheable):
@@ -139,7 +139,7 @@ class ToolUseBlock(Cacheable):
     name: Annotated[str, Field(min_length=1)]
     input: Annotated[ToolInput, Field(description="The arguments.")]
     caller: DirectCaller | None = None
-    toolset_name: Annotated[Any, NoOp()] = None
+    toolset_name: Annotated[Any, NoOp(because="toolsets are Anthropic's")] = None
 
 
 _ResultBlock = Annotated[TextBlock | ImageBlock | DocumentBlock, Field(discriminator="type")]
@@ -156,14 +156,14 @@ class ToolResultBlock(Cacheable):
     tool_use_id: Annotated[str, Field(min_length=1, description="The id of a tool_use block of an earlier message.")]
     content: _ResultContent | None = None
     is_error: Annotated[bool | None, Field(description="The tool failed. `Error: ` is put before its result.")] = None
-    toolset_name: Annotated[Any, NoOp()] = None
+    toolset_name: Annotated[Any, NoOp(because="toolsets are Anthropic's")] = None
 
 
 _UserBlock = Annotated[TextBlock | ImageBlock | DocumentBlock | ToolResultBlock, Field(discriminator="type")]
 _AssistantBlock = Annotated[TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")]
 
 
-class UserMessage(Schema):
+class UserTurn(Schema):
     """A turn of the user."""
 
     role: Literal["user"]
@@ -174,7 +174,7 @@ class UserMessage(Schema):
     ]
 
 
-class AssistantMessage(Schema):
+class AssistantTurn(Schema):
     """A turn of the assistant. If it is the last message, the answer goes on with it."""
 
     role: Literal["assistant"]
@@ -184,12 +184,12 @@ class AssistantMessage(Schema):
     ]
 
 
-class SystemMessage(Schema):
+class SystemTurn(Schema):
     """Instructions in the middle of a conversation, for chat templates that take them there."""
 
     role: Literal["system"]
     content: TextOrBlocks
 
 
-Message = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+Message = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

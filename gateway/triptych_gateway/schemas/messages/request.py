@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from triptych_gateway.schemas.common import MAX_STOP_STRINGS, UINT32_MAX, JsonSchema, NoOp, Schema, at
-from triptych_gateway.schemas.messages.blocks import AssistantMessage, CacheControl, Messages, TextOrBlocks, ToolUseBlock
+from triptych_gateway.schemas.messages.blocks import AssistantTurn, CacheControl, Messages, TextOrBlocks, ToolUseBlock
 from triptych_gateway.schemas.messages.tools import MAX_TOOLS, Tool, ToolChoice, ToolChoiceTool
 
 Display = Annotated[
@@ -57,7 +57,7 @@ class OutputConfig(Schema):
         Literal["low", "medium", "high", "xhigh", "max"] | None,
         Field(description="How much the model thinks, as far as its chat template knows this level."),
     ] = None
-    format: JsonOutputFormat | None = None
+    format: Annotated[JsonOutputFormat | None, Field(description="JSON of a schema. Default: text.")] = None
 
 
 class Metadata(Schema):
@@ -70,21 +70,25 @@ class PromptFields(Schema):
     """The fields that both requests have."""
 
     model: Annotated[str, Field(description="A name from /v1/models.")]
-    messages: Messages
+    messages: Annotated[
+        Messages, Field(description="The conversation. If the last turn is the assistant's, the answer goes on with it.")
+    ]
     system: Annotated[TextOrBlocks | None, Field(description="Instructions before the conversation.")] = None
     tools: Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS, fail_fast=True, description="Tools the model may call.")] = None
     tool_choice: Annotated[ToolChoice | None, Field(description="Whether tools are called, and which. Default auto.")] = None
     thinking: Annotated[Thinking | None, Field(description="Whether the model thinks. Default: as the model was made.")] = None
-    output_config: OutputConfig | None = None
+    output_config: Annotated[OutputConfig | None, Field(description="How much the model thinks, and the format of the answer.")] = (
+        None
+    )
     output_format: Annotated[JsonOutputFormat | None, Field(description="Older name of output_config.format.")] = None
     cache_control: Annotated[
         CacheControl | None, Field(description="Accepted, and it changes nothing: the prefix cache finds equal prompts by itself.")
     ] = None
-    user_profile_id: Annotated[Any, NoOp()] = None
-    workspace_id: Annotated[Any, NoOp()] = None
-    speed: Annotated[Any, NoOp("standard")] = None
-    context_management: Annotated[Any, NoOp()] = None
-    mcp_servers: Annotated[Any, NoOp([])] = None
+    user_profile_id: Annotated[Any, NoOp(because="send metadata.user_id")] = None
+    workspace_id: Annotated[Any, NoOp(because="there are no workspaces")] = None
+    speed: Annotated[Any, NoOp("standard", because="there is one speed")] = None
+    context_management: Annotated[Any, NoOp(because="send the messages that the model shall see")] = None
+    mcp_servers: Annotated[Any, NoOp([], because="call the tools of MCP servers in the client")] = None
 
     @property
     def answer_schema(self) -> dict[str, Any] | None:
@@ -107,7 +111,7 @@ class PromptFields(Schema):
         if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
             raise at("output_format", "is the older name of output_config.format; send one of them")
         last = self.messages[-1]
-        if isinstance(last, AssistantMessage) and any(isinstance(block, ToolUseBlock) for block in last.content):
+        if isinstance(last, AssistantTurn) and any(isinstance(block, ToolUseBlock) for block in last.content):
             raise at(f"messages[{len(self.messages) - 1}]", "calls tools; a message with their tool_result must follow")
         return self
 
@@ -130,16 +134,16 @@ class MessagesRequest(PromptFields):
     top_k: Annotated[int | None, Field(ge=0, le=UINT32_MAX, description="Keep the k likeliest tokens; 0 keeps all.")] = None
     metadata: Annotated[Metadata | None, Field(description="Labels; they change nothing here.")] = None
 
-    service_tier: Annotated[Any, NoOp("auto", "standard_only")] = None
-    container: Annotated[Any, NoOp()] = None
-    diagnostics: Annotated[Any, NoOp()] = None
-    inference_geo: Annotated[Any, NoOp()] = None
+    service_tier: Annotated[Any, NoOp("auto", "standard_only", because="there is one tier")] = None
+    container: Annotated[Any, NoOp(because="there is no code execution")] = None
+    diagnostics: Annotated[Any, NoOp(because="usage says what the cache had")] = None
+    inference_geo: Annotated[Any, NoOp(because="there is one place, where this server runs")] = None
     # Of Anthropic's beta API.
-    billing_policy: Annotated[Any, NoOp()] = None
-    compaction: Annotated[Any, NoOp()] = None
-    fallback_credit_token: Annotated[Any, NoOp()] = None
-    fallbacks: Annotated[Any, NoOp()] = None
-    thread: Annotated[Any, NoOp()] = None
+    billing_policy: Annotated[Any, NoOp(because="nothing is billed")] = None
+    compaction: Annotated[Any, NoOp(because="send the messages that the model shall see")] = None
+    fallback_credit_token: Annotated[Any, NoOp(because="nothing is billed")] = None
+    fallbacks: Annotated[Any, NoOp(because="ask the other model in the client")] = None
+    thread: Annotated[Any, NoOp(because="nothing is stored; send the whole conversation")] = None
 
     @property
     def shows_thinking(self) -> bool:

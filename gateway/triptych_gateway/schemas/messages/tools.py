@@ -29,8 +29,8 @@ class Tool(Cacheable):
     eager_input_streaming: Annotated[
         bool | None, Field(description="Accepted, and it changes nothing: the input is always streamed as it is generated.")
     ] = None
-    defer_loading: Annotated[Any, NoOp(False)] = None
-    allowed_callers: Annotated[Any, NoOp(["direct"])] = None
+    defer_loading: Annotated[Any, NoOp(False, because="there is no tool search; the model sees all tools")] = None
+    allowed_callers: Annotated[Any, NoOp(["direct"], because="there is no code execution")] = None
 
     @model_validator(mode="before")
     @classmethod
