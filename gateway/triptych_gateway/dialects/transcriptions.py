@@ -18,6 +18,7 @@ from triptych_gateway.schemas.transcriptions import AudioRequest, TranscriptionR
 _FIELD_NAMES = {
     "messages[0].content[0]": "file",
     "messages[0].content[0].media": "file",
+    "messages[0].content[0].media.format": "file",
     "messages[0].content[1]": "prompt",
     "options": "",
     "options.sampling": "",
