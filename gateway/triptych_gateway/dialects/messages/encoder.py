@@ -48,6 +48,7 @@ class MessagesEncoder:
         self._envelope = {"id": _ID_PREFIX + request_id, "type": "message", "role": "assistant", "model": model}
         self._stop_sequences = stop_sequences
         self._shows_thinking = shows_thinking
+        self._is_started = False
         self._index = -1
         self._open: _Key | None = None
         #: The open block's delta event, before and after the text.
@@ -58,18 +59,16 @@ class MessagesEncoder:
         self._last = generation_pb2.ChoiceDelta()
 
     def opening(self, num_choices: int) -> bytes:
-        """message_start, and a ping. The usage is known at the end; message_delta has it."""
-        no_usage = _usage_json(common_pb2.Usage())
-        message: dict[str, Any] = self._envelope | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": no_usage}
-        return _event("message_start", message=message) + _PING
+        """Nothing: message_start has the number of prompt tokens, which comes with the first delta."""
+        return b""
 
     def delta(self, index: int, delta: generation_pb2.ChoiceDelta) -> bytes:
         """The events of one delta: the end of a block and the start of the next one too, if its kind is another."""
-        events = b""
+        events = b"" if self._is_started else self._start(delta.prompt_tokens)
         key, text = _key_of(delta), _text_of(delta)
         if key is not None:
             if key != self._open and (text or key[0] == "tool_call"):
-                events = self._close_block() + self._open_block(key, delta.tool_call)
+                events += self._close_block() + self._open_block(key, delta.tool_call)
             if text:
                 events += self._text_event(key, text)
         if delta.finish_reason:
@@ -108,6 +107,13 @@ class MessagesEncoder:
             return {"type": "tool_use", "id": call.id, "name": call.name, "input": input_of(text)}
         signature = signature_of(text, self._shows_thinking)
         return {"type": "thinking", "thinking": text if self._shows_thinking else "", "signature": signature}
+
+    def _start(self, prompt_tokens: int) -> bytes:
+        """message_start, and a ping. How much of the prompt was cached is known at the end; message_delta has it."""
+        self._is_started = True
+        usage = _usage_json(common_pb2.Usage(prompt_tokens=prompt_tokens))
+        message: dict[str, Any] = self._envelope | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        return _event("message_start", message=message) + _PING
 
     def _text_event(self, key: _Key, text: str) -> bytes:
         if key[0] == "reasoning" and not self._shows_thinking:

@@ -8,7 +8,7 @@ from typing import Any
 import anthropic
 import pytest
 from pydantic import BaseModel
-from support.drivers.anthropic import HI, LENGTH, WEATHER, answers, async_client, call, sse, text, thought
+from support.drivers.anthropic import HI, LENGTH, WEATHER, Delta, answers, async_client, call, sse, text, thought
 from support.fakes.frontend import MODEL, FakeFrontend, Script
 from support.fakes.gateway import gateway_client, gateway_server
 from triptych_common.pb import common_pb2
@@ -119,7 +119,7 @@ async def test_events_of_the_stream_helper() -> None:
 
 async def test_the_bytes_of_a_stream() -> None:
     frontend = FakeFrontend()
-    frontend.script = answers(text("Hi"))
+    frontend.script = answers([Delta(text="Hi", prompt_tokens=7)])
     async with gateway_client(frontend) as client:
         response = await client.post("/v1/messages", json=HI | {"stream": True}, headers={"x-request-id": "r1"})
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -130,7 +130,7 @@ async def test_the_bytes_of_a_stream() -> None:
         (
             "message_start",
             '{"type":"message_start","message":{"id":"msg_r1","type":"message","role":"assistant","model":"fake/model","content":[],'
-            '"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":0,' + usage % (0, 0) + rest + "}}",
+            '"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":7,' + usage % (0, 0) + rest + "}}",
         ),
         ("ping", '{"type":"ping"}'),
         ("content_block_start", '{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}'),

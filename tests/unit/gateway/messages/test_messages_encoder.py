@@ -104,6 +104,7 @@ def test_any_text_comes_through(pieces: list[str], model: str) -> None:
 
 def test_a_delta_with_nothing_new_is_no_event() -> None:
     encoder = MessagesEncoder("r", "m")
+    assert encoder.delta(0, Delta(prompt_tokens=3)).startswith(b"event: message_start")
     assert encoder.delta(0, Delta()) == b""
     assert encoder.delta(0, Delta(text="")) == b""
     assert encoder.delta(0, Delta(reasoning="")) == b""
