@@ -129,3 +129,20 @@ def test_cut_arguments_are_read_as_the_client_reads_them(end: int) -> None:
 @pytest.mark.parametrize("arguments", ["", "[1]", '"a"', "no JSON", "{a: 1}", "null"])
 def test_arguments_that_are_no_object_are_empty(arguments: str) -> None:
     assert input_of(arguments) == {}
+
+
+def test_the_events_of_thinking_and_a_tool() -> None:
+    encoder = MessagesEncoder("r1", "m")
+    deltas = [*thought("hm"), *call(0, "f", '{"a":', "1}"), Delta(finish_reason=STOP)]
+    encoder.delta(0, Delta())
+    body = b"".join(encoder.delta(0, delta) for delta in deltas)
+    assert [data.decode() for _, data in sse(body)] == [
+        '{"type":"content_block_start","index":0,"content_block":{"type":"thinking","thinking":"","signature":""}}',
+        '{"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"hm"}}',
+        '{"type":"content_block_delta","index":0,"delta":{"type":"signature_delta","signature":"triptych1."}}',
+        '{"type":"content_block_stop","index":0}',
+        '{"type":"content_block_start","index":1,"content_block":{"type":"tool_use","id":"call_0","name":"f","input":{}}}',
+        '{"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta","partial_json":"{\\"a\\":"}}',
+        '{"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta","partial_json":"1}"}}',
+        '{"type":"content_block_stop","index":1}',
+    ]
