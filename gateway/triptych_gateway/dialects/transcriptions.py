@@ -13,7 +13,7 @@ from triptych_gateway.dialects.dialect import Call, Choice, Encoder
 from triptych_gateway.errors import ApiError
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
-from triptych_gateway.schemas.transcriptions import AudioRequest, TranscriptionRequest
+from triptych_gateway.schemas.audio.transcriptions import AudioRequest, TranscriptionRequest
 
 _FIELD_NAMES = {
     "messages[0].content[0]": "file",

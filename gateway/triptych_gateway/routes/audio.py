@@ -12,8 +12,8 @@ from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.form_body import read_form
 from triptych_gateway.routes.generation import answer
 from triptych_gateway.routes.json_body import JsonRoute
+from triptych_gateway.schemas.audio.transcriptions import AudioRequest, Transcription, TranscriptionRequest, TranslationRequest
 from triptych_gateway.schemas.common import Schema
-from triptych_gateway.schemas.transcriptions import AudioRequest, Transcription, TranscriptionRequest, TranslationRequest
 
 router = AccessRouter(access=Access.KEY, tags=["OpenAI"], route_class=JsonRoute, responses=openapi_responses())
 _WHOLE = {"text/plain": {"schema": {"type": "string"}}}

@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.routes.json_body import JsonRequest
+from triptych_gateway.schemas.audio.forms import UploadedFile, takes_list
 from triptych_gateway.schemas.common import Schema
-from triptych_gateway.schemas.forms import UploadedFile, takes_list
 
 _MAX_PARTS = 1024
 _MAX_HEADER_BYTES = 8192

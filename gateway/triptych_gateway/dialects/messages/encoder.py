@@ -6,6 +6,7 @@ An answer is a list of content blocks. An event names its block by index, so a b
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
@@ -145,16 +146,21 @@ class MessagesEncoder:
         return events + _event("content_block_stop", index=self._index)
 
 
-def input_of(arguments: str) -> dict[str, Any]:
-    """The arguments of a tool call as an object, as far as they go. Empty if they are no JSON object.
+def input_of(arguments: str) -> orjson.Fragment:
+    """The arguments of a tool call as a JSON object, as far as they go. Empty if they are no JSON object.
 
-    Arguments that were cut are read as the official client reads them from a stream: without the value that is not complete.
+    Whole arguments stay as the model wrote them. Arguments that were cut are read as the official client reads them from a stream:
+    without the value that is not complete.
     """
-    try:
+    with suppress(orjson.JSONDecodeError):
+        if isinstance(orjson.loads(arguments), dict):
+            return orjson.Fragment(arguments)
+    # orjson refuses integers of more than 64 bits, in which case nothing is left.
+    with suppress(ValueError, orjson.JSONEncodeError):
         value = from_json(arguments, allow_partial=True)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        if isinstance(value, dict):
+            return orjson.Fragment(orjson.dumps(value))
+    return orjson.Fragment(b"{}")
 
 
 def _event(kind: str, **fields: Any) -> bytes:

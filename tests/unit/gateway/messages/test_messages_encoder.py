@@ -128,7 +128,21 @@ def test_cut_arguments_are_read_as_the_client_reads_them(end: int) -> None:
 
 @pytest.mark.parametrize("arguments", ["", "[1]", '"a"', "no JSON", "{a: 1}", "null"])
 def test_arguments_that_are_no_object_are_empty(arguments: str) -> None:
-    assert input_of(arguments) == {}
+    assert orjson.dumps(input_of(arguments)) == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        ('{"a":  123456789012345678901234567890, "b": 1.0}', '{"a":  123456789012345678901234567890, "b": 1.0}'),
+        ('{"a": NaN}', '{"a":null}'),
+        ('{"a": 1, "b": 123456789012345678901234567890, "c', "{}"),
+        ("[" * 300, "{}"),
+        ('{"a":' * 300, "{}"),
+    ],
+)
+def test_arguments_are_not_written_anew(arguments: str, written: str) -> None:
+    assert orjson.dumps(input_of(arguments)) == written.encode()
 
 
 def test_the_events_of_thinking_and_a_tool() -> None:

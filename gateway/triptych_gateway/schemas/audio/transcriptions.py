@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from triptych_gateway.schemas.audio.forms import FormFile, FormFlag, FormNumber
 from triptych_gateway.schemas.common import NoOp, Schema, at, refuse
-from triptych_gateway.schemas.forms import FormFile, FormFlag, FormNumber
 
 _WITH_TIMES = ("srt", "verbose_json", "vtt", "diarized_json")
 
