@@ -82,7 +82,7 @@ class DeltaBuilder:
         return reason
 
     def take(self) -> list[generation_pb2.ChoiceDelta]:
-        """The output since the last call: at least one delta. The last has the tokens, and how the choice ended."""
+        """The output since the last call: at least one delta. The last has the new tokens, and how the choice ended."""
         delta, self.delta = self.delta, generation_pb2.ChoiceDelta(index=self._index)
         self.has_news = False
         if not self._before:
@@ -95,4 +95,7 @@ class DeltaBuilder:
             self._text.clear()
         else:
             delta.MergeFrom(before.pop())
+        if before and delta.HasField("prompt_tokens"):
+            before[0].prompt_tokens = delta.prompt_tokens
+            delta.ClearField("prompt_tokens")
         return [*before, delta]
