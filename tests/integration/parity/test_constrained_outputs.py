@@ -21,7 +21,7 @@ from triptych_common.settings import DEFAULT_MODEL
 from triptych_engine.scheduling.request import Constraint, FinishReason, Request
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
-MAX_TOKENS = 160
+MAX_TOKENS = 120
 PROMPT = "Here is the JSON:"
 
 
@@ -122,17 +122,17 @@ def test_the_same_text_with_preemption_and_asynchronous_scheduling_beside_free_r
     tiny: EngineDriver, default_model: Path, tokenizer: Tokenizer
 ) -> None:
     eos = list(eos_token_ids(default_model))
-    texts = [json.dumps(schema) for schema in schemas(200)[::10]]
+    texts = [json.dumps(schema) for schema in schemas(200)[::16]]
 
     def wanted() -> list[Request]:
-        made = requests(tokenizer, eos, 1.0, texts, 60)
+        made = requests(tokenizer, eos, 1.0, texts, 50)
         for request in made[::2]:  # every other row is free
             request.sampling = replace(request.sampling, constraint=None)
         return made
 
     free = tiny.run(tiny.scheduler(), wanted()[::2])
     plain = tiny.run(tiny.scheduler(), wanted())
-    scarce = tiny.scheduler(num_blocks=24)
+    scarce = tiny.scheduler(num_blocks=16)
     squeezed = tiny.run(scarce, wanted(), async_scheduling=True, arrivals=list(range(len(texts))))
     assert scarce.num_preemptions > 5
     tokens = {request_id: output.token_ids for request_id, output in plain.items()}
