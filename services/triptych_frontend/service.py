@@ -12,6 +12,7 @@ import grpc
 from prometheus_client import Metric
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
+from triptych_common.constraints.spec import KINDS
 from triptych_common.errors import StartupError
 from triptych_common.host.garbage import startup_objects_frozen
 from triptych_common.host.memory import return_large_blocks
@@ -75,6 +76,7 @@ class Frontend:
         self._tokenizer, expander, why_text_only = _load_text_and_media(path, settings.max_image_pixels)
         info = model_info(path, name, settings.max_model_len)
         info.vocab_size = info.vocab_size or len(self._tokenizer)
+        info.capabilities.constraints.extend(KINDS)
         if expander is not None:
             expander.max_embeds = info.max_model_len
         self._model = ServedModel(info)
