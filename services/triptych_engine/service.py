@@ -237,6 +237,7 @@ def runner_config(settings: EngineSettings, model: common_pb2.ModelInfo, path: P
         device=device,
         attention=settings.attention,
         cuda_graphs=settings.cuda_graphs,
+        batch_invariant=settings.batch_invariant,
         quantization=settings.quantization,
         num_threads=num_threads,
         num_threads_while_encoding=num_threads and min(num_threads, settings.num_threads_while_encoding or num_threads),
