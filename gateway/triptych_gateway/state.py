@@ -7,7 +7,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
 
@@ -79,7 +79,7 @@ class Gateway:
         return GenerationMeter(self.metrics, request.state.record, request.scope["path"])
 
 
-def gateway_of(request: Request) -> Gateway:
+def gateway_of(request: HTTPConnection) -> Gateway:
     """The gateway that answers this request."""
     gateway: Gateway = request.app.state.gateway
     return gateway

@@ -41,6 +41,8 @@ class ResponsesEncoder:
         self._is_sealed = ENCRYPTED_REASONING in (body.include or ())
         self._max_calls = body.max_tool_calls
         self._num_calls = 0
+        #: False: only the prompt is computed, so that a later response starts faster. There is no output then.
+        self.generates = True
 
     @property
     def is_finished(self) -> bool:
@@ -83,7 +85,8 @@ class ResponsesEncoder:
     def closing(self, cost: Cost) -> bytes:
         """The end of the last item, the response object, and [DONE]."""
         written = b""
-        if self._open is None and not self._done and not self._is_cut:
+        self._is_cut = self._is_cut and self.generates
+        if self._open is None and not self._done and not self._is_cut and self.generates:
             written = self._begin(self._message())
         written += self._end(None, "incomplete" if self._is_cut else "completed")
         self.resource = ended(self.resource, self._done, self._is_cut, cost)

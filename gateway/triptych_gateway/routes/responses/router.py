@@ -16,12 +16,15 @@ from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.generation import responses
 from triptych_gateway.routes.json_body import JsonRoute
 from triptych_gateway.routes.responses.create import create
+from triptych_gateway.routes.responses.websocket import serve
 from triptych_gateway.schemas.responses.answer import DeletedResponse, ItemList, ResponseObject
 from triptych_gateway.schemas.responses.request import ResponseRequest
 from triptych_gateway.state import gateway_of
 from triptych_gateway.stores.store import StoredResponse
 
 router = AccessRouter(access=Access.KEY, tags=["OpenAI"], route_class=JsonRoute)
+# Not FastAPI's decorator: the security dependency of the OpenAPI document is for HTTP. The middleware checks the key here, too.
+router.add_websocket_route("/v1/responses", serve)
 _EVENTS = "One response object; or, when stream is true, server-sent events, and data: [DONE] at the end."
 _ONE = "/v1/responses/{response_id}"
 Include = Annotated[list[str] | None, Query(description="Changes nothing: items are always sent whole.")]
