@@ -12,7 +12,7 @@ from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
 
 from triptych_gateway.answers.lifecycle import until_disconnect
-from triptych_gateway.answers.responses.background import Background
+from triptych_gateway.answers.responses.background import LEASE_S, Background
 from triptych_gateway.answers.responses.keeper import Keeper
 from triptych_gateway.body_budget import BodyBudget
 from triptych_gateway.frontends.client import FrontendClient
@@ -43,7 +43,7 @@ class Gateway:
             settings.response_store.get_secret_value(), settings.response_ttl_s, settings.response_store_max_bytes
         )
         self.keeper = Keeper(self.store, settings.max_stored_response_bytes)
-        self.background = Background(self.keeper, settings.max_background_responses)
+        self.background = Background(self.keeper, settings.max_background_responses, LEASE_S)
         self.metrics.background_responses.set_function(lambda: len(self.background.runs))
         self.metrics.bodies_waiting.set_function(lambda: self.bodies.num_waiting)
 

@@ -58,6 +58,8 @@ class Run:
 
     async def follow(self, after: int) -> AsyncGenerator[bytes, None]:
         """The events with a higher sequence number, as they come, to the end."""
+        # So that the HTTP headers are sent now, and not with the next event.
+        yield b""
         position = after + 1
         while True:
             changed = self.changed
@@ -79,7 +81,7 @@ class Background:
         lease_s: see LEASE_S.
     """
 
-    def __init__(self, keeper: Keeper, max_runs: int, lease_s: float = LEASE_S, clock: Clock = wall_clock) -> None:
+    def __init__(self, keeper: Keeper, max_runs: int, lease_s: float, clock: Clock = wall_clock) -> None:
         self._keeper, self._max_runs, self._lease_s, self._clock = keeper, max_runs, lease_s, clock
         self.runs: dict[str, Run] = {}
         self._renewing: asyncio.Task[None] | None = None
