@@ -13,7 +13,7 @@ from triptych_gateway.dialects.fields import in_client_terms
 from triptych_gateway.dialects.media import media_item
 from triptych_gateway.dialects.responses.opaque import unseal
 from triptych_gateway.file_parts import FileParts
-from triptych_gateway.schemas.chat import AudioPart, ImagePart, ImageUrl, MediaUrl, VideoPart
+from triptych_gateway.schemas.conversation import AudioPart, ImagePart, ImageUrl, MediaUrl, VideoPart
 from triptych_gateway.schemas.responses.content import (
     InputAudioPart,
     InputFile,
@@ -89,13 +89,17 @@ class Conversation:
             self._fill(self._begin(item.role, path), item.content, f"{path}.content")
         elif isinstance(item, FunctionCallItem):
             call = generation_pb2.ToolCall(id=item.call_id, name=item.name, arguments=item.arguments)
-            self._assistant(path).tool_calls.append(call)
+            turn = self._assistant(path)
+            self.names[f"messages[{len(self.messages) - 1}].tool_calls[{len(turn.tool_calls)}]"] = path
+            turn.tool_calls.append(call)
         elif isinstance(item, FunctionCallOutputItem):
             turn = self._begin("tool", path)
             turn.tool_call_id = item.call_id
+            self.names[f"messages[{len(self.messages) - 1}].tool_call_id"] = f"{path}.call_id"
             self._fill(turn, item.output, f"{path}.output")
         elif isinstance(item, ReasoningItem):
             turn = self._assistant(path, is_new=self._turn is not None and bool(self._turn.content or self._turn.tool_calls))
+            self.names[f"messages[{len(self.messages) - 1}].reasoning"] = path
             turn.reasoning += _reasoning(item, path)
         elif isinstance(item, CompactionItem):
             self.instruct(_SUMMARY + unseal(item.encrypted_content, f"{path}.encrypted_content"))
@@ -135,11 +139,11 @@ class Conversation:
         except InvalidRequestError as error:
             # Here the URL is the field itself, not an object with a URL.
             raise in_client_terms(error, {f"{path}.{kind}.url": f"{path}.{kind}"}) from error
-        if isinstance(part, InputImage) and part.detail not in (None, "auto"):
-            item.detail = part.detail or ""
         index = len(message.content)
         is_own = not path.startswith(_EARLIER)
-        self.names[f"messages[{number}].content[{index}].media"] = f"{path}.{kind}" if is_own else _EARLIER
+        media_path = f"messages[{number}].content[{index}].media"
+        self.names[media_path] = f"{path}.{kind}" if is_own else _EARLIER
+        self.names[f"{media_path}.detail"] = f"{path}.detail" if is_own else _EARLIER
         message.content.append(generation_pb2.ContentPart(media=item))
         if content is not None:
             self.files[number, index] = content
@@ -147,7 +151,7 @@ class Conversation:
 
 def _as_chat_part(part: AnyPart) -> tuple[str, ImagePart | AudioPart | VideoPart]:
     if isinstance(part, InputImage):
-        return "image_url", ImagePart(type="image_url", image_url=ImageUrl(url=part.image_url or ""))
+        return "image_url", ImagePart(type="image_url", image_url=ImageUrl(url=part.image_url or "", detail=part.detail))
     if isinstance(part, InputVideo):
         return "video_url", VideoPart(type="video_url", video_url=MediaUrl(url=part.video_url))
     if isinstance(part, InputAudioPart):

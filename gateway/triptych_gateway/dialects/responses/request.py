@@ -4,38 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import orjson
 from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
 
-from triptych_gateway.dialects.convert import generation_options, sampling_params, template_kwargs
+from triptych_gateway.dialects.conversation import json_text, template_kwargs
+from triptych_gateway.dialects.convert import generation_options, sampling_params
+from triptych_gateway.dialects.request_fields import generation_fields
 from triptych_gateway.dialects.responses.context import Context
 from triptych_gateway.dialects.responses.messages import Conversation
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
 from triptych_gateway.schemas.responses.request import ResponseRequest
 from triptych_gateway.schemas.responses.tools import (
-    AllowedTools,
-    FunctionTool,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    NamedTool,
+    ResponseAllowedTools,
+    ResponseTool,
+    ResponseToolName,
     TextFormat,
+    TextJsonObject,
+    TextJsonSchema,
 )
 
 _Choice = generation_pb2.ToolChoice
 _MODES = {"auto": _Choice.MODE_AUTO, "none": _Choice.MODE_NONE, "required": _Choice.MODE_REQUIRED}
 #: The contract's field -> the client's field.
 _FIELD_NAMES = {
-    "options": "",
-    "options.include_stop_in_output": "include_stop_str_in_output",
-    "options.constraint": "text.format",
-    "options.constraint.json_schema": "text.format.schema",
     "options.truncate_prompt_tokens": "truncation",
-    "template_kwargs": "chat_template_kwargs",
     "messages": "input",
     "reasoning": "reasoning",
+    "reasoning.effort": "reasoning.effort",
 }
+_FORMAT_NAMES = {"options.constraint": "text.format", "options.constraint.json_schema": "text.format.schema"}
 
 
 def chat_call(
@@ -91,15 +89,15 @@ def _options(body: ResponseRequest) -> generation_pb2.GenerationOptions:
 
 
 def _constraint(format_: TextFormat | None) -> common_pb2.Constraint | None:
-    if isinstance(format_, JsonObjectFormat):
+    if isinstance(format_, TextJsonObject):
         return common_pb2.Constraint(json_object=True)
-    if isinstance(format_, JsonSchemaFormat):
-        return common_pb2.Constraint(json_schema=orjson.dumps(format_.schema_).decode())
+    if isinstance(format_, TextJsonSchema):
+        return common_pb2.Constraint(json_schema=json_text(format_.schema_))
     return None
 
 
-def _tool(tool: FunctionTool) -> generation_pb2.Tool:
-    schema = None if tool.parameters is None else orjson.dumps(tool.parameters).decode()
+def _tool(tool: ResponseTool) -> generation_pb2.Tool:
+    schema = None if tool.parameters is None else json_text(tool.parameters)
     return generation_pb2.Tool(name=tool.name, description=tool.description, parameters_json_schema=schema, strict=tool.strict)
 
 
@@ -107,20 +105,23 @@ def _tool_choice(body: ResponseRequest) -> generation_pb2.ToolChoice | None:
     choice = body.tool_choice
     if choice is None or not body.tools:
         return None
-    if isinstance(choice, NamedTool):
+    if isinstance(choice, ResponseToolName):
         return _Choice(mode=_Choice.MODE_REQUIRED, allowed_names=[choice.name])
-    if isinstance(choice, AllowedTools):
+    if isinstance(choice, ResponseAllowedTools):
         return _Choice(mode=_MODES[choice.mode or "auto"], allowed_names=[tool.name for tool in choice.tools])
     return _Choice(mode=_MODES[choice])
 
 
 def _names(body: ResponseRequest, paths: Mapping[str, str]) -> dict[str, str]:
-    names = dict(_FIELD_NAMES)
+    names = generation_fields(body) | _FIELD_NAMES
+    if body.structured_outputs is None:
+        names |= _FORMAT_NAMES
+    if body.truncate_prompt_tokens is not None:
+        del names["options.truncate_prompt_tokens"]
     for number, tool in enumerate(body.tools or ()):
         if tool.parameters is not None:
             names[f"tools[{number}].parameters_json_schema"] = f"tools[{number}].parameters"
     for sampling in ("options.sampling", "sampling"):
-        names[sampling] = ""
         names[f"{sampling}.logprobs"] = "top_logprobs"
         names[f"{sampling}.max_tokens"] = "max_output_tokens"
     names |= paths

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from triptych_gateway.schemas.answers import TriptychExtension
 
 
-class OutputText(BaseModel):
+class OutputTextPart(BaseModel):
     """The text of a message."""
 
     type: Literal["output_text"]
@@ -25,13 +25,13 @@ class OutputMessage(BaseModel):
     type: Literal["message"]
     status: Literal["in_progress", "completed", "incomplete"]
     role: Literal["assistant"]
-    content: list[OutputText]
+    content: list[OutputTextPart]
     phase: Annotated[
         Literal["commentary", "final_answer"] | None, Field(description="commentary before a function call, else final_answer.")
     ] = None
 
 
-class FunctionCall(BaseModel):
+class OutputFunctionCall(BaseModel):
     """A call of a function."""
 
     id: str
@@ -49,7 +49,7 @@ class ReasoningPart(BaseModel):
     text: str
 
 
-class ReasoningItem(BaseModel):
+class ReasoningOutput(BaseModel):
     """What the model thought."""
 
     id: str
@@ -60,7 +60,7 @@ class ReasoningItem(BaseModel):
     encrypted_content: Annotated[str | None, Field(description="The text in an opaque form; present if it was asked for.")] = None
 
 
-class CompactionItem(BaseModel):
+class CompactionOutput(BaseModel):
     """A conversation in short."""
 
     id: str
@@ -120,7 +120,7 @@ class ResponseObject(BaseModel):
     max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage | FunctionCall | ReasoningItem]
+    output: list[OutputMessage | OutputFunctionCall | ReasoningOutput]
     parallel_tool_calls: bool
     presence_penalty: float
     frequency_penalty: float
@@ -166,5 +166,5 @@ class CompactedResponse(BaseModel):
     id: str
     object: Literal["response.compaction"]
     created_at: int
-    output: list[CompactionItem]
+    output: list[CompactionOutput]
     usage: ResponseUsage

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from triptych_gateway.schemas.chat import MAX_PARTS, InputAudio
 from triptych_gateway.schemas.common import NoOp, Schema, refuse
+from triptych_gateway.schemas.conversation import MAX_PARTS, InputAudio
 
 
 class InputText(Schema):

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from triptych_gateway.schemas.chat import MAX_MESSAGES
 from triptych_gateway.schemas.common import NoOp, Schema
+from triptych_gateway.schemas.conversation import MAX_MESSAGES
 from triptych_gateway.schemas.responses.content import Content
 
 Status = Literal["in_progress", "completed", "incomplete"]

@@ -6,9 +6,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest, JsonObject, NoOp, StreamOptions, at
+from triptych_gateway.schemas.common import UINT32_MAX, JsonObject, NoOp, at
+from triptych_gateway.schemas.generation import GenerationRequest, StreamOptions
 from triptych_gateway.schemas.responses.items import Input
-from triptych_gateway.schemas.responses.tools import AllowedTools, NamedTool, ReasoningOptions, TextOptions, ToolChoice, Tools
+from triptych_gateway.schemas.responses.tools import (
+    ReasoningOptions,
+    ResponseAllowedTools,
+    ResponseToolName,
+    TextOptions,
+    ToolChoice,
+    Tools,
+)
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -31,7 +39,8 @@ Metadata = Annotated[
 class ResponseStreamOptions(StreamOptions):
     """Options of a streamed answer."""
 
-    include_usage: Annotated[Any, NoOp()] = None
+    include_usage: Annotated[Any, NoOp(because="the last event always has the usage")] = None
+    continuous_usage_stats: Annotated[Any, NoOp(False)] = None
 
 
 class ResponseRequest(GenerationRequest):
@@ -69,10 +78,15 @@ class ResponseRequest(GenerationRequest):
     mm_processor_kwargs: Annotated[JsonObject | None, Field(description="Options of the model's processor for all media.")] = None
 
     n: Annotated[Any, NoOp(1)] = None
+    best_of: Annotated[Any, NoOp(1)] = None
+    use_beam_search: Annotated[Any, NoOp(False)] = None
+    length_penalty: Annotated[Any, NoOp(1)] = None
+    prompt_logprobs: Annotated[Any, NoOp()] = None
     return_token_ids: Annotated[Any, NoOp(False)] = None
+    response_format: Annotated[Any, NoOp(because="send text.format")] = None
     access_programs: Annotated[Any, NoOp()] = None
     context_management: Annotated[Any, NoOp([])] = None
-    conversation: Annotated[Any, NoOp()] = None
+    conversation: Annotated[Any, NoOp(because="send previous_response_id")] = None
     image: Annotated[Any, NoOp()] = None
     moderation: Annotated[Any, NoOp()] = None
     prompt: Annotated[Any, NoOp()] = None
@@ -109,13 +123,17 @@ class ResponseRequest(GenerationRequest):
             raise at("background", "needs store, because its result is only in the store")
         if self.input is None and self.previous_response_id is None:
             raise at("input", "this field is required, unless previous_response_id is given")
+        if self.truncation == "auto" and self.truncate_prompt_tokens is not None:
+            raise at("truncation", "cannot be auto together with truncate_prompt_tokens")
+        if self.structured_outputs is not None and self.text is not None and self.text.format is not None:
+            raise at("structured_outputs", "cannot be sent together with text.format; both constrain the output")
         names = [tool.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
             raise at("tools", "two tools have the same name")
-        wanted: list[NamedTool] = []
-        if isinstance(self.tool_choice, AllowedTools):
+        wanted: list[ResponseToolName] = []
+        if isinstance(self.tool_choice, ResponseAllowedTools):
             wanted = list(self.tool_choice.tools)
-        elif isinstance(self.tool_choice, NamedTool):
+        elif isinstance(self.tool_choice, ResponseToolName):
             wanted = [self.tool_choice]
         missing = next((tool.name for tool in wanted if tool.name not in names), None)
         if missing is not None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from triptych_gateway.schemas.common import JsonObject, NoOp, Schema, refuse
+from triptych_gateway.schemas.common import JsonSchema, NoOp, Schema, refuse
 
 MAX_TOOLS = 512
 _NAME = r"^[a-zA-Z0-9_.-]+$"
@@ -19,33 +19,33 @@ def _is_function(value: Any) -> Any:
     return value
 
 
-class FunctionTool(Schema):
+class ResponseTool(Schema):
     """A function that the model may call. The client runs it."""
 
     type: Literal["function"]
     name: ToolName
     description: str | None = None
-    parameters: Annotated[JsonObject | None, Field(description="JSON Schema of the arguments.")] = None
+    parameters: Annotated[JsonSchema | None, Field(description="JSON Schema of the arguments.")] = None
     strict: Annotated[bool | None, Field(description="Constrain the arguments to the schema.")] = None
     allowed_callers: Annotated[Any, NoOp(["direct"])] = None
     defer_loading: Annotated[Any, NoOp(False)] = None
     output_schema: Annotated[Any, NoOp()] = None
 
 
-Tools = Annotated[list[Annotated[FunctionTool, BeforeValidator(_is_function)]], Field(max_length=MAX_TOOLS, fail_fast=True)]
+Tools = Annotated[list[Annotated[ResponseTool, BeforeValidator(_is_function)]], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
-class NamedTool(Schema):
+class ResponseToolName(Schema):
     """The name of a function."""
 
     type: Literal["function"]
     name: ToolName
 
 
-Named = Annotated[NamedTool, BeforeValidator(_is_function)]
+Named = Annotated[ResponseToolName, BeforeValidator(_is_function)]
 
 
-class AllowedTools(Schema):
+class ResponseAllowedTools(Schema):
     """The tools that may be called, out of all that the model sees."""
 
     type: Literal["allowed_tools"]
@@ -61,36 +61,36 @@ def _choice_kind(value: Any) -> str | None:
 
 
 ToolChoice = Annotated[
-    Annotated[Literal["auto", "none", "required"], Tag("mode")]
-    | Annotated[NamedTool, Tag("function")]
-    | Annotated[AllowedTools, Tag("allowed_tools")],
+    Annotated[Literal["none", "auto", "required"], Tag("mode")]
+    | Annotated[ResponseToolName, Tag("function")]
+    | Annotated[ResponseAllowedTools, Tag("allowed_tools")],
     Discriminator(_choice_kind),
 ]
 
 
-class PlainFormat(Schema):
+class TextPlain(Schema):
     """Any text."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(Schema):
+class TextJsonObject(Schema):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class JsonSchemaFormat(Schema):
+class TextJsonSchema(Schema):
     """JSON of a schema. The text always keeps to it, whether `strict` is set or not."""
 
     type: Literal["json_schema"]
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema_: Annotated[JsonSchema, Field(alias="schema")]
     description: str | None = None
     strict: bool | None = None
 
 
-TextFormat = Annotated[PlainFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+TextFormat = Annotated[TextPlain | TextJsonObject | TextJsonSchema, Field(discriminator="type")]
 
 
 class TextOptions(Schema):

@@ -144,7 +144,7 @@ async def test_pictures() -> None:
     call.files[0].item.data = b"seen"
     assert parts[1].media.data == b"seen", "it is the item in the request, not a copy"
     assert parts[1].media.detail == "low"
-    assert (parts[2].media.url, parts[2].media.detail) == ("https://h/x.png", "")
+    assert (parts[2].media.url, parts[2].media.detail) == ("https://h/x.png", "auto")
     assert parts[3].media.modality == common_pb2.MODALITY_AUDIO
     assert parts[4].media.modality == common_pb2.MODALITY_VIDEO
     assert names["messages[2].content[2].media"] == "input[1].content[2].image_url"
