@@ -15,9 +15,10 @@ from triptych_gateway.dialects.responses.events import split_events
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.generation import responses
 from triptych_gateway.routes.json_body import JsonRoute
-from triptych_gateway.routes.responses.create import create
+from triptych_gateway.routes.responses.create import compact, create
 from triptych_gateway.routes.responses.websocket import serve
-from triptych_gateway.schemas.responses.answer import DeletedResponse, ItemList, ResponseObject
+from triptych_gateway.schemas.responses.answer import CompactedResponse, DeletedResponse, ItemList, ResponseObject
+from triptych_gateway.schemas.responses.compact import CompactRequest
 from triptych_gateway.schemas.responses.request import ResponseRequest
 from triptych_gateway.state import gateway_of
 from triptych_gateway.stores.store import StoredResponse
@@ -45,6 +46,12 @@ def _known_query(*names: str) -> Any:
 async def create_response(request: Request, body: ResponseRequest) -> Response:
     """Answer items with items."""
     return await create(request, body)
+
+
+@router.post("/v1/responses/compact", response_class=Response, responses={200: {"model": CompactedResponse}, **openapi_responses()})
+async def compact_response(request: Request, body: CompactRequest) -> Response:
+    """Summarize a conversation. The item in the answer takes its place in later requests."""
+    return await compact(request, body)
 
 
 @router.get(
