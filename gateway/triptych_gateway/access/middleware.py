@@ -80,7 +80,9 @@ class RequestMiddleware:
 
 
 def _route(scope: Scope) -> str:
-    """The path template of the route, so that metrics have one label value per route."""
+    """The path template of the route, so that metrics have one label value per route. A connection is not a request of it."""
+    if scope["type"] == "websocket":
+        return "websocket"
     return getattr(scope.get("route"), "path", None) or "unmatched"
 
 

@@ -50,6 +50,7 @@ class SqliteStore:
 
     def __init__(self, path: str, ttl_s: float, max_bytes: int, clock: Clock = wall_clock) -> None:
         self._ttl_s, self._max_bytes, self._clock = ttl_s, max_bytes, clock
+        self._is_closed = False
         self._num_unchecked_bytes = _CHECK_EVERY_BYTES
         self._thread = ThreadPoolExecutor(1, "responses")
         try:
@@ -71,10 +72,10 @@ class SqliteStore:
         return await self._run(lambda: self._delete(tenant, response_id))
 
     async def close(self) -> None:
-        if self._thread._shutdown:
-            return
-        await self._run(self._database.close)
-        self._thread.shutdown()
+        if not self._is_closed:
+            self._is_closed = True
+            await self._run(self._database.close)
+            self._thread.shutdown()
 
     async def _run(self, work: Callable[[], T]) -> T:
         try:

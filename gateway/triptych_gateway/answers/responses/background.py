@@ -94,6 +94,7 @@ class Background:
             ServiceUnavailableError: the store is away.
         """
         if len(self.runs) >= self._max_runs:
+            run.release()
             raise QueueFullError(f"{self._max_runs} responses run in the background; try again later", retry_after_s=10.0)
         response_id = run.turn.context.response_id
         self.runs[response_id] = run
