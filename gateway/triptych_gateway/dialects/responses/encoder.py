@@ -32,6 +32,8 @@ class ResponsesEncoder:
     def __init__(self, body: ResponseRequest, response_id: str, is_stored: bool) -> None:
         #: The response object as it is now.
         self.resource: dict[str, Any] = new_resource(body, response_id, is_stored)
+        #: Whether the response has ended, with a result or an error. It is read per token.
+        self.is_finished = False
         self._events = EventWriter()
         self._done: list[dict[str, Any]] = []
         self._open: OutputItem | None = None
@@ -43,11 +45,6 @@ class ResponsesEncoder:
         self._num_calls = 0
         #: False: only the prompt is computed, so that a later response starts faster. There is no output then.
         self.generates = True
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the response has ended, with a result or an error."""
-        return self.resource["status"] in ("completed", "incomplete", "failed", "cancelled")
 
     def queued(self) -> bytes:
         """The first events of a response that runs in the background. `opening` then writes the rest."""
@@ -89,6 +86,7 @@ class ResponsesEncoder:
         if self._open is None and not self._done and not self._is_cut and self.generates:
             written = self._begin(self._message())
         written += self._end(None, "incomplete" if self._is_cut else "completed")
+        self.is_finished = True
         self.resource = ended(self.resource, self._done, self._is_cut, cost)
         return written + self._state(self.resource["status"]) + DONE
 
@@ -183,4 +181,5 @@ class ResponsesEncoder:
         if self._open is not None:
             self._done.append(self._open.json("incomplete"))
             self._open = None
+        self.is_finished = True
         self.resource["output"] = self._done
