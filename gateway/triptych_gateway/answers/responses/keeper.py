@@ -16,6 +16,7 @@ from triptych_gateway.dialects.responses.encoder import ResponsesEncoder
 from triptych_gateway.dialects.responses.ids import new_response_id, response_of_item
 from triptych_gateway.dialects.responses.resource import failed
 from triptych_gateway.errors import ApiError, NotFoundError, PreviousResponseNotFoundError, to_api_error
+from triptych_gateway.file_parts import FileParts
 from triptych_gateway.schemas.responses.items import Input
 from triptych_gateway.schemas.responses.request import ResponseRequest
 from triptych_gateway.stores.store import Clock, ResponseStore, StoredResponse, chain, wall_clock
@@ -61,10 +62,11 @@ class Keeper:
         self.max_bytes = max_bytes
         self._clock = clock
 
-    async def begin(self, tenant: str, body: ResponseRequest, store: ResponseStore | None = None) -> Turn:
+    async def begin(self, tenant: str, body: ResponseRequest, files: FileParts, store: ResponseStore | None = None) -> Turn:
         """Find all that the request continues.
 
         Args:
+            files: files that were cut out of the body. They are stored with the items, and stay in `files`.
             store: where earlier responses are looked up, instead of the keeper's own store.
 
         Raises:
@@ -72,12 +74,15 @@ class Keeper:
             InvalidRequestError: an earlier response has not ended, or the input is too large to be stored.
         """
         turn = await self.read(tenant, body.input, body.previous_response_id, store)
-        if body.store is not False and len(turn.input_items) > self.max_bytes:
+        if body.store is False:
+            return turn
+        turn = replace(turn, input_items=files.restored(turn.input_items))
+        if len(turn.input_items) > self.max_bytes:
             if body.store or body.background:
                 message = f"store: the input has {len(turn.input_items)} bytes; at most {self.max_bytes} are stored"
                 raise InvalidRequestError(message, field="store", limit=self.max_bytes, value=len(turn.input_items))
             return turn
-        return replace(turn, is_stored=body.store is not False)
+        return replace(turn, is_stored=True)
 
     async def read(self, tenant: str, given: Input | None, previous_id: str | None, store: ResponseStore | None = None) -> Turn:
         """The items of a request that is not stored. Arguments and errors are those of `begin`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -28,8 +28,6 @@ class Context:
     response_id: str
     items: Sequence[AnyItem]
     history: Sequence[AnyItem] = ()
-    #: The own items as JSON, each with an id.
-    stored_items: Sequence[dict[str, Any]] = field(default=())
 
 
 #: Finds the item of a reference, as JSON. Raises TriptychError if there is none.

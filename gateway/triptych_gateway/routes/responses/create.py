@@ -22,7 +22,7 @@ async def create(request: Request, body: ResponseRequest) -> Response:
     """Make a response, and answer with it, with its events, or, in the background, with its beginning."""
     gateway, request_id = gateway_of(request), request_id_of(request)
     tenant = request.state.principal.tenant
-    turn = await gateway.keeper.begin(tenant, body)
+    turn = await gateway.keeper.begin(tenant, body, files_of(request))
     dialect = ResponsesDialect(turn.context, turn.is_stored, bool(body.stream))
     call = await dialect.parse(body, request_id, files_of(request))
     # The body is no longer needed. Reserve memory for its files only, until a frontend has answered.

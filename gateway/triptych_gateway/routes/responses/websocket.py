@@ -127,10 +127,12 @@ class _Connection:
 
     async def _turn(self, body: ResponseRequest, generates: bool, release: Callable[[], None]) -> None:
         gateway = self._gateway
-        turn = await gateway.keeper.begin(self._tenant, body, self._store)
+        # Files are not cut out of messages: each has the memory and the size of a body.
+        files = FileParts(b"")
+        turn = await gateway.keeper.begin(self._tenant, body, files, self._store)
         dialect = ResponsesDialect(turn.context, turn.is_stored, is_streamed=True)
         request_id = usable_request_id(None)
-        call = await dialect.parse(body, request_id, FileParts(b""))
+        call = await dialect.parse(body, request_id, files)
         encoder = dialect.encoder(body, request_id, None)
         encoder.generates = generates
         if not generates:

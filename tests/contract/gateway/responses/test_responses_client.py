@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import Any
 
 import openai
@@ -128,17 +129,18 @@ async def test_parsed_output() -> None:
     assert response.text.format.type == "json_schema"
 
 
-async def test_a_picture() -> None:
+@pytest.mark.parametrize("picture", [b"png", b"png" * 20_000], ids=["parsed with the body", "cut out of the body"])
+async def test_a_picture(picture: bytes) -> None:
     frontend = FakeFrontend()
-    content: Any = [
-        {"type": "input_text", "text": "What?"},
-        {"type": "input_image", "image_url": "data:image/png;base64,cG5n", "detail": "auto"},
-    ]
+    url = "data:image/png;base64," + base64.b64encode(picture).decode()
+    content: Any = [{"type": "input_text", "text": "What?"}, {"type": "input_image", "image_url": url, "detail": "auto"}]
     async with sdk(frontend) as client:
         first = await client.responses.create(model=MODEL.name, input=[{"role": "user", "content": content}])
-        assert frontend.request.messages[0].content[1].media.data == b"png"
+        assert frontend.request.messages[0].content[1].media.data == picture
+        [asked] = (await client.responses.input_items.list(first.id)).data
+        assert asked.to_dict()["content"][1]["image_url"] == url  # type: ignore[index]
         await client.responses.create(model=MODEL.name, input="And now?", previous_response_id=first.id)
-    assert frontend.request.messages[0].content[1].media.data == b"png", "the picture was stored with its message"
+    assert frontend.request.messages[0].content[1].media.data == picture, "the picture was stored with its message"
 
 
 async def test_log_probabilities() -> None:

@@ -30,8 +30,8 @@ async def converted(
     async def no_lookup(item_id: str) -> dict[str, Any]:
         raise AssertionError(item_id)
 
-    items, stored = await read_items(body.input, "resp_1", no_lookup)
-    context = Context("resp_1", items, stored_items(history or []), stored)
+    items, _ = await read_items(body.input, "resp_1", no_lookup)
+    context = Context("resp_1", items, stored_items(history or []))
     call, names = chat_call(body, "id", context, FileParts(b"{}"), is_streamed)
     return call, dict(names)
 
