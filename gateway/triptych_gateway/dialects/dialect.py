@@ -77,8 +77,6 @@ class ToolCall:
 class Choice:
     """Collects the deltas of one choice."""
 
-    #: As they came.
-    deltas: list[generation_pb2.ChoiceDelta] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     #: Pieces of what the model thought before it answered.
     reasoning: list[str] = field(default_factory=list)
