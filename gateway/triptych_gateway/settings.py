@@ -12,11 +12,6 @@ from triptych_common.settings import TARGETS_HELP, Port, ServiceSettings, Target
 from triptych_gateway.stores.opening import FORMS, check_target
 
 
-def _checked_store(value: SecretStr) -> SecretStr:
-    check_target(value.get_secret_value())
-    return value
-
-
 class GatewaySettings(ServiceSettings):
     """OpenAI-compatible REST in front of a frontend."""
 
@@ -57,12 +52,13 @@ class GatewaySettings(ServiceSettings):
         Field(ge=0, le=600, description="Longest wait of a body for memory, in seconds; then its request is refused with 429."),
     ] = 30.0
     response_store: Annotated[
-        Annotated[SecretStr, AfterValidator(_checked_store)],
+        str,
+        AfterValidator(check_target),
         Field(
             description=f"Where the responses of /v1/responses are kept: {FORMS}. Several gateways share responses through a "
             "server; SQLite survives a restart. A URL with a password is better set by environment."
         ),
-    ] = SecretStr("memory")
+    ] = "memory"
     response_ttl_s: Annotated[float, Field(gt=0, le=366 * 86400, description="How long a stored response is kept, in seconds.")] = (
         30 * 86400.0
     )
