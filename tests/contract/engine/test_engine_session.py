@@ -191,6 +191,7 @@ async def test_one_sequence_of_a_request_can_be_ended_alone():
         message.n = 2
         await session.add(message)
         await session.read()
+        await until(lambda: engine.runner.is_held)  # else the command may come between two steps
         one = engine_pb2.SequenceId(request_id="r", index=1)
         await session.call.write(engine_pb2.SessionRequest(abort_sequences=[one]))
         await engine.until_a_command_waits()
