@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 from support.builders.engine import GREEDY
+from triptych_common.host.cpu import isas_of_this_cpu
 from triptych_engine.runner.cpu.kernels import CpuKernels, load_kernels
 from triptych_engine.runner.cpu.sampling_kernels import DRAW_ARGS
 from triptych_engine.runner.sampling.logprobs import PendingLogprobs
@@ -227,9 +228,9 @@ def test_a_row_without_a_finite_logit_fails_alone(kernels: CpuKernels | None, po
     assert result.token_ids[0] == logits[0].argmax()
 
 
-def test_kernels_draw_what_a_complete_sort_draws():
-    kernels = load_kernels()
-    assert kernels is not None
+@pytest.mark.parametrize("isa", isas_of_this_cpu())
+def test_kernels_draw_what_a_complete_sort_draws(kernels_for: Callable[..., CpuKernels], isa: str):
+    kernels = kernels_for(isa)
     count, generator = 400, torch.Generator().manual_seed(0)
     logits = torch.randn(count, 5000, generator=generator) * torch.tensor([0.3, 2.0, 6.0]).repeat(count)[:count, None]
     args = np.zeros(count, DRAW_ARGS)
