@@ -78,9 +78,8 @@ CASES = {
 }
 #: Of the operations beside the layers, those that find the next tokens: a step in which no prompt ends does without.
 SAMPLING_OPERATIONS, SAMPLING_KERNELS = 2 + 2 + 2 + 8, 1
-#: What drawing takes, where the likeliest token is not what is wanted: a softmax, its sum, a search; for all sequences at once.
-#: (With one sequence torch takes one more, to write its token.)
-DRAWING_OPERATIONS = 27
+#: What drawing takes beside its kernel, where the likeliest token is not what is wanted; for all sequences at once.
+DRAWING_OPERATIONS = 6
 #: Of the step's description, beside its block tables: ids of rows, positions, cache slots, lengths.
 MAX_METADATA_BYTES_PER_TOKEN = 32
 

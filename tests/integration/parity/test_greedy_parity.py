@@ -138,6 +138,24 @@ def test_a_seeded_sample_is_the_same_whatever_else_is_in_the_batch(driver: Engin
     assert [generated[f"s{seed}"].token_ids for seed in range(4)] == alone
 
 
+def test_log_probabilities_equal_transformers(path: Path, prompts: list[list[int]], driver: EngineDriver):
+    """Of a prompt and of an answer, whose tokens are drawn."""
+    from transformers import AutoModelForCausalLM
+
+    prompt, settings = prompts[0], {"max_tokens": MAX_TOKENS, "temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.2}
+    generated = driver.run(driver.scheduler(), [a_request("x", prompt, logprobs=5, prompt_logprobs=5, **settings)])["x"]
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        reference = model(torch.tensor([prompt + generated.token_ids])).logits[0].log_softmax(-1)
+    entries = generated.prompt_logprobs + generated.logprobs
+    assert len(entries) == len(prompt) - 1 + MAX_TOKENS
+    for line, entry, token in zip(reference, entries, (prompt + generated.token_ids)[1:], strict=False):
+        assert entry.token_id == token
+        assert entry.logprob == pytest.approx(line[token].item(), abs=1e-3)
+        assert entry.top_logprobs == pytest.approx(line.topk(5).values.tolist(), abs=1e-3)
+        assert [line[each].item() for each in entry.top_token_ids] == pytest.approx(entry.top_logprobs, abs=1e-3)
+
+
 def test_bfloat16_on_the_optimised_path_stays_close_to_float32(path: Path, prompts: list[list[int]], driver: EngineDriver):
     """Packed weights, fp32 residual stream, exact top logits: closer to float32 than transformers' own bfloat16."""
     from transformers import AutoModelForCausalLM

@@ -16,6 +16,7 @@ from triptych_common.model.store import cache_dir
 from triptych_engine.runner.cpu import kernel_build
 from triptych_engine.runner.cpu.huge_pages import HugePages
 from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs, KernelArgs
+from triptych_engine.runner.cpu.sampling_kernels import SamplingKernels
 
 log = logging.getLogger(__name__)
 #: Weight formats of decoder layers, see linear.h.
@@ -100,6 +101,7 @@ class CpuKernels:
         self.stage_ns: int | None = None
         self._workspace = _Workspace()
         self._pages = HugePages()  # memory of packed weights
+        self.sampling = SamplingKernels(library)
         self._argmax = library.triptych_argmax
         self._argmax.argtypes = [pointer, count, count, pointer, pointer]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.transfer import Fetch, HostToDevice, fetch
 from triptych_engine.scheduling.request import SamplingParams, TokenLogprobs
 
@@ -18,16 +19,25 @@ class PendingLogprobs:
         logits: [n, vocab_size], of the model, before penalties and temperature.
         token_ids: [n] int64.
         num_top: alternatives to report for each position [n].
+        lines: lines of the logits, [n] int64; by default all.
+        kernels: CPU kernels; None if the logits are not on a CPU or the kernels are not available.
     """
 
-    def __init__(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: Sequence[int]) -> None:
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        token_ids: torch.Tensor,
+        num_top: Sequence[int],
+        lines: torch.Tensor | None = None,
+        kernels: CpuKernels | None = None,
+    ) -> None:
         self._num_top = num_top
-        logprobs = logits.float().log_softmax(-1)
-        chosen = logprobs.gather(-1, token_ids[:, None])
-        ranks = (logprobs > chosen).sum(-1) + 1
-        most = min(max(num_top, default=0), logprobs.shape[-1])
-        values, ids = logprobs.topk(most) if most else (logprobs[:, :0], logprobs[:, :0].long())
-        self._fetch: Fetch = fetch(token_ids, chosen[:, 0], ranks, ids, values)
+        most = min(max(num_top, default=0), logits.shape[-1])
+        if kernels is not None and lines is not None:
+            parts: tuple[torch.Tensor, ...] = kernels.sampling.logprobs(logits.float().contiguous(), lines, token_ids, most)
+        else:
+            parts = _logprobs(logits if lines is None else logits[lines], token_ids, most)
+        self._fetch: Fetch = fetch(token_ids, *parts)
 
     def entries(self) -> list[TokenLogprobs]:
         """Wait for the entries; one for each position."""
@@ -38,6 +48,15 @@ class PendingLogprobs:
         ]
 
 
+def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> tuple[torch.Tensor, ...]:
+    """Log probability, rank, and ids and log probabilities of the likeliest tokens, by line."""
+    logprobs = logits.float().log_softmax(-1)
+    chosen = logprobs.gather(-1, token_ids[:, None])
+    ranks = (logprobs > chosen).sum(-1) + 1
+    values, ids = logprobs.topk(num_top) if num_top else (logprobs[:, :0], logprobs[:, :0].long())
+    return chosen[:, 0], ranks, ids, values
+
+
 class Logprobs:
     """Which rows of the batch need log probabilities of their output, and how many alternatives.
 
@@ -45,8 +64,8 @@ class Logprobs:
         max_num_seqs: number of rows.
     """
 
-    def __init__(self, max_num_seqs: int, transfer: HostToDevice) -> None:
-        self._transfer = transfer
+    def __init__(self, max_num_seqs: int, transfer: HostToDevice, kernels: CpuKernels | None = None) -> None:
+        self._transfer, self._kernels = transfer, kernels
         self._num_top = np.full(max_num_seqs, -1, np.int64)  # row -> alternatives; -1 without log probabilities
 
     def add(self, row: int, sampling: SamplingParams) -> None:
@@ -71,4 +90,4 @@ class Logprobs:
         if not len(lines):
             return None
         (on_device,) = self._transfer(lines)
-        return lines, PendingLogprobs(logits[on_device], token_ids[on_device], num_top[lines].tolist())
+        return lines, PendingLogprobs(logits, token_ids[on_device], num_top[lines].tolist(), on_device, self._kernels)

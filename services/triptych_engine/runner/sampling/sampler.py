@@ -13,11 +13,12 @@ import numpy as np
 import torch
 
 from triptych_engine.runner.cpu.kernels import CpuKernels
+from triptych_engine.runner.cpu.sampling_kernels import DRAW_ARGS
 from triptych_engine.runner.sampling.bans import Bans
 from triptych_engine.runner.sampling.bias import Bias
 from triptych_engine.runner.sampling.logprobs import Logprobs, PendingLogprobs
 from triptych_engine.runner.sampling.penalties import Penalties
-from triptych_engine.runner.sampling.sampling_ops import draw, draw_cut, uniform
+from triptych_engine.runner.sampling.sampling_ops import draw, draw_sorted, uniform
 from triptych_engine.runner.sampling.token_rules import TokenEdits
 from triptych_engine.runner.transfer import Fetch, HostToDevice, fetch
 from triptych_engine.scheduling.request import SamplingParams, TokenLogprobs
@@ -78,7 +79,7 @@ class Sampler:
         self._penalties = Penalties(max_num_seqs, device, self._transfer)
         self._bias = Bias(max_num_seqs, self._transfer)
         self._bans = Bans(max_num_seqs, self._transfer)
-        self._logprobs = Logprobs(max_num_seqs, self._transfer)
+        self._logprobs = Logprobs(max_num_seqs, self._transfer, kernels)
 
     def add(self, row: int, sampling: SamplingParams, token_ids: list[int], num_prompt_tokens: int) -> None:
         """Add a sequence in a free row. Does not wait for the device, which may still compute earlier steps.
@@ -126,17 +127,30 @@ class Sampler:
 
     def _choose(self, logits: torch.Tensor, metadata: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor]:
         """A token for each line, and whether the line is invalid: its largest logit is not finite."""
-        if self._kernels is not None and logits.dtype == torch.float32:
-            best, token_ids = self._kernels.argmax(logits.contiguous())
+        if self._kernels is not None:
+            logits = _dense_floats(logits)
+            best, token_ids = self._kernels.argmax(logits)
         else:
             best, token_ids = logits.max(-1)
         is_invalid = ~torch.isfinite(best)
         drawn = np.flatnonzero(self._temperature[metadata.idx_mapping] > 0)
         if len(drawn):
             (lines,) = self._transfer(drawn)
-            chosen = self._draw(logits[lines].float(), metadata.idx_mapping[drawn], metadata.positions[drawn])
+            rows, positions = metadata.idx_mapping[drawn], metadata.positions[drawn]
+            if self._kernels is not None:
+                chosen = self._kernels.sampling.draw(logits, self._draw_args(drawn, rows, positions))
+            else:
+                chosen = self._draw(logits[lines].float(), rows, positions)
             token_ids[lines] = torch.where(is_invalid[lines], token_ids[lines], chosen)
         return token_ids, is_invalid
+
+    def _draw_args(self, lines: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """[n] DRAW_ARGS, for the same as `_draw`."""
+        args = np.empty(len(lines), DRAW_ARGS)
+        args["row"], args["number"] = lines, uniform(self._seeds[rows], positions.astype(np.uint64))
+        args["top_k"], args["top_p"], args["min_p"] = self._cuts[rows].T
+        args["temperature"], args["is_cut"] = self._temperature[rows], self._is_cut[rows]
+        return args
 
     def _draw(self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> torch.Tensor:
         """Draw from softmax(logits / temperature), cut by min-p, top-k and top-p. logits: [n, vocab_size] float32."""
@@ -152,7 +166,12 @@ class Sampler:
         if not is_cut.any():
             return draw(logits, numbers)
         token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-        token_ids[cut_lines] = draw_cut(logits[cut_lines], numbers[cut_lines], self._cuts[rows[is_cut]], self._transfer)
+        token_ids[cut_lines] = draw_sorted(logits[cut_lines], numbers[cut_lines], self._cuts[rows[is_cut]], self._transfer)
         if len(whole_lines):
             token_ids[whole_lines] = draw(logits[whole_lines], numbers[whole_lines])
         return token_ids
+
+
+def _dense_floats(logits: torch.Tensor) -> torch.Tensor:
+    """What kernels take; without an operation if it is that already."""
+    return logits if logits.dtype == torch.float32 and logits.is_contiguous() else logits.float().contiguous()

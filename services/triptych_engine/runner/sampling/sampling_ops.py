@@ -1,4 +1,5 @@
-"""Draws tokens from distributions, with numbers that are a pure function of (seed, position)."""
+"""Draws tokens from distributions, with numbers that are a pure function of (seed, position). On CPUs, a kernel draws the same
+tokens (csrc/sampling/draw.cpp)."""
 
 from __future__ import annotations
 
@@ -6,9 +7,6 @@ import numpy as np
 import torch
 
 from triptych_engine.runner.transfer import HostToDevice
-
-#: Initial number of candidates to sort when top-p or min-p cuts the distribution; it grows until the cut is among them.
-_FIRST_CANDIDATES = 256
 
 
 def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -36,23 +34,14 @@ def draw(logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     return _pick(logits.softmax(-1), numbers)
 
 
-def draw_cut(logits: torch.Tensor, numbers: torch.Tensor, cuts: np.ndarray, transfer: HostToDevice) -> torch.Tensor:
+def draw_sorted(logits: torch.Tensor, numbers: torch.Tensor, cuts: np.ndarray, transfer: HostToDevice) -> torch.Tensor:
     """Draw a token for each row from those that min-p, top-k and top-p leave. Shapes as for `draw`.
 
-    On a CPU, only the likeliest candidates of each row are sorted. On other devices, each row would have to wait for the device to
-    see whether the candidates are enough. So all rows are sorted completely there.
+    All rows are sorted completely: to sort only candidates, each row would have to wait for the device to see whether they suffice.
 
     Args:
         cuts: [n, 3] top-k (0: all tokens), top-p and min-p of each row.
     """
-    if logits.device.type == "cpu":
-        rows = zip(logits, cuts.tolist(), numbers, strict=True)
-        return torch.stack([_draw_row(line, int(top_k), top_p, min_p, number) for line, (top_k, top_p, min_p), number in rows])
-    return draw_sorted(logits, numbers, cuts, transfer)
-
-
-def draw_sorted(logits: torch.Tensor, numbers: torch.Tensor, cuts: np.ndarray, transfer: HostToDevice) -> torch.Tensor:
-    """`draw_cut` for all rows at once."""
     limits = cuts.copy()
     limits[limits[:, 0] == 0, 0] = logits.shape[-1]
     (on_device,) = transfer(limits)
@@ -75,28 +64,3 @@ def _pick(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     # Rounding could point past the last token that has any weight.
     last = (weights > 0).long().cumsum(-1).argmax(-1)
     return torch.minimum(index, last)
-
-
-def _draw_row(logits: torch.Tensor, top_k: int, top_p: float, min_p: float, number: torch.Tensor) -> torch.Tensor:
-    """Draw one token from those that min-p, top-k and top-p leave.
-
-    Only the likeliest candidates are sorted. Their number grows until the cut is among them, so the result is that of a full sort.
-    """
-    vocab_size = logits.shape[-1]
-    log_total = logits.logsumexp(-1)
-    num_candidates = min(vocab_size, top_k or _FIRST_CANDIDATES)
-    while True:
-        values, ids = logits.topk(num_candidates)
-        probabilities = (values - log_total).double().exp()
-        keep = probabilities >= min_p * probabilities[0]
-        all_survivors_seen = bool(top_k) or not bool(keep[-1]) or num_candidates == vocab_size
-        # Probability mass that top-k and min-p leave. It is known once all such tokens are candidates; with neither it is 1.
-        total = probabilities[keep].sum() if all_survivors_seen else probabilities.new_ones(())
-        before = probabilities.cumsum(-1) - probabilities
-        keep_top_p = keep & (before < top_p * total)
-        cut_is_inside = not bool(keep_top_p[-1])
-        if all_survivors_seen or (cut_is_inside and not min_p):
-            break
-        num_candidates = min(vocab_size, num_candidates * 8)
-    keep_top_p[0] = True
-    return ids[_pick((probabilities * keep_top_p)[None], number[None])[0]]

@@ -61,7 +61,7 @@ def test_attention_over_no_tokens_is_nothing(emulating: Emulating, method: str):
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("method", LINEAR_METHODS)
 def test_many_sequences_decode_over_contexts_of_any_length(emulating: Emulating, method: str):
-    """Threads take all heads of a sequence then, and cut its keys into tiles of nearly equal size."""
+    """Threads take all heads of a sequence then, and cut its keys into tiles, of which the last one may be short."""
     lengths = [*range(1, 40), 127, 128, 129, 143, 144, 145, 255, 256, 257, 300]
     steps = [lengths, [1] * len(lengths), [1] * len(lengths)]
     case = {"shape": LayerShape(3, 64, 64), "num_q_heads": 9, "steps": steps}

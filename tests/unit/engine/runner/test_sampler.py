@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 from support.builders.engine import GREEDY
-from triptych_engine.runner.cpu.kernels import load_kernels
+from triptych_common.host.cpu import isas_of_this_cpu
+from triptych_engine.runner.cpu.kernels import CpuKernels, load_kernels
+from triptych_engine.runner.cpu.sampling_kernels import DRAW_ARGS
 from triptych_engine.runner.sampling.logprobs import PendingLogprobs
 from triptych_engine.runner.sampling.sampler import Sampler, SampleResult, SamplingMetadata
-from triptych_engine.runner.sampling.sampling_ops import draw_cut, draw_sorted, uniform
+from triptych_engine.runner.sampling.sampling_ops import draw_sorted, uniform
 from triptych_engine.runner.transfer import HostToDevice
 from triptych_engine.scheduling.request import SamplingParams
 
@@ -24,11 +26,15 @@ CPU = torch.device("cpu")
 
 
 def sample_one(
-    logits: torch.Tensor, sampling: SamplingParams, prompt: list[int] | None = None, output: list[int] | None = None
+    logits: torch.Tensor,
+    sampling: SamplingParams,
+    prompt: list[int] | None = None,
+    output: list[int] | None = None,
+    kernels: CpuKernels | None = None,
 ) -> int:
     """One draw for one request whose prompt and output so far are given."""
     prompt, output = prompt or [0], output or []
-    sampler = Sampler(1, CPU)
+    sampler = Sampler(1, CPU, kernels)
     sampler.add(0, sampling, prompt + output, len(prompt))
     return int(sample(sampler, logits[None], [0], len(output)).token_ids[0])
 
@@ -36,15 +42,6 @@ def sample_one(
 def sample(sampler: Sampler, logits: torch.Tensor, rows: Sequence[int], position: int = 0) -> SampleResult:
     """A draw for each row, after so many output tokens."""
     return sampler.sample(logits, SamplingMetadata(np.array(rows), np.full(len(rows), position))).result()
-
-
-def draws(logits: torch.Tensor, count: int, **params: object) -> np.ndarray:
-    """How often each token comes in `count` draws with different seeds."""
-    sampler = Sampler(count, CPU)
-    for row in range(count):
-        sampler.add(row, replace(GREEDY, **({"temperature": 1.0, "seed": row} | params)), [0], 1)
-    tokens = sample(sampler, logits.expand(count, -1), range(count)).token_ids
-    return np.bincount(tokens, minlength=logits.shape[-1])
 
 
 def reference_distribution(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
@@ -89,30 +86,10 @@ def test_a_sequence_is_taken_up_without_waiting_for_the_device(monkeypatch: pyte
     assert logits.tolist() == [[3.0, lowest, 3.5, lowest, lowest, 3.0, lowest, lowest]]
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        {},
-        {"temperature": 0.5},
-        {"top_k": 5},
-        {"top_p": 0.7},
-        {"min_p": 0.2},
-        {"top_k": 20, "top_p": 0.9, "min_p": 0.05, "temperature": 1.7},
-        {"top_p": 0.999},
-    ],
-)
-def test_draws_follow_the_distribution(params: dict):
-    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)) * 2
-    counts = draws(logits, 20_000, **params)
-    expected = reference_distribution(logits, replace(GREEDY, **({"temperature": 1.0} | params))).numpy()
-    assert counts[expected == 0].sum() == 0, "a token outside of the cut was drawn"
-    frequent = expected * counts.sum() >= 5
-    observed = np.append(counts[frequent], counts[~frequent].sum())
-    wanted = np.append(expected[frequent], expected[~frequent].sum()) * counts.sum()
-    nonzero = wanted > 0
-    assert chisquare(observed[nonzero], wanted[nonzero]).pvalue > 1e-4
+BOTH = pytest.mark.parametrize("kernels", [None, load_kernels()], ids=["torch", "kernels"])
 
 
+@BOTH
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -122,12 +99,12 @@ def test_draws_follow_the_distribution(params: dict):
     min_p=st.sampled_from([0.0, 0.01, 0.5, 1.0]),
 )
 def test_a_draw_never_leaves_the_cut_and_the_lazy_sort_changes_nothing(
-    seed: int, spread: float, top_k: int, top_p: float, min_p: float
+    kernels: CpuKernels | None, seed: int, spread: float, top_k: int, top_p: float, min_p: float
 ):
     """3,000 near-equal logits make the cut lie far beyond the candidates that are sorted first."""
     logits = torch.randn(3000, generator=torch.Generator().manual_seed(seed)) * spread
     sampling = replace(GREEDY, temperature=1.0, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p)
-    token = sample_one(logits, sampling)
+    token = sample_one(logits, sampling, kernels=kernels)
     reference = reference_distribution(logits, sampling)
     order = reference.argsort(descending=True, stable=True)
     cumulative = reference[order].cumsum(-1)
@@ -139,14 +116,15 @@ def test_a_draw_never_leaves_the_cut_and_the_lazy_sort_changes_nothing(
     assert reference[token] > 0
 
 
-def test_top_p_is_of_what_min_p_leaves_beyond_the_first_candidates():
+@BOTH
+def test_top_p_is_of_what_min_p_leaves_beyond_the_first_candidates(kernels: CpuKernels | None):
     """Top-p ends among the candidates that are sorted first, min-p far behind them."""
     logits = torch.randn(3000, generator=torch.Generator().manual_seed(0))
     sampling = replace(GREEDY, temperature=1.0, top_p=0.3, min_p=0.05)
     cumulative = reference_distribution(logits, sampling).sort(descending=True, stable=True)
     numbers = uniform(np.arange(200, dtype=np.uint64), np.zeros(200, np.uint64))
     wanted = [int(cumulative.indices[int((cumulative.values.cumsum(-1) <= number).sum())]) for number in numbers]
-    assert [sample_one(logits, replace(sampling, seed=seed)) for seed in range(200)] == wanted
+    assert [sample_one(logits, replace(sampling, seed=seed), kernels=kernels) for seed in range(200)] == wanted
 
 
 def test_the_same_seed_gives_the_same_token_whatever_else_is_in_the_batch():
@@ -237,10 +215,10 @@ def test_logprobs_of_the_chosen_token_alone():
     assert entry.top_token_ids == ()
 
 
-@pytest.mark.parametrize("kernels", [None, load_kernels()], ids=["torch", "kernels"])
+@BOTH
 @pytest.mark.parametrize("poison", [float("nan"), float("-inf")])
-def test_a_row_without_a_finite_logit_fails_alone(kernels: object, poison: float):
-    sampler = Sampler(3, CPU, kernels)  # type: ignore[arg-type]
+def test_a_row_without_a_finite_logit_fails_alone(kernels: CpuKernels | None, poison: float):
+    sampler = Sampler(3, CPU, kernels)
     for row in range(3):
         sampler.add(row, replace(GREEDY, temperature=float(row)), [0], 1)
     logits = torch.randn(3, VOCAB)
@@ -250,12 +228,34 @@ def test_a_row_without_a_finite_logit_fails_alone(kernels: object, poison: float
     assert result.token_ids[0] == logits[0].argmax()
 
 
-def test_all_rows_sorted_at_once_draw_what_each_alone_would():
-    logits = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(0)) * 2
-    numbers = torch.linspace(0, 0.999, 40, dtype=torch.float64)
-    cuts = np.array([((0, 1, 5, 290)[i % 4], (1.0, 0.3, 0.9)[i % 3], (0.0, 0.05)[i % 2]) for i in range(40)])
-    transfer = HostToDevice(CPU, packed=True)
-    assert torch.equal(draw_sorted(logits, numbers, cuts, transfer), draw_cut(logits, numbers, cuts, transfer))
+@pytest.mark.parametrize("isa", isas_of_this_cpu())
+def test_kernels_draw_what_a_complete_sort_draws(kernels_for: Callable[..., CpuKernels], isa: str):
+    kernels = kernels_for(isa)
+    count, generator = 400, torch.Generator().manual_seed(0)
+    logits = torch.randn(count, 5000, generator=generator) * torch.tensor([0.3, 2.0, 6.0]).repeat(count)[:count, None]
+    args = np.zeros(count, DRAW_ARGS)
+    args["row"], args["number"], args["temperature"], args["is_cut"] = range(count), np.linspace(0, 0.999, count), 1.0, 1
+    args["top_k"], args["top_p"], args["min_p"] = np.resize([0, 1, 5, 40, 4990], count), np.resize([1.0, 0.3, 0.9, 0.99], count), 0
+    args["min_p"][::7] = 0.05
+    cuts = np.stack([args["top_k"], args["top_p"], args["min_p"]], 1)
+    wanted = draw_sorted(logits, torch.from_numpy(args["number"].copy()), cuts, HostToDevice(CPU, packed=True))
+    got = kernels.sampling.draw(logits, args)
+    assert (got != wanted).sum() <= 1, "rounding may move a number across a border, rarely"
+
+
+@pytest.mark.parametrize(("size", "num_top"), [(3, 3), (300, 0), (700, 20), (5000, 20)])
+def test_kernels_give_the_log_probabilities_of_torch(size: int, num_top: int):
+    kernels = load_kernels()
+    logits = torch.randn(9, size, generator=torch.Generator().manual_seed(0)) * 4
+    logits[:, 1] = -torch.inf
+    lines, chosen = torch.tensor([8, 0, 3]), torch.tensor([0, 2, 2])
+    got = PendingLogprobs(logits, chosen, [num_top] * 3, lines, kernels).entries()
+    wanted = PendingLogprobs(logits[lines], chosen, [num_top] * 3).entries()
+    of_chosen = logits[lines].gather(1, chosen[:, None])
+    assert [one.rank for one in got] == ((logits[lines] > of_chosen).sum(1) + 1).tolist()
+    for one, other in zip(got, wanted, strict=True):
+        assert (one.token_id, one.top_token_ids) == (other.token_id, other.top_token_ids)
+        assert (one.logprob, *one.top_logprobs) == pytest.approx((other.logprob, *other.top_logprobs), abs=1e-5)
 
 
 def test_several_lines_of_one_request_are_drawn_each_at_its_position():
