@@ -34,6 +34,21 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PoolingParams:
+    """What becomes of the hidden states of a request that generates nothing; defaults as in the contract (common.proto)."""
+
+    #: One vector per token, not one for all.
+    per_token: bool = False
+    #: Length of the vectors; None: the model's.
+    dimensions: int | None = None
+    #: None: as the model was made.
+    normalize: bool | None = None
+    activation: bool = True
+    #: Index of the first token of the second text of a pair; 0 if there is one text.
+    second_text_start: int = 0
+
+
 class FinishReason(Enum):
     """Why a sequence ended."""
 
@@ -74,6 +89,8 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     media: PromptMedia = NO_MEDIA
+    #: For a request that generates nothing: its sampling has max_tokens 0.
+    pooling: PoolingParams | None = None
     #: Position in the order of arrival, set by `RequestStates.add`.
     arrival: int = 0
     arrival_time: float = field(default_factory=time.monotonic)

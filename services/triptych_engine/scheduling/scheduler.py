@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Iterable
 
+import numpy as np
 from triptych_common.errors import DuplicateRequestError, InternalError, QueueFullError, TriptychError
 
 from triptych_engine.media.cache import EmbeddingCache
@@ -43,6 +44,7 @@ class Scheduler:
         max_model_len: longest sequence, prompt and output together, in tokens.
         max_new_tokens: maximum number of tokens that the executor may return for a decoding request in one step.
         max_embeddings: maximum number of embeddings that are held or being fetched.
+        can_chunk: prompts may be divided among steps. If not, a step must have room for the longest one.
         pacer: limits the prompt tokens of steps in which requests decode; without it only the token budget does.
     """
 
@@ -56,6 +58,7 @@ class Scheduler:
         max_model_len: int,
         max_new_tokens: int = 1,
         max_embeddings: int = 0,
+        can_chunk: bool = True,
         pacer: StepPacer | None = None,
     ) -> None:
         self.kv_cache = kv_cache
@@ -80,6 +83,7 @@ class Scheduler:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_new_tokens=max_new_tokens,
+            can_chunk=can_chunk,
             pacer=pacer,
         )
         self._pacer = pacer
@@ -226,9 +230,8 @@ class Scheduler:
         If a request raises an error, only that request fails.
         """
         outputs = []
-        for one in self._states.completed(scheduled.step_id):
-            if one.request.status is RequestStatus.FINISHED:  # it ended while the step ran
-                continue
+        completed = self._states.completed(scheduled.step_id)
+        for one in (one for one in completed if one.request.status is not RequestStatus.FINISHED):  # others ended while it ran
             try:
                 output = self._update_request(one, result)
             except Exception as error:
@@ -253,6 +256,8 @@ class Scheduler:
         if not scheduled.max_new_tokens:
             self._commit(request, scheduled.num_tokens)
             return None
+        if request.pooling is not None:
+            return self._finish(request, FinishReason.STOP, pooled=result.pooled[request_id])
         token_ids = result.token_ids[request_id]
         if not 0 < len(token_ids) <= scheduled.max_new_tokens:
             raise AssertionError(f"the step brought {len(token_ids)} tokens instead of 1 to {scheduled.max_new_tokens}")
@@ -281,9 +286,11 @@ class Scheduler:
 
     # -- the end of a request -------------------------------------------------------------------------------------------------
 
-    def _finish(self, request: Request, reason: FinishReason, error: TriptychError | None = None) -> SequenceOutput:
+    def _finish(
+        self, request: Request, reason: FinishReason, error: TriptychError | None = None, pooled: np.ndarray | None = None
+    ) -> SequenceOutput:
         self._states.finish(request, reason)
-        return last_output(request, error)
+        return last_output(request, error, pooled)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless requests, steps in flight, blocks and embeddings agree. For tests."""
@@ -293,5 +300,4 @@ class Scheduler:
 def _failed_output(request: Request, error: Exception) -> SequenceOutput:
     """The last output of a request that ended because of an error in this engine."""
     log.error("request %s failed in the scheduler", request.request_id, exc_info=error)
-    message = f"the request failed in the engine's scheduler ({type(error).__name__}); the engine's log has the details"
-    return last_output(request, InternalError(message))
+    return last_output(request, InternalError(f"the scheduler failed ({type(error).__name__}); the engine's log has the details"))
