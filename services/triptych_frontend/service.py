@@ -15,7 +15,8 @@ from triptych_common.cluster.resolver import resolver_of
 from triptych_common.errors import StartupError
 from triptych_common.host.garbage import startup_objects_frozen
 from triptych_common.host.memory import return_large_blocks
-from triptych_common.model.store import model_info, resolve_model, served_name
+from triptych_common.model.pooling import served_model
+from triptych_common.model.store import resolve_model, served_name
 from triptych_common.pb import (
     common_pb2,
     detokenize_pb2,
@@ -33,7 +34,9 @@ from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.engines.connection import EngineConnection
 from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
+from triptych_frontend.generation.embedder import Embedder
 from triptych_frontend.generation.generator import Generator
+from triptych_frontend.generation.pooling_inputs import PoolingInputs
 from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.preparer import MediaPreparer
 from triptych_frontend.media.processors.loading import default_chat_template, load_media_processor
@@ -70,7 +73,7 @@ class Frontend:
         path = resolve_model(settings.model)
         name = settings.served_model_name or served_name(settings.model)
         self._tokenizer, expander, why_text_only = _load_text_and_media(path, settings.max_image_pixels)
-        info = model_info(path, name, settings.max_model_len)
+        info, pooling = served_model(path, name, settings.max_model_len, settings.task)
         info.vocab_size = info.vocab_size or len(self._tokenizer)
         if expander is not None:
             expander.max_embeds = info.max_model_len
@@ -93,17 +96,22 @@ class Frontend:
             lambda address: EngineConnection(address, self._model.info),
             self._engines_changed,
         )
+        engines = EngineRouter(self._engines)
         self._generator = Generator(
             self._admission,
             self._model,
             self._preprocessor,
-            EngineRouter(self._engines),
+            engines,
             self._encoder_client,
             OutputChains(self._tokenizer),
         )
         self.server = ServiceServer("frontend", settings, SERVICES, self.register, self, self._metrics)
         self._generation = GenerationServicer(
-            self._model, self._generator, self._media.uploads, lambda: self.server.identity.describe(self.state)
+            self._model,
+            self._generator,
+            Embedder(self._admission, self._model, PoolingInputs(self._preprocessor, self._tokenizer), engines, pooling),
+            self._media.uploads,
+            lambda: self.server.identity.describe(self.state),
         )
 
     def register(self, server: grpc.aio.Server) -> None:

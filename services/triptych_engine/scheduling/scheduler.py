@@ -230,8 +230,7 @@ class Scheduler:
         If a request raises an error, only that request fails.
         """
         outputs = []
-        completed = self._states.completed(scheduled.step_id)
-        for one in (one for one in completed if one.request.status is not RequestStatus.FINISHED):  # others ended while it ran
+        for one in self._live_of(scheduled):
             try:
                 output = self._update_request(one, result)
             except Exception as error:
@@ -243,9 +242,12 @@ class Scheduler:
 
     def fail_step(self, scheduled: SchedulerOutput, error: TriptychError) -> list[SequenceOutput]:
         """End the requests of a step that failed. Returns their last outputs."""
-        requests = [one.request for one in self._states.completed(scheduled.step_id)]
-        live = [request for request in requests if request.status is not RequestStatus.FINISHED]
-        return [self._finish(request, FinishReason.ERROR, error) for request in live]
+        return [self._finish(one.request, FinishReason.ERROR, error) for one in self._live_of(scheduled)]
+
+    def _live_of(self, scheduled: SchedulerOutput) -> list[ScheduledRequest]:
+        """The requests of a step that is over, without those that ended while it ran."""
+        completed = self._states.completed(scheduled.step_id)
+        return [one for one in completed if one.request.status is not RequestStatus.FINISHED]
 
     def _update_request(self, scheduled: ScheduledRequest, result: StepResult) -> SequenceOutput | None:
         request, request_id = scheduled.request, scheduled.request.request_id
@@ -300,4 +302,5 @@ class Scheduler:
 def _failed_output(request: Request, error: Exception) -> SequenceOutput:
     """The last output of a request that ended because of an error in this engine."""
     log.error("request %s failed in the scheduler", request.request_id, exc_info=error)
-    return last_output(request, InternalError(f"the scheduler failed ({type(error).__name__}); the engine's log has the details"))
+    message = f"the request failed in the engine's scheduler ({type(error).__name__}); the engine's log has the details"
+    return last_output(request, InternalError(message))

@@ -71,6 +71,7 @@ class Generator:
         with contextlib.ExitStack() as place:
             place.enter_context(self._admission.admit())
             self._model.check_name(request.model)
+            self._model.check_task(common_pb2.TASK_GENERATE)
             refuse_unserved(request)
             principal = Principal(context.tenant) if context is not None else ANONYMOUS
             if isinstance(request, generation_pb2.ChatRequest):

@@ -94,7 +94,7 @@ class Preprocessor:
         start_s = time.perf_counter()
         turns = _turns(request.messages)
         num_chars = sum(len(turn.text) + len(turn.name or "") for turn in turns) + request.template_kwargs.ByteSize()
-        self._check_length(num_chars, "messages")
+        self.check_length(num_chars, "messages")
         variables = _template_variables(request.template_kwargs)
         add_generation_prompt, continue_final_message = _prompt_end(request, turns[-1])
         items = _media_items(request.messages)
@@ -122,14 +122,14 @@ class Preprocessor:
         kind = request.WhichOneof("prompt")
         if kind == "text":
             add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
-            self._check_length(len(request.text), "text")
+            self.check_length(len(request.text), "text")
             encode = self._encode_with_starts if with_offsets else self._encode
-            token_ids, offsets = await self._run(lambda: encode(request.text, add_special_tokens))
+            token_ids, offsets = await self.run(lambda: encode(request.text, add_special_tokens))
             text = request.text
         elif kind == "token_ids":
             token_ids = list(request.token_ids.ids)
             self.check_token_ids(token_ids, "token_ids.ids")
-            text, offsets = await self._run(lambda: self._decode_with_starts(token_ids, with_offsets))
+            text, offsets = await self.run(lambda: self._decode_with_starts(token_ids, with_offsets))
         else:
             raise InvalidRequestError("a prompt is needed: text or token_ids", field="prompt")
         if not token_ids:
@@ -138,7 +138,7 @@ class Preprocessor:
 
     async def tokenize(self, text: str, add_special_tokens: bool, parse_special_tokens: bool) -> tuple[list[int], list[str]]:
         """Token ids, and the vocabulary's strings for them. Raises InvalidRequestError."""
-        self._check_length(len(text), "text")
+        self.check_length(len(text), "text")
 
         def work() -> tuple[list[int], list[str]]:
             tokenizer = self._tokenizer
@@ -148,19 +148,19 @@ class Preprocessor:
                 token_ids = tokenizer.encode_user_text(text, add_special_tokens)
             return token_ids, tokenizer.tokens(token_ids)
 
-        return await self._run(work)
+        return await self.run(work)
 
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """The text of a whole sequence. Raises InvalidRequestError."""
         self.check_token_ids(token_ids, "token_ids")
-        return await self._run(lambda: self._tokenizer.decode(token_ids, skip_special_tokens))
+        return await self.run(lambda: self._tokenizer.decode(token_ids, skip_special_tokens))
 
     async def detokenize_next(self, stream: IncrementalDetokenizer, token_ids: Sequence[int]) -> str:
         """The text that becomes certain with more ids of a growing sequence. Raises InvalidRequestError."""
         self.check_token_ids(token_ids, "token_ids")
         if len(token_ids) <= _MAX_INLINE_TOKENS:
             return "".join(map(stream.feed, token_ids))
-        return await self._run(lambda: "".join(map(stream.feed, token_ids)))
+        return await self.run(lambda: "".join(map(stream.feed, token_ids)))
 
     def check_token_ids(self, token_ids: Sequence[int], field: str) -> None:
         """Raise InvalidRequestError, which names the first id that is not in the vocabulary."""
@@ -191,10 +191,12 @@ class Preprocessor:
         timer.cancel()
         return chat
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run a function in one of the threads."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    def _check_length(self, num_chars: int, field: str) -> None:
+    def check_length(self, num_chars: int, field: str) -> None:
+        """Raise InvalidRequestError if a text is too long to be tokenized."""
         limit = self._settings.max_prompt_chars
         if num_chars > limit:
             raise InvalidRequestError(

@@ -69,6 +69,15 @@ class Tokenizer:
         ids: list[int] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """Like `encode` for several texts, on several cores."""
+        return [one.ids for one in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
+
+    @property
+    def around_text(self) -> tuple[list[int], list[int]]:
+        """The tokens that the tokenizer adds before and after a text."""
+        return self._added_before, self._added_after
+
     def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids, and the range of each token's text: (start, end) in characters."""
         encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
