@@ -63,9 +63,9 @@ def _announce(services: list[Service], elapsed_s: float, *, generates: bool) -> 
 
 def curl_line(address: str, model: str, has_key: bool = False, *, generates: bool = True) -> str:
     """A first request, as a shell command."""
-    question = "What is the capital of France?"
-    route, body = "embeddings", {"model": model, "input": [question]}
+    question, route = "What is the capital of France?", "chat/completions" if generates else "embeddings"
+    body: dict[str, object] = {"model": model, "input": [question]}
     if generates:
-        route, body = "chat/completions", {"model": model, "messages": [{"role": "user", "content": question}], "temperature": 0}
+        body = {"model": model, "messages": [{"role": "user", "content": question}], "temperature": 0}
     key = ' -H "Authorization: Bearer $TRIPTYCH_GATEWAY_API_KEY"' if has_key else ""
     return f"curl http://{address}/v1/{route} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"

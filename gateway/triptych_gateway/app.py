@@ -18,12 +18,12 @@ from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 from triptych_gateway.access.middleware import ErrorMiddleware, PrincipalMiddleware, RequestMiddleware
 from triptych_gateway.access.routes import Access, OpenPaths
 from triptych_gateway.errors import handle_error
-from triptych_gateway.routes import docs, generation, health, models, tokenize
+from triptych_gateway.routes import docs, generation, health, models, pooling, tokenize
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.state import Gateway
 
 #: The application serves only the routes of these routers.
-ROUTERS = (generation.router, models.router, tokenize.router, health.router, docs.router)
+ROUTERS = (generation.router, models.router, tokenize.router, pooling.router, health.router, docs.router)
 _DESCRIPTION = """OpenAI-compatible REST in front of Triptych's gRPC services.
 
 A field that is not honoured is refused with a 400 that names it; nothing is silently dropped."""
