@@ -108,6 +108,8 @@ class EncoderModel:
     def _probe(self, max_model_len: int) -> EncoderBatch:
         lengths = np.sort(np.minimum(_PROBE_LENGTHS, max_model_len))
         token_ids = np.arange(lengths.sum()) * 7919 % self.vocab_size
+        # Some families give padding a position of its own. Texts have none.
+        token_ids[token_ids == self._base.config.pad_token_id] = self.vocab_size - 1
         return encoder_batch(token_ids, lengths, np.zeros(len(lengths), np.int64), self.device)
 
 
@@ -141,7 +143,7 @@ def load_encoder(config: RunnerConfig, pooling: PoolingModel) -> EncoderModel:
     dtype = config.dtype or compute_dtype(getattr(torch, checkpoint_dtype(path)), config.device)
     auto = AutoModelForSequenceClassification if pooling.kind == "classify" else AutoModel
     try:
-        model = auto.from_pretrained(path, config=AutoConfig.from_pretrained(path), dtype=dtype, attn_implementation="sdpa")
+        model = auto.from_pretrained(path, config=AutoConfig.from_pretrained(path), dtype=dtype)
     except ValueError as error:
         raise UnsupportedModelError(f"cannot serve {name}: {str(error).splitlines()[0]}") from error
     except OSError as error:
@@ -162,7 +164,7 @@ class _Computed(nn.Module):
         self._pooler = getattr(base, "pooler", None)
         self.config = base.config
 
-    def forward(self, inputs_embeds: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
+    def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
         pooled = self._pooler(inputs_embeds) if self._pooler is not None else None
         return BaseModelOutputWithPooling(last_hidden_state=inputs_embeds, pooler_output=pooled)
 
