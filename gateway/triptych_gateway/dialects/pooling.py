@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import time
+from array import array
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.tensors import to_numpy
 
 from triptych_gateway.dialects.convert import chat_messages
 from triptych_gateway.dialects.fields import FieldNames
@@ -96,34 +96,35 @@ def _truncate_to(tokens: int | None) -> int | None:
 
 
 def embeddings_json(response: generation_pb2.EmbedResponse, encoding: str | None) -> dict[str, Any]:
-    """OpenAI's list of vectors, for orjson with numpy."""
-    vectors = to_numpy(response.packed)
-    data = [{"object": "embedding", "index": index, "embedding": _encoded(one, encoding)} for index, one in enumerate(vectors)]
+    """OpenAI's list of vectors."""
+    vectors = _rows(response.packed, response.packed_vectors)
+    data = [{"object": "embedding", "index": i, "embedding": _encoded(one, encoding)} for i, one in enumerate(vectors)]
     return {"object": "list", "data": data, "model": response.model, "usage": usage_json(response.usage)}
 
 
 def pooled_json(response: generation_pb2.EmbedResponse, encoding: str | None, per_token: bool) -> dict[str, Any]:
     """vLLM's list of pooled data."""
-    ends = np.cumsum(response.packed_vectors)
-    parts = np.split(to_numpy(response.packed), ends[:-1])
-    values = parts if per_token else [part[0] for part in parts]
-    return _list(response, [{"object": "pooling", "index": i, "data": _encoded(one, encoding)} for i, one in enumerate(values)])
+    values: list[Any] = [_encoded(one, encoding) for one in _rows(response.packed, response.packed_vectors)]
+    if per_token and encoding != "base64":
+        size = response.packed.shape[1]
+        values = [[of_text[start : start + size] for start in range(0, len(of_text), size)] for of_text in values]
+    return _list(response, [{"object": "pooling", "index": i, "data": one} for i, one in enumerate(values)])
 
 
 def classified_json(response: generation_pb2.ClassifyResponse) -> dict[str, Any]:
     """vLLM's list of classifications."""
     data = []
     for index, one in enumerate(response.classifications):
-        values = np.array(one.values, np.float32)
-        label = response.labels[int(values.argmax())]
+        values = list(one.values)
+        label = response.labels[values.index(max(values))]
         data.append({"index": index, "label": label, "probs": values, "num_classes": len(values)})
     return _list(response, data)
 
 
 def pooled_classes_json(response: generation_pb2.ClassifyResponse, encoding: str | None) -> dict[str, Any]:
     """vLLM's list of pooled data, of a classifier."""
-    values = [np.array(one.values, np.float32) for one in response.classifications]
-    return _list(response, [{"object": "pooling", "index": i, "data": _encoded(one, encoding)} for i, one in enumerate(values)])
+    values = [_encoded(memoryview(array("f", one.values)), encoding) for one in response.classifications]
+    return _list(response, [{"object": "pooling", "index": i, "data": one} for i, one in enumerate(values)])
 
 
 def scores_json(response: generation_pb2.ScoreResponse) -> dict[str, Any]:
@@ -133,9 +134,9 @@ def scores_json(response: generation_pb2.ScoreResponse) -> dict[str, Any]:
 
 def ranking_json(response: generation_pb2.ScoreResponse, body: RerankRequest, *, with_documents: bool) -> dict[str, Any]:
     """The documents, most relevant first."""
-    texts, scores = body.texts, np.array(response.scores)
-    order = np.argsort(-scores, kind="stable").tolist()[: body.top_n or None]
-    results = [{"index": index, "relevance_score": scores[index]} for index in order]
+    texts, scores = body.texts, list(response.scores)
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
     if with_documents:
         results = [{**one, "document": {"text": texts[one["index"]]}} for one in results]
     return {"id": response.request_id, "model": response.model, "results": results, "usage": usage_json(response.usage)}
@@ -146,8 +147,16 @@ def usage_json(usage: common_pb2.Usage) -> dict[str, int]:
     return {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
 
 
-def _encoded(values: np.ndarray, encoding: str | None) -> str | np.ndarray:
-    return base64.b64encode(values.tobytes()).decode() if encoding == "base64" else np.ascontiguousarray(values)
+def _rows(packed: common_pb2.Tensor, counts: Iterable[int]) -> Iterator[memoryview[float]]:
+    """The numbers of each input, from a float32 tensor [number of vectors, dimensions] and each input's number of vectors."""
+    values, size, end = memoryview(packed.inline).cast("f"), packed.shape[1], 0
+    for count in counts:
+        start, end = end, end + count * size
+        yield values[start:end]
+
+
+def _encoded(values: memoryview[float], encoding: str | None) -> str | list[float]:
+    return base64.b64encode(values).decode() if encoding == "base64" else list(values)
 
 
 def _list(

@@ -101,5 +101,5 @@ async def _answer(
     except TriptychError as error:
         raise in_client_terms(error, names) from error
     # Ten thousand vectors take a tenth of a second to encode.
-    content = await asyncio.to_thread(lambda: orjson.dumps(to_json(response), option=orjson.OPT_SERIALIZE_NUMPY))
+    content = await asyncio.to_thread(lambda: orjson.dumps(to_json(response)))
     return Response(content, media_type="application/json")
