@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow test-codegen coverage lint format protos protos-freeze docs bench bench-report images clean
+.PHONY: help install serve test test-slow test-codegen test-ecosystem coverage lint format protos protos-freeze docs bench bench-report images clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -56,6 +56,10 @@ test-slow: $(VENV)/.dev ## Run the tests that take long: real downloads, soak
 test-codegen: $(VENV)/.dev ## Generate clients in TypeScript, C++, Go and Java, compile and run them; downloads the tools for it
 	$(BIN)/python -m pytest -m codegen tests/codegen $(ARGS)
 
+test-ecosystem: $(VENV)/.dev ## Use LangChain, LiteLLM, Instructor, Pydantic AI, openai of npm and Schemathesis; downloads them
+	$(BIN)/triptych fetch
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m ecosystem tests/ecosystem $(ARGS)
+
 coverage: $(VENV)/.dev ## Run the tests and tell which lines they reach, in services' processes too (30 minutes); pages in build/coverage/html
 	$(BIN)/triptych fetch
 	$(BIN)/triptych fetch all-minilm-l6-v2
@@ -73,6 +77,7 @@ lint: $(VENV)/.dev ## Check style, types, who imports whom, contracts, generated
 	$(BIN)/buf breaking --against protos/baseline.binpb
 	$(BIN)/python tools/gen_protos.py --check
 	$(BIN)/python -m tools.docs.configuration --check
+	$(BIN)/python -m tools.docs.openai --check
 	$(BIN)/python -m tools.docs.links
 
 format: $(VENV)/.dev ## Put the code into shape
@@ -85,8 +90,9 @@ protos: $(VENV)/.dev ## Regenerate the Python of protos/
 protos-freeze: $(VENV)/.dev ## Make the public contracts, as they are now, what `make lint` compares later ones with
 	$(BIN)/buf build --path protos/triptych/v1 --exclude-source-info -o protos/baseline.binpb
 
-docs: $(VENV)/.dev ## Regenerate docs/configuration.md from the settings, and check all links
+docs: $(VENV)/.dev ## Regenerate docs/configuration.md from the settings and docs/openai.md from the routes, and check all links
 	$(BIN)/python -m tools.docs.configuration
+	$(BIN)/python -m tools.docs.openai
 	$(BIN)/python -m tools.docs.links
 
 bench: $(VENV)/.dev ## Measure and write benchmarks/results (20 minutes): make bench [ARGS='streams steps', or one part with options: see benchmarks/README.md]

@@ -16,14 +16,24 @@ from triptych_common.errors import TriptychError
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 
 from triptych_gateway.access.middleware import ErrorMiddleware, PrincipalMiddleware, RequestMiddleware
-from triptych_gateway.access.routes import Access, OpenPaths
+from triptych_gateway.access.routes import Access, ErrorBodies, OpenPaths
 from triptych_gateway.errors import handle_error
-from triptych_gateway.routes import docs, generation, health, models, pooling, tokenize
+from triptych_gateway.routes import audio, docs, generation, health, messages, models, pooling, render, tokenize
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.state import Gateway
 
 #: The application serves only the routes of these routers.
-ROUTERS = (generation.router, models.router, tokenize.router, pooling.router, health.router, docs.router)
+ROUTERS = (
+    generation.router,
+    render.router,
+    messages.router,
+    audio.router,
+    models.router,
+    tokenize.router,
+    pooling.router,
+    health.router,
+    docs.router,
+)
 _DESCRIPTION = """OpenAI-compatible REST in front of Triptych's gRPC services.
 
 A field that is not honoured is refused with a 400 that names it; nothing is silently dropped."""
@@ -54,6 +64,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         strict_content_type=False,
     )
     app.state.gateway = gateway
+    app.state.error_bodies = ErrorBodies(ROUTERS)
     for router in ROUTERS:
         # The middleware checks the key before the body is read. This dependency only declares the key in the OpenAPI document, so
         # that /docs can send it.
@@ -73,7 +84,7 @@ def _middleware(gateway: Gateway) -> list[Middleware]:
             allow_origins=settings.cors_allow_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID_KEY, "retry-after"],
+            expose_headers=[REQUEST_ID_KEY, "request-id", "retry-after"],
         ),
         Middleware(ErrorMiddleware),
         Middleware(

@@ -1,10 +1,13 @@
-"""Errors as OpenAI's clients expect them: a status and `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors as OpenAI's clients expect them: a status and `{"error": {"message", "type", "param", "code"}}`.
+
+A router may give its routes another body (`AccessRouter(error_body=...)`), as Anthropic's clients need it.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -14,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 from triptych_common.errors import (
     ContextLengthError,
     DuplicateRequestError,
@@ -58,9 +62,17 @@ class ApiError:
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
 
-    def response(self) -> Response:
-        """The whole HTTP response."""
-        return Response(self.body, self.status, dict(self.headers), media_type="application/json")
+
+#: Writes the JSON body of an error in a dialect. Its arguments: the error, the id of the request.
+ErrorBody = Callable[[ApiError, str], bytes]
+
+
+def error_response(error: Exception, scope: Scope) -> Response:
+    """The HTTP response for any error of a request, with the body of its route's dialect. By default the body is OpenAI's."""
+    api_error = to_api_error(error)
+    write: ErrorBody | None = scope["app"].state.error_bodies.of(scope["path"])
+    body = api_error.body if write is None else write(api_error, scope["state"]["record"].request_id)
+    return Response(body, api_error.status, dict(api_error.headers), media_type="application/json")
 
 
 # class -> (status, type, code). The first matching class applies. A code of None means the error's own reason in lower case.
@@ -121,7 +133,7 @@ def _of_http(error: HTTPException) -> ApiError:
 
 async def handle_error(request: Request, error: Exception) -> Response:
     """FastAPI's exception handler for exceptions of routes."""
-    return to_api_error(error).response()
+    return error_response(error, request.scope)
 
 
 def openapi_responses() -> dict[int | str, dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Files inside JSON bodies, which are cut out before the JSON is parsed.
 
 A picture of 8 MB is a base64 string of 11 MB. Parsing it as JSON would copy it three times and scan it twice, on the event loop.
-So the payloads of data: URLs are cut out of the body as bytes. A name that the client cannot guess replaces each payload.
+So the payloads of data: URLs, and of Anthropic's image sources, are cut out of the body as bytes. A name that the client cannot
+guess replaces each payload.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import pybase64
 
 #: Smallest payload that is cut out, in bytes.
 _MIN_BYTES = 4096
-_MARK = b";base64,"
-#: The text before a payload: the URL field of a media part. A prompt cannot match, because its quotes are escaped in JSON.
-_BEFORE = re.compile(
-    rb'"(?:image|video|audio)_url"\s*:\s*\{\s*(?:"\w+"\s*:\s*"[^"\\]*"\s*,\s*)*'
-    rb'"url"\s*:\s*"data:[^",\\]*;base64,\Z'
-)
+_STRINGS = rb'(?:"\w+"\s*:\s*"[^"\\]*"\s*,\s*)*'
+#: The end of the text before a payload -> all of that text: the URL field of a media part, the data field of a source. A prompt
+#: cannot match, because its quotes are escaped in JSON.
+_BEFORE = {
+    b";base64,": re.compile(rb'"(?:image|video|audio)_url"\s*:\s*\{\s*' + _STRINGS + rb'"url"\s*:\s*"data:[^",\\]*;base64,\Z'),
+    b'"data"': re.compile(rb'"source"\s*:\s*\{\s*' + _STRINGS + rb'"data"\Z'),
+}
+#: Between the mark and the payload.
+_OPENING = {b";base64,": re.compile(rb""), b'"data"': re.compile(rb'\s{0,8}:\s{0,8}"')}
 _WINDOW_BYTES = 512
 
 
@@ -40,7 +44,7 @@ class FileParts:
         return len(self._payloads)
 
     def take(self, address: str) -> bytes | None:
-        """The file of a URL whose payload was cut out; None for any other URL. It decodes, so call it in a thread.
+        """The file of a URL or a data field whose payload was cut out; None for any other. It decodes, so call it in a thread.
 
         Raises:
             ValueError: the payload is not base64. The message continues a sentence that begins with the field's name.
@@ -64,16 +68,21 @@ class FileParts:
 
 def _payloads(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
     """Start and end of each payload to cut out. Payloads with escapes stay in the body and are parsed as JSON."""
-    mark = body.find(_MARK)
-    while mark >= 0:
-        start = mark + len(_MARK)
+    places = {mark: body.find(mark) for mark in _BEFORE}
+    while found := [(place, mark) for mark, place in places.items() if place >= 0]:
+        place, mark = min(found)
+        after = place + len(mark)
+        opening = _OPENING[mark].match(body, after)
+        start = after if opening is None else opening.end()
         end = body.find(b'"', start)
         if end < 0:
             return
         is_plain = body.find(b"\\", start, end) < 0 and body.find(b"%", start, end) < 0
-        if end - start >= _MIN_BYTES and is_plain and _BEFORE.search(body[max(0, start - _WINDOW_BYTES) : start]):
+        is_long = opening is not None and end - start >= _MIN_BYTES
+        if is_long and is_plain and _BEFORE[mark].search(body[max(0, after - _WINDOW_BYTES) : after]):
             yield start, end
-        mark = body.find(_MARK, end)
+        # What the string holds is no mark.
+        places = {own: body.find(own, end) if -1 < at < end else at for own, at in places.items()}
 
 
 def _decoded(payload: memoryview) -> bytes:

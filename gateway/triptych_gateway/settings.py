@@ -22,8 +22,8 @@ class GatewaySettings(ServiceSettings):
     api_key: Annotated[
         Annotated[SecretStr, Field(min_length=1)] | None,
         Field(
-            description="When set, all routes but those for operators and /docs need `Authorization: Bearer KEY`. Better set by "
-            "environment."
+            description="When set, all routes but those for operators and /docs need `Authorization: Bearer KEY` or `x-api-key: "
+            "KEY`. Better set by environment."
         ),
     ] = None
     cors_allow_origins: Annotated[

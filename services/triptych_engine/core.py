@@ -78,6 +78,7 @@ class EngineCore:
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
+        self.compile_constraint = executor.compile_constraint  # before a request with a constraint is added
         self._on_outputs = on_outputs
         self._on_death = on_death
         self._fetcher = fetcher

@@ -14,6 +14,7 @@ from prometheus_client import Metric
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
+from triptych_common.constraints.spec import KINDS
 from triptych_common.errors import ServiceUnavailableError, StartupError
 from triptych_common.host.cores import num_usable_cores
 from triptych_common.model import store as model_store
@@ -148,6 +149,7 @@ class EngineService:
         settings, traits = self._settings, loaded.media_traits
         model.vocab_size = loaded.vocab_size
         model.quantization = settings.quantization
+        model.capabilities.constraints.extend(KINDS if config.pooling is None else ())
         if isinstance(traits, MediaTraits):
             encoders = Pool("encoder", resolver_of(settings.encoder_addresses), lambda address: EncoderConnection(address, model))
             self._encoders = asyncio.create_task(encoders.run(), name="encoders")
@@ -243,6 +245,7 @@ def runner_config(
         device=device,
         attention=settings.attention,
         cuda_graphs=settings.cuda_graphs,
+        batch_invariant=settings.batch_invariant,
         quantization=settings.quantization,
         pooling=pooling,
         num_threads=num_threads,

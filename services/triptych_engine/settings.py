@@ -33,6 +33,13 @@ class EngineSettings(GrpcServiceSettings):
         Literal["none", "int8"],
         Field(description="int8: linear layers as products of 8-bit integers, on CPUs; faster, a little less exact."),
     ] = "none"
+    batch_invariant: Annotated[
+        bool,
+        Field(
+            description="Compute a token's logits to the same bits whatever is computed with it, so that greedy and seeded answers "
+            "repeat. A model whose logits still differ is refused. On CPUs, only float32 weights get slower by it."
+        ),
+    ] = False
     device: Annotated[str, Field(description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")] = "auto"
     attention: Annotated[
         Literal["auto", "cpu", "cuda", "torch"],

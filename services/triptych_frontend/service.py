@@ -12,6 +12,7 @@ import grpc
 from prometheus_client import Metric
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
+from triptych_common.constraints.spec import KINDS
 from triptych_common.errors import StartupError
 from triptych_common.host.garbage import startup_objects_frozen
 from triptych_common.host.memory import return_large_blocks
@@ -37,6 +38,9 @@ from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.embedder import Embedder
 from triptych_frontend.generation.generator import Generator
 from triptych_frontend.generation.pooling_inputs import PoolingInputs
+from triptych_frontend.generation.preparation.answer_format import AnswerFormats, choose_formats
+from triptych_frontend.generation.preparation.defaults import sampling_defaults
+from triptych_frontend.generation.preparation.prepare import CallPreparer
 from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.preparer import MediaPreparer
 from triptych_frontend.media.processors.loading import default_chat_template, load_media_processor
@@ -75,6 +79,7 @@ class Frontend:
         self._tokenizer, expander, why_text_only = _load_text_and_media(path, settings.max_image_pixels)
         info, pooling = served_model(path, name, settings.max_model_len, settings.task)
         info.vocab_size = info.vocab_size or len(self._tokenizer)
+        info.capabilities.constraints.extend(KINDS if pooling is None else ())
         if expander is not None:
             expander.max_embeds = info.max_model_len
         self._model = ServedModel(info)
@@ -89,18 +94,25 @@ class Frontend:
         self._fetcher = MediaFetcher(settings)
         self._media = MediaPreparer(expander, self._fetcher, settings, self._encoders, why_text_only)
         vocab_size = self._model.info.vocab_size
-        self._preprocessor = Preprocessor(self._tokenizer, template, settings, vocab_size, self._media)
+        tools, reasoning = choose_formats(template, self._tokenizer, settings.tool_call_parser, settings.reasoning_parser)
+        info.capabilities.tools = template.takes_tools and tools is not None
+        info.capabilities.reasoning = reasoning is not None
+        self._preprocessor = Preprocessor(
+            self._tokenizer, template, settings, vocab_size, self._media, can_reason=reasoning is not None
+        )
         self._engines = Pool(
             "engine",
             resolver_of(settings.engine_addresses),
             lambda address: EngineConnection(address, self._model.info),
             self._engines_changed,
         )
+        defaults = sampling_defaults(path) if settings.generation_config == "auto" else common_pb2.SamplingParams()
+        formats = AnswerFormats(self._tokenizer, tools, reasoning)
         engines = EngineRouter(self._engines)
         self._generator = Generator(
             self._admission,
             self._model,
-            self._preprocessor,
+            CallPreparer(self._model, self._tokenizer, self._preprocessor, formats, defaults),
             engines,
             self._encoder_client,
             OutputChains(self._tokenizer),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import SettingsConfigDict
@@ -31,6 +31,27 @@ class FrontendSettings(MediaLimitSettings):
         TaskName, Field(description="generate: text. embed: vectors. auto decides by the model's files. The same as the engine's.")
     ] = "auto"
     chat_template: Annotated[Path | None, Field(description="File with a Jinja chat template, instead of the model's own.")] = None
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        Field(
+            description="Defaults of sampling: none for the contract's, auto for the model's generation_config.json (temperature, "
+            "top_p, top_k, min_p, repetition_penalty) and then the contract's."
+        ),
+    ] = "none"
+    tool_call_parser: Annotated[
+        str,
+        Field(
+            description="How the model writes tool calls: hermes, llama3_json, mistral, pythonic, granite, phi4_mini_json or json. "
+            "auto chooses by the chat template; none leaves calls in the text and refuses tools."
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Field(
+            description="How the model marks what it thinks: qwen3, deepseek_r1, mistral, granite, seed_oss or kimi_vl. auto "
+            "chooses by the chat template and the tokenizer; none leaves it in the text."
+        ),
+    ] = "auto"
     num_tokenizer_threads: Annotated[int, Field(ge=1, le=64, description="Threads that render templates and tokenize.")] = min(
         4, os.cpu_count() or 1
     )

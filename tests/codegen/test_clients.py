@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pool, json_format, message_factory
-from support.codegen import Tools, debian_tools, npm_packages, public_files
+from support.codegen import Tools, debian_tools, public_files
+from support.downloads import npm_packages
 
 pytestmark = [pytest.mark.codegen, pytest.mark.timeout(900)]
 PROGRAMS = Path(__file__).with_name("programs")
@@ -58,8 +59,10 @@ def plugin(program: Path, out: str = "gen", **options: str) -> dict[str, Any]:
 
 
 def test_typescript(cache: Path, tmp_path: Path) -> None:
-    modules = npm_packages(cache / "npm", "@bufbuild/protobuf@^2", "@bufbuild/protoc-gen-es@^2", "typescript@>=5.9")
     tools = Tools(cache)
+    modules = npm_packages(
+        cache / "npm", tools.program("npm"), "@bufbuild/protobuf@^2", "@bufbuild/protoc-gen-es@^2", "typescript@>=5.9"
+    )
     node = tools.program("node")
     (tmp_path / "node_modules").symlink_to(modules)
     (tmp_path / "package.json").write_text('{"type": "module"}')

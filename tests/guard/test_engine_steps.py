@@ -45,6 +45,9 @@ class SameToken:
     def __init__(self) -> None:
         self._launched: deque[SchedulerOutput] = deque()
 
+    def compile_constraint(self, spec: object) -> None:
+        raise NotImplementedError
+
     def launch(self, scheduled: SchedulerOutput) -> None:
         self._launched.append(scheduled)
 

@@ -108,24 +108,6 @@ def _apt(apt: Path, *arguments: str, cwd: Path | None = None) -> str:
     return result.stdout
 
 
-def npm_packages(directory: Path, *packages: str) -> Path:
-    """Install npm packages into a directory, unless they are there. Skips the test if npm is missing or the download fails.
-
-    Returns:
-        The directory's node_modules.
-    """
-    npm = Tools(directory).program("npm")
-    directory.mkdir(parents=True, exist_ok=True)
-    modules, wanted = directory / "node_modules", directory / "wanted.json"
-    if not (wanted.exists() and json.loads(wanted.read_text()) == list(packages)):
-        command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", directory, *packages]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode:
-            pytest.skip(f"npm install {' '.join(packages)}: {result.stderr.strip()}")
-        wanted.write_text(json.dumps(packages))
-    return modules
-
-
 def public_files() -> descriptor_pb2.FileDescriptorSet:
     """Descriptors of the public contracts and of all that they import."""
     command = [BUF, "build", "--path", PUBLIC, "--as-file-descriptor-set", "-o", "-#format=binpb"]

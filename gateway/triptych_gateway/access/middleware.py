@@ -14,7 +14,7 @@ from triptych_common.rpc.principal import ANONYMOUS
 from triptych_common.telemetry.logs import request_id_var
 
 from triptych_gateway.access.routes import OpenPaths
-from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, ClientDisconnectedError, to_api_error
+from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, ClientDisconnectedError, error_response
 from triptych_gateway.metrics import Metrics, RequestRecord
 
 log = logging.getLogger(__name__)
@@ -36,12 +36,13 @@ class RequestMiddleware:
             return
         record = RequestRecord(usable_request_id(Headers(scope=scope).get(REQUEST_ID_KEY)))
         scope.setdefault("state", {}).update(record=record, send_body=send)
-        id_header = (REQUEST_ID_KEY.encode(), record.request_id.encode())
+        # Anthropic's clients read the second name.
+        id_headers = [(name, record.request_id.encode()) for name in (REQUEST_ID_KEY.encode(), b"request-id")]
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), id_header]
+                message["headers"] = [*message.get("headers", ()), *id_headers]
             await send(message)
 
         token = request_id_var.set(record.request_id)
@@ -101,7 +102,7 @@ class ErrorMiddleware:
         except Exception as error:
             if is_started or scope["type"] != "http":
                 raise
-            await to_api_error(error).response()(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
 
 
 class PrincipalMiddleware:
@@ -122,9 +123,17 @@ class PrincipalMiddleware:
             # All callers with the key are the same anonymous tenant, because there is only one key.
             scope["state"]["principal"] = ANONYMOUS
             if self._api_key is not None and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
-                given = Headers(scope=scope).get("authorization", "")
-                scheme, _, key = given.partition(" ")
-                if scheme.lower() != "bearer" or not hmac.compare_digest(key.encode("latin-1"), self._api_key):
-                    message = "wrong API key" if given else "an API key is needed: Authorization: Bearer KEY"
-                    raise HTTPException(401, message, {"www-authenticate": "Bearer"})
+                keys = _given_keys(Headers(scope=scope))
+                if not any(hmac.compare_digest(key.encode("latin-1"), self._api_key) for key in keys):
+                    needed = "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY"
+                    raise HTTPException(401, "wrong API key" if keys else needed, {"www-authenticate": "Bearer"})
         await self._app(scope, receive, send)
+
+
+def _given_keys(headers: Headers) -> list[str]:
+    """The keys that a request has: OpenAI's clients send a bearer token, Anthropic's a header of its own, or both."""
+    keys = [headers["x-api-key"]] if "x-api-key" in headers else []
+    if "authorization" in headers:
+        scheme, _, key = headers["authorization"].partition(" ")
+        keys.append(key if scheme.lower() == "bearer" else "")
+    return keys

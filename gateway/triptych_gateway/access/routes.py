@@ -1,4 +1,7 @@
-"""Which routes need an API key. A route needs the key unless its router is declared open."""
+"""What routers declare for their routes: who may use them, and the body of their errors.
+
+A route needs the API key unless its router is declared open.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from enum import Enum
 from typing import Any
 
 from fastapi import APIRouter
+
+from triptych_gateway.errors import ErrorBody
 
 
 class Access(Enum):
@@ -24,12 +29,16 @@ class AccessRouter(APIRouter):
     Args:
         access: applies to all its routes. Paths of open routes have no parameters, because they are compared literally.
         folders: path prefixes of static files, with the same access as the routes.
+        error_body: writes the errors of its routes; None means OpenAI's body.
     """
 
-    def __init__(self, *, access: Access, folders: tuple[str, ...] = (), **options: Any) -> None:
+    def __init__(
+        self, *, access: Access, folders: tuple[str, ...] = (), error_body: ErrorBody | None = None, **options: Any
+    ) -> None:
         super().__init__(**options)
         self.access = access
         self.folders = folders
+        self.error_body = error_body
 
 
 class OpenPaths:
@@ -52,3 +61,27 @@ class OpenPaths:
 
     def __contains__(self, path: str) -> bool:
         return path in self._paths or path.startswith(self._folders)
+
+
+class ErrorBodies:
+    """The writers of errors by path. A path is known before its route is, for example when the key is wrong.
+
+    Args:
+        routers: those with an `error_body` are used.
+    """
+
+    def __init__(self, routers: Iterable[AccessRouter]) -> None:
+        paths = (
+            (str(getattr(route, "path", "")).partition("{")[0], router.error_body)
+            for router in routers
+            if router.error_body is not None
+            for route in router.routes
+        )
+        #: Start of a path -> writer, the longest first. A path with parameters counts up to the first of them.
+        self._bodies = sorted(paths, key=lambda entry: -len(entry[0]))
+
+    def of(self, path: str) -> ErrorBody | None:
+        """The writer for the routes of a path; None means OpenAI's body."""
+        return next(
+            (write for start, write in self._bodies if path == start or (start[-1:] == "/" and path.startswith(start))), None
+        )

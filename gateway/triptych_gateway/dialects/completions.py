@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from triptych_common.pb import generation_pb2
 
 from triptych_gateway.dialects import convert
-from triptych_gateway.dialects.dialect import Call, Encoder
-from triptych_gateway.dialects.openai import FIELD_NAMES, OpenAiEncoder, finite_logprob
+from triptych_gateway.dialects.dialect import Call, Choice, Encoder
+from triptych_gateway.dialects.openai import OpenAiEncoder
+from triptych_gateway.dialects.prompt_logprobs import finite_logprob, prompt_logprobs_json
+from triptych_gateway.dialects.request_fields import generation_fields
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.schemas.completions import MAX_PROMPTS, CompletionRequest
 
@@ -24,31 +27,71 @@ class CompletionDialect:
         stem = request_id[: _MAX_REQUEST_ID_CHARS - len(f"-{MAX_PROMPTS}")]
         num_prompts = len(body.prompts)
         ids = [request_id] if num_prompts == 1 else [f"{stem}-{number}" for number in range(num_prompts)]
-        return Call(convert.complete_calls(body, ids), body.num_choices, bool(body.stream), FIELD_NAMES)
+        return Call(convert.complete_calls(body, ids), body.num_choices, bool(body.stream), generation_fields(body))
 
     def encoder(self, body: CompletionRequest, request_id: str, fingerprint: str | None) -> Encoder:
         return CompletionEncoder(
             request_id,
             body.model,
             fingerprint,
+            num_choices=body.num_choices,
+            with_echo=bool(body.echo),
+            with_prompt_logprobs=body.prompt_logprobs is not None,
             include_usage=body.include_usage,
+            continuous_usage=body.has_continuous_usage,
             with_logprobs=body.num_logprobs is not None,
             with_token_ids=bool(body.return_token_ids),
         )
 
 
 class CompletionEncoder(OpenAiEncoder):
-    """Writes answers of /v1/completions."""
+    """Writes answers of /v1/completions.
+
+    Args:
+        num_choices: per prompt.
+        with_echo: the answer begins with the prompt, and its token ids with those of the prompt.
+        with_prompt_logprobs: whether the client requested log probabilities of the prompt.
+        options: those of OpenAiEncoder.
+    """
 
     id_prefix = "cmpl-"
     object_name = "text_completion"
     chunk_object_name = "text_completion"
 
-    def _chunk_choice(self, index: int, text: str) -> dict[str, Any]:
-        return {"index": index, "text": text}
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        fingerprint: str | None,
+        *,
+        num_choices: int = 1,
+        with_echo: bool = False,
+        with_prompt_logprobs: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(request_id, model, fingerprint, **options)
+        self._num_choices = num_choices
+        self._with_echo = with_echo
+        self._with_prompt_logprobs = with_prompt_logprobs
 
-    def _whole_choice(self, index: int, text: str) -> dict[str, Any]:
-        return {"index": index, "text": text}
+    def _num_new_tokens(self, delta: generation_pb2.ChoiceDelta) -> int:
+        return len(delta.token_ids) - (delta.prompt_tokens if self._with_echo else 0)
+
+    def _chunk_choice(self, index: int, delta: generation_pb2.ChoiceDelta) -> dict[str, Any]:
+        return {"index": index, "text": delta.text}
+
+    def _has_news(self, choice: dict[str, Any]) -> bool:
+        return bool(choice["text"])
+
+    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        return {"index": index, "text": choice.text}
+
+    def _finish_whole(self, answer: dict[str, Any], choices: Sequence[Choice]) -> None:
+        if self._with_prompt_logprobs:
+            for index, written in enumerate(answer["choices"]):
+                # All choices of a prompt say the same; the contract has it on the first.
+                first = choices[index - index % self._num_choices]
+                written["prompt_logprobs"] = prompt_logprobs_json(first.prompt_logprobs)
 
     def _logprobs(self, logprobs: list[generation_pb2.TokenLogprob]) -> dict[str, Any]:
         return {

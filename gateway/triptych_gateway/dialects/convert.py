@@ -1,21 +1,18 @@
-"""Converts validated REST requests to the contract's messages. Sets only what the client set: defaults are the contract's."""
+"""Converts validated REST requests to the contract's calls. Sets only what the client set: defaults are the contract's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from google.protobuf import struct_pb2
-from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.structs import to_struct
 
-from triptych_gateway.dialects.media import media_item
+from triptych_gateway.dialects import conversation
+from triptych_gateway.dialects.conversation import chat_messages, placed, template_kwargs
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
-from triptych_gateway.schemas.chat import ChatCompletionRequest, Message, TextPart, has_media
-from triptych_gateway.schemas.common import GenerationRequest
+from triptych_gateway.schemas.chat import ChatCompletionRequest
 from triptych_gateway.schemas.completions import CompletionRequest
+from triptych_gateway.schemas.generation import GenerationRequest
 from triptych_gateway.schemas.tokenize import TokenizeRequest
 
 # Fields with the same name in the REST request and in SamplingParams.
@@ -40,6 +37,7 @@ def sampling_params(request: GenerationRequest, max_tokens: int | None, logprobs
         logit_bias=request.logit_bias,
         allowed_token_ids=request.allowed_token_ids,
         stop_token_ids=request.stop_token_ids,
+        prompt_logprobs=request.prompt_logprobs,
         **{name: getattr(request, name) for name in _SAME_NAMED},
     )
     if request.top_k is not None:
@@ -56,10 +54,31 @@ def generation_options(request: GenerationRequest, sampling: common_pb2.Sampling
         include_stop_in_output=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens,
         n=request.n,
-        return_token_ids=request.return_token_ids,
+        # The usage so far is counted by them.
+        return_token_ids=request.has_continuous_usage or request.return_token_ids,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        constraint=conversation.constraint(request.response_format, request.structured_outputs),
+        bad_words=request.bad_words,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+        # Equal to n it asks for nothing. With beam search it is the number of beams.
+        best_of=request.best_of if request.best_of != request.num_choices and not request.use_beam_search else None,
+        beam_search=beam_search(request),
     )
+
+
+def beam_search(request: GenerationRequest) -> generation_pb2.BeamSearch | None:
+    """The beam search of a request, if it asks for one."""
+    if not request.use_beam_search:
+        return None
+    return generation_pb2.BeamSearch(width=request.best_of, length_penalty=request.length_penalty)
+
+
+def reasoning(request: ChatCompletionRequest) -> generation_pb2.Reasoning | None:
+    """How much the model reasons; None if the client did not say."""
+    if request.reasoning_effort is None and request.thinking_token_budget is None:
+        return None
+    return generation_pb2.Reasoning(effort=request.reasoning_effort, max_tokens=request.thinking_token_budget)
 
 
 def output_mode(request: GenerationRequest) -> generation_pb2.OutputMode:
@@ -69,8 +88,19 @@ def output_mode(request: GenerationRequest) -> generation_pb2.OutputMode:
 
 def chat_call(request: ChatCompletionRequest, request_id: str, parts: FileParts) -> FrontendCall:
     """One Chat call. It decodes the media files, if there are any."""
+    chat, files = _chat_request(request, parts)
+    return FrontendCall(chat, request_id, output_mode(request), files)
+
+
+def render_chat_request(request: ChatCompletionRequest, parts: FileParts) -> generation_pb2.ChatRequest:
+    """The request for Preprocess. It contains the files, because PreprocessService takes no uploads."""
+    return _with_files(*_chat_request(request, parts))
+
+
+def _chat_request(request: ChatCompletionRequest, parts: FileParts) -> tuple[generation_pb2.ChatRequest, list[MediaFile]]:
     sampling = sampling_params(request, request.token_limit, request.num_logprobs)
     messages, files = chat_messages(request.messages, parts, request.mm_processor_kwargs)
+    has_tools = bool(request.tools)
     chat = generation_pb2.ChatRequest(
         model=request.model,
         messages=messages,
@@ -78,8 +108,19 @@ def chat_call(request: ChatCompletionRequest, request_id: str, parts: FileParts)
         template_kwargs=template_kwargs(request.chat_template_kwargs),
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
+        tools=conversation.tools(request.tools),
+        # Without tools these ask for nothing.
+        tool_choice=conversation.tool_choice(request.tool_choice) if has_tools else None,
+        parallel_tool_calls=request.parallel_tool_calls if has_tools else None,
+        reasoning=reasoning(request),
     )
-    return FrontendCall(chat, request_id, output_mode(request), _placed(chat, files))
+    return chat, placed(chat, files)
+
+
+def _with_files(chat: generation_pb2.ChatRequest, files: Sequence[MediaFile]) -> generation_pb2.ChatRequest:
+    for file in files:
+        file.item.data = file.content
+    return chat
 
 
 def complete_calls(request: CompletionRequest, request_ids: Sequence[str]) -> list[FrontendCall]:
@@ -112,54 +153,6 @@ def tokenize_chat_request(request: TokenizeRequest, parts: FileParts) -> generat
         template_kwargs=template_kwargs(request.chat_template_kwargs),
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
+        tools=conversation.tools(request.tools),
     )
-    for file in _placed(chat, files):
-        file.item.data = file.content
-    return chat
-
-
-#: (index of the message, index of the part) -> content of the file.
-Files = dict[tuple[int, int], bytes]
-
-
-def _placed(chat: generation_pb2.ChatRequest, files: Files) -> list[MediaFile]:
-    """The files, each with its MediaItem in the request."""
-    return [MediaFile(chat.messages[number].content[index].media, content) for (number, index), content in files.items()]
-
-
-def template_kwargs(value: dict[str, Any] | None) -> struct_pb2.Struct | None:
-    """Variables of the chat template as a Struct."""
-    return None if value is None else to_struct(value)
-
-
-def chat_messages(
-    messages: Sequence[Message], parts: FileParts, mm_processor_kwargs: dict[str, Any] | None = None
-) -> tuple[list[generation_pb2.ChatMessage], Files]:
-    """The messages of a conversation, and their inline files.
-
-    Args:
-        parts: files that were cut out of the body.
-    """
-    if mm_processor_kwargs and not has_media(messages):
-        field = "mm_processor_kwargs"
-        raise InvalidRequestError(f"{field}: only allowed with media; there is none in the messages", field=field)
-    files: Files = {}
-    turns = []
-    for number, message in enumerate(messages):
-        pieces = []
-        content = message.content
-        if isinstance(content, str):
-            pieces.append(generation_pb2.ContentPart(text=content))
-        else:
-            for index, part in enumerate(content):
-                if isinstance(part, TextPart):
-                    pieces.append(generation_pb2.ContentPart(text=part.text))
-                    continue
-                item, file = media_item(part, f"messages[{number}].content[{index}]", parts, mm_processor_kwargs)
-                pieces.append(generation_pb2.ContentPart(media=item))
-                if file is not None:
-                    files[number, index] = file
-        turns.append(generation_pb2.ChatMessage(role=message.role, content=pieces, name=message.name))
-    if parts:
-        raise InvalidRequestError("the body has the address of a file in a place that takes none")
-    return turns, files
+    return _with_files(chat, placed(chat, files))

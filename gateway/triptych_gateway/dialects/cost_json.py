@@ -44,6 +44,7 @@ def usage_json(usage: common_pb2.Usage) -> dict[str, Any]:
             "video_tokens": usage.video_tokens,
             "cached_media_tokens": usage.cached_media_tokens,
         },
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from triptych_common.errors import TriptychError
+from triptych_common.errors import InternalError, TriptychError
 from triptych_common.pb import generation_pb2
 
 from triptych_gateway.dialects.cost import Cost
@@ -59,27 +59,70 @@ class Call:
 
 
 @dataclass
+class ToolCall:
+    """Collects the pieces of one tool call."""
+
+    id: str
+    name: str
+    #: Pieces of the arguments, as the model wrote them.
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        """The whole arguments; JSON text if the model kept to the format and was not cut short."""
+        return "".join(self.pieces)
+
+
+@dataclass
 class Choice:
     """Collects the deltas of one choice."""
 
     texts: list[str] = field(default_factory=list)
+    #: Pieces of what the model thought before it answered.
+    reasoning: list[str] = field(default_factory=list)
+    #: In the order of the model.
+    tool_calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[generation_pb2.TokenLogprob] = field(default_factory=list)
+    #: One per token of the prompt. Only the first choice has them, and only if the client asked for them.
+    prompt_logprobs: list[generation_pb2.TokenLogprob] = field(default_factory=list)
+    #: All deltas, for dialects that keep the order of text, reasoning and tool calls.
+    deltas: list[generation_pb2.ChoiceDelta] = field(default_factory=list)
     #: The delta with the finish reason.
     last: generation_pb2.ChoiceDelta | None = None
 
     def add(self, delta: generation_pb2.ChoiceDelta) -> None:
         """Append a delta."""
-        self.texts.append(delta.text)
+        self.deltas.append(delta)
+        kind = delta.WhichOneof("delta")
+        if kind == "text":
+            self.texts.append(delta.text)
+        elif kind == "reasoning":
+            self.reasoning.append(delta.reasoning)
+        elif kind == "tool_call":
+            self._add_tool_call(delta.tool_call)
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)
+        self.prompt_logprobs.extend(delta.prompt_logprobs)
         if delta.finish_reason:
             self.last = delta
+
+    def _add_tool_call(self, piece: generation_pb2.ToolCallDelta) -> None:
+        if piece.index == len(self.tool_calls):
+            self.tool_calls.append(ToolCall(piece.id, piece.name))
+        if piece.index >= len(self.tool_calls):
+            raise InternalError(f"the frontend sent tool call {piece.index} after {len(self.tool_calls)} calls")
+        self.tool_calls[piece.index].pieces.append(piece.arguments)
 
     @property
     def text(self) -> str:
         """The whole text."""
         return "".join(self.texts)
+
+    @property
+    def reasoning_text(self) -> str:
+        """The whole reasoning."""
+        return "".join(self.reasoning)
 
 
 class Encoder(Protocol):

@@ -13,7 +13,7 @@ from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.rpc.structs import to_struct
 
 from triptych_gateway.file_parts import FileParts
-from triptych_gateway.schemas.chat import AudioPart, AudioUrlPart, ImagePart, MediaUrl, Message, TextPart, VideoPart
+from triptych_gateway.schemas.conversation import AudioPart, AudioUrlPart, ImagePart, MediaPart, MediaUrl, Message, VideoPart
 
 #: Largest file that is decoded here. The limits of the body and of the frontend are lower.
 _MAX_BYTES = MAX_MESSAGE_BYTES
@@ -45,6 +45,8 @@ def media_item(
         return item, _from_base64(part.input_audio.data, f"{field}.input_audio.data")
     if isinstance(part, ImagePart):
         item.modality = common_pb2.MODALITY_IMAGE
+        if part.image_url is not None and part.image_url.detail is not None:
+            item.detail = part.image_url.detail
         return item, _set_url(item, part.image_url, parts, f"{field}.image_url.url")
     if isinstance(part, AudioUrlPart):
         item.modality = common_pb2.MODALITY_AUDIO
@@ -79,10 +81,11 @@ def media_fields(messages: Iterable[Message]) -> dict[str, str]:
     names = {}
     for number, message in enumerate(messages):
         for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            if not isinstance(part, TextPart):
+            if isinstance(part, MediaPart):
                 path = f"messages[{number}].content[{index}]"
                 names[f"{path}.media"] = f"{path}.{part.type}"
                 # In REST these are fields of the part, not of the item.
                 names[f"{path}.media.processor_options"] = f"{path}.mm_processor_kwargs"
                 names[f"{path}.media.uuid"] = f"{path}.uuid"
+                names[f"{path}.media.detail"] = f"{path}.{part.type}.detail"
     return names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import orjson
@@ -15,14 +15,6 @@ from triptych_gateway.dialects.cost_json import triptych_json, usage_json
 from triptych_gateway.dialects.dialect import Choice
 from triptych_gateway.errors import ApiError
 
-#: REST has the options at the top level.
-FIELD_NAMES = {
-    "options": "",
-    "options.include_stop_in_output": "include_stop_str_in_output",
-    "options.sampling": "",
-    "sampling": "",
-    "template_kwargs": "chat_template_kwargs",
-}
 _FINISH_REASONS = {
     common_pb2.FINISH_REASON_UNSPECIFIED: None,
     common_pb2.FINISH_REASON_STOP: "stop",
@@ -31,8 +23,6 @@ _FINISH_REASONS = {
 _DONE = b"data: [DONE]\n\n"
 #: Placeholder for the text in a template.
 _TEXT = "\0"
-#: OpenAI's value for log probabilities that are too low.
-_LOWEST_LOGPROB = -9999.0
 
 
 def stop_reason(delta: generation_pb2.ChoiceDelta) -> str | int | None:
@@ -41,9 +31,10 @@ def stop_reason(delta: generation_pb2.ChoiceDelta) -> str | int | None:
     return getattr(delta, matched) if matched else None
 
 
-def finite_logprob(logprob: float) -> float:
-    """The log probability with a lower bound, because JSON has no minus infinity."""
-    return max(logprob, _LOWEST_LOGPROB)
+def finish_reason(delta: generation_pb2.ChoiceDelta, *, has_tool_calls: bool = False) -> str | None:
+    """Why a choice ended; None if it has not. A choice that called tools and was not cut short ended with them."""
+    reason = _FINISH_REASONS[delta.finish_reason]
+    return "tool_calls" if has_tool_calls and reason == "stop" else reason
 
 
 class OpenAiEncoder(ABC):
@@ -54,8 +45,10 @@ class OpenAiEncoder(ABC):
         model: the served name of the model.
         fingerprint: OpenAI's system_fingerprint.
         include_usage: the stream ends with a chunk with the usage. The usage of all other chunks is null, as in OpenAI's API.
+        continuous_usage: they have the usage of their choice so far instead, as in vLLM's. Needs the ids of the output tokens.
         with_logprobs: whether the client requested log probabilities.
         with_token_ids: whether the client requested token ids.
+        further: further fields of the envelope.
     """
 
     content_type = b"text/event-stream; charset=utf-8"
@@ -70,8 +63,10 @@ class OpenAiEncoder(ABC):
         fingerprint: str | None,
         *,
         include_usage: bool = False,
+        continuous_usage: bool = False,
         with_logprobs: bool = False,
         with_token_ids: bool = False,
+        further: Mapping[str, Any] | None = None,
     ) -> None:
         self._envelope = {
             "id": self.id_prefix + request_id,
@@ -79,6 +74,7 @@ class OpenAiEncoder(ABC):
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint,
+            **(further or {}),
         }
         self._include_usage = include_usage
         self._with_logprobs = with_logprobs
@@ -88,7 +84,8 @@ class OpenAiEncoder(ABC):
         self._head = b"data: " + envelope[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._templates: dict[int, tuple[bytes, bytes]] = {}
-        self._is_plain = not with_logprobs and not with_token_ids
+        self._usages: dict[int, common_pb2.Usage] | None = {} if continuous_usage else None
+        self._is_plain = not with_logprobs and not with_token_ids and not continuous_usage
 
     def opening(self, num_choices: int) -> bytes:
         """Events before the first delta."""
@@ -97,26 +94,32 @@ class OpenAiEncoder(ABC):
     def delta(self, index: int, delta: generation_pb2.ChoiceDelta) -> bytes:
         """The event of one delta; empty if it has nothing new."""
         text = delta.text
-        if self._is_plain and not delta.finish_reason:
-            if not text:
-                return b""
+        if text and self._is_plain and not delta.finish_reason:
             prefix, suffix = self._templates.get(index) or self._add_template(index)
             return prefix + orjson.dumps(text) + suffix
-        reason = _FINISH_REASONS[delta.finish_reason]
+        choice = self._chunk_choice(index, delta)
+        reason = self._finish_reason(index, delta)
         logprobs = delta.logprobs if self._with_logprobs else ()
-        if reason is None and not text and not logprobs and not delta.token_ids:
+        token_ids = delta.token_ids if self._with_token_ids else ()
+        tail = self._tail if self._usages is None else self._usage_tail(self._usages.setdefault(index, common_pb2.Usage()), delta)
+        if reason is None and not logprobs and not token_ids and not self._has_news(choice):
             return b""
-        choice = self._chunk_choice(index, text)
         choice["logprobs"] = self._logprobs(list(logprobs)) if logprobs else None
         choice["finish_reason"] = reason
         if reason is not None:
             choice["stop_reason"] = stop_reason(delta)
         if self._with_token_ids:
-            choice["token_ids"] = list(delta.token_ids)
-        return self._head + orjson.dumps(choice) + self._tail
+            choice["token_ids"] = list(token_ids)
+        return self._head + orjson.dumps(choice) + tail
+
+    def _usage_tail(self, usage: common_pb2.Usage, delta: generation_pb2.ChoiceDelta) -> bytes:
+        """Count the delta's tokens, and end its chunk with the choice's usage so far."""
+        usage.prompt_tokens += delta.prompt_tokens
+        usage.completion_tokens += self._num_new_tokens(delta)
+        return b'],"usage":%b}\n\n' % orjson.dumps(usage_json(usage))
 
     def _add_template(self, index: int) -> tuple[bytes, bytes]:
-        choice = {**self._chunk_choice(index, _TEXT), "logprobs": None, "finish_reason": None}
+        choice = {**self._chunk_choice(index, generation_pb2.ChoiceDelta(text=_TEXT)), "logprobs": None, "finish_reason": None}
         before, after = orjson.dumps(choice).split(orjson.dumps(_TEXT))
         self._templates[index] = self._head + before, after + self._tail
         return self._templates[index]
@@ -140,23 +143,39 @@ class OpenAiEncoder(ABC):
             "triptych": triptych_json(cost),
         }
         for index, choice in enumerate(choices):
-            written = self._whole_choice(index, choice.text)
+            written = self._whole_choice(index, choice)
             written["logprobs"] = self._logprobs(choice.logprobs) if self._with_logprobs else None
             last = choice.last or generation_pb2.ChoiceDelta()
-            written["finish_reason"] = _FINISH_REASONS[last.finish_reason]
+            written["finish_reason"] = finish_reason(last, has_tool_calls=bool(choice.tool_calls))
             written["stop_reason"] = stop_reason(last)
             if self._with_token_ids:
                 written["token_ids"] = choice.token_ids
             answer["choices"].append(written)
+        self._finish_whole(answer, choices)
         return orjson.dumps(answer)
 
     @abstractmethod
-    def _chunk_choice(self, index: int, text: str) -> dict[str, Any]:
-        """Index and new text of a streamed choice."""
+    def _finish_whole(self, answer: dict[str, Any], choices: Sequence[Choice]) -> None:
+        """Add what only this route's whole answers have."""
+
+    def _num_new_tokens(self, delta: generation_pb2.ChoiceDelta) -> int:
+        """How many output tokens the delta has."""
+        return len(delta.token_ids)
+
+    def _finish_reason(self, index: int, delta: generation_pb2.ChoiceDelta) -> str | None:
+        return finish_reason(delta)
 
     @abstractmethod
-    def _whole_choice(self, index: int, text: str) -> dict[str, Any]:
-        """Index and text of a choice."""
+    def _chunk_choice(self, index: int, delta: generation_pb2.ChoiceDelta) -> dict[str, Any]:
+        """Index and new content of a streamed choice."""
+
+    @abstractmethod
+    def _has_news(self, choice: dict[str, Any]) -> bool:
+        """Whether a streamed choice has new content."""
+
+    @abstractmethod
+    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        """Index and content of a choice."""
 
     @abstractmethod
     def _logprobs(self, logprobs: list[generation_pb2.TokenLogprob]) -> dict[str, Any]:

@@ -180,17 +180,27 @@ def _append(into: Response, new: Response) -> None:
     """Append a response to an earlier one of the same call."""
     for delta in new.choices:
         last = next((choice for choice in reversed(into.choices) if choice.index == delta.index), None)
-        if last is None or not (_is_text(last) and _is_text(delta)):
+        if last is None or not _continues(last, delta):
             into.choices.append(delta)
             continue
-        text = last.text + delta.text
+        kind = delta.WhichOneof("delta")
+        before = (last.text, last.reasoning, last.tool_call.arguments)
         last.MergeFrom(delta)
-        last.text = text
+        if kind == "text":
+            last.text = before[0] + delta.text
+        elif kind == "reasoning":
+            last.reasoning = before[1] + delta.reasoning
+        elif kind == "tool_call":
+            last.tool_call.arguments = before[2] + delta.tool_call.arguments
     if new.HasField("usage"):
         into.usage.CopyFrom(new.usage)
         into.timings.CopyFrom(new.timings)
     into.media.extend(new.media)
 
 
-def _is_text(delta: generation_pb2.ChoiceDelta) -> bool:
-    return delta.WhichOneof("delta") in (None, "text")
+def _continues(last: generation_pb2.ChoiceDelta, delta: generation_pb2.ChoiceDelta) -> bool:
+    """Whether a delta adds to the same text, reasoning or tool call as the one before it."""
+    old, new = last.WhichOneof("delta"), delta.WhichOneof("delta")
+    if new == "tool_call":
+        return old == "tool_call" and last.tool_call.index == delta.tool_call.index
+    return new is None or old is None or old == new

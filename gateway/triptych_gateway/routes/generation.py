@@ -16,7 +16,8 @@ from triptych_gateway.dialects.completions import CompletionDialect
 from triptych_gateway.dialects.dialect import Dialect, GenerationBody
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.json_body import JsonRoute, files_of, take_hold
-from triptych_gateway.schemas.chat import ChatCompletion, ChatCompletionRequest
+from triptych_gateway.schemas.chat import ChatCompletionRequest
+from triptych_gateway.schemas.chat_answers import ChatCompletion
 from triptych_gateway.schemas.completions import Completion, CompletionRequest
 from triptych_gateway.state import gateway_of, request_id_of
 

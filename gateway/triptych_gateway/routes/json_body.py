@@ -37,7 +37,7 @@ class JsonRequest(Request):
     """
 
     async def body(self) -> bytes:
-        """The bytes of the body. A JSON body is not copied to `bytes`, because FastAPI only checks whether it is empty."""
+        """The bytes of the body. JSON and forms are not copied to `bytes`: FastAPI only checks whether the body is empty."""
         if not hasattr(self, "_body"):
             gateway = gateway_of(self)
             limit = gateway.settings.max_body_bytes
@@ -55,9 +55,13 @@ class JsonRequest(Request):
                 body += chunk
                 if len(body) > limit:
                     raise _too_large(limit)
-            is_json = "json" in self.headers.get("content-type", "json")
-            self._body = cast("bytes", body) if is_json else bytes(body)
+            kind = self.headers.get("content-type", "json")
+            self._body = cast("bytes", body) if "json" in kind or "form-data" in kind else bytes(body)
         return self._body
+
+    def drop_body(self) -> None:
+        """Free the body's memory. Later calls of `body` return nothing."""
+        self._body = b""
 
     async def json(self) -> Any:
         """The JSON value of the body. Names replace the files in it; the files are in `state.files`.

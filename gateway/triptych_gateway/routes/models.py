@@ -1,31 +1,68 @@
-"""GET /v1/models."""
+"""GET /v1/models. The answer has Anthropic's shape if the request has Anthropic's header, and OpenAI's otherwise."""
 
 from __future__ import annotations
 
-from fastapi import Request
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from fastapi import Query, Request
 from triptych_common.pb import common_pb2
 
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.errors import openapi_responses
+from triptych_gateway.schemas.messages.models import AnthropicModel, AnthropicModelList
 from triptych_gateway.schemas.models import Model, ModelList
 from triptych_gateway.state import gateway_of, request_id_of
 
-router = AccessRouter(access=Access.KEY, tags=["OpenAI"], responses=openapi_responses())
+router = AccessRouter(access=Access.KEY, tags=["OpenAI", "Anthropic"], responses=openapi_responses())
+_ANTHROPIC_HEADER = "anthropic-version"
 
 
 @router.get("/v1/models")
-async def list_models(request: Request) -> ModelList:
+async def list_models(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Most models of an answer in Anthropic's shape.")] = 20,
+    after_id: Annotated[str | None, Query(description="Only models after this one; in Anthropic's shape.")] = None,
+    before_id: Annotated[str | None, Query(description="Only models before this one; in Anthropic's shape.")] = None,
+    lifecycle: Annotated[
+        list[Literal["active", "deprecated", "retired"]] | None,
+        Query(alias="lifecycle[]", description="Only models in these stages; all models here are active. In Anthropic's shape."),
+    ] = None,
+) -> ModelList | AnthropicModelList:
     """The models that requests can name."""
     models = await gateway_of(request).frontend.models(request_id_of(request))
-    return ModelList(data=[_described(model, request) for model in models])
+    if _ANTHROPIC_HEADER not in request.headers:
+        return ModelList(data=[_described(model, request) for model in models])
+    found = [_described_to_anthropic(model, request) for model in models if lifecycle is None or "active" in lifecycle]
+    ids = [model.id for model in found]
+    start = ids.index(after_id) + 1 if after_id in ids else 0
+    end = ids.index(before_id) if before_id in ids else len(ids)
+    page = found[start:end][-limit:] if before_id is not None and after_id is None else found[start:end][:limit]
+    return AnthropicModelList(
+        data=page,
+        has_more=len(page) < end - start,
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+    )
 
 
 # A model's name can contain slashes.
 @router.get("/v1/models/{name:path}")
-async def get_model(request: Request, name: str) -> Model:
+async def get_model(request: Request, name: str) -> Model | AnthropicModel:
     """The model of that name."""
-    return _described(await gateway_of(request).frontend.model(name, request_id_of(request)), request)
+    model = await gateway_of(request).frontend.model(name, request_id_of(request))
+    return _described_to_anthropic(model, request) if _ANTHROPIC_HEADER in request.headers else _described(model, request)
 
 
 def _described(model: common_pb2.ModelInfo, request: Request) -> Model:
     return Model(id=model.name, created=gateway_of(request).start_time, max_model_len=model.max_model_len)
+
+
+def _described_to_anthropic(model: common_pb2.ModelInfo, request: Request) -> AnthropicModel:
+    return AnthropicModel(
+        id=model.name,
+        display_name=model.name,
+        created_at=datetime.fromtimestamp(gateway_of(request).start_time, UTC).isoformat(),
+        max_input_tokens=model.max_model_len,
+        max_tokens=model.max_model_len,
+    )

@@ -11,8 +11,7 @@ from triptych_common.pb import detokenize_pb2, preprocess_pb2
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.dialects import convert
 from triptych_gateway.dialects.fields import in_client_terms
-from triptych_gateway.dialects.media import media_fields
-from triptych_gateway.dialects.openai import FIELD_NAMES
+from triptych_gateway.dialects.request_fields import FIELD_NAMES, conversation_fields
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.json_body import JsonRoute, files_of
 from triptych_gateway.schemas.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
@@ -38,7 +37,7 @@ async def _tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse
         try:
             reply = await frontend.preprocess(preprocess_pb2.PreprocessRequest(chat=chat), request_id)
         except TriptychError as error:
-            raise in_client_terms(error, FIELD_NAMES | media_fields(body.messages)) from error
+            raise in_client_terms(error, FIELD_NAMES | conversation_fields(body.messages, body.tools)) from error
     else:
         if body.model is not None:
             await frontend.model(body.model, request_id)

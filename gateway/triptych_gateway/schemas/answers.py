@@ -17,6 +17,12 @@ class PromptTokensDetails(BaseModel):
     cached_media_tokens: Annotated[int, Field(description="Tokens of media that came from the prefix cache.")]
 
 
+class CompletionTokensDetails(BaseModel):
+    """The tokens of the output, by kind."""
+
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     """Token counts of a whole request."""
 
@@ -24,6 +30,19 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class PromptLogprob(BaseModel):
+    """Log probability of one token at a position of the prompt."""
+
+    logprob: float
+    rank: Annotated[int, Field(description="1 for the likeliest token.")]
+    decoded_token: str
+
+
+#: One entry per prompt token: token id -> log probability, for the token itself and the likeliest ones. null for the first token.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class MediaReport(BaseModel):

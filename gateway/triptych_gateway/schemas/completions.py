@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from triptych_gateway.schemas.answers import TriptychExtension, Usage
-from triptych_gateway.schemas.common import UINT32_MAX, GenerationRequest, NoOp, PromptTokenIds, at
+from triptych_gateway.schemas.answers import PromptLogprobs, TriptychExtension, Usage
+from triptych_gateway.schemas.common import UINT32_MAX, NoOp, PromptTokenIds, at
+from triptych_gateway.schemas.generation import GenerationRequest
 
 #: Most prompts per request. Each becomes one frontend call.
 MAX_PROMPTS = 256
@@ -48,7 +49,6 @@ class CompletionRequest(GenerationRequest):
     ] = None
     echo: Annotated[bool | None, Field(description="Send the prompt's text first.")] = None
     add_special_tokens: Annotated[bool | None, Field(description="Let the tokenizer add its own to a text. Default true.")] = None
-    best_of: Annotated[int | None, Field(ge=1, le=128, description="Not supported yet: only the value of n.")] = None
     suffix: Annotated[Any, NoOp("")] = None
 
     @property
@@ -70,8 +70,8 @@ class CompletionRequest(GenerationRequest):
     def _completion_options_fit_together(self) -> Self:
         if self.max_tokens == 0 and not self.echo:
             raise at("max_tokens", "must be at least 1 unless echo is true; given: 0")
-        if self.best_of is not None and self.best_of != self.num_choices:
-            raise at("best_of", f"not supported yet other than as n ({self.num_choices}); given: {self.best_of}")
+        if self.echo and self.prompt_logprobs is not None:
+            raise at("prompt_logprobs", "not together with echo; then logprobs has those of the prompt")
         return self
 
 
@@ -93,6 +93,7 @@ class CompletionChoice(BaseModel):
     finish_reason: Literal["stop", "length"]
     stop_reason: Annotated[str | int | None, Field(description="The stop string or stop token id that ended it.")]
     token_ids: Annotated[list[int] | None, Field(description="Present when return_token_ids is true.")] = None
+    prompt_logprobs: Annotated[PromptLogprobs | None, Field(description="Present when prompt_logprobs was given.")] = None
 
 
 class Completion(BaseModel):

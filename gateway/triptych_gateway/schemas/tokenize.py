@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from triptych_gateway.schemas.chat import Messages
-from triptych_gateway.schemas.common import JsonObject, NoOp, Schema, TokenId, at
+from triptych_gateway.schemas.common import JsonObject, Schema, TokenId, at
+from triptych_gateway.schemas.conversation import Messages
+from triptych_gateway.schemas.tools import Tools
 
-_CHAT_ONLY = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "mm_processor_kwargs")
+_CHAT_ONLY = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "mm_processor_kwargs", "tools")
 
 
 class TokenizeRequest(Schema):
@@ -28,7 +29,7 @@ class TokenizeRequest(Schema):
     chat_template_kwargs: Annotated[JsonObject | None, Field(description="Further variables for the chat template.")] = None
     mm_processor_kwargs: Annotated[JsonObject | None, Field(description="Options of the model's processor for media.")] = None
     return_token_strs: Annotated[bool | None, Field(description="Send each token's string too; not with messages.")] = None
-    tools: Annotated[Any, NoOp([])] = None
+    tools: Tools | None = None
 
     @model_validator(mode="after")
     def _prompt_or_messages(self) -> Self:

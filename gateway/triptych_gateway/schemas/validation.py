@@ -52,6 +52,8 @@ def json_path(loc: Sequence[int | str], body: Any, *, is_missing: bool = False) 
     for position, part in enumerate(loc):
         # Keys of logit_bias were converted to integers.
         name = str(part)
+        if isinstance(value, dict) and name in (value.get("type"), value.get("role")) and _names(loc[position + 1 :], value):
+            continue  # a tag that is also the name of a field, as in {"type": "text", "text": ...}
         if isinstance(value, dict) and (name in value or (is_missing and position == len(loc) - 1)):
             shown_name = name[:_MAX_SHOWN_CHARS]
             path += f".{shown_name}" if path else shown_name
@@ -60,6 +62,11 @@ def json_path(loc: Sequence[int | str], body: Any, *, is_missing: bool = False) 
             path += f"[{part}]"
             value = value[part]
     return path
+
+
+def _names(loc: Sequence[int | str], value: dict[str, Any]) -> bool:
+    """Whether this location begins with a field of the value."""
+    return bool(loc) and str(loc[0]) in value
 
 
 def _path(error: Any, body: Any) -> str:
@@ -76,7 +83,8 @@ def _message(error: Any, path: str) -> str:
     if kind.startswith("union_tag"):
         expected = error["ctx"].get("expected_tags") or error["ctx"].get("discriminator")
         tag = f"{error['ctx']['tag']!r}" if "tag" in error["ctx"] else "none"
-        return f"{path}: type must be one of {expected}; given: {tag}"
+        name = "role" if "role" in error["ctx"].get("discriminator", "") else "type"
+        return f"{path}: {name} must be one of {expected}; given: {tag}"
     text = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
     sentence = f"{path}: {text}" if path else text
     # Our own messages already name the value.

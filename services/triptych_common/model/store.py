@@ -77,7 +77,7 @@ BUILTIN_MODELS: dict[str, BuiltinModel | JoinedModel] = {
     for model in (
         _SMOLLM2,
         _MINILM,
-        JoinedModel(name="smollm2-135m-vision", version="1", text_model=_SMOLLM2, license="Apache-2.0"),
+        JoinedModel(name="smollm2-135m-vision", version="2", text_model=_SMOLLM2, license="Apache-2.0"),
     )
 }
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from typing import Any
+
+from triptych_common.constraints.spec import ConstraintSpec
 from triptych_common.model.pooling import PoolingModel
 
 from triptych_engine.executor.protocol import ExecutorInfo
@@ -70,7 +74,17 @@ class InProcessExecutor:
         self._launched[step_id] = self.runner.sample(self._outputs.pop(step_id))
 
     def result(self, step_id: int) -> StepResult:
-        return self._launched.pop(step_id).result()
+        try:
+            return self._launched.pop(step_id).result()
+        finally:
+            for step in self._launched.values():
+                step.sample_rest()
+
+    def compile_constraint(self, spec: ConstraintSpec) -> Future[Any]:
+        runner = self.runner
+        if isinstance(runner, EncoderRunner):
+            raise RuntimeError("an encoder generates nothing to constrain")
+        return runner.constraints.compile(spec)
 
     def check_health(self) -> None:
         self.runner.check_device()

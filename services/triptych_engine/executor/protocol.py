@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+from triptych_common.constraints.spec import ConstraintSpec
 
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.scheduling.output import SchedulerOutput, StepResult
@@ -32,7 +35,7 @@ class Executor(Protocol):
 
     A step takes three calls. They are separate so that the host can work while the device computes: for example, it can schedule
     the next step, or compute a grammar's token mask. All arguments and results are plain data, so that an executor can have its
-    workers in other processes. All calls come from one thread, the one that called `load`.
+    workers in other processes. All calls come from one thread, the one that called `load`, except `compile_constraint`.
     """
 
     def load(self) -> ExecutorInfo:
@@ -54,6 +57,14 @@ class Executor(Protocol):
 
     def result(self, step_id: int) -> StepResult:
         """Wait for the end of a step; returns its result. Called once per step, in launch order, unless an earlier call raised."""
+        ...
+
+    def compile_constraint(self, spec: ConstraintSpec) -> Future[Any]:
+        """Prepare a constraint before a sequence with it is launched. Called on any thread, and returns at once.
+
+        The caller keeps the result of the future while it has sequences with this constraint. Otherwise the executor may have to
+        compile it again, in a step. The error of the future is an InvalidRequestError if the constraint cannot be honoured.
+        """
         ...
 
     def check_health(self) -> None:

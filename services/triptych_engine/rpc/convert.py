@@ -8,14 +8,16 @@ import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
-from triptych_common.errors import ContextLengthError, InvalidRequestError, UnimplementedError
+from triptych_common.errors import ContextLengthError, InvalidRequestError
 from triptych_common.pb import common_pb2, engine_pb2
 from triptych_common.rpc.status import to_request_error
 
 from triptych_engine.core import Load
 from triptych_engine.media.item import TEXT_ONLY, MediaTraits
 from triptych_engine.rpc.convert_media import put_media_usage, to_prompt_media
+from triptych_engine.rpc.convert_rules import to_bad_sequences, to_constraint
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import FinishReason, Request, SamplingParams, TokenLogprobs
 
@@ -54,23 +56,20 @@ def to_requests(
 
     Raises:
         InvalidRequestError, ContextLengthError: a field is out of its range; the error names the field.
-        UnimplementedError: the model does not take the media, or a field is not served yet.
+        UnimplementedError: the model does not take the media.
     """
     if not REQUEST_ID.fullmatch(message.request_id):
         raise InvalidRequestError("request_id must be 1 to 256 printable characters without spaces", field="request_id")
     prompt = list(message.prompt_token_ids)
     if not prompt:
         raise InvalidRequestError("prompt_token_ids must not be empty", field="prompt_token_ids")
-    if message.HasField("constraint"):
-        raise UnimplementedError("constraint is not served yet", field="constraint")
-    if message.sampling.bad_token_sequences:
-        raise UnimplementedError("sampling.bad_token_sequences is not served yet", field="sampling.bad_token_sequences")
     n = message.n if message.HasField("n") else 1
     if not 1 <= n <= MAX_SEQUENCES:
         limits = f"[1, {MAX_SEQUENCES}]"
         raise InvalidRequestError(f"n must be in {limits}; given: {n}", field="n", limit=limits, value=n)
     check_token_ids(prompt, "prompt_token_ids", model.vocab_size)
     sampling = _to_sampling(message.sampling, len(prompt), model, capacity_tokens)
+    sampling = replace(sampling, constraint=to_constraint(message, model.vocab_size))
     has_seed = message.sampling.HasField("seed")
     return [
         Request(
@@ -110,12 +109,14 @@ def scoped_salt(message: engine_pb2.EngineRequest) -> str:
 def _to_sampling(
     message: common_pb2.SamplingParams, num_prompt_tokens: int, model: common_pb2.ModelInfo, capacity_tokens: int
 ) -> SamplingParams:
-    values = {name: _ranged(message, name, *limits) for name, limits in _RANGES.items()}
+    values: dict[str, Any] = {name: _ranged(message, name, *limits) for name, limits in _RANGES.items()}
     if values["temperature"] < _SMALLEST_TEMPERATURE:
         values["temperature"] = 0.0
     vocab_size = model.vocab_size
     check_token_ids(message.allowed_token_ids, "sampling.allowed_token_ids", vocab_size)
     check_token_ids(message.bad_token_ids, "sampling.bad_token_ids", vocab_size)
+    bad_by_itself, bad_sequences = to_bad_sequences(message, vocab_size)
+    bad_token_ids = {*message.bad_token_ids, *bad_by_itself}
     check_token_ids(message.stop_token_ids, "sampling.stop_token_ids", vocab_size)
     check_token_ids(message.logit_bias, "sampling.logit_bias", vocab_size)
     for token_id, bias in message.logit_bias.items():
@@ -133,7 +134,8 @@ def _to_sampling(
             f"sampling.min_tokens must be at most max_tokens ({max_tokens}); given: {message.min_tokens}",
             field="sampling.min_tokens", limit=max_tokens, value=message.min_tokens,
         )  # fmt: skip
-    _check_something_is_left(message, stop_token_ids if message.min_tokens else set(), vocab_size)
+    held_back = stop_token_ids if message.min_tokens else set()
+    _check_something_is_left(set(message.allowed_token_ids), bad_token_ids | held_back, vocab_size)
     return SamplingParams(
         **values,
         max_tokens=max_tokens,
@@ -141,7 +143,8 @@ def _to_sampling(
         top_k=min(message.top_k, vocab_size),
         logit_bias=dict(message.logit_bias),
         allowed_token_ids=tuple(message.allowed_token_ids),
-        bad_token_ids=tuple(message.bad_token_ids),
+        bad_token_ids=tuple(bad_token_ids),
+        bad_token_sequences=bad_sequences,
         stop_token_ids=frozenset(stop_token_ids),
         seed=message.seed % 2**64 if message.HasField("seed") else secrets.randbits(64),
         logprobs=_num_logprobs(message, "logprobs"),
@@ -149,10 +152,8 @@ def _to_sampling(
     )
 
 
-def _check_something_is_left(message: common_pb2.SamplingParams, held_back: set[int], vocab_size: int) -> None:
-    """Refuse bans that leave no token to generate. `held_back`: the stop tokens, if min_tokens bans them at first."""
-    banned = held_back | set(message.bad_token_ids)
-    allowed = set(message.allowed_token_ids)
+def _check_something_is_left(allowed: set[int], banned: set[int], vocab_size: int) -> None:
+    """Refuse bans that leave no token to generate. `banned` includes the stop tokens if min_tokens bans them at first."""
     if (allowed and allowed <= banned) or len(banned) >= vocab_size:
         what = "sampling.allowed_token_ids" if allowed else "the vocabulary"
         raise InvalidRequestError(

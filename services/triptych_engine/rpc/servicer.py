@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 
 import grpc
 from triptych_common.errors import (
@@ -22,6 +23,7 @@ from triptych_engine.media.item import TEXT_ONLY, MediaTraits
 from triptych_engine.rpc.convert import load_message, num_refusals, output_message, to_requests
 from triptych_engine.rpc.convert_pooling import pooled_tensor, to_pooling_requests
 from triptych_engine.rpc.outbox import Mailbox, Outbox, Route
+from triptych_engine.rpc.preparation import Preparation
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import FinishReason, Request
 
@@ -43,6 +45,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self._capacity_tokens = 0
         self._traits: MediaTraits | str = TEXT_ONLY
         self._pooling: PoolingModel | None = None
+        self._preparation = Preparation(outbox)
         self._load_changed = asyncio.Event()
         self._sessions: set[Mailbox] = set()
         self._refusal: str | None = "the engine is loading its model"  # why requests are refused; None while they are accepted
@@ -103,8 +106,13 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             mailbox.expect(request_id, [request.request_id for request in requests])
         except KeyError as error:
             raise DuplicateRequestError(f"request id {request_id!r} is in use", field="request_id", value=request_id) from error
-        for request in requests:
-            self._attached_core.add(request)
+        self._preparation.add(self._attached_core, requests)
+
+    def _abort(self, sequence_ids: Sequence[str]) -> tuple[list[str], Future[list[str]]]:
+        """End sequences. Returns the ids of those that were not in the core yet, and of those in it that were alive."""
+        core = self._attached_core
+        waiting = self._preparation.abort(core, sequence_ids)
+        return waiting, core.abort([sequence_id for sequence_id in sequence_ids if sequence_id not in waiting])
 
     async def Session(
         self, request_iterator: AsyncIterator[engine_pb2.SessionRequest], context: grpc.aio.ServicerContext
@@ -150,14 +158,14 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                     live = self._outbox.sequences_of([sequence.request_id])
                     aborted += {f"{sequence.request_id} {sequence.index}", sequence.request_id}.intersection(live)
                 if aborted:
-                    core.abort(aborted)
+                    self._abort(aborted)
         finally:
             mailbox.end()
 
     def _abort_rest(self, mailbox: Mailbox) -> None:
         left = mailbox.close()
         if left:
-            self._attached_core.abort(left)
+            self._abort(left)
 
     async def Generate(
         self, request: engine_pb2.GenerateRequest, context: grpc.aio.ServicerContext
@@ -176,7 +184,8 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
 
     async def Abort(self, request: engine_pb2.AbortRequest, context: grpc.aio.ServicerContext) -> engine_pb2.AbortResponse:
         sequences = self._outbox.sequences_of(dict.fromkeys(request.request_ids))
-        aborted = await asyncio.wrap_future(self._attached_core.abort(sequences))
+        waiting, in_core = self._abort(list(sequences))
+        aborted = [*waiting, *await asyncio.wrap_future(in_core)]
         return engine_pb2.AbortResponse(aborted_request_ids=dict.fromkeys(one.partition(" ")[0] for one in aborted))
 
     async def Describe(

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 import torch
-from triptych_common.errors import StartupError
+from triptych_common.errors import StartupError, UnsupportedModelError
 from triptych_common.model.pooling import PoolingModel
 
 from triptych_engine.media.item import MediaTraits
@@ -30,6 +30,8 @@ from triptych_engine.runner.pooling.pooler import Pooler
 from triptych_engine.runner.transfer import use_device
 
 log = logging.getLogger(__name__)
+#: Length of the prompt that shows whether results depend on the batch: more keys than the attention takes at once.
+_INVARIANCE_TOKENS = 160
 
 
 def build_runner(config: RunnerConfig, recorder: Recorder | None = None) -> ModelRunner:
@@ -53,6 +55,8 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None) -> Mode
         runner = ModelRunner(replace(parts, media=None, media_traits=refusal))
     if config.quantization == "int8":
         _quantize(runner, parts)
+    if config.batch_invariant:
+        _check_batch_invariance(runner)
     del parts.model.probe_logits
     log.info("%s loaded in %.1f s: %d KV blocks of %d tokens in %s, %s attention", config.model_name, time.monotonic() - started,
              runner.num_blocks, config.block_size, str(parts.cache_dtype).removeprefix("torch."), parts.backend.name)  # fmt: skip
@@ -77,7 +81,7 @@ def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
     model = load_model(
         config.model_path, config.model_name, dtype=config.dtype, device=config.device, max_model_len=config.max_model_len
     )
-    optimize(model.model, kernels, *_trial(config, model), int8=int8)
+    optimize(model.model, kernels, *_trial(config, model), int8=int8, batch_invariant=config.batch_invariant)
     gc.collect()
     traits = media_traits(model.model, model.config, model.num_position_axes)
     pooling = config.pooling
@@ -147,6 +151,20 @@ def _check_media(runner: ModelRunner, parts: RunnerParts) -> str | None:
         log.warning("%s fails on embeddings: %s", model.config.model_type, error)
         return f"{model.config.model_type} does not run on embeddings alone; media items cannot be taken"
     return None
+
+
+def _check_batch_invariance(runner: ModelRunner) -> None:
+    """Refuse the model unless a prompt has the same logits computed at once, in halves, in threes and token by token."""
+    config = runner.config
+    num_tokens = min(_INVARIANCE_TOKENS, config.max_model_len, runner.num_blocks * config.block_size)
+    prompt = [i * 7919 % runner.vocab_size for i in range(num_tokens)]
+    whole = runner.prompt_logits(prompt)
+    for num_chunks in (2, -(-num_tokens // 3), num_tokens):
+        if not torch.equal(runner.prompt_logits(prompt, num_chunks=num_chunks), whole):
+            raise UnsupportedModelError(
+                f"cannot serve {config.model_name} with --batch-invariant: a token's logits on {config.device} depend "
+                "on what is computed with it (--dtype bfloat16 may help on a CPU)"
+            )
 
 
 def _quantize(runner: ModelRunner, parts: RunnerParts) -> None:

@@ -30,6 +30,8 @@ class RunnerConfig:
     device: torch.device = _CPU
     attention: str = "auto"  # auto, cpu, cuda, torch
     quantization: str = "none"  # none, int8
+    #: Compute a token's logits to the same bits whatever is computed with it, or refuse the model.
+    batch_invariant: bool = False
     #: Number of compute threads; None leaves it unchanged.
     num_threads: int | None = None
     #: The same while media are encoded, which may happen on the same cores.

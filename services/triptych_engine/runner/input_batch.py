@@ -116,12 +116,25 @@ class InputBatch:
         self.num_tokens[rows] += 1
         return expected
 
-    def learn_tokens(self, expected: ExpectedTokens, token_ids: np.ndarray) -> None:
-        """Store sampled tokens. Tokens of sequences that are no longer in their rows are dropped."""
+    def learn_tokens(self, expected: ExpectedTokens, token_ids: np.ndarray) -> np.ndarray:
+        """Store sampled tokens. Tokens of sequences that are no longer in their rows are dropped.
+
+        Returns:
+            [n] bool, whether the sequence is still in its row.
+        """
         here = self._num_uses[expected.rows] == expected.num_uses
         rows, positions = expected.rows[here], expected.positions[here]
         self.token_ids[rows, positions] = token_ids[here]
         self._num_known_tokens[rows] = positions + 1
+        return here
+
+    def has_unknown_tokens(self, rows: np.ndarray) -> np.ndarray:
+        """[n] bool, whether the host does not know the newest token of a row yet."""
+        return self._num_known_tokens[rows] < self.num_tokens[rows]
+
+    def known_output(self, row: int) -> np.ndarray:
+        """[n] int32, the output tokens of a row that the host knows."""
+        return self.token_ids[row, self.num_prompt_tokens[row] : self._num_known_tokens[row]]
 
     def gather(self, scheduled: SchedulerOutput) -> StepInputs:
         """Lay the scheduled tokens out as one ragged batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner.attention.paged import AttentionBackend
 from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.runner.constraint_cache import constraint_cache
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cuda.graphed_decode import CudaRecorder, GraphedDecode, Recorder, record_decode
 from triptych_engine.runner.input_batch import InputBatch, StepInputs
@@ -19,6 +21,7 @@ from triptych_engine.runner.model.loader import LoadedModel
 from triptych_engine.runner.pooling.pooler import PooledBatch, Pooler
 from triptych_engine.runner.sampling.prompt_logprobs import PromptLogprobs
 from triptych_engine.runner.sampling.sampler import Sampler, SamplingMetadata
+from triptych_engine.runner.sampling.token_rules import TokenRules
 from triptych_engine.runner.transfer import HostToDevice, check_device, end_of_work
 from triptych_engine.runner.warm_up import WarmUp
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
@@ -67,6 +70,8 @@ class ModelRunner:
         self._transfer = HostToDevice(config.device)
         self._newest_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=config.device)  # [rows]
         self._sampler = Sampler(config.max_num_seqs, config.device, parts.kernels)
+        self.constraints = constraint_cache(config.model_path, self._model.vocab_size)
+        self._rules = TokenRules(config.max_num_seqs, self._batch, self.constraints, config.num_threads)
         self._prompt_logprobs = PromptLogprobs(config.max_num_seqs, self._batch, self._transfer)
 
     @property
@@ -130,7 +135,7 @@ class ModelRunner:
             (lines,) = self._transfer(np.flatnonzero(np.isin(wanted, inputs.last_tokens)))
             logits = logits[lines]
         if len(logits):
-            step.sample = self._sample(inputs, logits)
+            self._sample(step, inputs, logits)
         return step
 
     def execute(self, scheduled: SchedulerOutput) -> StepResult:
@@ -166,12 +171,14 @@ class ModelRunner:
             row = self._batch.remove(request_id)
             if row is not None:
                 self._sampler.remove(row)
+                self._rules.remove(row)
             if self._pooler is not None:
                 self._pooler.drop(request_id)
                 self._pooling.pop(request_id, None)
         for sequence in scheduled.new:
             row = self._batch.add(sequence, self._axis_positions(sequence))
             self._sampler.add(row, sequence.sampling, sequence.token_ids, sequence.num_prompt_tokens)
+            self._rules.add(row, sequence.sampling)
             self._prompt_logprobs.add(row, sequence.sampling)
             if sequence.pooling is not None:
                 self._pooling[sequence.request_id] = sequence.pooling
@@ -219,15 +226,36 @@ class ModelRunner:
         with self._media.adding(slices):
             return self._model.forward(token_ids, *arguments, inputs_embeds=self._media.embed(token_ids, slices))
 
-    def _sample(self, inputs: StepInputs, logits: torch.Tensor) -> StepSample:
+    def _sample(self, step: LaunchedStep, inputs: StepInputs, logits: torch.Tensor) -> None:
+        """Launch the sampling of all lines, except those whose rules need tokens that are not known yet: they are sampled later."""
         indices = np.flatnonzero(inputs.samples)
+        waits = self._rules.must_wait(inputs.rows[indices])
+        if not waits.any():
+            step.samples.append(self._sampling_of(inputs, indices)(logits))
+            return
+        now, later = np.flatnonzero(~waits), np.flatnonzero(waits)
+        lines, later_lines = self._transfer(now, later)
+        if len(now):
+            step.samples.append(self._sampling_of(inputs, indices[now])(logits[lines]))
+        launch = self._sampling_of(inputs, indices[later])
+        step.later = lambda: launch(logits[later_lines])
+
+    def _sampling_of(self, inputs: StepInputs, indices: np.ndarray) -> Callable[[torch.Tensor], StepSample]:
+        """What launches the sampling of sequences of the step, given their logits. It may be called later. The sequences expect
+        their tokens from now on."""
         rows = inputs.rows[indices]
         positions = self._batch.num_tokens[rows] - self._batch.num_prompt_tokens[rows]
-        pending = self._sampler.sample(logits, SamplingMetadata(rows, positions))
-        (on_device,) = self._transfer(rows)
-        self._newest_tokens.index_copy_(0, on_device, pending.token_ids)
         request_ids = [inputs.request_ids[index] for index in indices.tolist()]
-        return StepSample(request_ids, pending, self._batch, self._batch.expect_tokens(rows))
+        expected = self._batch.expect_tokens(rows)
+
+        @torch.inference_mode()
+        def launch(logits: torch.Tensor) -> StepSample:
+            pending = self._sampler.sample(logits, SamplingMetadata(rows, positions, self._rules.edits(rows)))
+            (on_device,) = self._transfer(rows)
+            self._newest_tokens.index_copy_(0, on_device, pending.token_ids)
+            return StepSample(request_ids, pending, self._batch, expected, self._rules)
+
+        return launch
 
     # -- start -------------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 import numpy as np
-from triptych_common.errors import TriptychError
+from triptych_common.errors import InternalError, InvalidRequestError, TriptychError
 
 from triptych_engine.media.item import NO_MEDIA, EmbeddingSlice, EmbeddingSource, Modality, PromptMedia
 from triptych_engine.scheduling.request import FinishReason, PoolingParams, Request, SamplingParams, TokenLogprobs
@@ -86,6 +86,16 @@ class StepResult:
     pooled: dict[str, np.ndarray] = field(default_factory=dict)
     #: request_id -> error message, if only this sequence failed.
     errors: dict[str, str] = field(default_factory=dict)
+    #: request_id -> why what the request asks for cannot be generated, if only this sequence failed.
+    refusals: dict[str, str] = field(default_factory=dict)
+    #: Sequences whose tokens, with those returned here, satisfy their constraint so that nothing may follow.
+    complete: set[str] = field(default_factory=set)
+
+    def error(self, request_id: str) -> TriptychError:
+        """Why a sequence failed that has an error or a refusal."""
+        if request_id in self.refusals:
+            return InvalidRequestError(self.refusals[request_id], field="constraint")
+        return InternalError(self.errors[request_id])
 
 
 @dataclass(slots=True)

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from triptych_common.constraints.spec import ConstraintSpec
+
 from triptych_engine.media.item import NO_MEDIA, PromptMedia
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the output must look like."""
+
+    spec: ConstraintSpec
+    #: The constraint begins after the first of these tokens; empty: it holds from the start.
+    starts_after_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,9 @@ class SamplingParams:
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] = ()
     bad_token_ids: tuple[int, ...] = ()
+    #: Each has at least two tokens.
+    bad_token_sequences: tuple[tuple[int, ...], ...] = ()
+    constraint: Constraint | None = None
     #: Tokens that end the sequence: the request's own and, unless ignore_eos, the model's.
     stop_token_ids: frozenset[int] = frozenset()
     #: 64 bits; requests without a seed get a fresh one.
@@ -88,6 +102,8 @@ class Request:
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    #: Keeps what the executor prepared for the request, such as its compiled constraint, while the request lives.
+    prepared: object = None
     media: PromptMedia = NO_MEDIA
     #: For a request that generates nothing: its sampling has max_tokens 0.
     pooling: PoolingParams | None = None
@@ -171,8 +187,12 @@ class Request:
         """Orders by priority, then by tokens left to compute, then by arrival."""
         return self.priority, self.num_left, self.arrival
 
-    def append(self, token_ids: Sequence[int]) -> FinishReason | None:
-        """Append new tokens up to the one that ends the sequence; drop the rest. Returns why it ends, or None if it continues."""
+    def append(self, token_ids: Sequence[int], *, is_complete: bool = False) -> FinishReason | None:
+        """Append new tokens up to the one that ends the sequence; drop the rest. Returns why it ends, or None if it continues.
+
+        Args:
+            is_complete: nothing may follow the last of them.
+        """
         sampling = self.sampling
         for token_id in token_ids:
             self.token_ids.append(token_id)
@@ -180,5 +200,5 @@ class Request:
                 self.stop_token_id = token_id
                 return FinishReason.STOP
             if len(self.token_ids) >= self.max_num_tokens:
-                return FinishReason.LENGTH
-        return None
+                return FinishReason.STOP if is_complete else FinishReason.LENGTH
+        return FinishReason.STOP if is_complete else None

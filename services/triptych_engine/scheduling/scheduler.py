@@ -251,8 +251,8 @@ class Scheduler:
 
     def _update_request(self, scheduled: ScheduledRequest, result: StepResult) -> SequenceOutput | None:
         request, request_id = scheduled.request, scheduled.request.request_id
-        if request_id in result.errors:
-            return self._finish(request, FinishReason.ERROR, InternalError(result.errors[request_id]))
+        if request_id in result.errors or request_id in result.refusals:
+            return self._finish(request, FinishReason.ERROR, result.error(request_id))
         if request.prompt_logprobs is not None:
             request.prompt_logprobs += result.prompt_logprobs.get(request_id, [])
         if not scheduled.max_new_tokens:
@@ -268,7 +268,7 @@ class Scheduler:
         if request.first_token_time is None:
             request.first_token_time = time.monotonic()
         if request.sampling.max_tokens:  # with 0, only the prompt was to be computed
-            reason = request.append(token_ids)
+            reason = request.append(token_ids, is_complete=request_id in result.complete)
         num_new_tokens = len(request.token_ids) - num_before
         # Of the new tokens that were kept, all but the last were also computed: each was the input for the next one.
         self._commit(request, scheduled.num_tokens + num_new_tokens - (num_new_tokens > 0))

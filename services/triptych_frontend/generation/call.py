@@ -11,6 +11,7 @@ from triptych_common.errors import InternalError, TriptychError
 from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.status import to_request_error
 
+from triptych_frontend.generation.best_of import best_deltas
 from triptych_frontend.generation.choice import Choice
 from triptych_frontend.generation.media_call import MediaCall
 from triptych_frontend.media.item import AUDIO, IMAGE, VIDEO
@@ -42,6 +43,7 @@ class Generation:
         request_id: id of the client's request, for the log.
         on_news: called when output waits to be taken, and not again until it was taken.
         on_end: called once, when the last response was taken or the call was closed.
+        num_best: send only so many of the choices, the likeliest, when all have ended. None sends all.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Generation:
         choices: Sequence[Choice],
         on_news: Callable[[], None],
         on_end: Callable[[], None],
+        num_best: int | None = None,
     ) -> None:
         self._method = method
         self._request_id = request_id
@@ -60,6 +63,7 @@ class Generation:
         self._num_running = len(choices)
         self._on_news = on_news
         self._on_end = on_end
+        self._num_best = num_best
         self._call: Sequences | None = None
         self._media: MediaCall | None = None
         #: Indices of choices with outputs since the last `take`, in the order of the outputs.
@@ -78,7 +82,10 @@ class Generation:
     def take(self) -> generation_pb2.GenerationCallResponse | None:
         """The new output since the last call; None if there is none. A response with usage or an error is the last one."""
         self._is_announced = False
-        deltas = [delta for index in self._fed if (delta := self._choices[index].take()) is not None]
+        if self._num_best is None:
+            deltas = [delta for index in self._fed for delta in self._choices[index].take()]
+        else:
+            deltas = [] if self._num_running else best_deltas(self._choices, self._num_best)
         self._fed.clear()
         if self.error is not None:
             self.close()
@@ -159,6 +166,7 @@ def _usage(prompt: Prompt, choices: Sequence[Choice]) -> common_pb2.Usage:
         # limit is for sequences that were sent to the engine again, which may also find output tokens in the cache.
         cached_tokens=min(first.usage.cached_tokens, len(prompt.token_ids)) if first is not None else 0,
         cached_media_tokens=first.usage.cached_media_tokens if first is not None else 0,
+        reasoning_tokens=sum(choice.num_reasoning_tokens for choice in choices),
     )
     if prompt.media:
         usage.image_tokens, usage.audio_tokens, usage.video_tokens = (

@@ -1,29 +1,27 @@
-"""Starts calls: admission control, checks, the prompt, and one request to an engine."""
+"""Starts calls: admission control, preparation, and the requests to engines."""
 
 from __future__ import annotations
 
 import contextlib
 import secrets
 from collections.abc import Callable
-from typing import TypeAlias
 
-from triptych_common.errors import UnimplementedError
-from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
+from triptych_common.pb import common_pb2, engine_pb2
 from triptych_common.rpc.principal import ANONYMOUS, Principal
 from triptych_common.telemetry.logs import request_id_var
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
+from triptych_frontend.generation.beam_search import BeamSearch
 from triptych_frontend.generation.call import Generation
 from triptych_frontend.generation.choice import Choice
 from triptych_frontend.generation.media_call import MediaCall
-from triptych_frontend.generation.sampling import GenerationParams, check_options, max_output_tokens
+from triptych_frontend.generation.preparation.prepare import CallPreparer, PreparedCall, Request
+from triptych_frontend.generation.preparation.search import BeamOptions
+from triptych_frontend.generation.sampling import max_output_tokens
 from triptych_frontend.output.chain import OutputChains
-from triptych_frontend.prompt.preprocess import Preprocessor, Prompt
 from triptych_frontend.served_model import ServedModel
-
-Request: TypeAlias = generation_pb2.ChatRequest | generation_pb2.CompleteRequest
 
 
 class Generator:
@@ -33,14 +31,14 @@ class Generator:
         self,
         admission: Admission,
         model: ServedModel,
-        preprocessor: Preprocessor,
+        preparer: CallPreparer,
         engines: EngineRouter,
         encoders: EncoderClient,
         chains: OutputChains,
     ) -> None:
         self._admission = admission
         self._model = model
-        self._preprocessor = preprocessor
+        self._preparer = preparer
         self._engines = engines
         self._encoders = encoders
         self._chains = chains
@@ -72,24 +70,19 @@ class Generator:
             place.enter_context(self._admission.admit())
             self._model.check_name(request.model)
             self._model.check_task(common_pb2.TASK_GENERATE)
-            refuse_unserved(request)
             principal = Principal(context.tenant) if context is not None else ANONYMOUS
-            if isinstance(request, generation_pb2.ChatRequest):
-                method, prompt_field, echo = "Chat", "messages", False
-                params = check_options(request.options, self._model.info.vocab_size, is_final_only=is_final_only)
-                prompt = await self._preprocessor.chat(request, principal)
-            else:
-                method, prompt_field, echo = "Complete", "prompt", request.echo
-                params = check_options(request.options, self._model.info.vocab_size, echo, is_final_only)
-                prompt = await self._preprocessor.complete(request, with_offsets=params.wants_prompt_logprobs)
-            place.callback(prompt.release)
+            call = await self._preparer.prepare(request, principal, is_final_only, place.callback)
+            prompt, params = call.prompt, call.params
             choices = [
-                Choice(index, prompt, params, self._chains, self._eos_token_ids, echo) for index in range(params.num_choices)
+                Choice(index, prompt, params, self._chains, self._eos_token_ids, call.echo) for index in range(params.num_choices)
             ]
-            engine_request = self._engine_request(prompt, params, prompt_field, principal, context)
-            generation = Generation(method, request_id_var.get(), prompt, choices, on_news, place.pop_all().close)
+            engine_request = self._engine_request(call, principal, context)
+            num_best = call.num_best if params.is_best_of else None
+            generation = Generation(call.method, request_id_var.get(), prompt, choices, on_news, place.pop_all().close, num_best)
             try:
-                if prompt.media:
+                if call.beams is not None:
+                    generation.attach(self._beam_search(call, call.beams, engine_request, generation))
+                elif prompt.media:
                     media = await MediaCall.start(self._engines, self._encoders, prompt, engine_request, generation, keeps_request)
                     generation.attach(media, media)
                 else:
@@ -100,44 +93,33 @@ class Generator:
             return generation
 
     def _engine_request(
-        self,
-        prompt: Prompt,
-        params: GenerationParams,
-        prompt_field: str,
-        principal: Principal,
-        context: common_pb2.CallContext | None,
+        self, call: PreparedCall, principal: Principal, context: common_pb2.CallContext | None
     ) -> engine_pb2.EngineRequest:
-        num_prompt_tokens = len(prompt.token_ids)
-        max_tokens: int | None = max_output_tokens(params.sampling, num_prompt_tokens, self._model.info.max_model_len, prompt_field)
+        params = call.params
+        max_tokens: int | None = self._max_tokens(call)
         if not params.sampling.HasField("max_tokens") and not self._model.shortens_context:
             max_tokens = None  # the engine sets it, because it knows its KV cache
         return engine_pb2.EngineRequest(
             # A client may use one request id for several calls, but the engine's ids must be unique.
             request_id=f"{request_id_var.get()}-{secrets.token_hex(8)}",
-            prompt_token_ids=prompt.token_ids,
+            prompt_token_ids=call.prompt.token_ids,
             sampling=params.for_engine(max_tokens),
             priority=params.priority,
             cache_salt=principal.scoped_salt(params.cache_salt),
             n=params.num_choices,
             context=context,
+            constraint=call.constraint,
         )
 
+    def _max_tokens(self, call: PreparedCall) -> int:
+        num_prompt_tokens, max_model_len = len(call.prompt.token_ids), self._model.info.max_model_len
+        return max_output_tokens(call.params.sampling, num_prompt_tokens, max_model_len, call.prompt_field)
 
-def refuse_unserved(request: Request) -> None:
-    """Refuse each field of the contract that is not implemented yet; nothing is silently ignored. Raises UnimplementedError."""
-    field = ""
-    for name in ("constraint", "bad_words", "truncate_prompt_tokens", "best_of", "beam_search"):
-        if request.options.bad_words if name == "bad_words" else request.options.HasField(name):
-            field = f"options.{name}"
-    if request.options.sampling.bad_token_sequences:
-        field = "options.sampling.bad_token_sequences"
-    if isinstance(request, generation_pb2.ChatRequest):
-        for name in ("tools", "tool_choice", "parallel_tool_calls", "reasoning"):
-            if getattr(request, name) if name == "tools" else request.HasField(name):
-                field = name
-        for number, message in enumerate(request.messages):
-            for name in ("tool_calls", "reasoning", "tool_call_id"):
-                if message.tool_calls if name == "tool_calls" else message.HasField(name):
-                    field = f"messages[{number}].{name}"
-    if field:
-        raise UnimplementedError(f"{field} is not served yet", field=field)
+    def _beam_search(
+        self, call: PreparedCall, beams: BeamOptions, request: engine_pb2.EngineRequest, generation: Generation
+    ) -> BeamSearch:
+        sampling = call.params.sampling
+        stop_token_ids = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else self._eos_token_ids)
+        search = BeamSearch(self._engines, request, generation, beams, call.num_best, self._max_tokens(call), stop_token_ids)
+        search.start()
+        return search

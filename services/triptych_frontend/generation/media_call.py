@@ -68,9 +68,12 @@ class _MediaSequence:
         """Whether the engine could continue exactly if it gets the output so far as part of the prompt.
 
         It could not with penalties, which count output tokens, nor with a seed, whose random numbers depend on output positions.
+        Constraints and banned sequences begin with the output.
         """
         if not self.token_ids:
             return True
+        if self._request.HasField("constraint") or self._request.sampling.bad_token_sequences:
+            return False
         sampling = self._request.sampling
         is_greedy = sampling.HasField("temperature") and sampling.temperature == 0
         return not (sampling.presence_penalty or sampling.frequency_penalty or (sampling.HasField("seed") and not is_greedy))

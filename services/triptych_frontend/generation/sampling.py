@@ -1,25 +1,29 @@
 """Checks a client's generation options and fills in defaults, before the request goes to the engine.
 
-The defaults are the contract's. The temperature, top_p and top_k in some models' generation_config.json are not applied, so that
-the same request means the same for every model.
+The defaults are the contract's, so that the same request means the same for every model. The setting `generation_config` adds those
+of the model's generation_config.json before (defaults.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from triptych_common.errors import ContextLengthError, InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
 
 from triptych_frontend.output.chain import OutputOptions
+from triptych_frontend.output.formats.parser import ParserOptions
 
 MAX_STOP_STRINGS = 16
 #: Longest stop string, in characters. Each choice may hold back this much text.
 MAX_STOP_CHARS = 1024
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
+MAX_BAD_SEQUENCES = 1024
+#: Longest of `bad_token_sequences`.
+MAX_BAD_SEQUENCE_TOKENS = 64
 _FIELD = "options.sampling"
 
 #: 0.01 as the float32 in the message, which is slightly smaller.
@@ -47,6 +51,8 @@ class GenerationParams:
     sampling: common_pb2.SamplingParams
     output: OutputOptions
     num_choices: int
+    #: Only the likeliest choices are sent.
+    is_best_of: bool
     is_final_only: bool
     return_token_ids: bool
     priority: int
@@ -60,10 +66,16 @@ class GenerationParams:
     def wants_prompt_logprobs(self) -> bool:
         return self.sampling.HasField("prompt_logprobs")
 
+    def reading(self, parser: ParserOptions | None) -> GenerationParams:
+        """The same, for answers that are read by this parser."""
+        return replace(self, output=replace(self.output, parser=parser))
+
     def for_engine(self, max_tokens: int | None) -> common_pb2.SamplingParams:
         """The parameters for the engine, with the frontend's bound on tokens if it sets one."""
         sampling = common_pb2.SamplingParams()
         sampling.CopyFrom(self.sampling)
+        if self.is_best_of and not self.wants_logprobs:
+            sampling.logprobs = 0
         if max_tokens is not None:
             sampling.max_tokens = max_tokens
         return sampling
@@ -75,13 +87,18 @@ def seed_of_choice(seed: int, index: int) -> int:
 
 
 def check_options(
-    options: generation_pb2.GenerationOptions, vocab_size: int, echo: bool = False, is_final_only: bool = False
+    options: generation_pb2.GenerationOptions,
+    vocab_size: int,
+    echo: bool = False,
+    is_final_only: bool = False,
+    best_of: int | None = None,
 ) -> GenerationParams:
     """The checked options. Raises InvalidRequestError, which names field, limit and value.
 
     Args:
-        echo: the answer includes the prompt's text, so it may also include the prompt's log probabilities.
+        echo: the answer includes the prompt's text, and its log probabilities if those of the output are asked for.
         is_final_only: answer each choice once, when it has ended.
+        best_of: choices to generate, if not all of them are sent.
     """
     sampling = common_pb2.SamplingParams()
     sampling.CopyFrom(options.sampling)
@@ -89,14 +106,8 @@ def check_options(
     _check_tokens(sampling, vocab_size)
     if echo and sampling.HasField("logprobs") and not sampling.HasField("prompt_logprobs"):
         sampling.prompt_logprobs = sampling.logprobs
-    if sampling.HasField("prompt_logprobs") and not echo:
-        raise InvalidRequestError(
-            "prompt_logprobs are reported with an echoed prompt only: set echo, in Complete",
-            field=f"{_FIELD}.prompt_logprobs",
-            value=sampling.prompt_logprobs,
-        )
     num_choices = options.n if options.HasField("n") else 1
-    _check_range("options.n", num_choices, 1, MAX_CHOICES)
+    check_range("options.n", num_choices, 1, MAX_CHOICES)
     return GenerationParams(
         sampling=sampling,
         output=OutputOptions(
@@ -105,7 +116,8 @@ def check_options(
             skip_special_tokens=options.skip_special_tokens if options.HasField("skip_special_tokens") else True,
             min_tokens=sampling.min_tokens,
         ),
-        num_choices=num_choices,
+        num_choices=num_choices if best_of is None else best_of,
+        is_best_of=best_of is not None,
         is_final_only=is_final_only,
         return_token_ids=options.return_token_ids,
         priority=options.priority,
@@ -140,9 +152,9 @@ def max_output_tokens(sampling: common_pb2.SamplingParams, num_prompt_tokens: in
 def _check_ranges(sampling: common_pb2.SamplingParams) -> None:
     for name, (least, most, is_open) in _RANGES.items():
         if sampling.HasField(name):
-            _check_range(f"{_FIELD}.{name}", getattr(sampling, name), least, most, is_open)
+            check_range(f"{_FIELD}.{name}", getattr(sampling, name), least, most, is_open)
     for token_id, bias in sampling.logit_bias.items():
-        _check_range(f"{_FIELD}.logit_bias[{token_id}]", bias, -_MAX_LOGIT_BIAS, _MAX_LOGIT_BIAS)
+        check_range(f"{_FIELD}.logit_bias[{token_id}]", bias, -_MAX_LOGIT_BIAS, _MAX_LOGIT_BIAS)
     if sampling.HasField("max_tokens") and sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequestError(
             f"min_tokens must not be more than max_tokens ({sampling.max_tokens}); given: {sampling.min_tokens}",
@@ -152,7 +164,12 @@ def _check_ranges(sampling: common_pb2.SamplingParams) -> None:
         )
 
 
-def _check_range(field: str, value: float, least: float, most: float, is_open: bool = False) -> None:
+def check_range(field: str, value: float, least: float, most: float, is_open: bool = False) -> None:
+    """Raise InvalidRequestError, which names the interval, unless the value is in it.
+
+    Args:
+        is_open: the least value itself is out of range.
+    """
     # NaN compares false with everything, so it is out of range.
     if least <= value <= most and not (is_open and value == least):
         return
@@ -174,6 +191,28 @@ def _check_tokens(sampling: common_pb2.SamplingParams, vocab_size: int) -> None:
             )
         _check_token_ids(field, token_ids, vocab_size)
         token_ids[:] = dict.fromkeys(token_ids)
+    _check_bad_sequences(sampling, vocab_size)
+
+
+def _check_bad_sequences(sampling: common_pb2.SamplingParams, vocab_size: int) -> None:
+    name, sequences = f"{_FIELD}.bad_token_sequences", sampling.bad_token_sequences
+    if len(sequences) > MAX_BAD_SEQUENCES:
+        raise InvalidRequestError(
+            f"{name} may have at most {MAX_BAD_SEQUENCES} sequences; given: {len(sequences)}",
+            field=name,
+            limit=MAX_BAD_SEQUENCES,
+            value=len(sequences),
+        )
+    for index, sequence in enumerate(sequences):
+        field, length = f"{name}[{index}]", len(sequence.token_ids)
+        if not 1 <= length <= MAX_BAD_SEQUENCE_TOKENS:
+            raise InvalidRequestError(
+                f"{field} must have 1 to {MAX_BAD_SEQUENCE_TOKENS} token ids; given: {length}",
+                field=field,
+                limit=MAX_BAD_SEQUENCE_TOKENS,
+                value=length,
+            )
+        _check_token_ids(field, sequence.token_ids, vocab_size)
 
 
 def _check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:

@@ -27,6 +27,7 @@ def add_delta(choice: generation_pb2.Choice, delta: generation_pb2.ChoiceDelta) 
         _add_tool_call(choice, delta.tool_call)
     choice.token_ids.extend(delta.token_ids)
     choice.logprobs.extend(delta.logprobs)
+    choice.prompt_logprobs.extend(delta.prompt_logprobs)
     if delta.finish_reason:
         choice.finish_reason = delta.finish_reason
         matched = delta.WhichOneof("matched_stop")

@@ -126,6 +126,9 @@ class MediaPreparer:
                 raise InvalidRequestError(message, field=f"{field}.uuid", limit=_MAX_UUID_CHARS, value=len(item.uuid))
             all_options = _options(item, field)
             options, names = self._expander.options_for(item.modality, all_options, f"{field}.processor_options")
+            if item.HasField("detail"):
+                # Options that the client names itself are more specific.
+                options = self._expander.detail_options(item.modality, item.detail, f"{field}.detail") | options
             check_option_numbers(options, self._settings.max_image_pixels, f"{field}.processor_options")
             given.update(dict.fromkeys(all_options, field))
             used |= names

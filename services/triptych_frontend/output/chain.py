@@ -1,6 +1,6 @@
 """The output chain: turns output tokens into events for the client.
 
-    detokenize -> stop strings -> (reasoning -> tool calls)
+    detokenize -> stop strings -> reasoning and tool calls
 
 Each stage is a small class. To add a stage, add it to `OutputChains.start`, its events to events.py, and their effect on the
 client's deltas to delta.py. Nothing else changes.
@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Protocol
 
 from triptych_frontend.output.events import Event, Text
+from triptych_frontend.output.formats.parser import FormatParser, ParserOptions
 from triptych_frontend.output.stop_strings import StopStrings
 from triptych_frontend.output.text_matcher import TextMatcher
 from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
@@ -45,6 +46,8 @@ class OutputOptions:
     skip_special_tokens: bool = True
     #: Tokens to generate before a stop string may end a choice.
     min_tokens: int = 0
+    #: How reasoning and tool calls are told from text. None: everything is text.
+    parser: ParserOptions | None = None
 
     @cached_property
     def stop_matcher(self) -> TextMatcher:
@@ -53,14 +56,24 @@ class OutputOptions:
 
 
 class OutputChain:
-    """The stages of one choice."""
+    """The stages of one choice.
 
-    def __init__(self, detokenizer: IncrementalDetokenizer, stages: Sequence[Stage]) -> None:
+    Args:
+        parser: the stage that counts the tokens of the reasoning, if there is one.
+    """
+
+    def __init__(self, detokenizer: IncrementalDetokenizer, stages: Sequence[Stage], parser: FormatParser | None = None) -> None:
         self._detokenizer = detokenizer
         self._stages = stages
+        self._parser = parser
         self._num_tokens = 0
         #: Characters of the choice's text so far, including those that stages hold back.
         self.num_chars = 0
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Output tokens of the reasoning so far."""
+        return self._parser.num_reasoning_tokens if self._parser is not None else 0
 
     def feed(self, token_id: int) -> list[Event]:
         """Take the next output token. Returns the events that became certain with it."""
@@ -92,8 +105,10 @@ class OutputChains:
 
     def start(self, prompt_token_ids: Sequence[int], options: OutputOptions) -> OutputChain:
         """The chain of a new choice, which continues the prompt."""
-        detokenizer = IncrementalDetokenizer(self._tokenizer, prompt_token_ids, options.skip_special_tokens)
+        kept = self._tokenizer.special_ids_of(options.parser.table.markers) if options.parser is not None else frozenset()
+        detokenizer = IncrementalDetokenizer(self._tokenizer, prompt_token_ids, options.skip_special_tokens, kept)
         stages: list[Stage] = []
         if options.stop:
             stages.append(StopStrings(options.stop_matcher, options.include_stop, options.min_tokens))
-        return OutputChain(detokenizer, stages)
+        parser = FormatParser(options.parser) if options.parser is not None else None
+        return OutputChain(detokenizer, [*stages, parser] if parser is not None else stages, parser)

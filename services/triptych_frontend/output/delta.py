@@ -6,20 +6,24 @@ from collections.abc import Iterable
 
 from triptych_common.pb import common_pb2, generation_pb2
 
-from triptych_frontend.output.events import Event, Stopped, Text
+from triptych_frontend.output.events import Event, Reasoning, Stopped, Text, ToolArguments, ToolCallStarted
 
 
 class DeltaBuilder:
-    """Collects the new output of a choice until it is taken."""
+    """Collects the new output of a choice until it is taken. A delta is of one kind, so a change of the kind begins a new one."""
 
     def __init__(self, index: int) -> None:
         self._index = index
+        #: Text at the end of the output.
         self._text: list[str] = []
+        #: Deltas before that text.
+        self._before: list[generation_pb2.ChoiceDelta] = []
         #: Token ids and log probabilities are added to it directly. The code that adds them must set `has_news`.
         self.delta = generation_pb2.ChoiceDelta(index=index)
         self.has_news = False
-        #: The stop string that ended the choice; None if none did.
-        self.stop_string: str | None = None
+        #: The choice needs no more tokens.
+        self.has_stopped = False
+        self._stop_string: str | None = None
 
     def add(self, events: Iterable[Event]) -> None:
         """Take events from the output chain."""
@@ -27,7 +31,9 @@ class DeltaBuilder:
             if isinstance(event, Text):
                 self._text.append(event.text)
             elif isinstance(event, Stopped):
-                self.stop_string = event.stop_string
+                self.has_stopped, self._stop_string = True, event.stop_string
+            else:
+                self._add_other(event)
             self.has_news = True
 
     def add_text(self, text: str) -> None:
@@ -35,29 +41,61 @@ class DeltaBuilder:
         self._text.append(text)
         self.has_news = True
 
+    def _add_other(self, event: Reasoning | ToolCallStarted | ToolArguments) -> None:
+        if self._text:
+            self._before.append(generation_pb2.ChoiceDelta(index=self._index, text="".join(self._text)))
+            self._text.clear()
+        last = self._before[-1] if self._before else None
+        if isinstance(event, Reasoning):
+            if last is None or last.WhichOneof("delta") != "reasoning":
+                last = generation_pb2.ChoiceDelta(index=self._index)
+                self._before.append(last)
+            last.reasoning += event.text
+            return
+        if isinstance(event, ToolCallStarted):
+            call = generation_pb2.ToolCallDelta(index=event.index, id=event.call_id, name=event.name)
+            self._before.append(generation_pb2.ChoiceDelta(index=self._index, tool_call=call))
+            return
+        if last is None or not last.HasField("tool_call"):
+            last = generation_pb2.ChoiceDelta(index=self._index, tool_call=generation_pb2.ToolCallDelta(index=event.index))
+            self._before.append(last)
+        last.tool_call.arguments += event.text
+
     def finish(self, reason: common_pb2.FinishReason, stop_token_id: int | None) -> common_pb2.FinishReason:
         """Set how the choice ended.
 
         Args:
-            reason: the engine's reason. A sequence that was aborted because of a stop string is reported as stopped.
+            reason: the engine's reason. A sequence that was aborted because the choice had stopped is reported as stopped.
             stop_token_id: the stop token that ended the choice, if it is not one of the model's own end-of-sequence tokens.
 
         Returns:
             The reason for the client.
         """
         self.has_news = True
-        if self.stop_string is not None:
+        if self.has_stopped:
             reason = common_pb2.FINISH_REASON_STOP
-            self.delta.stop_text = self.stop_string
+            if self._stop_string is not None:
+                self.delta.stop_text = self._stop_string
         elif stop_token_id is not None:
             self.delta.stop_token_id = stop_token_id
         self.delta.finish_reason = reason
         return reason
 
-    def take(self) -> generation_pb2.ChoiceDelta:
-        """The output since the last call."""
+    def take(self) -> list[generation_pb2.ChoiceDelta]:
+        """The output since the last call: at least one delta. The last has the new tokens, and how the choice ended."""
         delta, self.delta = self.delta, generation_pb2.ChoiceDelta(index=self._index)
-        delta.text = "".join(self._text)
-        self._text.clear()
         self.has_news = False
-        return delta
+        if not self._before:
+            delta.text = "".join(self._text)
+            self._text.clear()
+            return [delta]
+        before, self._before = self._before, []
+        if self._text:
+            delta.text = "".join(self._text)
+            self._text.clear()
+        else:
+            delta.MergeFrom(before.pop())
+        if before and delta.HasField("prompt_tokens"):
+            before[0].prompt_tokens = delta.prompt_tokens
+            delta.ClearField("prompt_tokens")
+        return [*before, delta]

@@ -16,10 +16,36 @@ class Text:
 
 
 @dataclass(slots=True)
+class Reasoning:
+    """A piece of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class ToolCallStarted:
+    """A new tool call. Its arguments follow."""
+
+    #: Which call of the choice.
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(slots=True)
+class ToolArguments:
+    """A piece of a tool call's arguments, as the model wrote them."""
+
+    index: int
+    text: str
+
+
+@dataclass(slots=True)
 class Stopped:
-    """A stop string was found. Nothing comes after it."""
+    """Nothing comes after this: a stop string was found, or the only allowed tool call is complete."""
 
-    stop_string: str
+    #: None for a tool call.
+    stop_string: str | None
 
 
-Event: TypeAlias = Text | Stopped
+Event: TypeAlias = Text | Reasoning | ToolCallStarted | ToolArguments | Stopped

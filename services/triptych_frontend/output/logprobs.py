@@ -21,14 +21,20 @@ def token_logprob(logprobs: engine_pb2.TokenLogprobs, texts: TokenTexts, text_of
         top_text, top_data = texts.get(token_id)
         top.append(generation_pb2.TopLogprob(token_id=token_id, token=top_text, utf8=top_data, logprob=logprob))
     return generation_pb2.TokenLogprob(
-        token_id=logprobs.token_id, token=text, utf8=data, logprob=logprobs.logprob, top=top, text_offset=text_offset
+        token_id=logprobs.token_id,
+        token=text,
+        utf8=data,
+        logprob=logprobs.logprob,
+        top=top,
+        text_offset=text_offset,
+        rank=logprobs.rank,
     )
 
 
 def prompt_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[engine_pb2.TokenLogprobs], offsets: Sequence[int], texts: TokenTexts
 ) -> Iterator[generation_pb2.TokenLogprob]:
-    """The log probabilities of an echoed prompt. Its first token has none, because nothing precedes it.
+    """The log probabilities of a prompt. Its first token has none, because nothing precedes it.
 
     Args:
         logprobs: entry i describes prompt token i + 1.

@@ -10,38 +10,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import jinja2
+import jinja2.meta
 from triptych_common.errors import InvalidRequestError, StartupError
 from triptych_common.pb import common_pb2
 
 from triptych_frontend.media.item import MODALITY_NAMES, Expansion, MediaPart
 from triptych_frontend.media.processors.placeholders import placeholder_ranges
+from triptych_frontend.prompt.conversation import ChatTurn
+from triptych_frontend.prompt.tools import FunctionTool, template_tool_calls
 from triptych_frontend.tokens.tokenizer import Tokenizer
 from triptych_frontend.tokens.user_text import Piece, UserTextGuard, control_token_pattern
 
 _PROBE = "triptych probe"
+_PROBE_NAME = "triptych_probe_tool"
+_PROBE_TOOLS = [FunctionTool(_PROBE_NAME, _PROBE, {"type": "object", "properties": {}}, strict=False).as_openai()]
 #: Template variables that a client may set although they are parameters of transformers' apply_chat_template. `tools` is not one of
 #: them: a request may set tools only in its own field.
 _CLIENT_VARIABLES = {"documents"}
-
-
-@dataclass(frozen=True)
-class ChatTurn:
-    """One message, as the template gets it."""
-
-    role: str
-    #: Texts and media in the order of the message. No two texts are adjacent.
-    parts: tuple[str | MediaPart, ...]
-    name: str | None = None
-
-    @property
-    def text(self) -> str:
-        """All text of the turn."""
-        return "\n".join(part for part in self.parts if isinstance(part, str))
-
-    @property
-    def media(self) -> list[MediaPart]:
-        """The media of the turn, in order."""
-        return [part for part in self.parts if isinstance(part, MediaPart)]
 
 
 @dataclass(frozen=True)
@@ -70,7 +55,6 @@ class ChatTemplate:
 
     Raises:
         StartupError: the template has a syntax error.
-        StartupError: the template has a syntax error.
     """
 
     def __init__(
@@ -81,16 +65,25 @@ class ChatTemplate:
         embed_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
-        self._source = source or _own_template(tokenizer)
+        #: The template's text; None if the model has none.
+        self.source = source or _own_template(tokenizer)
+        #: For conversations with tools: some tokenizers have a template of its own for them.
+        self.tool_source = source or _own_template(tokenizer, _PROBE_TOOLS)
         self._placeholders = placeholders or {}
         self._embed_token_ids = embed_token_ids
         self._placeholder_pattern = control_token_pattern(self._placeholders.values())
-        if self._source is None:
+        #: Whether tools can be shown to the model, and the variables that the template reads.
+        self.takes_tools = False
+        self.variables: frozenset[str] = frozenset()
+        if self.source is None:
             return
         try:
             self._takes_parts = not self._shows_probe(_PROBE) and self._shows_probe([{"type": "text", "text": _PROBE}])
             # Other templates take a string that contains placeholders.
             self._places_media_parts = self._shows_media()
+            self.takes_tools = self._shows_tools()
+            self._takes_tool_calls = self._shows_tool_calls()
+            self.variables = _variables(self.source)
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(f"the chat template has a syntax error in line {error.lineno}: {error.message}") from error
         added = tokenizer.added_tokens
@@ -115,24 +108,33 @@ class ChatTemplate:
         add_generation_prompt: bool,
         continue_final_message: bool,
         expansions: Sequence[tuple[common_pb2.Modality, Expansion]] = (),
+        tools: list[dict[str, Any]] | None = None,
     ) -> RenderedChat:
         """The prompt of a conversation.
 
         Args:
             variables: further variables for the template. `messages` and names of the rendering's own parameters are refused.
             expansions: the expansions of the turns' media, in the order of the turns.
+            tools: in OpenAI's form.
 
         Raises:
-            InvalidRequestError: the model has no template, or the template or its sandbox raised an error.
+            InvalidRequestError: the model has no template, the template has no place for tools or calls, or it raised an error.
         """
-        if self._source is None:
+        if self.source is None:
             raise InvalidRequestError("this model has no chat template; use Complete, or start the frontend with --chat-template")
+        if tools and not self.takes_tools:
+            raise InvalidRequestError("the model's chat template has no place for tools", field="tools")
+        called = next((index for index, turn in enumerate(turns) if turn.tool_calls), None)
+        if called is not None and not self._takes_tool_calls:
+            field = f"messages[{called}].tool_calls"
+            raise InvalidRequestError("the model's chat template has no place for tool calls", field=field)
         for name in variables.keys() & _reserved_variables():
             raise InvalidRequestError(f"template_kwargs must not set {name!r}", field="template_kwargs", value=name)
         guard = UserTextGuard(self._control_pattern, self._normalize)
         try:
             rendered = self._apply(
                 [self._message(turn, guard) for turn in turns],
+                guard.protect(tools),
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 **guard.protect(dict(variables)),
@@ -197,44 +199,67 @@ class ChatTemplate:
                 self._placeholders[part.modality] if isinstance(part, MediaPart) else text
                 for part, text in zip(turn.parts, protected, strict=True)
             )
+        further = {
+            "name": turn.name,
+            "reasoning_content": turn.reasoning,
+            "tool_calls": template_tool_calls(turn.tool_calls) or None,
+            "tool_call_id": turn.tool_call_id,
+        }
         message = {"role": turn.role, "content": content}
-        return message if turn.name is None else message | {"name": guard.protect(turn.name)}
+        return message | {name: guard.protect(value) for name, value in further.items() if value is not None}
 
-    def _apply(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        text: str = self._tokenizer.hf.apply_chat_template(messages, chat_template=self._source, tokenize=False, **options)
+    def _apply(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **options: Any) -> str:
+        source = self.tool_source if tools else self.source
+        text: str = self._tokenizer.hf.apply_chat_template(messages, tools, chat_template=source, tokenize=False, **options)
         return text
 
-    def _shows_probe(self, content: Any) -> bool:
-        """Whether the template prints content of this form. Most templates take a string; multimodal ones take a list of parts."""
+    def _probe(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
+        """The rendered conversation; empty if the template refused it. Raises jinja2.TemplateSyntaxError."""
         try:
-            return _PROBE in self._apply([{"role": "user", "content": content}])
+            return self._apply(messages, tools)
         except jinja2.TemplateSyntaxError:
             raise
         except Exception:  # see render
-            return False
+            return ""
+
+    def _shows_probe(self, content: Any) -> bool:
+        """Whether the template prints content of this form. Most templates take a string; multimodal ones take a list of parts."""
+        return _PROBE in self._probe([{"role": "user", "content": content}])
 
     def _shows_media(self) -> bool:
         """Whether the template prints the placeholder of a media part together with text."""
         for modality, placeholder in self._placeholders.items():
             parts = [{"type": MODALITY_NAMES[modality]}, {"type": "text", "text": _PROBE}]
-            try:
-                rendered = self._apply([{"role": "user", "content": parts}])
-            except Exception:  # noqa: S112 - see render
-                continue
+            rendered = self._probe([{"role": "user", "content": parts}])
             if placeholder in rendered and _PROBE in rendered:
                 return True
         return False
 
-    def _probe_turns(self) -> str:
-        """A short rendered conversation. It shows the tokens with which the template marks turns."""
+    def _turn_probes(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """A turn of the system, of the user and of the assistant."""
         content = [{"type": "text", "text": _PROBE}] if self._takes_parts else _PROBE
         system, user, assistant = ({"role": role, "content": content} for role in ("system", "user", "assistant"))
-        for messages in ([system, user, assistant, user], [user, assistant, user], [user]):
-            try:
-                return self._apply(messages)
-            except Exception:  # noqa: S112 - see render; some templates accept no system turn
-                continue
-        return ""
+        return system, user, assistant
+
+    def _shows_tools(self) -> bool:
+        """Whether the template prints the name of a tool."""
+        system, user, _ = self._turn_probes()
+        return any(_PROBE_NAME in self._probe(messages, _PROBE_TOOLS) for messages in ([user], [system, user]))
+
+    def _shows_tool_calls(self) -> bool:
+        """Whether the template prints the name of a tool that the assistant called."""
+        system, user, assistant = self._turn_probes()
+        function = {"name": _PROBE_NAME, "arguments": {}}
+        call = assistant | {"content": "", "tool_calls": [{"type": "function", "id": "probe0001", "function": function}]}
+        result = user | {"role": "tool", "name": _PROBE_NAME, "tool_call_id": "probe0001"}
+        turns = [user, call, result]
+        return any(_PROBE_NAME in self._probe(messages) for messages in (turns, [*turns, user], [system, *turns], [user, call]))
+
+    def _probe_turns(self) -> str:
+        """A short rendered conversation. It shows the tokens with which the template marks turns."""
+        system, user, assistant = self._turn_probes()
+        conversations = ([system, user, assistant, user], [user, assistant, user], [user])  # some accept no system turn
+        return next((rendered for messages in conversations if (rendered := self._probe(messages))), "")
 
 
 def _joins_to_control_token(texts: Sequence[str], pattern: re.Pattern[str]) -> bool:
@@ -244,9 +269,17 @@ def _joins_to_control_token(texts: Sequence[str], pattern: re.Pattern[str]) -> b
     return any(len(pattern.findall("".join(map(strip, texts)))) != alone for strip in strips)
 
 
-def _own_template(tokenizer: Tokenizer) -> str | None:
+def _variables(source: str) -> frozenset[str]:
+    """The variables that a template reads."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # late import: see no_torch
+
+    environment = _compile_jinja_template(source).environment
+    return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
+
+
+def _own_template(tokenizer: Tokenizer, tools: list[dict[str, Any]] | None = None) -> str | None:
     try:
-        template: str | None = tokenizer.hf.get_chat_template()
+        template: str | None = tokenizer.hf.get_chat_template(tools=tools)
     except ValueError:  # there is no template, or there are several without a default
         return None
     return template

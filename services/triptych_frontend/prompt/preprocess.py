@@ -12,7 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from google.protobuf import struct_pb2
@@ -22,17 +22,20 @@ from triptych_common.rpc.principal import ANONYMOUS, Principal
 from triptych_common.rpc.structs import from_struct
 
 from triptych_frontend.media.budget import MediaHold
-from triptych_frontend.media.item import MediaPart, PreparedMedia
+from triptych_frontend.media.item import PreparedMedia
 from triptych_frontend.media.preparer import MediaPreparer
-from triptych_frontend.prompt.chat_template import ChatTemplate, ChatTurn, RenderedChat
+from triptych_frontend.prompt.chat_template import ChatTemplate, RenderedChat
+from triptych_frontend.prompt.constraints import ConstraintChecker
+from triptych_frontend.prompt.conversation import media_items, prompt_end, turns_of
 from triptych_frontend.prompt.interruptible import Interrupted, InterruptibleJob
+from triptych_frontend.prompt.reasoning import reasoning_variables
+from triptych_frontend.prompt.tools import ToolOptions, tool_options
 from triptych_frontend.settings import FrontendSettings
 from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
 #: Most ids that are decoded on the event loop (0.6 us each). A round trip to the pool would take longer than that.
 _MAX_INLINE_TOKENS = 32
-ROLES = ("system", "developer", "user", "assistant", "tool")
 T = TypeVar("T")
 
 
@@ -52,6 +55,8 @@ class Prompt:
     placeholders: list[common_pb2.PlaceholderRange] = field(default_factory=list)
     #: The media files' share of the budget; None without media.
     hold: MediaHold | None = None
+    #: The tools that the prompt shows.
+    tools: ToolOptions = field(default_factory=ToolOptions)
 
     def release(self) -> None:
         """Return the files' bytes to the budget. May be called twice."""
@@ -65,58 +70,80 @@ class Preprocessor:
     Args:
         vocab_size: clients' token ids must be smaller.
         media: prepares images, audio and video.
+        can_reason: the model tells reasoning apart from its answer.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate, settings: FrontendSettings, vocab_size: int, media: MediaPreparer
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        settings: FrontendSettings,
+        vocab_size: int,
+        media: MediaPreparer,
+        can_reason: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._settings = settings
         self._vocab_size = vocab_size
         self._media = media
+        self._can_reason = can_reason
         self._pool = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenizer")
+        self.constraints = ConstraintChecker(tokenizer, vocab_size, self._pool)
 
     def close(self) -> None:
         """Release the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def chat(self, request: generation_pb2.ChatRequest, principal: Principal = ANONYMOUS) -> Prompt:
+    async def chat(
+        self, request: generation_pb2.ChatRequest, principal: Principal = ANONYMOUS, with_offsets: bool = False
+    ) -> Prompt:
         """The prompt of a conversation. The caller releases it.
 
         Args:
             principal: the caller. Principals share neither media names nor embeddings.
+            with_offsets: compute where each token's text starts, for log probabilities of the prompt.
 
         Raises:
             InvalidRequestError: the request is at fault.
             QueueFullError, ServiceUnavailableError: see `MediaPreparer.prepare`.
         """
         start_s = time.perf_counter()
-        turns = _turns(request.messages)
-        num_chars = sum(len(turn.text) + len(turn.name or "") for turn in turns) + request.template_kwargs.ByteSize()
-        self.check_length(num_chars, "messages")
-        variables = _template_variables(request.template_kwargs)
-        add_generation_prompt, continue_final_message = _prompt_end(request, turns[-1])
-        items = _media_items(request.messages)
+        turns, tools = turns_of(request.messages), tool_options(request)
+        num_chars = sum(turn.num_chars for turn in turns) + sum(tool.ByteSize() for tool in request.tools)
+        self.check_length(num_chars + request.template_kwargs.ByteSize(), "messages")
+        variables = reasoning_variables(request.reasoning, self._can_reason, self._template.variables)
+        variables |= _template_variables(request.template_kwargs)
+        add_generation_prompt, continue_final_message = prompt_end(request, turns[-1])
+        items = media_items(request.messages)
         hold = self._media.budget.hold()
         with contextlib.ExitStack() as on_error:
             on_error.callback(hold.release)
             media = await self._media.prepare(items, principal, request.options.cache_salt, hold) if items else []
             expansions = [(item.modality, item.expansion) for item in media]
             chat = await self._render(
-                lambda: self._template.render(turns, variables, add_generation_prompt, continue_final_message, expansions)
+                lambda: self._template.render(
+                    turns, variables, add_generation_prompt, continue_final_message, expansions, tools.rendered
+                )
             )
             if not chat.token_ids:
                 raise InvalidRequestError("the chat template rendered an empty prompt", field="messages")
+            offsets = (await self.run(lambda: self._decode_with_starts(chat.token_ids, True)))[1] if with_offsets else None
             on_error.pop_all()
         elapsed_s = time.perf_counter() - start_s
-        return Prompt(chat.text, chat.token_ids, elapsed_s, media=media, placeholders=chat.placeholders, hold=hold)
+        return Prompt(chat.text, chat.token_ids, elapsed_s, offsets, media, chat.placeholders, hold, tools)
+
+    async def truncated(self, prompt: Prompt, num_tokens: int, with_offsets: bool) -> Prompt:
+        """The prompt's last tokens alone. The prompt must not have media."""
+        token_ids = prompt.token_ids[-num_tokens:]
+        text, offsets = await self.run(lambda: self._decode_with_starts(token_ids, with_offsets))
+        return replace(prompt, text=text, token_ids=token_ids, offsets=offsets)
 
     async def complete(self, request: generation_pb2.CompleteRequest, with_offsets: bool = False) -> Prompt:
         """The prompt of a completion. Raises InvalidRequestError.
 
         Args:
-            with_offsets: compute where each token's text starts, for log probabilities of an echoed prompt.
+            with_offsets: compute where each token's text starts, for log probabilities of the prompt.
         """
         start_s = time.perf_counter()
         kind = request.WhichOneof("prompt")
@@ -175,7 +202,7 @@ class Preprocessor:
         )
 
     async def _render(self, work: Callable[[], RenderedChat]) -> RenderedChat:
-        """Like `_run`, but with a time limit for the template, which also applies after the caller was cancelled."""
+        """Like `run`, but with a time limit for the template, which also applies after the caller was cancelled."""
         loop = asyncio.get_running_loop()
         job = InterruptibleJob(work)
         timer = loop.call_later(self._settings.template_timeout_s, job.interrupt)
@@ -223,64 +250,6 @@ class Preprocessor:
         stream = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=False)
         lengths = (len(stream.feed(token_id)) for token_id in token_ids)
         return text, list(itertools.accumulate(lengths, initial=0))[:-1]
-
-
-def _turns(messages: Sequence[generation_pb2.ChatMessage]) -> list[ChatTurn]:
-    if not messages:
-        raise InvalidRequestError("messages must not be empty", field="messages", limit=1, value=0)
-    return [_turn(message, f"messages[{index}]") for index, message in enumerate(messages)]
-
-
-def _turn(message: generation_pb2.ChatMessage, field: str) -> ChatTurn:
-    if message.role not in ROLES:
-        raise InvalidRequestError(
-            f"{field}.role must be one of {', '.join(ROLES)}; given: {message.role!r}",
-            field=f"{field}.role",
-            limit=", ".join(ROLES),
-            value=message.role,
-        )
-    parts: list[str | MediaPart] = []
-    for index, part in enumerate(message.content):
-        kind = part.WhichOneof("part")
-        if kind is None:
-            raise InvalidRequestError(f"{field}.content[{index}] is empty", field=f"{field}.content[{index}]")
-        if kind == "media":
-            parts.append(MediaPart(part.media.modality))
-        elif parts and isinstance(parts[-1], str):
-            # Join into one string, so that no template can join two parts into a special token. vLLM also joins parts with a line
-            # break.
-            parts[-1] += "\n" + part.text
-        else:
-            parts.append(part.text)
-    return ChatTurn(message.role, tuple(parts) or ("",), message.name if message.HasField("name") else None)
-
-
-def _media_items(messages: Sequence[generation_pb2.ChatMessage]) -> list[tuple[str, common_pb2.MediaItem]]:
-    """The media of a conversation, each with its field."""
-    return [
-        (f"messages[{number}].content[{index}].media", part.media)
-        for number, message in enumerate(messages)
-        for index, part in enumerate(message.content)
-        if part.WhichOneof("part") == "media"
-    ]
-
-
-def _prompt_end(request: generation_pb2.ChatRequest, last: ChatTurn) -> tuple[bool, bool]:
-    """Whether to start the assistant's turn, and whether to continue the last message."""
-    if not request.continue_final_message:
-        return request.add_generation_prompt if request.HasField("add_generation_prompt") else True, False
-    if request.add_generation_prompt:
-        raise InvalidRequestError(
-            "continue_final_message and add_generation_prompt exclude each other", field="continue_final_message", value="true"
-        )
-    if last.role != "assistant":
-        raise InvalidRequestError(
-            f"continue_final_message needs a last message of the assistant; its role is {last.role!r}",
-            field="continue_final_message",
-            limit="assistant",
-            value=last.role,
-        )
-    return False, True
 
 
 def _template_variables(struct: struct_pb2.Struct) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import media_ref
 from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.embedder import Embedder
-from triptych_frontend.generation.generator import Generator, Request
+from triptych_frontend.generation.generator import Generator
+from triptych_frontend.generation.preparation.prepare import Request
 from triptych_frontend.generation.whole import whole_choices
 from triptych_frontend.media.uploads import Uploads
 from triptych_frontend.prompt.preprocess import Preprocessor

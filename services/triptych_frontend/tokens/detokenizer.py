@@ -25,17 +25,27 @@ class IncrementalDetokenizer:
     Args:
         prompt_token_ids: the prompt before the sequence. Only its last tokens are used, and its text is not repeated.
         skip_special_tokens: leave special tokens out of the text.
+        kept_ids: special tokens that are never left out, because a later stage needs their text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        kept_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._skipped_ids = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._skipped_ids = tokenizer.special_token_ids - kept_ids if skip_special_tokens else frozenset()
+        # The backend can only skip all special tokens. If some are kept, it never gets the others.
+        self._skip = skip_special_tokens = skip_special_tokens and not kept_ids
         #: Ids whose text was returned last. Later ids are decoded after them.
         self._context: list[int] = []
         #: Ids whose text is not certain yet.
         self._pending: list[int] = []
         tail = list(prompt_token_ids[-_NUM_CONTEXT_TOKENS:])
+        if kept_ids:
+            tail = [token_id for token_id in tail if token_id not in self._skipped_ids]
         # A prompt that ends inside a character cannot be the context: its broken bytes would appear again with the first token.
         if tail and not tokenizer.decode(tail, skip_special_tokens).endswith("\ufffd"):
             self._context = tail

@@ -36,6 +36,7 @@ class Tokenizer:
         #: token id -> tokenizers.AddedToken, special or not.
         self.added_tokens: dict[int, Any] = dict(added)
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special_ids = {token.content: token_id for token_id, token in added.items() if token.special}
         self.token_texts = TokenTexts(self.backend, {token_id: token.content for token_id, token in added.items()})
         self._special_pattern = control_token_pattern(token.content for token in added.values() if token.special)
         letter, line_break = self.encode("a", add_special_tokens=False), self.encode("\n", add_special_tokens=False)
@@ -78,6 +79,10 @@ class Tokenizer:
         """The tokens that the tokenizer adds before and after a text."""
         return self._added_before, self._added_after
 
+    def encode_inner(self, text: str) -> list[int]:
+        """Token ids of a text inside of another one: without special tokens around it and without a space added before it."""
+        return self._without_prefix(text, lambda inner: self.encode(inner, add_special_tokens=False))
+
     def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids, and the range of each token's text: (start, end) in characters."""
         encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
@@ -108,7 +113,7 @@ class Tokenizer:
             elif number == 0:
                 ids += self.encode(piece.text, add_special_tokens=False)
             else:
-                ids += self._without_prefix(piece.text, lambda text: self.encode(text, add_special_tokens=False))
+                ids += self.encode_inner(piece.text)
         return ids
 
     def _encode_plain(self, text: str, forbidden_ids: Set[int]) -> list[int]:
@@ -144,6 +149,10 @@ class Tokenizer:
         """The text of token ids, all at once."""
         text: str = self.backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
         return text
+
+    def special_ids_of(self, texts: Iterable[str]) -> frozenset[int]:
+        """The special tokens with one of these texts."""
+        return frozenset(self._special_ids[text] for text in texts if text in self._special_ids)
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own string of each token; empty for ids without a token."""

@@ -152,14 +152,8 @@ async def test_before_the_model_is_loaded_calls_are_unavailable():
             assert isinstance(from_rpc_error(caught.value), ServiceUnavailableError)
 
 
-async def test_what_is_not_served_yet_is_refused_by_name():
+async def test_embed_is_not_served_yet():
     async with an_engine() as engine:
-        message = a_message("r")
-        message.constraint.regex = "a+"
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await engine.stub.Generate(engine_pb2.GenerateRequest(request=message)).read()
-        error = from_rpc_error(caught.value)
-        assert (caught.value.code(), error.field) == (grpc.StatusCode.UNIMPLEMENTED, "constraint")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await engine.stub.Embed(engine_pb2.EngineServiceEmbedRequest())
         assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED

@@ -57,6 +57,15 @@ async def test_chat_streams_text_then_usage_and_timings() -> None:
     assert request.request_id.startswith("my-id-")
 
 
+async def test_the_first_delta_of_each_choice_has_the_prompts_length() -> None:
+    async with frontend_bench(says(ids(TEXT), stop_token_id=IM_END_ID)) as bench:
+        responses = await collect(bench.chat(chat_request(options=Options(n=2))))
+    for index in range(2):
+        deltas = [choice for response in responses for choice in response.choices if choice.index == index]
+        assert [delta.HasField("prompt_tokens") for delta in deltas] == [True] + [False] * (len(deltas) - 1)
+        assert deltas[0].prompt_tokens == responses[-1].usage.prompt_tokens
+
+
 async def test_one_response_per_choice_when_only_the_end_is_wanted() -> None:
     async with frontend_bench(says(ids(TEXT), stop_token_id=IM_END_ID)) as bench:
         options = Options(n=2)
@@ -226,3 +235,13 @@ async def test_an_echoed_prompt_has_logprobs_with_offsets_into_the_echoed_text(b
     for position, entry in enumerate(logprobs):
         before = b"".join(earlier.utf8 for earlier in logprobs[:position])
         assert entry.text_offset == len(before.decode(errors="ignore")), entry
+
+
+async def test_a_constraint_and_bad_sequences_reach_the_engine_as_they_are() -> None:
+    constraint = common_pb2.Constraint(json_schema='{"type": "object", "properties": {"a": true}}', starts_after_token_ids=[5])
+    sampling = Sampling(bad_token_sequences=[common_pb2.TokenSequence(token_ids=[7, 8])])
+    async with frontend_bench() as bench:
+        await collect(bench.chat(chat_request(options=Options(constraint=constraint, sampling=sampling))))
+        (request,) = bench.engine.requests
+    assert request.constraint == constraint
+    assert request.sampling.bad_token_sequences == sampling.bad_token_sequences

@@ -81,6 +81,7 @@ def _message(role: str = "user", *parts: generation_pb2.ContentPart) -> generati
     return generation_pb2.ChatMessage(role=role, content=parts or [generation_pb2.ContentPart(text="Hi")])
 
 
+_SCHEMA = common_pb2.Constraint(json_schema='{"properties": {"a": {"type": "text"}}}')
 _IMAGE = generation_pb2.ContentPart(media=common_pb2.MediaItem(modality=common_pb2.MODALITY_IMAGE, data=b"x"))
 
 
@@ -97,7 +98,9 @@ _IMAGE = generation_pb2.ContentPart(media=common_pb2.MediaItem(modality=common_p
         ({"template_kwargs": to_struct({"tools": [{"type": "function"}]})}, "template_kwargs", "must not set 'tools'"),
         ({"continue_final_message": True}, "continue_final_message", "assistant"),
         ({"options": Options(sampling=Sampling(temperature=-1))}, "options.sampling.temperature", "-1"),
-        ({"options": Options(sampling=Sampling(prompt_logprobs=1))}, "options.sampling.prompt_logprobs", "echo"),
+        ({"options": Options(constraint=common_pb2.Constraint(regex="(a"))}, "options.constraint.regex", "unclosed group"),
+        ({"options": Options(constraint=_SCHEMA)}, "options.constraint.json_schema", "at #/properties/a/type: must be"),
+        ({"options": Options(constraint=common_pb2.Constraint())}, "options.constraint", "must have one of json_schema"),
     ],
 )
 async def test_bad_chats_are_refused_by_field(fields: dict, field: str, message: str) -> None:

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import openai
 import orjson
 import pytest
 from support.fakes.frontend import MODEL, FakeFrontend, Script, fails, says, text_deltas
-from support.fakes.gateway import CHAT, events_of, gateway_client, gateway_server
+from support.fakes.gateway import CHAT, events_of, gateway_client
+from support.sdk import openai_client
 from triptych_common.errors import ContextLengthError, InternalError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_gateway.schemas.chat import ChatCompletion
+from triptych_gateway.schemas.chat_answers import ChatCompletion
 
 MESSAGES: Any = CHAT["messages"]
 
 
-@asynccontextmanager
-async def sdk(frontend: FakeFrontend, **settings: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-    """OpenAI's own client, talking to the gateway over a socket."""
-    async with (
-        gateway_server(frontend, **settings) as (host, port),
-        openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="any", max_retries=0) as client,
-    ):
-        yield client
-
-
 async def test_whole_answer() -> None:
     frontend = FakeFrontend()
-    async with sdk(frontend) as client:
+    async with openai_client(frontend) as client:
         answer = await client.chat.completions.create(model=MODEL.name, messages=MESSAGES)
     assert answer.choices[0].message.content == "Hello"
     assert answer.choices[0].message.role == "assistant"
@@ -55,7 +44,7 @@ async def test_whole_answer_travels_in_one_response_per_choice() -> None:
 async def test_streamed_answer() -> None:
     frontend = FakeFrontend()
     frontend.script = says("One", " tw", "o é 😀\n\ndata: x")
-    async with sdk(frontend) as client:
+    async with openai_client(frontend) as client:
         stream = await client.chat.completions.create(model=MODEL.name, messages=MESSAGES, stream=True)
         chunks = [chunk async for chunk in stream]
     assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant", None, None, None]
@@ -85,6 +74,7 @@ async def test_streamed_usage_comes_last_and_is_null_before() -> None:
             "video_tokens": 0,
             "cached_media_tokens": 0,
         },
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
@@ -109,7 +99,7 @@ async def test_each_delta_is_sent_when_it_comes() -> None:
     frontend = FakeFrontend()
     gate = asyncio.Semaphore(0)
     frontend.script = says("a", "b", gate=gate)
-    async with sdk(frontend) as client:
+    async with openai_client(frontend) as client:
         creating = asyncio.create_task(client.chat.completions.create(model=MODEL.name, messages=MESSAGES, stream=True))
         gate.release()
         stream = await creating
@@ -196,7 +186,7 @@ async def test_answers_are_what_the_openapi_document_says() -> None:
 async def test_error_before_the_first_event_has_its_status() -> None:
     frontend = FakeFrontend()
     frontend.script = fails(ContextLengthError("2100 tokens are more than 2048", field="messages", limit=2048, value=2100))
-    async with sdk(frontend) as client:
+    async with openai_client(frontend) as client:
         with pytest.raises(openai.BadRequestError) as caught:
             await client.chat.completions.create(model=MODEL.name, messages=MESSAGES, stream=True)
     assert caught.value.code == "context_length_exceeded"
@@ -204,10 +194,17 @@ async def test_error_before_the_first_event_has_its_status() -> None:
     assert "2100" in caught.value.message
 
 
+async def test_wrong_model_name_is_what_frameworks_look_for() -> None:
+    async with openai_client(FakeFrontend()) as client:
+        with pytest.raises(openai.NotFoundError) as caught:
+            await client.chat.completions.create(model="gpt-17", messages=MESSAGES)
+    assert (caught.value.code, caught.value.param, caught.value.type) == ("model_not_found", "model", "invalid_request_error")
+
+
 async def test_error_after_the_first_event_is_an_event() -> None:
     frontend = FakeFrontend()
     frontend.script = fails(InternalError("the engine died"), after=2)
-    async with sdk(frontend) as client:
+    async with openai_client(frontend) as client:
         stream = await client.chat.completions.create(model=MODEL.name, messages=MESSAGES, stream=True)
         chunks = aiter(stream)
         texts = [(await anext(chunks)).choices[0].delta.content for _ in range(3)]

@@ -16,6 +16,7 @@ from triptych_gateway.schemas.completions import CompletionRequest
 TOKENS = {"tokens": [72, 105]}
 VALID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT,
+    "/v1/chat/completions/render": CHAT,
     "/v1/completions": COMPLETION,
     "/tokenize": {"prompt": "x"},
     "/detokenize": TOKENS,

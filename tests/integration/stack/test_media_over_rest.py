@@ -257,3 +257,40 @@ async def test_mixed_requests_while_the_encoder_refuses_now_and_then() -> None:
         assert not bench.bench.frontend.num_live_requests
         await bench.bench.frontend._encoder_client.close()
         assert not bench.bench.engine.live
+
+
+async def test_audio_files_are_transcribed() -> None:
+    async with rest_bench("qwen2_audio") as bench:
+        form = {"model": bench.model, "language": "en"}
+        response = await bench.client.post("/v1/audio/transcriptions", data=form, files={"file": ("a.wav", media.sound())})
+        lying = await bench.client.post("/v1/audio/transcriptions", data=form, files={"file": ("a.mp3", media.sound())})
+    assert response.status_code == 200, response.text
+    assert response.json()["text"]
+    assert response.json()["usage"]["input_token_details"]["audio_tokens"] > 0
+    error = lying.json()["error"]
+    assert (lying.status_code, error["param"]) == (400, "file")
+    assert "mp3" in error["message"]
+
+
+async def test_a_model_without_audio_transcribes_nothing() -> None:
+    async with rest_bench("llava_siglip") as bench:
+        form = {"model": bench.model}
+        response = await bench.client.post("/v1/audio/transcriptions", data=form, files={"file": ("a.wav", media.sound())})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("file")
+    assert "audio" in response.json()["error"]["message"]
+
+
+async def test_pictures_in_anthropics_shape() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(media.image()).decode()}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": "What is this?"}]
+    async with rest_bench("llava_siglip") as bench:
+        body = {"model": bench.model, "max_tokens": 3, "messages": [{"role": "user", "content": content}]}
+        response = await bench.client.post("/v1/messages", json=body)
+        lying = await bench.client.post("/v1/messages", content=response.request.content.replace(b"image/png", b"image/gif"))
+        counted = await bench.client.post("/v1/messages/count_tokens", json={name: body[name] for name in ("model", "messages")})
+    assert response.status_code == 200, response.text
+    assert response.json()["stop_reason"] == "max_tokens"
+    usage = response.json()["usage"]
+    assert counted.json()["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"] > 16
+    assert "messages[0].content[0]" in lying.json()["error"]["message"]

@@ -43,10 +43,11 @@ class EngineDriver:
         attention: str = "auto",
         device: str = "cpu",
         quantization: str = "none",
+        batch_invariant: bool = False,
     ) -> None:
         self.config = RunnerConfig(
             path, "test", max_model_len, max_num_seqs, 2048, block_size, 1 << 30, dtype=dtype, attention=attention,
-            device=torch.device(device), quantization=quantization,
+            device=torch.device(device), quantization=quantization, batch_invariant=batch_invariant,
         )  # fmt: skip
         self.runner = build_runner(self.config)
         self.num_blocks = num_blocks

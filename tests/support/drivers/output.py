@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from triptych_frontend.output.chain import Stage
-from triptych_frontend.output.events import Event, Text
+from triptych_frontend.output.events import Event, Reasoning, Text, ToolArguments
 
 
 def pieces_of(text: str, cuts: Iterable[int]) -> list[str]:
@@ -22,13 +22,22 @@ def run_stage(stage: Stage, pieces: Sequence[str]) -> list[Event]:
 
 
 def merged(events: Iterable[Event]) -> list[object]:
-    """The events, with adjacent texts joined into one string. The result must not depend on how the text was split."""
+    """The events, with adjacent pieces of one kind joined, and texts as strings.
+
+    The result must not depend on how the text was split.
+    """
     result: list[object] = []
     for event in events:
-        if not isinstance(event, Text):
+        last = result[-1] if result else None
+        if isinstance(event, Text):
+            if isinstance(last, str):
+                result[-1] = last + event.text
+            elif event.text:
+                result.append(event.text)
+        elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
+            result[-1] = Reasoning(last.text + event.text)
+        elif isinstance(event, ToolArguments) and isinstance(last, ToolArguments) and last.index == event.index:
+            result[-1] = ToolArguments(last.index, last.text + event.text)
+        else:
             result.append(event)
-        elif result and isinstance(result[-1], str):
-            result[-1] += event.text
-        elif event.text:
-            result.append(event.text)
     return result

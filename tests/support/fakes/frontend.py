@@ -39,7 +39,7 @@ class Script:
     """The frontend's responses to one generation call.
 
     Args:
-        choices: the deltas of each choice. The choices take turns, with one delta per response. FINAL mode joins the deltas.
+        choices: the deltas of each choice. The choices take turns, with one delta per response. FINAL mode sends a choice at once.
         usage, timings, media: sent with the last response.
         error: raised after `error_after` responses.
         gate: if set, each response waits for a permit.
@@ -76,6 +76,7 @@ class FakeFrontend(
     def __init__(self) -> None:
         self.script: Script | Callable[[generation_pb2.CompleteRequest], Script] = says("Hel", "lo")
         self.requests: list[generation_pb2.ChatRequest | generation_pb2.CompleteRequest] = []
+        self.preprocessed: list[preprocess_pb2.PreprocessRequest] = []
         self.request_ids: list[str] = []
         self.contexts = []
         self.output_modes: list[generation_pb2.OutputMode] = []
@@ -176,8 +177,24 @@ class FakeFrontend(
     async def Preprocess(
         self, request: preprocess_pb2.PreprocessRequest, context: grpc.aio.ServicerContext
     ) -> preprocess_pb2.PreprocessResponse:
-        text = "".join(part.text for message in request.chat.messages for part in message.content)
-        return preprocess_pb2.PreprocessResponse(prompt=text, token_ids=text.encode(), max_model_len=MODEL.max_model_len)
+        self.preprocessed.append(request)
+        if request.chat.model not in ("", MODEL.name):
+            raise ModelNotFoundError(f"no model {request.chat.model!r} here; served are: {MODEL.name}")
+        parts = [part for message in request.chat.messages for part in message.content]
+        text = "".join(part.text for part in parts)
+        items = [part.media for part in parts if part.HasField("media")]
+        return preprocess_pb2.PreprocessResponse(
+            prompt=text,
+            token_ids=text.encode(),
+            max_model_len=MODEL.max_model_len,
+            media=[common_pb2.MediaRef(modality=item.modality, key=item.url.encode()) for item in items],
+            # Two ranges per item.
+            placeholders=[
+                common_pb2.PlaceholderRange(offset=10 * index + 5 * half, length=2, media_index=index)
+                for index in range(len(items))
+                for half in range(2)
+            ],
+        )
 
     async def Tokenize(
         self, request: preprocess_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
@@ -204,15 +221,14 @@ class FakeFrontend(
         if request.model != MODEL.name:
             raise ModelNotFoundError(f"no model {request.model!r} here; served are: {MODEL.name}")
         script = self.script(request) if callable(self.script) else self.script
-        responses = _in_turns(script.choices)
-        if output_mode == generation_pb2.OUTPUT_MODE_FINAL:
-            responses = [_joined(deltas) for deltas in script.choices]
+        is_final = output_mode == generation_pb2.OUTPUT_MODE_FINAL
+        responses = script.choices if is_final else [[delta] for delta in _in_turns(script.choices)]
         self.num_live += 1
         try:
-            for number, delta in enumerate(responses):
+            for number, deltas in enumerate(responses):
                 await self._permit(script, number)
                 is_last = number == len(responses) - 1
-                yield [delta], {"usage": script.usage, "timings": script.timings, "media": script.media} if is_last else {}
+                yield deltas, {"usage": script.usage, "timings": script.timings, "media": script.media} if is_last else {}
                 self.num_responses += 1
             await self._permit(script, len(responses))
         except asyncio.CancelledError:
@@ -231,16 +247,6 @@ class FakeFrontend(
 def _in_turns(choices: list[list[Delta]]) -> list[Delta]:
     longest = max(len(deltas) for deltas in choices)
     return [deltas[step] for step in range(longest) for deltas in choices if step < len(deltas)]
-
-
-def _joined(deltas: list[Delta]) -> Delta:
-    """One delta with the text, tokens and finish reason of all deltas."""
-    whole = Delta()
-    for delta in deltas:
-        text = whole.text + delta.text
-        whole.MergeFrom(delta)
-        whole.text = text
-    return whole
 
 
 @asynccontextmanager

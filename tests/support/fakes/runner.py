@@ -13,8 +13,11 @@ import pickle
 import threading
 from array import array
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
+from triptych_common.constraints.spec import ConstraintSpec
 from triptych_engine.executor.protocol import ExecutorInfo
 from triptych_engine.media.item import Embeddings, EmbeddingTensor, PromptMedia
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
@@ -107,12 +110,17 @@ class FakeRunner:
         self.gate: threading.Semaphore | None = None  # if set, each step waits for one permit
         self.is_held = False  # the newest step had to wait for its permit, or still waits
         self.cache_allocated = True
+        self.compilations: dict[ConstraintSpec, Future[Any]] = {}
 
     def load(self) -> ExecutorInfo:
         return ExecutorInfo(VOCAB_SIZE, 64, self._block_size, "the fake takes no media", 4, None)
 
     def allocate_cache(self) -> None:
         self.cache_allocated = True
+
+    def compile_constraint(self, spec: ConstraintSpec) -> Future[Any]:
+        """Tests end the compilation."""
+        return self.compilations.setdefault(spec, Future())
 
     def check_health(self) -> None:
         if self.lost_device is not None:

@@ -75,9 +75,9 @@ def test_what_is_not_supported_is_told(tmp_path: Path) -> None:
     for message, files in {
         "a module WeightedLayerPooling": {"modules": modules("Transformer", "WeightedLayerPooling")},
         "a linear layer after": {"modules": modules("Transformer", "Pooling", "Normalize", "Dense")},
-        "the pooling mode 'median'": {
+        "the pooling mode 'no'": {
             "modules": modules("Transformer", "Pooling"),
-            "1_Pooling__config": {"pooling_mode": "median"},
+            "1_Pooling__config": {"pooling_mode": "no"},
         },
     }.items():
         with pytest.raises(StartupError, match=message):

@@ -1,36 +1,81 @@
-"""docs/openai.md names every field of the requests, in the section where it belongs."""
+"""docs/openai.md is made from the routes: each field is in the table where it belongs, and its row says what it takes."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
+from docs.openai import FILE, Page, document
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from triptych_gateway.schemas.chat import ChatCompletionRequest, ImageUrl, Message
-from triptych_gateway.schemas.common import NoOp, StreamOptions
+from triptych_gateway.app import ROUTERS
+from triptych_gateway.schemas.chat import ChatCompletionRequest
+from triptych_gateway.schemas.common import NoOp
 from triptych_gateway.schemas.completions import CompletionRequest
+from triptych_gateway.schemas.conversation import Message
 
-_PAGE = (Path(__file__).resolve().parents[3] / "docs" / "openai.md").read_text(encoding="utf-8")
-_HONOURED, _REST = _PAGE.split("\n## Refused\n")
-_REFUSED = _REST.split("\n## ")[0]
-
-
-def names(text: str) -> set[str]:
-    """What stands in code, and its last part: `stream_options.include_usage` names include_usage."""
-    code = re.findall(r"`([a-z_.]+)`", text)
-    return {*code, *(name.rpartition(".")[2] for name in code), *(name.partition(".")[0] for name in code)}
+ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute) and route.include_in_schema]
 
 
-@pytest.mark.parametrize("schema", [ChatCompletionRequest, CompletionRequest, Message, StreamOptions, ImageUrl])
-def test_fields_are_in_the_section_where_they_belong(schema: type[BaseModel]) -> None:
-    honoured, refused = names(_HONOURED), names(_REFUSED)
-    for name, info in schema.model_fields.items():
-        is_refused = any(isinstance(part, NoOp) for part in info.metadata)
-        assert name in (refused if is_refused else honoured), f"{schema.__name__}.{name} is missing in docs/openai.md"
+@pytest.fixture(scope="module")
+def page() -> str:
+    return document()
 
 
-@pytest.mark.parametrize("schema", [ChatCompletionRequest, CompletionRequest])
-def test_what_is_honoured_is_not_said_to_be_refused(schema: type[BaseModel]) -> None:
-    honoured = {name for name, info in schema.model_fields.items() if not any(isinstance(part, NoOp) for part in info.metadata)}
-    assert honoured.isdisjoint(names(_REFUSED))
+def section(page: str, heading: str) -> str:
+    return page.split(f"\n### {heading}\n")[1].split("\n##")[0]
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """Field -> its cells."""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
+    return {cells[0].strip("`"): cells for cells in lines}
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+def test_every_route_is_on_the_page(page: str, route: APIRoute) -> None:
+    assert all(f"| `{method} {route.path_format}` |" in page for method in route.methods)
+
+
+@pytest.mark.parametrize(
+    ("heading", "schema"),
+    [("POST /v1/chat/completions", ChatCompletionRequest), ("POST /v1/completions", CompletionRequest), ("Message", Message)],
+)
+def test_fields_are_in_the_table_where_they_belong(page: str, heading: str, schema: type[BaseModel]) -> None:
+    honoured, _, refused = section(page, heading).partition("| refused |")
+    no_ops = {name for name, info in schema.model_fields.items() if any(isinstance(mark, NoOp) for mark in info.metadata)}
+    assert set(rows(refused)) == no_ops
+    assert set(rows(honoured)) == set(schema.model_fields) - no_ops
+    undescribed = [name for name, cells in rows(honoured).items() if not cells[2]]
+    assert undescribed == []
+
+
+def test_rows_say_type_range_and_meaning(page: str) -> None:
+    chat = rows(section(page, "POST /v1/chat/completions"))
+    assert chat["top_p"][1] == "number, above 0, to 1"
+    assert chat["top_k"][1] == "integer, -1 to 2^32 - 1"
+    assert chat["seed"][1] == "integer, -2^63 to 2^63 - 1"
+    assert chat["messages"][1:] == ["list (1 to 4,096) of [Message](#message)", "Required. The conversation."]
+    assert chat["service_tier"][1] == '`"auto"`, `"default"`'
+    assert chat["store"][1:] == ["`null`, `false`", ""]
+    assert chat["functions"][1:] == ["`null`, `[]`", "deprecated; send tools"]
+    assert rows(section(page, "JsonSchemaFormat"))["schema"][1] == "object"
+
+
+def test_a_body_of_two_routes_is_told_once(page: str) -> None:
+    assert "The body is that of `/v1/chat/completions`." in section(page, "POST /v1/chat/completions/render")
+
+
+def test_objects_of_the_same_name_are_told_apart() -> None:
+    ref = {"$ref": "#/components/schemas/a__two__Part"}
+    schemas = {
+        "Body": {"properties": {"x": ref}},
+        "a__two__Part": {"description": "A part.", "properties": {"y": {"type": "string"}}},
+    }
+    body = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Body"}}}}
+    paths = {"/p": {"post": {"summary": "Post.", "requestBody": body}}}
+    text = Page({"paths": paths, "components": {"schemas": schemas}}).render("{{bodies}}\n{{objects}}")
+    assert "| `x` | [Part (two)](#part-two) |" in text
+    assert "### Part (two)\n\nA part." in text
+
+
+def test_the_page_is_up_to_date(page: str) -> None:
+    assert FILE.read_text(encoding="utf-8") == page, "run `make docs`"

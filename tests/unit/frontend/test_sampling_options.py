@@ -68,7 +68,6 @@ def test_every_number_of_the_contract_has_a_range_here_or_any_value_is_good() ->
         ({"stop": ["x", ""]}, "options.stop[1]"),
         ({"stop": ["x" * 1025]}, "options.stop[0]"),
         ({"min_tokens": 3, "max_tokens": 2}, "options.sampling.min_tokens"),
-        ({"prompt_logprobs": 1}, "options.sampling.prompt_logprobs"),
     ],
 )
 def test_options_are_refused_by_name(fields: dict[str, Any], field: str) -> None:

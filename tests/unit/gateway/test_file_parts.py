@@ -95,3 +95,32 @@ def test_a_long_media_type_hides_no_file() -> None:
     parts = FileParts(body_of(image(url(kind=f"image/png;name={'x' * 300}"))))
     (address,) = addresses(parts)
     assert parts.take(address) == CONTENT
+
+
+def source(data: str, **before: str) -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "base64", **before, "data": data}}
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_sources_of_anthropic_are_cut_out(separators: tuple[str, str]) -> None:
+    data = base64.b64encode(CONTENT).decode()
+    content = [
+        source(data, media_type="image/png"),
+        image(url()),
+        source("QUJD"),
+        {"type": "text", "text": f'"source":{{"data":"{data}'},
+    ]
+    parts = FileParts(json.dumps({"messages": [{"content": content}]}, separators=separators).encode())
+    first, second, third, text = json.loads(parts.rest)["messages"][0]["content"]
+    assert len(parts) == 2
+    assert parts.take(second["image_url"]["url"]) == CONTENT
+    assert parts.take(first["source"]["data"]) == CONTENT
+    assert parts.take(third["source"]["data"]) is None
+    assert data in text["text"]
+
+
+@pytest.mark.parametrize("name", ["data", "x"])
+def test_other_data_stays(name: str) -> None:
+    body = json.dumps({"metadata": {"data": "A" * 5000}, "x": {"source": {"y": {name: "A" * 5000}}}, "z": "data"}).encode()
+    parts = FileParts(body)
+    assert (len(parts), parts.rest) == (0, body)

@@ -26,7 +26,8 @@ def problem_of(body: dict[str, Any], schema: type = ChatCompletionRequest) -> Pr
         ({"temperature": -1}, "temperature: should be greater than or equal to 0; given: -1"),
         ({"model": None}, "model: should be a valid string; given: null"),
         ({"colour": 1}, "colour: unknown field"),
-        ({"tools": [1]}, "tools: not supported yet; leave it out or send null or []"),
+        ({"store": True}, "store: not supported; leave it out or send null or false"),
+        ({"functions": [1]}, "functions: not supported (deprecated; send tools); leave it out or send null or []"),
         ({"top_logprobs": 1}, "top_logprobs: only allowed when logprobs is true"),
         (
             {"messages": [{"role": "me", "content": ""}]},
@@ -34,7 +35,8 @@ def problem_of(body: dict[str, Any], schema: type = ChatCompletionRequest) -> Pr
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "x"}]}]},
-            "messages[0].content[0]: type must be one of 'text', 'image_url', 'input_audio', 'audio_url', 'video_url'; given: 'x'",
+            "messages[0].content[0]: type must be one of 'text', 'refusal', 'image_url', 'input_audio', 'audio_url', 'video_url'; "
+            "given: 'x'",
         ),
         ({"logit_bias": {"x": 1}}, "logit_bias: each key must be a token id, an integer in [0, 4294967295]; given: 'x'"),
     ],
@@ -63,6 +65,7 @@ def test_long_values_are_cut() -> None:
     ("loc", "path"),
     [
         (("messages", 0, "content", "parts", 0, "text", "text"), "messages[0].content[0].text"),
+        (("messages", 0, "content", "parts", 0, "text", "type"), "messages[0].content[0].type"),
         (("messages", 0, "content", "parts"), "messages[0].content"),
         ((), ""),
     ],

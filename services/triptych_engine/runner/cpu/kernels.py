@@ -132,8 +132,9 @@ class CpuKernels:
         return packed
 
     def linear(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
-        """x weight^T + bias. x: [rows, in] fp32 with dense rows, rounded to bf16 if `linear_method` is not fp32 and there are more
-        than a few rows; bias: [panels * linear_panel] fp32, padded; result [rows, out] fp32."""
+        """x weight^T + bias. x: [rows, in] fp32 with dense rows, rounded to bf16 if `linear_method` is not fp32; bias:
+        [panels * linear_panel] fp32, padded; result [rows, out] fp32. Here and in the other products, the result of a row does not
+        depend on the number of rows."""
         out = torch.empty(x.shape[0], out_features)
         self._linear(
             x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
@@ -142,7 +143,7 @@ class CpuKernels:
         return out
 
     def linear_wide(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
-        """Like `linear`, but x is never rounded: the result of a row does not depend on the number of rows."""
+        """Like `linear`, but x is never rounded."""
         out = torch.empty(x.shape[0], out_features)
         self._linear_wide(
             x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), x.shape[0],

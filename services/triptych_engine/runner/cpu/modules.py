@@ -20,14 +20,24 @@ class PackedLinear(nn.Module):
 
 
 class OneDnnLinear(PackedLinear):
-    """The weight is in oneDNN's blocked layout, so no call has to pack it. x and result: [..., features] of the weight's dtype."""
+    """The weight is in oneDNN's blocked layout, so no call has to pack it. x and result: [..., features] of the weight's dtype.
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    Args:
+        batch_invariant: compute a single row as two. oneDNN sums it in another order than several, at least on some CPUs.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, batch_invariant: bool = False) -> None:
         super().__init__()
+        self._batch_invariant = batch_invariant
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_FOR_ROWS)
         self._bias = bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._batch_invariant and x.numel() == x.shape[-1]:
+            return self._multiply(x.reshape(1, -1).repeat(2, 1))[0].view(*x.shape[:-1], -1)
+        return self._multiply(x)
+
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
 
 
@@ -58,9 +68,8 @@ class KernelLinear(PackedLinear):
 class Bf16Linear(KernelLinear):
     """Stores a weight as bfloat16, also if it is given as float32. x: [..., in_features] fp32 or bf16; the result is like x.
 
-    Sums are float32. If the weight is given as bfloat16, the CPU has bfloat16 instructions and there are many rows, the inputs are
-    rounded to bfloat16. Otherwise inputs are not rounded, and the weight is widened. With few rows this costs nothing: a product
-    takes as long as reading its weight.
+    Sums are float32. If the weight is given as bfloat16 and the CPU has bfloat16 instructions, the inputs are rounded to bfloat16.
+    Otherwise inputs are not rounded, and the weight is widened.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: CpuKernels) -> None:
@@ -103,8 +112,13 @@ class Int8Linear(KernelLinear):
 Pack = Callable[..., PackedLinear]
 
 
-def pack(kernels: CpuKernels | None, *linears: nn.Linear, int8: bool = False) -> PackedLinear:
-    """Combine layers into one, in the layout that is fastest here; either all or none have a bias. int8: prepare `quantize`."""
+def pack(kernels: CpuKernels | None, *linears: nn.Linear, int8: bool = False, batch_invariant: bool = False) -> PackedLinear:
+    """Combine layers into one, in the layout that is fastest here; either all or none have a bias.
+
+    Args:
+        int8: prepare `quantize`.
+        batch_invariant: the result of a row must not depend on the number of rows.
+    """
     weight = torch.cat([linear.weight.data for linear in linears]) if len(linears) > 1 else linears[0].weight.data
     bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
     if kernels is not None and int8:
@@ -115,7 +129,7 @@ def pack(kernels: CpuKernels | None, *linears: nn.Linear, int8: bool = False) ->
         else weight.dtype == torch.float32 and torch.equal(weight.bfloat16().float(), weight)
     ):
         return Bf16Linear(weight, bias, kernels)
-    return OneDnnLinear(weight, bias)
+    return OneDnnLinear(weight, bias, batch_invariant=batch_invariant)
 
 
 def multiplies_bfloat16(kernels: CpuKernels) -> bool:

@@ -57,6 +57,7 @@ def optimize(
     position_ids: torch.Tensor,
     *,
     int8: bool = False,
+    batch_invariant: bool = False,
 ) -> None:
     """Replace modules of a CPU model in place, where possible; without kernels only the linear layers.
 
@@ -65,6 +66,7 @@ def optimize(
         token_ids: [num_tokens] of a prompt on which replacements are verified.
         position_ids: in the model's form, spread over its context.
         int8: prepare the linear layers for `quantize`; needs kernels.
+        batch_invariant: the linear layers' result for a row must not depend on the number of rows.
     """
     if model.device.type != "cpu" or not _can_pack(model.dtype):
         return
@@ -72,7 +74,7 @@ def optimize(
     _detach_from_file(embedding)  # before the head, which may share it, is replaced
     wide = False
     num_norms = 0
-    pack_linears = functools.partial(pack, kernels, int8=int8)
+    pack_linears = functools.partial(pack, kernels, int8=int8, batch_invariant=batch_invariant)
     if kernels is not None:
         num_norms = _replace(model, lambda module: _fused_norm(module, kernels))
         others = [m for m in model.modules() if "Norm" in type(m).__name__ and not isinstance(m, FusedRMSNorm)]

@@ -1,8 +1,8 @@
 """Chooses the next token of each sequence from its logits.
 
 Random numbers are a pure function of (seed, position): a seeded request gives the same text with any other requests in its batch,
-and also after it was preempted and computed again. Order of operations: penalties, bias and bans on the logits; temperature; min-p,
-top-k, top-p; draw. Nothing waits for the device until the result is requested.
+and also after it was preempted and computed again. Order of operations: penalties, bias, bans and constraints on the logits;
+temperature; min-p, top-k, top-p; draw. Nothing waits for the device until the result is requested.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from triptych_engine.runner.sampling.bias import Bias
 from triptych_engine.runner.sampling.logprobs import Logprobs, PendingLogprobs
 from triptych_engine.runner.sampling.penalties import Penalties
 from triptych_engine.runner.sampling.sampling_ops import draw, draw_cut, uniform
+from triptych_engine.runner.sampling.token_rules import TokenEdits
 from triptych_engine.runner.transfer import Fetch, HostToDevice, fetch
 from triptych_engine.scheduling.request import SamplingParams, TokenLogprobs
 
@@ -28,6 +29,7 @@ class SamplingMetadata:
 
     idx_mapping: np.ndarray  # [num_lines] int64, line of the logits -> row of the batch
     positions: np.ndarray  # [num_lines] int64, number of output tokens of the sequence before the one that is drawn
+    edits: TokenEdits | None = None  # of rows with a constraint or bad token sequences
 
 
 @dataclass(slots=True)
@@ -111,12 +113,15 @@ class Sampler:
 
     def _edited(self, logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
         rows, positions = metadata.idx_mapping, metadata.positions
-        if not (self._penalties.applies(rows) or self._bias.applies(rows) or self._bans.applies(rows, positions)):
+        edits = metadata.edits
+        if edits is None and not (self._penalties.applies(rows) or self._bias.applies(rows) or self._bans.applies(rows, positions)):
             return logits
         logits = logits.float().clone()
         self._penalties.apply(logits, rows)
         self._bias.apply(logits, rows)
         self._bans.apply(logits, rows, positions)
+        if edits is not None:
+            edits.apply(logits, self._transfer)
         return logits
 
     def _choose(self, logits: torch.Tensor, metadata: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor]:

@@ -25,6 +25,7 @@ from triptych_frontend.media.item import (
     MediaHeader,
     VideoHeader,
 )
+from triptych_frontend.media.processors.detail import detail_options
 from triptych_frontend.media.processors.loading import VIDEO_PROCESSORS, merged_options
 from triptych_frontend.media.processors.sizes_only import zeros
 from triptych_frontend.media.processors.torchless import MAX_ITEMS
@@ -102,6 +103,12 @@ class PlaceholderExpander:
                     own[name] = value
                     used.add(name)
         return own | dict(options.get(_KINDS[modality]) or {}), used
+
+    def detail_options(self, modality: common_pb2.Modality, detail: str, field: str) -> dict[str, Any]:
+        """The options for an item's `detail`. Raises InvalidRequestError if the model cannot honour it."""
+        if modality != IMAGE:
+            raise InvalidRequestError(f"{field} is for images only", field=field, value=detail)
+        return detail_options(detail, self._known_options(IMAGE), self._processor.image_processor, field)
 
     def _check_known(self, options: Mapping[str, Any], modalities: Sequence[common_pb2.Modality], field: str) -> None:
         known = frozenset[str]().union(*(self._known_options(modality) for modality in modalities))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from triptych_common.constraints.spec import ConstraintSpec
 from triptych_common.errors import ContextLengthError, InvalidRequestError, QueueFullError, TriptychError, UnimplementedError
 from triptych_common.pb import common_pb2, engine_pb2
 from triptych_engine.rpc.convert import output_message, to_requests
 from triptych_engine.scheduling.output import SequenceOutput, Timings
-from triptych_engine.scheduling.request import FinishReason, TokenLogprobs
+from triptych_engine.scheduling.request import Constraint, FinishReason, TokenLogprobs
 
 MODEL = common_pb2.ModelInfo(name="m", max_model_len=100, vocab_size=50, eos_token_ids=[2, 3])
 
@@ -48,6 +49,7 @@ VALUES: dict[str, object] = {
     "logit_bias": {1: 1.0},
     "allowed_token_ids": [1],
     "bad_token_ids": [1],
+    "bad_token_sequences": [common_pb2.TokenSequence(token_ids=[1, 2])],
     "stop_token_ids": [1],
     "ignore_eos": True,
     "seed": 2,
@@ -60,6 +62,39 @@ VALUES: dict[str, object] = {
 def test_no_field_of_the_contract_is_ignored(name: str):
     plain = {} if name == "seed" else {"seed": 1}
     assert convert(message(**plain | {name: VALUES[name]})).sampling != convert(message(seed=1)).sampling
+
+
+def test_a_bad_sequence_of_one_token_is_a_bad_token():
+    sequences = [common_pb2.TokenSequence(token_ids=ids) for ids in ([4], [5, 6])]
+    sampling = convert(message(bad_token_ids=[3], bad_token_sequences=sequences)).sampling
+    assert set(sampling.bad_token_ids) == {3, 4}
+    assert sampling.bad_token_sequences == ((5, 6),)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "field"),
+    [
+        ([[1]] * 1025, "sampling.bad_token_sequences"),
+        ([[1], []], "sampling.bad_token_sequences[1]"),
+        ([[1] * 65], "sampling.bad_token_sequences[0]"),
+        ([[1, 50]], "sampling.bad_token_sequences[0]"),
+    ],
+)
+def test_bad_sequences_are_bounded(sequences: list[list[int]], field: str):
+    with pytest.raises(InvalidRequestError) as caught:
+        convert(message(bad_token_sequences=[common_pb2.TokenSequence(token_ids=ids) for ids in sequences]))
+    assert caught.value.field == field
+
+
+def test_a_constraint_is_taken_as_kind_and_text():
+    request = message()
+    request.constraint.choice.values.extend(["a", "b"])
+    request.constraint.starts_after_token_ids.append(7)
+    constraint = convert(request).sampling.constraint
+    assert constraint == Constraint(ConstraintSpec("choice", '["a", "b"]'), (7,))
+    request.constraint.starts_after_token_ids.append(50)
+    with pytest.raises(InvalidRequestError, match="starts_after_token_ids must be below"):
+        convert(request)
 
 
 def test_zero_is_a_value():

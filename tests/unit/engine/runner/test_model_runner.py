@@ -140,7 +140,7 @@ def test_a_step_is_waited_for_though_it_samples_nothing(path: Path, monkeypatch:
     for num_steps in (1, 2):
         scheduled = scheduler.schedule()
         launched = runner.sample(runner.forward(scheduled))
-        assert (launched.sample is None) == (num_steps == 1)
+        assert (not launched.samples) == (num_steps == 1)
         scheduler.update_from_output(scheduled, launched.result())
         assert waited == [torch.device("cpu")] * num_steps
 

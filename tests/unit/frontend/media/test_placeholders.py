@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,10 @@ from triptych_common.errors import InvalidRequestError
 from triptych_common.media.geometry import FrameSampling, resampled_length
 from triptych_common.model.store import read_json
 from triptych_frontend.media.item import AUDIO, IMAGE, MODALITY_NAMES, VIDEO, AudioHeader, ImageHeader, MediaPart, VideoHeader
+from triptych_frontend.media.processors.detail import detail_options
 from triptych_frontend.media.processors.loading import _class_of_transformers
 from triptych_frontend.media.processors.torchless import VideoGeometry
-from triptych_frontend.prompt.chat_template import ChatTurn
+from triptych_frontend.prompt.conversation import ChatTurn
 
 RATE = 16_000
 
@@ -205,6 +207,33 @@ def test_options_change_what_an_item_takes() -> None:
     video = VideoHeader(100, 80, 60, 10.0)
     frames = [expander.expand(video, {"fps": fps}, "item").layout[0][1][0][0] for fps in (1, 2)]
     assert frames == [3, 6]
+
+
+@pytest.mark.parametrize(
+    ("family", "low", "high"), [("idefics3", 4, 20), ("internvl", 4, 20), ("gemma3", 4, 12), ("qwen2_vl", 20, 20)]
+)
+def test_detail_changes_what_an_image_takes(family: str, low: int, high: int) -> None:
+    _, expander, _ = loaded(family)
+    header = ImageHeader(2000, 1500)
+    counts = {
+        detail: expander.expand(header, expander.detail_options(IMAGE, detail, "item.detail"), "item").num_embeds
+        for detail in ("low", "high", "auto")
+    }
+    assert (counts["low"], counts["high"]) == (low, high)
+    assert counts["auto"] == expander.expand(header, {}, "item").num_embeds
+
+
+def test_coarse_images_have_as_many_pixels_as_openais() -> None:
+    size = SimpleNamespace(longest_edge=12_845_056, shortest_edge=3136)
+    low = detail_options("low", {"max_pixels"}, SimpleNamespace(size=size), "item.detail")
+    assert low == {"size": {"longest_edge": 512 * 512, "shortest_edge": 3136}}
+
+
+@pytest.mark.parametrize(("family", "detail"), [("llava_clip", "low"), ("llava_siglip", "high"), ("idefics3", "fine")])
+def test_details_that_cannot_be_honoured_are_refused(family: str, detail: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        loaded(family)[1].detail_options(IMAGE, detail, "item.detail")
+    assert (caught.value.field, caught.value.value) == ("item.detail", detail)
 
 
 def test_options_that_nobody_knows_are_refused() -> None:

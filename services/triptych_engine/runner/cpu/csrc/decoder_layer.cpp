@@ -143,7 +143,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
     normed.written(r);
   }
   clock.mark(kOtherStage);
-  if (Format::gates(l.gate_up, rows)) {
+  if (Format::gates(l.gate_up)) {
     uint32_t* prepared_gated = (uint32_t*)w.gated;  // in the same place: the prepared form is at most as long
     Format::gated_shared(prepared, l.gate_up, prepared_gated, rows);
 #pragma omp barrier

@@ -15,7 +15,7 @@ class CachePrefetch {
   // Prefetches the key tile that begins with `group`, in `steps` steps.
   CachePrefetch(const Args& a, const HeadsTile& tile, int group, int64_t steps)
       : a_(a), tile_(tile), group_(group),
-        num_pieces_(std::min(tile.groups_at_once, tile.num_groups - group) * tile.heads),
+        num_pieces_(tile.groups_from(group) * tile.heads),
         key_lines_((a.head_dim + 1) / 2), value_lines_(a.v_head_dim / 2) {
     constexpr int kStreams = Prefetch::kStreams;
     const int64_t lines = num_pieces_ * (key_lines_ + value_lines_) / kStreams;

@@ -12,6 +12,8 @@ namespace triptych {
 
 constexpr int kKeyTile = 128;  // number of keys whose scores are kept at once
 constexpr int kGroupsPerTile = kKeyTile / kLanes;
+// Groups that products take at once.
+constexpr int kGroupsAtOnce = 2;
 // Query rows (tokens x grouped heads) that share a pass over the keys.
 #if defined(TRIPTYCH_BF16_TILES)
 constexpr int kRowTile = 96;
@@ -51,18 +53,20 @@ struct Tile {
 
 // One tile against some adjacent heads. A thread iterates over key tiles, and in each over the heads, because the heads of a block
 // are adjacent in memory.
+//
+// A row's sums are rescaled between key tiles, and rounded. So the borders of key tiles are at fixed keys: a row's result must not
+// depend on the rows and sequences that are computed with it.
 struct HeadsTile {
   Tile tile;  // of the first head
   int heads;
   int first_group, num_groups;  // of 16 keys
-  int groups_at_once;           // of a key tile; nearly equal for all tiles, so that each one can prefetch the next
 
   HeadsTile(const Args& a, int index, int first_head, int heads)
-      : tile(a, index, first_head), heads(heads), first_group(tile.begin / kLanes),
-        num_groups((tile.end + kLanes - 1) / kLanes - first_group) {
-    const int times = std::max(1, (num_groups + kGroupsPerTile - 1) / kGroupsPerTile);
-    groups_at_once = std::max(1, (num_groups + times - 1) / times);
-    if (heads == 1) groups_at_once = int(round_up(groups_at_once, 2));  // products take two groups
+      : tile(a, index, first_head), heads(heads), first_group(tile.begin / (kGroupsAtOnce * kLanes) * kGroupsAtOnce),
+        num_groups((tile.end + kLanes - 1) / kLanes - first_group) {}
+  // Number of groups of the key tile that begins with `group`.
+  int groups_from(int group) const {
+    return std::min(kGroupsPerTile - (first_group + group) % kGroupsPerTile, num_groups - group);
   }
   Tile of_head(int h) const {
     Tile one = tile;

@@ -76,8 +76,9 @@ inline void weigh_row(const Args& a, const Tile& tile, const Scratch& s, int r, 
 template <class Products, class A, class V>
 inline void attend(const Args& a, const HeadsTile& own, const HeadsTile& next, const Scratch& scratch) {
   for (int h = 0; h < own.heads; h++) begin_rows<Products, A>(a, own.of_head(h), scratch.of_head(h));
-  for (int group = 0; group < own.num_groups; group += own.groups_at_once) {
-    const int first = (own.first_group + group) * kLanes, groups = std::min(own.groups_at_once, own.num_groups - group);
+  for (int group = 0, groups; group < own.num_groups; group += groups) {
+    groups = own.groups_from(group);
+    const int first = (own.first_group + group) * kLanes;
     auto prefetch = Products::prefetch(a, own, next, group, groups);
     for (int h = 0; h < own.heads; h++) {
       const Tile tile = own.of_head(h);

@@ -1,6 +1,8 @@
 // Linear layers with bfloat16 weights. CPUs without bfloat16 instructions compute in float32. This takes half the memory traffic of
-// float32 weights, which is the limit for few rows, and has the full rate of float32 products for many rows. CPUs with bfloat16
-// instructions compute in float32 only for few rows.
+// float32 weights, which is the limit for few rows, and has the full rate of float32 products for many rows.
+//
+// The result of a row does not depend on the number of rows: each output is summed in the order of the inputs, by the same
+// instructions.
 
 #include "linear/linear.h"
 
@@ -10,10 +12,8 @@
 
 namespace triptych {
 
-// Smallest number of rows whose inputs are rounded. A product of fewer rows takes as long as reading the weights from memory. So
-// widening the weights, with inputs in fp32, costs nothing and is more exact: with 3 rows it processes 64 bytes of weights in about
-// 4 cycles, and a core's share of the memory bandwidth is a quarter of that. With more rows, the rate of products is the limit.
-[[maybe_unused]] constexpr int64_t kFirstRoundedRows = 4;
+// A product of fewer rows takes as long as reading the weights from memory.
+constexpr int64_t kFewRows = 4;
 
 // Rows that are multiplied by all panels of a thread before the next rows, so that their inputs stay in the L2 cache: 96 rows of
 // 1536 inputs are 590 kB in fp32; so are 512 rows of 576 inputs in bfloat16.
@@ -33,18 +33,24 @@ void share_panels(int64_t num_panels, int64_t rows, int64_t row_block, const Mul
 void Bf16Format::linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
                                int64_t rows) {
 #if defined(TRIPTYCH_BF16_DOT)
-  if (rows >= kFirstRoundedRows) {
-    const int64_t pairs = num_pairs(w.in_features);
-    const TileScope tiles;
-    share_panels(w.num_panels(), rows, kRoundedRowBlock, [&](int64_t p, int64_t next, int64_t row, int64_t num_rows) {
-      Prefetch prefetch = next == p ? Prefetch() : w.prefetch(next, num_steps(num_rows, pairs));
-      multiply_panel(prepared + row * pairs, pairs, num_rows, w.panel(p), prefetch, out + row * w.out_features + p * kPanel,
-                     w.out_features);
-    });
+  const int64_t pairs = num_pairs(w.in_features);
+  if (Prefetch::kStreams == 1 && rows < kFewRows) {  // as in WideFormat::linear_shared
+    Prefetch none;
+#pragma omp for schedule(dynamic, 2) nowait
+    for (int64_t p = 0; p < w.num_panels(); p++) {
+      multiply_panel(prepared, pairs, rows, w.panel(p), none, out + p * kPanel, w.out_features);
+    }
     return;
   }
-#endif
+  const TileScope tiles;
+  share_panels(w.num_panels(), rows, kRoundedRowBlock, [&](int64_t p, int64_t next, int64_t row, int64_t num_rows) {
+    Prefetch prefetch = next == p ? Prefetch() : w.prefetch(next, num_steps(num_rows, pairs));
+    multiply_panel(prepared + row * pairs, pairs, num_rows, w.panel(p), prefetch, out + row * w.out_features + p * kPanel,
+                   w.out_features);
+  });
+#else
   WideFormat::linear_shared(x, x_stride, prepared, w, out, rows);
+#endif
 }
 
 #if defined(TRIPTYCH_BF16_DOT)
@@ -52,9 +58,7 @@ void Bf16Format::linear_shared(const float* x, int64_t x_stride, const uint32_t*
 int64_t Bf16Format::num_prepared_words(int64_t in_features) { return num_pairs(in_features); }
 void Bf16Format::prepare_row(const float* row, int64_t in_features, uint32_t* prepared) { round_row(row, in_features, prepared); }
 
-bool Bf16Format::gates(const PackedWeight& w, int64_t rows) {
-  return rows >= kFirstRoundedRows && w.out_features % (2 * kPanel) == 0;
-}
+bool Bf16Format::gates(const PackedWeight& w) { return w.out_features % (2 * kPanel) == 0; }
 
 void Bf16Format::gated_shared(const uint32_t* prepared, const PackedWeight& w, uint32_t* gated, int64_t rows) {
   const int64_t pairs = num_pairs(w.in_features), gated_pairs = num_pairs(w.out_features / 2), num_panels = w.num_panels() / 2;
@@ -80,7 +84,7 @@ void Bf16Format::gated_shared(const uint32_t* prepared, const PackedWeight& w, u
 #else
 int64_t Bf16Format::num_prepared_words(int64_t) { return 0; }
 void Bf16Format::prepare_row(const float*, int64_t, uint32_t*) {}
-bool Bf16Format::gates(const PackedWeight&, int64_t) { return false; }
+bool Bf16Format::gates(const PackedWeight&) { return false; }
 void Bf16Format::gated_shared(const uint32_t*, const PackedWeight&, uint32_t*, int64_t) {}
 #endif
 
@@ -95,7 +99,7 @@ void WideFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t*
       widen_tiles<kWidenRows>(inputs, x_stride, num_rows, panel, next, to, w.out_features);
     }
   };
-  if (Prefetch::kStreams > 1 && rows < kFirstRoundedRows) {
+  if (Prefetch::kStreams > 1 && rows < kFewRows) {
     share_panels(w.num_panels(), rows, kWideRowBlock, [&](int64_t p, int64_t next, int64_t row, int64_t num_rows) {
       Prefetch prefetch = next == p ? Prefetch() : w.prefetch(next, num_pairs(w.in_features) / kPairsPerStep);
       multiply(p, prefetch, row, num_rows);

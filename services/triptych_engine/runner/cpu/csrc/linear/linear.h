@@ -7,11 +7,12 @@
 // - linear_shared(x, x_stride, prepared, weight, out, rows): the product, distributed over the threads of the enclosing parallel
 //   region, without a barrier at its end. x: [rows, in], fp32, x_stride apart; prepared: [rows, num_prepared_words]; out:
 //   [rows, out], fp32, dense. Rows of `prepared` may be read up to a multiple of 16;
-// - gates(weight, rows): whether it supports `gated_shared` for this number of rows and this weight, which has gate and up
-//   concatenated. If so, products of these rows read only `prepared`;
+// - gates(weight): whether it supports `gated_shared` for this weight, which has gate and up concatenated. If so, products read
+//   only `prepared`;
 // - gated_shared(prepared, weight, gated, rows): silu(gate) * up, prepared for the next product, distributed in the same way.
 //   gated: [rows, num_prepared_words(out / 2)];
 // - kRounds: whether it may round inputs to bfloat16.
+// The result of a row must not depend on the number of rows.
 #pragma once
 
 #include "linear/linear_panel.h"
@@ -20,18 +21,18 @@ namespace triptych {
 
 // For formats that leave the activation to the decoder layer.
 struct NoGates {
-  static bool gates(const PackedWeight&, int64_t) { return false; }
+  static bool gates(const PackedWeight&) { return false; }
   static void gated_shared(const uint32_t*, const PackedWeight&, uint32_t*, int64_t) {}
 };
 
-// bfloat16 weights; inputs are rounded to bfloat16 if that is faster on this CPU.
+// bfloat16 weights; inputs are rounded to bfloat16 if the CPU has bfloat16 instructions.
 struct Bf16Format {
   static constexpr bool kRounds = true;
   static int64_t num_prepared_words(int64_t in_features);
   static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared);
   static void linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
                             int64_t rows);
-  static bool gates(const PackedWeight& w, int64_t rows);
+  static bool gates(const PackedWeight& w);
   static void gated_shared(const uint32_t* prepared, const PackedWeight& w, uint32_t* gated, int64_t rows);
 };
 

@@ -1,0 +1,1 @@
+"""Requests and answers of the audio routes, which are forms."""

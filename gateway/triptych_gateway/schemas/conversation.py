@@ -1,0 +1,183 @@
+"""The messages of a conversation, with texts, media and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from triptych_gateway.schemas.common import JsonObject, NoOp, Schema, refuse
+from triptych_gateway.schemas.tools import ToolCalls
+
+MAX_MESSAGES = 4096
+#: Content parts of one message.
+MAX_PARTS = 1024
+_NO_BREAKPOINT = "the prefix cache finds equal prompts by itself"
+_ASSISTANT_ONLY = ("tool_calls", "reasoning_content", "reasoning", "refusal")
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class TextPart(Schema):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    prompt_cache_breakpoint: Annotated[Any, NoOp(because=_NO_BREAKPOINT)] = None
+
+
+class RefusalPart(Schema):
+    """A refusal of the assistant, which the model sees as text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class MediaPart(Schema):
+    """Fields that all media parts have."""
+
+    uuid: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=256,
+            description="Your own name for this content. A later request may send the name alone, without the content.",
+        ),
+    ] = None
+    mm_processor_kwargs: Annotated[
+        JsonObject | None, Field(description="Options of the model's processor for this item; before those of the request.")
+    ] = None
+
+    prompt_cache_breakpoint: Annotated[Any, NoOp(because=_NO_BREAKPOINT)] = None
+
+    @model_validator(mode="after")
+    def _content_or_name(self) -> Self:
+        name = next(name for name in type(self).model_fields if name.startswith(("image", "video", "audio", "input_audio")))
+        if getattr(self, name) is None and self.uuid is None:
+            raise refuse(f"{name} is required, unless uuid names content that was sent before")
+        return self
+
+
+class MediaUrl(Schema):
+    """The URL of a file: https:, http: or data:, or file: if the frontend allows it."""
+
+    url: Annotated[str, Field(min_length=1)]
+
+
+class ImageUrl(MediaUrl):
+    """The URL of an image."""
+
+    detail: Annotated[
+        Literal["low", "high", "auto"] | None,
+        Field(
+            description="How finely the image is looked at, if the model has several resolutions. Default: auto, the model's own."
+        ),
+    ] = None
+
+
+class ImagePart(MediaPart):
+    """An image, by URL."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl | None = None
+
+
+class VideoPart(MediaPart):
+    """A video, by URL."""
+
+    type: Literal["video_url"]
+    video_url: MediaUrl | None = None
+
+
+class AudioUrlPart(MediaPart):
+    """An audio file, by URL."""
+
+    type: Literal["audio_url"]
+    audio_url: MediaUrl | None = None
+
+
+class InputAudio(Schema):
+    """An audio file, inline."""
+
+    #: `dialects.convert` decodes it in a thread.
+    data: Annotated[str, Field(min_length=1, description="The file in base64.")]
+    format: Annotated[
+        Literal["wav", "mp3", "flac", "ogg"], Field(description="What the file is; one that is not of this format is refused.")
+    ]
+
+
+class AudioPart(MediaPart):
+    """Audio, inline."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio | None = None
+
+
+ContentPart = Annotated[TextPart | RefusalPart | ImagePart | AudioPart | AudioUrlPart | VideoPart, Field(discriminator="type")]
+
+
+def _content_kind(value: Any) -> str:
+    return "parts" if isinstance(value, list) else "text"
+
+
+Content = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("parts")],
+    Discriminator(_content_kind),
+]
+
+
+class Message(Schema):
+    """One message of the conversation."""
+
+    role: Annotated[Role, Field(description="Who speaks.")]
+    content: Annotated[Content, Field(description="Of an assistant or a tool it may be null, empty or missing.")]
+    name: Annotated[str | None, Field(description="Name of the participant, for chat templates that use it.")] = None
+    reasoning_content: Annotated[
+        str | None, Field(description="The assistant's: what it thought, for chat templates that use it.")
+    ] = None
+    reasoning: Annotated[str | None, Field(description="vLLM's other name of reasoning_content.")] = None
+    refusal: Annotated[str | None, Field(description="The assistant's: its refusal. The model sees it as text.")] = None
+    tool_calls: ToolCalls | None = None
+    tool_call_id: Annotated[str | None, Field(min_length=1, max_length=256, description="A tool's: the call that it answers.")] = (
+        None
+    )
+    parsed: Annotated[Any, Field(description="An SDK's reading of the content; it changes nothing.")] = None
+    annotations: Annotated[Any, NoOp([])] = None
+    audio: Annotated[Any, NoOp()] = None
+    function_call: Annotated[Any, NoOp(because="send tool_calls")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _some_may_say_nothing(cls, value: Any) -> Any:
+        """Accept assistants and tools without content. SDKs omit it, or send null or [], for calls and empty results."""
+        if isinstance(value, dict) and value.get("role") in ("assistant", "tool") and value.get("content") in (None, []):
+            return {**value, "content": ""}
+        return value
+
+    @model_validator(mode="after")
+    def _fields_fit_the_role(self) -> Self:
+        if self.role != "assistant":
+            given = next((name for name in _ASSISTANT_ONLY if getattr(self, name)), None)
+            if given or (isinstance(self.content, list) and any(isinstance(part, RefusalPart) for part in self.content)):
+                raise refuse(f"{given or 'a refusal'} is only allowed with the role assistant; the role is {self.role}")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            needs = "is required" if self.tool_call_id is None else "is not allowed"
+            raise refuse(f"tool_call_id {needs} with the role {self.role}")
+        if None not in (self.reasoning, self.reasoning_content) and self.reasoning != self.reasoning_content:
+            raise refuse("reasoning is another name of reasoning_content; they differ")
+        return self
+
+    @property
+    def thoughts(self) -> str | None:
+        """What the assistant thought."""
+        return self.reasoning_content if self.reasoning_content is not None else self.reasoning
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+def has_media(messages: Iterable[Message]) -> bool:
+    """Whether the conversation has a part that is not text."""
+    parts = (part for message in messages if isinstance(message.content, list) for part in message.content)
+    return any(isinstance(part, MediaPart) for part in parts)

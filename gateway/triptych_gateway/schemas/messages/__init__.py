@@ -1,0 +1,1 @@
+"""Requests and answers of Anthropic's Messages API."""

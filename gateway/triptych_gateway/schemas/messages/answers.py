@@ -1,0 +1,86 @@
+"""Answers of Anthropic's API, for the OpenAPI document and for routes that are not hot."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+
+class AnthropicErrorDetail(BaseModel):
+    """The error."""
+
+    type: str
+    message: str
+    details: Annotated[dict[str, Any] | None, Field(description="Present where clients act on an error by its error_code.")] = None
+
+
+class AnthropicErrorResponse(BaseModel):
+    """The body of every error."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str
+
+
+class TextAnswer(BaseModel):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingAnswer(BaseModel):
+    """What the model thought before it answered."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: Annotated[str, Field(description="Send it back as it is.")]
+
+
+class ToolUseAnswer(BaseModel):
+    """A tool call."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: Annotated[
+        dict[str, Any],
+        Field(description="The arguments. If max_tokens cut them: as far as they go; if they are no JSON object: empty."),
+    ]
+
+
+class OutputTokensDetails(BaseModel):
+    """The tokens of the answer, by kind."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(BaseModel):
+    """Token counts."""
+
+    input_tokens: Annotated[int, Field(description="Of the prompt, without those from the prefix cache.")]
+    cache_creation_input_tokens: Annotated[int, Field(description="Always 0: nothing is charged for what the cache keeps.")]
+    cache_read_input_tokens: Annotated[int, Field(description="Of the prompt, from the prefix cache.")]
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    service_tier: Literal["standard"]
+
+
+class MessageAnswer(BaseModel):
+    """The answer when stream is not set."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[Annotated[TextAnswer | ThinkingAnswer | ToolUseAnswer, Field(discriminator="type")]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(BaseModel):
+    """Number of tokens of a prompt."""
+
+    input_tokens: int

@@ -1,0 +1,195 @@
+"""Content blocks and messages of requests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag
+
+from triptych_gateway.schemas.common import MAX_SCHEMA_DEPTH, NoOp, Schema, Shallow
+from triptych_gateway.schemas.conversation import MAX_MESSAGES, MAX_PARTS
+
+#: The input of a tool. It travels as JSON text, as schemas do.
+ToolInput = Annotated[dict[str, Any], AfterValidator(Shallow(MAX_SCHEMA_DEPTH))]
+
+
+class CacheControl(Schema):
+    """A mark of what to cache. It changes nothing here, because the prefix cache finds equal prompts by itself."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class Cacheable(Schema):
+    """Fields of blocks that can carry a cache mark."""
+
+    cache_control: Annotated[
+        CacheControl | None, Field(description="Accepted, and it changes nothing: the prefix cache finds equal prompts by itself.")
+    ] = None
+
+
+class TextBlock(Cacheable):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    citations: Annotated[Any, NoOp([], because="answers cite nothing")] = None
+
+
+class Base64ImageSource(Schema):
+    """The file of an image."""
+
+    type: Literal["base64"]
+    media_type: Annotated[
+        Literal["image/jpeg", "image/png", "image/gif", "image/webp"],
+        Field(description="What the file is; one that is not of this format is refused."),
+    ]
+    data: Annotated[str, Field(min_length=1, description="The file in base64.")]
+
+
+class UrlImageSource(Schema):
+    """The address of an image."""
+
+    type: Literal["url"]
+    url: Annotated[str, Field(min_length=1, description="https: or http:, as far as the frontend allows it.")]
+
+
+class ImageBlock(Cacheable):
+    """An image. Files of Anthropic's Files API are refused."""
+
+    type: Literal["image"]
+    source: Annotated[Base64ImageSource | UrlImageSource, Field(discriminator="type")]
+    transformations: Annotated[Any, NoOp({}, because="the model's processor decides about sizes")] = None
+
+
+def _content_kind(value: Any) -> str:
+    return "blocks" if isinstance(value, list) else "text"
+
+
+Blocks = Discriminator(_content_kind)
+TextBlocks = Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
+#: A string, or a list of text blocks.
+TextOrBlocks = Annotated[Annotated[str, Tag("text")] | Annotated[TextBlocks, Tag("blocks")], Blocks]
+
+
+class PlainTextSource(Schema):
+    """A document as text."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"]
+    data: str
+
+
+_SourceBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+
+
+class ContentSource(Schema):
+    """A document as text and images."""
+
+    type: Literal["content"]
+    content: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[list[_SourceBlock], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("blocks")],
+        Blocks,
+    ]
+
+
+class Citations(Schema):
+    """Whether the answer cites the document."""
+
+    enabled: Annotated[Any, NoOp(False, because="answers cite nothing")] = None
+
+
+class DocumentBlock(Cacheable):
+    """A document of text. PDF files are refused."""
+
+    type: Literal["document"]
+    source: Annotated[PlainTextSource | ContentSource, Field(discriminator="type")]
+    title: Annotated[str | None, Field(description="Stands before the document.")] = None
+    context: Annotated[str | None, Field(description="Stands before the document, after its title.")] = None
+    citations: Citations | None = None
+
+
+class ThinkingBlock(Schema):
+    """What the assistant thought before it answered, as it was received."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: Annotated[str, Field(description="As it was received. It is not verified.")]
+
+
+class RedactedThinkingBlock(Schema):
+    """Encrypted thinking of another server. It cannot be read here, and is left out of the prompt."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class DirectCaller(Schema):
+    """The model itself called the tool."""
+
+    type: Literal["direct"]
+
+
+class ToolUseBlock(Cacheable):
+    """A tool call of the assistant."""
+
+    type: Literal["tool_use"]
+    id: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1)]
+    input: Annotated[ToolInput, Field(description="The arguments.")]
+    caller: DirectCaller | None = None
+    toolset_name: Annotated[Any, NoOp(because="toolsets are Anthropic's")] = None
+
+
+_ResultBlock = Annotated[TextBlock | ImageBlock | DocumentBlock, Field(discriminator="type")]
+
+_ResultContent = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[_ResultBlock], Field(max_length=MAX_PARTS, fail_fast=True), Tag("blocks")], Blocks
+]
+
+
+class ToolResultBlock(Cacheable):
+    """The result of a tool call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Annotated[str, Field(min_length=1, description="The id of a tool_use block of an earlier message.")]
+    content: _ResultContent | None = None
+    is_error: Annotated[bool | None, Field(description="The tool failed. `Error: ` is put before its result.")] = None
+    toolset_name: Annotated[Any, NoOp(because="toolsets are Anthropic's")] = None
+
+
+_UserBlock = Annotated[TextBlock | ImageBlock | DocumentBlock | ToolResultBlock, Field(discriminator="type")]
+_AssistantBlock = Annotated[TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")]
+
+
+class UserTurn(Schema):
+    """A turn of the user."""
+
+    role: Literal["user"]
+    content: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[list[_UserBlock], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("blocks")],
+        Blocks,
+    ]
+
+
+class AssistantTurn(Schema):
+    """A turn of the assistant. If it is the last message, the answer goes on with it."""
+
+    role: Literal["assistant"]
+    content: Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[_AssistantBlock], Field(max_length=MAX_PARTS, fail_fast=True), Tag("blocks")],
+        Blocks,
+    ]
+
+
+class SystemTurn(Schema):
+    """Instructions in the middle of a conversation, for chat templates that take them there."""
+
+    role: Literal["system"]
+    content: TextOrBlocks
+
+
+Message = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

@@ -1,0 +1,158 @@
+"""POST /v1/messages and /v1/messages/count_tokens: requests. Every field of Anthropic's API is declared."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from triptych_gateway.schemas.common import MAX_STOP_STRINGS, UINT32_MAX, JsonSchema, NoOp, Schema, at
+from triptych_gateway.schemas.messages.blocks import AssistantTurn, CacheControl, Messages, TextOrBlocks, ToolUseBlock
+from triptych_gateway.schemas.messages.tools import MAX_TOOLS, Tool, ToolChoice, ToolChoiceTool
+
+Display = Annotated[
+    Literal["summarized", "omitted"] | None,
+    Field(
+        description="omitted: thinking is not sent as text; its signature carries it. Otherwise it is sent as the model wrote it."
+    ),
+]
+
+
+class ThinkingEnabled(Schema):
+    """The model thinks before it answers."""
+
+    type: Literal["enabled"]
+    budget_tokens: Annotated[int, Field(ge=1, le=UINT32_MAX, description="Most tokens of thinking; less than max_tokens.")]
+    display: Display = None
+
+
+class ThinkingAdaptive(Schema):
+    """The model decides how much it thinks."""
+
+    type: Literal["adaptive"]
+    display: Display = None
+
+
+class ThinkingDisabled(Schema):
+    """The model does not think before it answers."""
+
+    type: Literal["disabled"]
+
+
+Thinking = Annotated[ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled, Field(discriminator="type")]
+
+
+class JsonOutputFormat(Schema):
+    """The answer is JSON of this schema."""
+
+    type: Literal["json_schema"]
+    # `schema` is a method of pydantic's models.
+    json_schema: Annotated[JsonSchema, Field(alias="schema", description="The schema that the answer follows.")]
+
+
+class OutputConfig(Schema):
+    """Options of the answer."""
+
+    effort: Annotated[
+        Literal["low", "medium", "high", "xhigh", "max"] | None,
+        Field(description="How much the model thinks, as far as its chat template knows this level."),
+    ] = None
+    format: Annotated[JsonOutputFormat | None, Field(description="JSON of a schema. Default: text.")] = None
+
+
+class Metadata(Schema):
+    """Labels of the request."""
+
+    user_id: Annotated[str | None, Field(description="A label of the end user; it changes nothing here.")] = None
+
+
+class PromptFields(Schema):
+    """The fields that both requests have."""
+
+    model: Annotated[str, Field(description="A name from /v1/models.")]
+    messages: Annotated[
+        Messages, Field(description="The conversation. If the last turn is the assistant's, the answer goes on with it.")
+    ]
+    system: Annotated[TextOrBlocks | None, Field(description="Instructions before the conversation.")] = None
+    tools: Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS, fail_fast=True, description="Tools the model may call.")] = None
+    tool_choice: Annotated[ToolChoice | None, Field(description="Whether tools are called, and which. Default auto.")] = None
+    thinking: Annotated[Thinking | None, Field(description="Whether the model thinks. Default: as the model was made.")] = None
+    output_config: Annotated[OutputConfig | None, Field(description="How much the model thinks, and the format of the answer.")] = (
+        None
+    )
+    output_format: Annotated[JsonOutputFormat | None, Field(description="Older name of output_config.format.")] = None
+    cache_control: Annotated[
+        CacheControl | None, Field(description="Accepted, and it changes nothing: the prefix cache finds equal prompts by itself.")
+    ] = None
+    user_profile_id: Annotated[Any, NoOp(because="send metadata.user_id")] = None
+    workspace_id: Annotated[Any, NoOp(because="there are no workspaces")] = None
+    speed: Annotated[Any, NoOp("standard", because="there is one speed")] = None
+    context_management: Annotated[Any, NoOp(because="send the messages that the model shall see")] = None
+    mcp_servers: Annotated[Any, NoOp([], because="call the tools of MCP servers in the client")] = None
+
+    @property
+    def answer_schema(self) -> dict[str, Any] | None:
+        """The JSON schema of the answer."""
+        config = self.output_config.format if self.output_config else None
+        chosen = config or self.output_format
+        return chosen.json_schema if chosen else None
+
+    @model_validator(mode="after")
+    def _prompt_fits_together(self) -> Self:
+        names = [tool.name for tool in self.tools or ()]
+        twice = next((index for index, name in enumerate(names) if name in names[:index]), None)
+        if twice is not None:
+            raise at(f"tools[{twice}].name", f"another tool has the name {names[twice]!r} already")
+        choice = self.tool_choice
+        if choice is not None and choice.type in ("any", "tool") and not names:
+            raise at("tool_choice", f"{choice.type!r} needs tools; there are none")
+        if isinstance(choice, ToolChoiceTool) and choice.name not in names:
+            raise at("tool_choice.name", f"no tool has the name {choice.name[:100]!r}")
+        if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
+            raise at("output_format", "is the older name of output_config.format; send one of them")
+        last = self.messages[-1]
+        if isinstance(last, AssistantTurn) and any(isinstance(block, ToolUseBlock) for block in last.content):
+            raise at(f"messages[{len(self.messages) - 1}]", "calls tools; a message with their tool_result must follow")
+        return self
+
+
+class CountTokensRequest(PromptFields):
+    """A prompt whose tokens are counted."""
+
+
+class MessagesRequest(PromptFields):
+    """Anthropic's request."""
+
+    max_tokens: Annotated[int, Field(ge=0, le=UINT32_MAX, description="Most tokens of the answer; 0 computes the prompt only.")]
+    stream: Annotated[bool | None, Field(description="Send server-sent events as the answer appears.")] = None
+    stop_sequences: Annotated[
+        list[Annotated[str, Field(min_length=1)]] | None,
+        Field(max_length=MAX_STOP_STRINGS, fail_fast=True, description="Strings that end the answer; they are not sent."),
+    ] = None
+    temperature: Annotated[float | None, Field(ge=0, le=1, description="Divides the logits; 0 is greedy. Default 1.")] = None
+    top_p: Annotated[float | None, Field(gt=0, le=1, description="Smallest set of tokens with this probability. Default 1.")] = None
+    top_k: Annotated[int | None, Field(ge=0, le=UINT32_MAX, description="Keep the k likeliest tokens; 0 keeps all.")] = None
+    metadata: Annotated[Metadata | None, Field(description="Labels; they change nothing here.")] = None
+
+    service_tier: Annotated[Any, NoOp("auto", "standard_only", because="there is one tier")] = None
+    container: Annotated[Any, NoOp(because="there is no code execution")] = None
+    diagnostics: Annotated[Any, NoOp(because="usage says what the cache had")] = None
+    inference_geo: Annotated[Any, NoOp(because="there is one place, where this server runs")] = None
+    # Of Anthropic's beta API.
+    billing_policy: Annotated[Any, NoOp(because="nothing is billed")] = None
+    compaction: Annotated[Any, NoOp(because="send the messages that the model shall see")] = None
+    fallback_credit_token: Annotated[Any, NoOp(because="nothing is billed")] = None
+    fallbacks: Annotated[Any, NoOp(because="ask the other model in the client")] = None
+    thread: Annotated[Any, NoOp(because="nothing is stored; send the whole conversation")] = None
+
+    @property
+    def shows_thinking(self) -> bool:
+        """Whether thinking is sent as text."""
+        return getattr(self.thinking, "display", None) != "omitted"
+
+    @model_validator(mode="after")
+    def _budget_is_less_than_the_limit(self) -> Self:
+        if isinstance(self.thinking, ThinkingEnabled) and self.thinking.budget_tokens >= self.max_tokens:
+            given = f"given: {self.thinking.budget_tokens}"
+            raise at("thinking.budget_tokens", f"must be less than max_tokens ({self.max_tokens}); {given}")
+        return self

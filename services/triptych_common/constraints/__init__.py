@@ -1,0 +1,1 @@
+"""What the output of a sequence must look like: checks of constraints, and their compilation for llguidance."""

@@ -1,0 +1,86 @@
+"""Compiled constraints: each is compiled once, in a thread pool, and kept while it is used or among the last ones that were."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from triptych_common.constraints.compiler import compile_constraint
+from triptych_common.constraints.spec import ConstraintSpec
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+#: Compiled constraints that are kept although nothing uses them.
+_MAX_UNUSED = 128
+
+
+class ConstraintCache:
+    """Thread-safe. Failures are not kept.
+
+    Args:
+        load_tokenizer: makes the tokenizer, at the first use, in a thread of the pool.
+        pool: where constraints are compiled.
+        field: path of the constraint in a request, for errors.
+    """
+
+    def __init__(self, load_tokenizer: Callable[[], LLTokenizer], pool: Executor, field: str) -> None:
+        self._load_tokenizer, self._pool, self._field = load_tokenizer, pool, field
+        self._tokenizer: LLTokenizer | None = None
+        self._tokenizer_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._recent: OrderedDict[ConstraintSpec, Future[LLMatcher]] = OrderedDict()
+        #: Those that somebody holds, recent or not.
+        self._held: WeakValueDictionary[ConstraintSpec, Future[LLMatcher]] = WeakValueDictionary()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a mask; at least the model's vocabulary."""
+        return self._loaded_tokenizer().vocab_size
+
+    @property
+    def end_token_ids(self) -> Sequence[int]:
+        """Tokens that end a sequence."""
+        return self._loaded_tokenizer().eos_tokens
+
+    def compile(self, spec: ConstraintSpec) -> Future[LLMatcher]:
+        """The matcher in its first state, which nobody may change. Equal constraints share one compilation. It stays in the cache
+        at least as long as the caller holds the future. Its error is an InvalidRequestError. Never cancel it: others may wait."""
+        with self._lock:
+            found = self._held.get(spec)
+            is_new = found is None or (found.done() and found.exception() is not None)
+            future = self._held[spec] = Future() if found is None or is_new else found
+            self._recent[spec] = future
+            self._recent.move_to_end(spec)
+            if len(self._recent) > _MAX_UNUSED:
+                self._recent.popitem(last=False)
+        if is_new:
+            self._pool.submit(self._compile, spec, future)
+        return future
+
+    def copy(self, spec: ConstraintSpec) -> LLMatcher:
+        """A matcher for one sequence. Compiles the constraint here if it is not in the cache. Raises InvalidRequestError."""
+        with self._lock:
+            future = self._held.get(spec)
+        if future is not None and future.done():
+            return future.result().deep_copy()
+        return compile_constraint(spec, self._loaded_tokenizer(), self._field)
+
+    def _compile(self, spec: ConstraintSpec, future: Future[LLMatcher]) -> None:
+        try:
+            future.set_result(compile_constraint(spec, self._loaded_tokenizer(), self._field))
+        except BaseException as error:
+            with self._lock:
+                if self._recent.get(spec) is future:
+                    del self._recent[spec]
+            future.set_exception(error)
+
+    def _loaded_tokenizer(self) -> LLTokenizer:
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                self._tokenizer = self._load_tokenizer()
+            return self._tokenizer

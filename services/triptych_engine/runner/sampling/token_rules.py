@@ -1,0 +1,131 @@
+"""Rules that depend on the output's tokens, on the host: constraints and bad token sequences.
+
+A step may be launched before the tokens of the step before it are known. The lines of rows with rules are then sampled later than
+the others, when their tokens are known (ModelRunner.sample). Lines without rules never wait for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from triptych_common.constraints.cache import ConstraintCache
+
+from triptych_engine.runner.input_batch import InputBatch
+from triptych_engine.runner.sampling.bad_sequences import BadSequences
+from triptych_engine.runner.sampling.constraints import Constraints, TokenMasks
+from triptych_engine.runner.transfer import HostToDevice
+from triptych_engine.scheduling.request import SamplingParams
+
+#: [256, 8] what each byte of a mask adds to the logits of its eight tokens.
+_ADDED = np.where((np.arange(256)[:, None] >> np.arange(8)) & 1, 0.0, -np.inf).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEdits:
+    """The tokens that the rules forbid in one step."""
+
+    masks: TokenMasks | None
+    #: [k] int64, lines and the tokens that are banned in them.
+    banned_lines: np.ndarray
+    banned_ids: np.ndarray
+
+    def apply(self, logits: torch.Tensor, transfer: HostToDevice) -> None:
+        """Set the logits of forbidden tokens to -inf, in place. logits: [num_lines, vocab_size] float32."""
+        if len(self.banned_lines):
+            lines, token_ids = transfer(self.banned_lines, self.banned_ids)
+            logits[lines, token_ids] = -torch.inf
+        if self.masks is not None:
+            _apply_masks(logits, self.masks, transfer)
+
+
+def _apply_masks(logits: torch.Tensor, masks: TokenMasks, transfer: HostToDevice) -> None:
+    lines, words, table = transfer(masks.lines, masks.words.view(np.int32), _ADDED)
+    # Each byte of a mask finds what it adds to eight logits. This takes a fifth of the time of unpacking the bits and masked_fill.
+    added = torch.nn.functional.embedding(words.view(torch.uint8).int(), table).flatten(1)[:, : logits.shape[-1]]
+    if len(masks.lines) == len(logits):
+        logits.add_(added)
+    else:
+        logits.index_add_(0, lines, added)
+    if masks.ends.any():
+        ending, token_ids = transfer(masks.lines[masks.ends], masks.end_token_ids)
+        logits[ending[:, None], token_ids] = 0.0
+
+
+class TokenRules:
+    """The rules of rows of the batch.
+
+    Args:
+        max_num_seqs: number of rows.
+        batch: the sequences' tokens.
+        cache: compiled constraints.
+        num_threads: threads that compute masks; None takes most cores.
+    """
+
+    def __init__(self, max_num_seqs: int, batch: InputBatch, cache: ConstraintCache, num_threads: int | None) -> None:
+        self._batch = batch
+        self._constraints = Constraints(max_num_seqs, cache, num_threads)
+        self._bad_sequences = BadSequences(max_num_seqs)
+        self._used = np.zeros(max_num_seqs, np.bool_)  # [rows] whether the row has a rule
+
+    def add(self, row: int, sampling: SamplingParams) -> None:
+        """Add a sequence."""
+        self._constraints.add(row, sampling)
+        self._bad_sequences.add(row, sampling.bad_token_sequences)
+        self._used[row] = self._constraints.used[row] or self._bad_sequences.used[row]
+
+    def remove(self, row: int) -> None:
+        """Remove a sequence."""
+        if self._used[row]:
+            self._used[row] = False
+            self._constraints.remove(row)
+            self._bad_sequences.remove(row)
+
+    def apply_to(self, rows: np.ndarray) -> bool:
+        """Whether any of the rows has rules."""
+        return bool(self._used[rows].any())
+
+    def must_wait(self, rows: np.ndarray) -> np.ndarray:
+        """[n] bool, whether a row has rules, and tokens that are not known yet."""
+        return self._used[rows] & self._batch.has_unknown_tokens(rows)
+
+    def edits(self, idx_mapping: np.ndarray) -> TokenEdits | None:
+        """What the rules forbid next; None if no line has rules. idx_mapping: [num_lines] line -> row, with known tokens."""
+        lines = np.flatnonzero(self._used[idx_mapping])
+        if not len(lines):
+            return None
+        banned: list[tuple[int, int]] = []
+        for line in lines.tolist():
+            row = int(idx_mapping[line])
+            output = self._batch.known_output(row)
+            self._constraints.follow(row, output)
+            banned += [(line, token_id) for token_id in self._bad_sequences.banned(row, output)]
+        pairs = np.array(banned, np.int64).reshape(-1, 2)
+        masks = self._constraints.masks(idx_mapping) if self._constraints.used[idx_mapping].any() else None
+        return TokenEdits(masks, pairs[:, 0].copy(), pairs[:, 1].copy())
+
+    def verdicts(self, rows: np.ndarray, nothing_left: Collection[int]) -> tuple[list[int], dict[int, str]]:
+        """Which rows have ended by their rules, now that their newest tokens are known.
+
+        Args:
+            rows: [n].
+            nothing_left: indices of rows for which no token had a finite logit.
+
+        Returns:
+            The indices of rows whose output matches its constraint so that nothing may follow, and for the index of each row that
+            cannot go on, the reason.
+        """
+        complete, reasons = [], {}
+        for index in np.flatnonzero(self._used[rows]).tolist():
+            row = int(rows[index])
+            if index not in nothing_left:
+                self._constraints.follow(row, self._batch.known_output(row))
+            if error := self._constraints.error(row):
+                reasons[index] = f"the constraint cannot be followed: {error}"
+            elif index in nothing_left:
+                reasons[index] = "the constraint, the banned and the allowed tokens together leave no token to generate"
+            elif self._constraints.is_complete(row):
+                complete.append(index)
+        return complete, reasons

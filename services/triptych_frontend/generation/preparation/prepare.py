@@ -1,0 +1,119 @@
+"""From a request to what an engine needs: its checked options, its prompt, and the form of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from triptych_common.errors import InvalidRequestError
+from triptych_common.pb import common_pb2, generation_pb2
+from triptych_common.rpc.principal import Principal
+
+from triptych_frontend.generation.preparation.answer_format import AnswerFormat, AnswerFormats
+from triptych_frontend.generation.preparation.defaults import with_defaults
+from triptych_frontend.generation.preparation.prompt_options import ban_words, check_bad_words, kept_tokens
+from triptych_frontend.generation.preparation.search import BeamOptions, check_beam_search, check_best_of
+from triptych_frontend.generation.sampling import GenerationParams, check_options
+from triptych_frontend.prompt.preprocess import Preprocessor, Prompt
+from triptych_frontend.served_model import ServedModel
+from triptych_frontend.tokens.tokenizer import Tokenizer
+
+Request: TypeAlias = generation_pb2.ChatRequest | generation_pb2.CompleteRequest
+
+
+@dataclass(frozen=True)
+class PreparedCall:
+    """A request that can be sent to an engine."""
+
+    #: The name of the RPC, and the field that holds the prompt.
+    method: str
+    prompt_field: str
+    #: Begin each choice with the prompt's text.
+    echo: bool
+    prompt: Prompt
+    params: GenerationParams
+    #: Choices to send.
+    num_best: int
+    constraint: common_pb2.Constraint | None
+    beams: BeamOptions | None
+
+
+class CallPreparer:
+    """Prepares calls.
+
+    Args:
+        defaults: sampling parameters of requests that do not set them.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        tokenizer: Tokenizer,
+        preprocessor: Preprocessor,
+        formats: AnswerFormats,
+        defaults: common_pb2.SamplingParams,
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._preprocessor = preprocessor
+        self._formats = formats
+        self._defaults = defaults
+
+    async def prepare(
+        self, request: Request, principal: Principal, is_final_only: bool, on_exit: Callable[[Callable[[], None]], object]
+    ) -> PreparedCall:
+        """Check the options, then render and tokenize the prompt.
+
+        Args:
+            on_exit: takes what must be called when the call ends, or fails here.
+
+        Raises:
+            InvalidRequestError: the request is at fault.
+            QueueFullError, ServiceUnavailableError: see `MediaPreparer.prepare`.
+        """
+        options = generation_pb2.GenerationOptions()
+        options.CopyFrom(request.options)
+        words = check_bad_words(options.bad_words)
+        is_chat = isinstance(request, generation_pb2.ChatRequest)
+        echo = isinstance(request, generation_pb2.CompleteRequest) and request.echo
+        num_choices = options.n if options.HasField("n") else 1
+        # Beams know no other parameters than the client's.
+        beams = check_beam_search(options, num_choices, echo, is_final_only)
+        best_of = check_best_of(options, num_choices, is_final_only)
+        options.sampling.CopyFrom(with_defaults(options.sampling, self._defaults))
+        params = check_options(options, self._model.info.vocab_size, echo, is_final_only, best_of)
+        if words:
+            await self._preprocessor.run(lambda: ban_words(words, self._tokenizer, params.sampling))
+        if isinstance(request, generation_pb2.ChatRequest):
+            prompt = await self._preprocessor.chat(request, principal, with_offsets=params.wants_prompt_logprobs)
+            on_exit(prompt.release)
+            answer = await self._answer(request, prompt)
+            params = params.reading(answer.parser)
+        else:
+            prompt = await self._preprocessor.complete(request, with_offsets=params.wants_prompt_logprobs)
+            answer = AnswerFormat(None, options.constraint if options.HasField("constraint") else None)
+        if (num_kept := kept_tokens(options, prompt, self._model.info.max_model_len)) is not None:
+            prompt = await self._preprocessor.truncated(prompt, num_kept, with_offsets=params.wants_prompt_logprobs)
+        if answer.constraint is not None:
+            await self._check_constraint(answer.constraint, is_own=options.HasField("constraint"), has_beams=beams is not None)
+        if beams is not None and prompt.media:
+            raise InvalidRequestError("options.beam_search is not for prompts with media", field="options.beam_search")
+        method, field = ("Chat", "messages") if is_chat else ("Complete", "prompt")
+        return PreparedCall(method, field, echo, prompt, params, num_choices, answer.constraint, beams)
+
+    async def _answer(self, request: generation_pb2.ChatRequest, prompt: Prompt) -> AnswerFormat:
+        if not request.tools:
+            return self._formats.of(request, prompt)
+        # Schemas may be large.
+        return await self._preprocessor.run(lambda: self._formats.of(request, prompt))
+
+    async def _check_constraint(self, constraint: common_pb2.Constraint, is_own: bool, has_beams: bool) -> None:
+        if has_beams:
+            raise InvalidRequestError("a forced or strict tool call cannot be used in a beam search", field="options.beam_search")
+        try:
+            await self._preprocessor.constraints.check(constraint)
+        except InvalidRequestError as error:
+            if is_own:
+                raise
+            raise InvalidRequestError(f"the tools cannot be honoured together: {error.message}", field="tools") from error

@@ -1,0 +1,237 @@
+"""The stage that tells reasoning and tool calls from text."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+
+from triptych_frontend.output.events import Event, Reasoning, Stopped, Text, ToolArguments, ToolCallStarted
+from triptych_frontend.output.formats.call_reader import CallArguments, CallEvent, CallReader, CallStart, Status
+from triptych_frontend.output.formats.json_calls import JsonCalls
+from triptych_frontend.output.formats.table import FormatTable, State
+
+_ALPHANUMERICS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True)
+class ParserOptions:
+    """How the answers of one request are read."""
+
+    table: FormatTable
+    #: The prompt ends inside of the reasoning.
+    is_reasoning: bool = False
+    #: The tools that may be called.
+    tool_names: frozenset[str] = frozenset()
+    #: End the choice after its first call.
+    only_one_call: bool = False
+
+
+class FormatParser:
+    """Turns text into events by a transition table.
+
+    Nothing is lost: what looks like a call and is none becomes text. Whitespace beside reasoning and calls belongs to the format,
+    not to the text.
+
+    Args:
+        new_call_id: makes the ids of calls.
+    """
+
+    def __init__(self, options: ParserOptions, new_call_id: Callable[[], str] | None = None) -> None:
+        self._table = options.table
+        self._names: Set[str] = options.tool_names
+        self._only_one_call = options.only_one_call
+        tools = options.table.tools
+        self._new_call_id = new_call_id or (_short_id if tools is not None and tools.is_short_id else _long_id)
+        self._reader_class: type[CallReader] = tools.reader if tools is not None else JsonCalls
+        self._openers = tools.openers if tools is not None else ""
+        self._skipped = string.whitespace + (tools.separators if tools is not None else "")
+        self._handlers: dict[State, Callable[[str], str]] = {
+            State.START: self._at_border,
+            State.AFTER_CALL: self._at_border,
+            State.TEXT: self._in_text,
+            State.REASONING: self._in_text,
+            State.CALLS: self._in_calls,
+        }
+        self._out: list[Event] = []
+        self._num_tokens = 0
+        self._num_calls = 0
+        self._is_ended = False
+        #: Whitespace that may stand before a marker.
+        self._space = ""
+        #: The text before is a marker or a call, so that whitespace is not text.
+        self._is_border = False
+        #: What turns into text again if no call follows, and the state to which it belongs.
+        self._before_calls, self._origin = "", State.TEXT
+        #: Output tokens of the reasoning that has ended, and where the one that has not ended began.
+        self._num_reasoning_tokens = 0
+        self._reasoning_start = 0
+        self._enter(State.REASONING if options.is_reasoning else State.START)
+        self._is_border = options.is_reasoning
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Output tokens of the reasoning so far, without its markers."""
+        running = self._num_tokens - self._reasoning_start if self._state is State.REASONING else 0
+        return self._num_reasoning_tokens + running
+
+    def feed(self, event: Event) -> list[Event]:
+        if self._is_ended:
+            return []
+        if not isinstance(event, Text):
+            return [*self.finish(), event]
+        self._num_tokens = event.num_tokens
+        rest = event.text
+        while rest and not self._is_ended:
+            rest = self._handlers[self._state](rest)
+        return self._taken()
+
+    def finish(self) -> list[Event]:
+        if self._is_ended:
+            return []
+        self._is_ended = True
+        if self._state is State.CALLS:
+            self._finish_calls()
+        elif self._state is not State.AFTER_CALL:
+            # What was held back behind a call is a part of a marker.
+            self._say(self._held)
+            if self._space and self._state is not State.REASONING and not self._is_border:
+                self._out.append(Text(self._space, self._num_tokens))
+        return self._taken()
+
+    def _taken(self) -> list[Event]:
+        out, self._out = self._out, []
+        return out
+
+    def _enter(self, state: State) -> None:
+        self._state = state
+        self._held = ""
+        if state in (State.TEXT, State.REASONING):
+            self._scan = self._table.matchers[state].scan()
+
+    def _cross(self, marker: str, before: str) -> None:
+        """Follow the row of a marker. `before` is the whitespace in front of it."""
+        origin, state = self._state, self._table.rows[self._state, marker]
+        if state is State.CALLS:
+            self._begin_calls(before + marker, is_marked=True)
+            return
+        if state is State.REASONING:
+            self._reasoning_start = self._num_tokens
+        elif origin is State.REASONING:
+            self._end_reasoning()
+        self._space, self._is_border = "", True
+        self._enter(state)
+
+    def _end_reasoning(self) -> None:
+        # The token with the marker does not count.
+        self._num_reasoning_tokens += max(self._num_tokens - 1 - self._reasoning_start, 0)
+
+    def _at_border(self, text: str) -> str:
+        text = self._held + text
+        skipped = self._skipped if self._state is State.AFTER_CALL else string.whitespace
+        stripped = text.lstrip(skipped)
+        before = text[: len(text) - len(stripped)]
+        markers = self._table.border_markers[self._state]
+        for marker in markers:
+            if stripped.startswith(marker):
+                self._cross(marker, before)
+                return stripped[len(marker) :]
+        if not stripped or any(marker.startswith(stripped) for marker in markers):
+            self._held = text
+            return ""
+        if stripped[0] in self._openers:
+            self._begin_calls(before, is_marked=False)
+            return stripped
+        self._enter(State.TEXT)
+        return text
+
+    def _in_text(self, text: str) -> str:
+        start = self._scan.position - len(self._held)
+        matches = self._scan.feed(text)
+        text = self._held + text
+        if not matches:
+            num_certain = len(text) - self._scan.num_held
+            self._held = text[num_certain:]
+            self._say(text[:num_certain])
+            return ""
+        first = matches[0]
+        self._say(text[: first.start - start])
+        self._cross(first.pattern, self._space)
+        return text[first.end - start :]
+
+    def _say(self, text: str) -> None:
+        """Send text of the answer or of the reasoning, but not whitespace that may stand before a marker."""
+        text = self._space + text
+        if self._is_border:
+            text = text.lstrip()
+        body = text.rstrip()
+        self._space = text[len(body) :]
+        if body:
+            self._is_border = False
+            is_reasoning = self._state is State.REASONING
+            self._out.append(Reasoning(body) if is_reasoning else Text(body, self._num_tokens))
+
+    def _begin_calls(self, before: str, is_marked: bool) -> None:
+        self._before_calls, self._space = before, ""
+        self._origin = State.REASONING if self._state is State.REASONING else State.TEXT
+        self._reader = self._reader_class(None if is_marked else self._names)
+        self._enter(State.CALLS)
+
+    def _in_calls(self, text: str) -> str:
+        reader = self._reader
+        for position, char in enumerate(text):
+            for event in reader.feed(char):
+                self._add(event)
+                if self._is_ended:
+                    return ""
+            if reader.status is Status.DONE:
+                self._is_border = True
+                self._enter(State.AFTER_CALL)
+                return text[position + 1 :]
+            if reader.status is Status.REFUSED:
+                self._take_back()
+                return text[position:]
+        return ""
+
+    def _add(self, event: CallEvent) -> None:
+        if isinstance(event, CallStart):
+            if self._origin is State.REASONING:
+                self._end_reasoning()
+            # From here on, the format's text is a call, and what follows is not part of the reasoning.
+            self._before_calls, self._origin = "", State.TEXT
+            self._is_border = True
+            self._out.append(ToolCallStarted(self._num_calls, self._new_call_id(), event.name))
+            self._num_calls += 1
+        elif isinstance(event, CallArguments):
+            last = self._out[-1] if self._out else None
+            if isinstance(last, ToolArguments):
+                last.text += event.text
+            else:
+                self._out.append(ToolArguments(self._num_calls - 1, event.text))
+        elif self._only_one_call:
+            self._out.append(Stopped(None))
+            self._is_ended = True
+
+    def _take_back(self) -> None:
+        """There is no further call here: turn what no event stands for into text."""
+        text = self._before_calls + self._reader.unread
+        self._enter(self._origin)
+        self._say(text)
+
+    def _finish_calls(self) -> None:
+        events = self._reader.finish()
+        for event in events:
+            self._add(event)
+        if not events and not self._reader.is_in_call:
+            self._take_back()
+            if self._space and self._state is State.TEXT and not self._is_border:
+                self._out.append(Text(self._space, self._num_tokens))
+
+
+def _long_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _short_id() -> str:
+    return "".join(secrets.choice(_ALPHANUMERICS) for _ in range(9))

@@ -1,0 +1,123 @@
+"""Tool calls as a list of Python calls: `[f(a=1), g(b="x")]`."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Set
+from typing import Any
+
+from triptych_frontend.output.formats.call_reader import CallArguments, CallEnd, CallEvent, CallReader, CallStart, Status
+
+_OPENING, _CLOSING, _QUOTES = "([{", ")]}", "\"'"
+_WORDS = {"true": True, "false": False, "null": None}
+
+
+class PythonicCalls(CallReader):
+    """Reads a list of calls with keyword arguments. Each argument becomes JSON when it is complete."""
+
+    def __init__(self, names: Set[str] | None = None) -> None:
+        super().__init__(names)
+        #: The name, key or value that is being read.
+        self._token = ""
+        self._key = ""
+        self._num_arguments = 0
+        self._quote = ""
+        self._is_escaped = False
+        self._depth = 0
+
+    def finish(self) -> list[CallEvent]:
+        if not self.is_in_call or not self._key:
+            return []
+        # The value as it is: nothing pretends that it is complete.
+        return [CallArguments(self._opening() + self._token.lstrip())]
+
+    def _start(self, char: str) -> list[CallEvent]:
+        if char == "[":
+            self._step = self._name
+        elif not char.isspace():
+            return self._refuse()
+        return []
+
+    def _name(self, char: str) -> list[CallEvent]:
+        if char == "(":
+            name, self._token = self._token.strip(), ""
+            if not self._is_known(name):
+                return self._refuse()
+            self._num_arguments, self._step = 0, self._argument_name
+            return [CallStart(name)]
+        if not (char.isalnum() or char in "_.-:/" or char.isspace()):
+            return self._refuse()
+        self._token += char
+        return []
+
+    def _argument_name(self, char: str) -> list[CallEvent]:
+        if char == "=" and self._token.strip().isidentifier():
+            self._key, self._token, self._step = self._token.strip(), "", self._value
+        elif char == ")" and not self._token.strip():
+            return self._end_call()
+        elif char.isalnum() or char == "_" or char.isspace():
+            self._token += char
+        else:
+            return self._refuse()
+        return []
+
+    def _value(self, char: str) -> list[CallEvent]:
+        if self._quote:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif char == "\\":
+                self._is_escaped = True
+            elif char == self._quote:
+                self._quote = ""
+        elif char in _QUOTES:
+            self._quote = char
+        elif char in _OPENING:
+            self._depth += 1
+        elif self._depth and char in _CLOSING:
+            self._depth -= 1
+        elif not self._depth and char in ",)":
+            argument = CallArguments(self._opening() + _as_json(self._token))
+            self._num_arguments += 1
+            self._key = self._token = ""
+            self._step = self._argument_name
+            return [argument, *self._end_call()] if char == ")" else [argument]
+        self._token += char
+        return []
+
+    def _next(self, char: str) -> list[CallEvent]:
+        if char == ",":
+            self._token, self._step = "", self._name
+        elif char == "]":
+            self.status = Status.DONE
+        elif not char.isspace():
+            return self._refuse()
+        return []
+
+    def _opening(self) -> str:
+        """What stands before an argument's value."""
+        return f"{', ' if self._num_arguments else '{'}{json.dumps(self._key, ensure_ascii=False)}: "
+
+    def _end_call(self) -> list[CallEvent]:
+        self._token, self._step = "", self._next
+        return [CallArguments("}" if self._num_arguments else "{}"), CallEnd()]
+
+
+def _as_json(source: str) -> str:
+    """A Python literal as JSON. Anything else becomes a string with its text."""
+    try:
+        value = _literal(ast.parse(source.strip(), mode="eval").body)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, TypeError):
+        return json.dumps(source.strip(), ensure_ascii=False)
+
+
+def _literal(node: ast.expr) -> Any:
+    if isinstance(node, ast.Dict):
+        keys = [_literal(key) for key in node.keys if key is not None]
+        return dict(zip(keys, map(_literal, node.values), strict=True))
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return [_literal(item) for item in node.elts]
+    if isinstance(node, ast.Name) and node.id in _WORDS:
+        return _WORDS[node.id]
+    return ast.literal_eval(node)

@@ -1,0 +1,50 @@
+"""How much a model reasons, as variables of its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+from triptych_common.errors import InvalidRequestError, UnimplementedError
+from triptych_common.pb import generation_pb2
+
+#: Variables that turn reasoning on and off. Templates read one of them.
+_SWITCHES = ("enable_thinking", "thinking")
+_EFFORT = "reasoning_effort"
+
+
+def reasoning_variables(reasoning: generation_pb2.Reasoning, can_reason: bool, known: Set[str]) -> dict[str, Any]:
+    """The template's variables for a request's `reasoning`.
+
+    Args:
+        can_reason: the model tells reasoning apart from its answer.
+        known: the variables that the template reads.
+
+    Raises:
+        InvalidRequestError: the model does not reason, or its template cannot change how much it does.
+        UnimplementedError: a limit of tokens was given.
+    """
+    if reasoning.HasField("max_tokens"):
+        raise UnimplementedError("reasoning.max_tokens is not served yet", field="reasoning.max_tokens")
+    if not reasoning.HasField("effort"):
+        return {}
+    effort, field = reasoning.effort, "reasoning.effort"
+    if not effort:
+        raise InvalidRequestError("reasoning.effort must not be empty", field=field)
+    if not can_reason:
+        if effort == "none":
+            return {}
+        raise InvalidRequestError(
+            f"this model does not reason; reasoning.effort may be 'none'; given: {effort!r}",
+            field=field,
+            limit="none",
+            value=effort,
+        )
+    variables: dict[str, Any] = {name: effort != "none" for name in _SWITCHES if name in known}
+    if _EFFORT in known:
+        variables[_EFFORT] = effort
+    if not variables:
+        raise InvalidRequestError(
+            f"the model's chat template cannot change how much the model reasons; given: {effort!r}", field=field, value=effort
+        )
+    return variables

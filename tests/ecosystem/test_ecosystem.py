@@ -1,0 +1,67 @@
+"""Frameworks and clients that people use, unmodified, against a real stack. Each program raises, or prints "ok" at its end.
+
+They are downloaded: `make test-ecosystem`. A test is skipped where its packages cannot be had, and says which.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.codegen import Tools
+from support.downloads import npm_packages, python_environment
+from support.stack import Stack, running_stack
+from triptych_common.settings import DEFAULT_MODEL
+
+pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(1200)]
+PROGRAMS = Path(__file__).with_name("programs")
+#: Program -> its packages. Each has an environment of its own, because they disagree about the version of `openai`.
+FRAMEWORKS = {
+    "langchain_app.py": ("langchain-openai>=1",),
+    "litellm_app.py": ("litellm>=1.80",),
+    "instructor_app.py": ("instructor>=1.14",),
+    "pydantic_ai_app.py": ("pydantic-ai-slim[openai]>=2",),
+}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Stack]:
+    with running_stack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def cache(pytestconfig: pytest.Config) -> Path:
+    """Where downloads are kept from run to run."""
+    return pytestconfig.cache.mkdir("ecosystem")  # type: ignore[union-attr]
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, cwd=cwd)
+    assert result.returncode == 0, f"{command}:\n{result.stdout[-6000:]}\n{result.stderr[-6000:]}"
+    return result.stdout
+
+
+@pytest.mark.parametrize("program", FRAMEWORKS)
+def test_framework(program: str, served: Stack, cache: Path) -> None:
+    python = python_environment(cache / program.removesuffix(".py"), *FRAMEWORKS[program])
+    assert run(python, PROGRAMS / program, f"{served.url}/v1", DEFAULT_MODEL).endswith("ok\n")
+
+
+def test_openai_of_npm(served: Stack, cache: Path, tmp_path: Path) -> None:
+    tools = Tools(cache)
+    modules = npm_packages(cache / "npm", tools.program("npm"), "openai@>=6")
+    (tmp_path / "node_modules").symlink_to(modules)
+    shutil.copy(PROGRAMS / "openai_npm.mjs", tmp_path)
+    assert run(tools.program("node"), "openai_npm.mjs", f"{served.url}/v1", DEFAULT_MODEL, cwd=tmp_path).endswith("ok\n")
+
+
+def test_schemathesis(served: Stack, cache: Path) -> None:
+    python = python_environment(cache / "schemathesis", "schemathesis>=4.20")
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    program = python.with_name("schemathesis")
+    options = ["--checks", checks, "--max-examples", "30", "--seed", "1", "--request-timeout", "60"]
+    run(python, program, "run", f"{served.url}/openapi.json", *options)

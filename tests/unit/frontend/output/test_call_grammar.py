@@ -1,0 +1,149 @@
+"""Grammars of tool calls: what they accept is what the parser of the same format reads."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from support.drivers.output import merged, run_stage
+from triptych_common.errors import InvalidRequestError
+from triptych_frontend.output.events import Event, ToolArguments, ToolCallStarted
+from triptych_frontend.output.formats.grammar import CallableTool, CallGrammar, closed_schema
+from triptych_frontend.output.formats.known import OLD_MISTRAL_SHAPE, TOOL_FORMATS, reasoning_format_of, tool_format_of
+from triptych_frontend.output.formats.parser import FormatParser, ParserOptions
+from triptych_frontend.output.formats.table import FormatTable, ToolFormat
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/number"}, "b": {"type": "string"}},
+    "required": ["b"],
+    "$defs": {"number": {"type": "integer"}},
+}
+TOOLS = [
+    CallableTool("f", closed_schema(SCHEMA), "tools[0]"),
+    CallableTool("g.h", {"type": "object", "properties": {}}, "tools[1]"),
+]
+OLD_MISTRAL = replace(TOOL_FORMATS["mistral"], shape=OLD_MISTRAL_SHAPE)
+
+# format, one call, two calls, wrong arguments
+WRITTEN = [
+    (
+        TOOL_FORMATS["hermes"],
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": "x"}}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": "x"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "g.h", "arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
+    ),
+    (
+        TOOL_FORMATS["llama3_json"],
+        '{"name": "f", "parameters": {"a": 1, "b": "x"}}',
+        '{"name": "f", "parameters": {"a": 1, "b": "x"}}; {"name": "g.h", "parameters": {}}',
+        '{"name": "f", "parameters": {"b": 1}}',
+    ),
+    (
+        TOOL_FORMATS["mistral"],
+        '[TOOL_CALLS]f[ARGS]{"a": 1, "b": "x"}',
+        '[TOOL_CALLS]f[ARGS]{"a": 1, "b": "x"}[TOOL_CALLS]g.h[ARGS]{}',
+        '[TOOL_CALLS]f[ARGS]{"c": 1, "b": "x"}',
+    ),
+    (
+        OLD_MISTRAL,
+        '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1, "b": "x"}}]',
+        '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1, "b": "x"}}, {"name": "g.h", "arguments": {}}]',
+        '[TOOL_CALLS][{"name": "h", "arguments": {}}]',
+    ),
+    (TOOL_FORMATS["pythonic"], '[f(a=1, b="x")]', '[f(a=1, b="x"), g.h()]', "[f(a=1)]"),
+    (
+        TOOL_FORMATS["json"],
+        '[{"name": "f", "arguments": {"a": 1, "b": "x"}}]',
+        '[{"name": "f", "arguments": {"a": 1, "b": "x"}}, {"name": "g.h", "arguments": {}}]',
+        '[{"name": "f", "arguments": {"a": "1", "b": "x"}}]',
+    ),
+]
+
+
+def accepts(grammar: str, text: str) -> bool:
+    tokenizer = LLTokenizer("byte")
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar))
+    tokens = tokenizer.tokenize_str(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def read(tools: ToolFormat, text: str) -> list[object]:
+    numbers = itertools.count()
+    options = ParserOptions(FormatTable(None, tools), tool_names=frozenset(tool.name for tool in TOOLS))
+    return merged(run_stage(FormatParser(options, lambda: str(next(numbers))), list(text)))
+
+
+def call(index: int, name: str, arguments: str) -> list[Event]:
+    return [ToolCallStarted(index, str(index), name), ToolArguments(index, arguments)]
+
+
+@pytest.mark.parametrize(("tools", "one", "two", "wrong"), WRITTEN)
+def test_a_forced_call_is_read_as_a_call(tools: ToolFormat, one: str, two: str, wrong: str) -> None:
+    grammar = CallGrammar(tools, {})
+    parallel, single = grammar.forced(TOOLS, parallel=True), grammar.forced(TOOLS, parallel=False)
+    assert [accepts(parallel, text) for text in (one, two, wrong, "", "text")] == [True, True, False, False, False]
+    assert [accepts(single, text) for text in (one, two)] == [True, False]
+    assert read(tools, two) == [*call(0, "f", '{"a": 1, "b": "x"}'), *call(1, "g.h", "{}")]
+    assert accepts(grammar.forced(TOOLS, parallel=True, after_reasoning=True), "\n\n" + one)
+
+
+@pytest.mark.parametrize(("tools", "one", "two", "wrong"), WRITTEN)
+def test_where_the_model_chooses_text_and_calls_are_accepted(tools: ToolFormat, one: str, two: str, wrong: str) -> None:
+    grammar = CallGrammar(tools, {}).free(TOOLS, parallel=True)
+    assert [accepts(grammar, text) for text in (one, two, wrong, "", "Text, < [ {.")] == [True, True, False, True, True]
+    assert accepts(grammar, f"Look: {one}") or not tools.shape.before.startswith(tools.start or "?")
+
+
+def test_special_tokens_are_tokens() -> None:
+    grammar = CallGrammar(TOOL_FORMATS["mistral"], {"[TOOL_CALLS]": 5, "[ARGS]": 32}).forced(TOOLS, parallel=True)
+    assert grammar.splitlines()[0] == "start: <[5]> call (<[5]> call)*"
+    assert 'call_0: "f" <[32]> arguments_0' in grammar
+    free = CallGrammar(TOOL_FORMATS["mistral"], {"[TOOL_CALLS]": 5, "[ARGS]": 32}).free(TOOLS, parallel=False)
+    assert free.splitlines()[0] == "start: TEXT | TEXT <[5]> call"
+
+
+def test_optional_arguments_of_a_pythonic_call_may_be_left_out() -> None:
+    grammar = CallGrammar(TOOL_FORMATS["pythonic"], {}).forced(TOOLS, parallel=False)
+    assert [accepts(grammar, text) for text in ('[f(b="x")]', '[f(, b="x")]', "[g.h()]", "[g.h(a=1)]")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_a_schema_that_cannot_be_honoured_is_named() -> None:
+    bad = CallableTool("f", {"properties": {"a": {"type": "nonsense"}}}, "tools[3].parameters_json_schema")
+    with pytest.raises(InvalidRequestError, match="properties/a") as caught:
+        CallGrammar(TOOL_FORMATS["hermes"], {}).forced([bad], parallel=True)
+    assert caught.value.field == "tools[3].parameters_json_schema"
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ('return a json object within <tool_call></tool_call> tags:\n<tool_call>{"name": <function-name>', "hermes"),
+        ("{{- '<|python_tag|>' + x }}", "llama3_json"),
+        ('Respond in the format {"name": function name, "parameters": dictionary', "llama3_json"),
+        ("{{ '[TOOL_CALLS][' }}", "mistral"),
+        ("[func_name1(params_name1=params_value1, ...), func_name2(params)]", "pythonic"),
+        ("{{ '<|tool_call|>' }}", "granite"),
+        ("{{ tools | tojson }}", "json"),
+        ("<tool_call><function=name><parameter=x>", None),
+    ],
+)
+def test_a_template_shows_its_format(template: str, name: str | None) -> None:
+    tools = tool_format_of(template)
+    assert (tools.name if tools is not None else None) == name
+
+
+def test_a_template_or_a_token_shows_the_reasoning() -> None:
+    assert reasoning_format_of("{{ '<think>\n' }}", ()) is not None
+    found = reasoning_format_of("", {"[THINK]", "[/THINK]"})
+    assert found is not None
+    assert found.name == "mistral"
+    assert reasoning_format_of("{{ messages }}", {"<s>"}) is None

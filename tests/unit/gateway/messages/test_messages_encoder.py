@@ -1,0 +1,162 @@
+"""The official client's accumulator reads the events of every sequence, and gets what the whole answer says."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import anthropic
+import orjson
+import pytest
+from anthropic.lib.streaming._messages import accumulate_event
+from anthropic.types import RawMessageStreamEvent
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from support.drivers.anthropic import LENGTH, STOP, Delta, call, sse, text, thought
+from triptych_common.pb import common_pb2
+from triptych_gateway.dialects.cost import Cost
+from triptych_gateway.dialects.dialect import Choice
+from triptych_gateway.dialects.messages.encoder import MessagesEncoder, input_of
+
+EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+COST = Cost(usage=common_pb2.Usage(prompt_tokens=9, cached_tokens=4, completion_tokens=5))
+
+
+def streamed(deltas: list[Delta], **options: Any) -> tuple[list[dict[str, Any]], anthropic.types.Message]:
+    """The events of an answer, and the message that the client makes of them."""
+    encoder = MessagesEncoder("r1", "m", **options)
+    body = encoder.opening(1) + b"".join(encoder.delta(0, delta) for delta in deltas) + encoder.closing(COST)
+    events = [orjson.loads(data) for name, data in sse(body) if name != "ping"]
+    snapshot: Any = None
+    buffers: dict[int, bytes] = {}
+    for event in events:
+        parsed = EVENTS.validate_python(event)
+        snapshot = accumulate_event(event=parsed, current_snapshot=snapshot, json_bufs=buffers)
+    return events, snapshot
+
+
+def whole(deltas: list[Delta], **options: Any) -> dict[str, Any]:
+    choice = Choice()
+    for delta in deltas:
+        choice.add(delta)
+    answer: dict[str, Any] = orjson.loads(MessagesEncoder("r1", "m", **options).whole([choice], COST))
+    anthropic.types.Message.model_validate(answer)
+    return answer
+
+
+def check_blocks(events: list[dict[str, Any]]) -> None:
+    """Blocks are numbered from 0, open and close in order, and never overlap."""
+    open_block, num_blocks = None, 0
+    for event in events[1:-2]:
+        if event["type"] == "content_block_start":
+            assert open_block is None
+            open_block = event["index"]
+            assert open_block == num_blocks
+            num_blocks += 1
+        else:
+            assert event["index"] == open_block
+            if event["type"] == "content_block_stop":
+                open_block = None
+    assert open_block is None
+    assert [event["type"] for event in events[-2:]] == ["message_delta", "message_stop"]
+
+
+def steps(kinds: tuple[str, ...]) -> list[Delta]:
+    deltas, num_calls = [], 0
+    for kind in kinds:
+        if kind == "tool":
+            deltas += call(num_calls, "f", '{"a":', "[1", "]}")
+            num_calls += 1
+        else:
+            deltas += thought("h", "m") if kind == "thinking" else text("a", "", "b")
+    return [*deltas, Delta(finish_reason=STOP)]
+
+
+@pytest.mark.parametrize("shows_thinking", [True, False])
+@pytest.mark.parametrize("kinds", [kinds for n in range(5) for kinds in product(("text", "thinking", "tool"), repeat=n)])
+def test_every_sequence_of_kinds(kinds: tuple[str, ...], shows_thinking: bool) -> None:
+    deltas = steps(kinds)
+    events, message = streamed(deltas, shows_thinking=shows_thinking)
+    check_blocks(events)
+    answer = whole(deltas, shows_thinking=shows_thinking)
+    assert message.to_dict(exclude_unset=False, exclude_none=True) == {
+        name: value for name, value in answer.items() if value is not None
+    }
+    assert answer["stop_reason"] == ("tool_use" if "tool" in kinds else "end_turn")
+    # Neighbours of one kind are one block, but each call is its own.
+    merged = [kind for index, kind in enumerate(kinds) if kind == "tool" or index == 0 or kinds[index - 1] != kind]
+    names = {"tool": "tool_use"}
+    assert [block["type"] for block in answer["content"]] == [names.get(kind, kind) for kind in merged]
+
+
+@given(
+    pieces=st.lists(st.text(st.characters(codec="utf-8"), max_size=6), min_size=1, max_size=6),
+    model=st.text(st.characters(codec="utf-8"), min_size=1),
+)
+def test_any_text_comes_through(pieces: list[str], model: str) -> None:
+    encoder = MessagesEncoder("r", model)
+    body = encoder.opening(1) + b"".join(encoder.delta(0, delta) for delta in text(*pieces))
+    events = [orjson.loads(data) for _, data in sse(body)]
+    assert events[0]["message"]["model"] == model
+    assert "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta") == "".join(pieces)
+
+
+def test_a_delta_with_nothing_new_is_no_event() -> None:
+    encoder = MessagesEncoder("r", "m")
+    assert encoder.delta(0, Delta(prompt_tokens=3)).startswith(b"event: message_start")
+    assert encoder.delta(0, Delta()) == b""
+    assert encoder.delta(0, Delta(text="")) == b""
+    assert encoder.delta(0, Delta(reasoning="")) == b""
+
+
+def test_the_last_delta_may_have_text() -> None:
+    deltas = [Delta(text="a"), Delta(text="b", finish_reason=LENGTH)]
+    events, message = streamed(deltas)
+    check_blocks(events)
+    assert message.content[0].text == "ab"  # type: ignore[union-attr]
+    assert message.stop_reason == whole(deltas)["stop_reason"] == "max_tokens"
+
+
+@pytest.mark.parametrize("end", range(len('{"city":"Paris","days":[1,{"a":2.5}],"ok":true}') + 1))
+def test_cut_arguments_are_read_as_the_client_reads_them(end: int) -> None:
+    arguments = '{"city":"Paris","days":[1,{"a":2.5}],"ok":true}'[:end]
+    deltas = [*call(0, "f", arguments), Delta(finish_reason=LENGTH)]
+    _, message = streamed(deltas)
+    assert message.content[0].input == whole(deltas)["content"][0]["input"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("arguments", ["", "[1]", '"a"', "no JSON", "{a: 1}", "null"])
+def test_arguments_that_are_no_object_are_empty(arguments: str) -> None:
+    assert orjson.dumps(input_of(arguments)) == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        ('{"a":  123456789012345678901234567890, "b": 1.0}', '{"a":  123456789012345678901234567890, "b": 1.0}'),
+        ('{"a": NaN}', '{"a":null}'),
+        ('{"a": 1, "b": 123456789012345678901234567890, "c', "{}"),
+        ("[" * 300, "{}"),
+        ('{"a":' * 300, "{}"),
+    ],
+)
+def test_arguments_are_not_written_anew(arguments: str, written: str) -> None:
+    assert orjson.dumps(input_of(arguments)) == written.encode()
+
+
+def test_the_events_of_thinking_and_a_tool() -> None:
+    encoder = MessagesEncoder("r1", "m")
+    deltas = [*thought("hm"), *call(0, "f", '{"a":', "1}"), Delta(finish_reason=STOP)]
+    encoder.delta(0, Delta())
+    body = b"".join(encoder.delta(0, delta) for delta in deltas)
+    assert [data.decode() for _, data in sse(body)] == [
+        '{"type":"content_block_start","index":0,"content_block":{"type":"thinking","thinking":"","signature":""}}',
+        '{"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"hm"}}',
+        '{"type":"content_block_delta","index":0,"delta":{"type":"signature_delta","signature":"triptych1."}}',
+        '{"type":"content_block_stop","index":0}',
+        '{"type":"content_block_start","index":1,"content_block":{"type":"tool_use","id":"call_0","name":"f","input":{}}}',
+        '{"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta","partial_json":"{\\"a\\":"}}',
+        '{"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta","partial_json":"1}"}}',
+        '{"type":"content_block_stop","index":1}',
+    ]

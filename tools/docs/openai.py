@@ -1,0 +1,218 @@
+"""Writes docs/openai.md from the gateway's routes: `make docs`. With `--check` it only reports whether it is up to date.
+
+The tables come from the OpenAPI document of the application, so a route is on the page as soon as it is registered. The prose
+around them is in `openai_page.txt` beside this file, in which `{{routes}}`, `{{bodies}}` and `{{objects}}` stand for the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from triptych_gateway.app import create_app
+from triptych_gateway.settings import GatewaySettings
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "docs" / "openai.md"
+TEMPLATE = Path(__file__).with_name("openai_page.txt")
+
+Json = dict[str, Any]
+_REF = "#/components/schemas/"
+_METHODS = ("get", "post", "delete", "put", "patch")
+
+
+def document() -> str:
+    """The whole page."""
+    return Page(create_app(GatewaySettings()).openapi()).render(TEMPLATE.read_text(encoding="utf-8"))
+
+
+class Page:
+    """Tables of the routes, the fields of their bodies, and the objects in those.
+
+    Args:
+        openapi: the OpenAPI document.
+    """
+
+    def __init__(self, openapi: Json) -> None:
+        self._paths: Json = openapi["paths"]
+        self._schemas: Json = openapi["components"]["schemas"]
+        #: Objects in bodies, in the order in which they are named first.
+        self._objects: dict[str, None] = {}
+
+    def render(self, template: str) -> str:
+        """The template with the tables in it."""
+        bodies = "\n".join(self._bodies())
+        parts = {"routes": "\n".join(self._routes()), "bodies": bodies, "objects": "\n".join(self._object_sections())}
+        for name, text in parts.items():
+            template = template.replace(f"{{{{{name}}}}}", text.strip())
+        return template
+
+    def _operations(self) -> Iterator[tuple[str, str, Json]]:
+        for path, operations in self._paths.items():
+            for method in _METHODS:
+                if method in operations:
+                    yield method.upper(), path, operations[method]
+
+    def _routes(self) -> Iterator[str]:
+        yield "| route | |"
+        yield "|---|---|"
+        for method, path, operation in self._operations():
+            about = operation.get("description") or operation.get("summary", "")
+            yield _row(f"`{method} {path}`", about.split("\n\n")[0])
+
+    def _bodies(self) -> Iterator[str]:
+        #: Body -> the route that was first to take it.
+        known: dict[str, str] = {}
+        for method, path, operation in self._operations():
+            for name in self._body_names(operation):
+                yield f"### {method} {path}\n"
+                if name in known:
+                    yield f"The body is that of `{known[name]}`.\n"
+                    continue
+                known[name] = path
+                yield from self._tables(self._schemas[name])
+            # A route that reads its body by itself, as forms, has the schema in the operation.
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                if "properties" in content["schema"]:
+                    yield f"### {method} {path}\n"
+                    yield from self._tables(content["schema"])
+
+    def _body_names(self, operation: Json) -> Iterator[str]:
+        contents = operation.get("requestBody", {}).get("content", {}).values()
+        names = (content["schema"].get("$ref", "").removeprefix(_REF) for content in contents)
+        # Content types of the same route may have the same fields.
+        yield from dict.fromkeys(name for name in names if name)
+
+    def _object_sections(self) -> Iterator[str]:
+        told: set[str] = set()
+        while names := [name for name in self._objects if name not in told]:
+            for name in names:
+                told.add(name)
+                schema = self._schemas[name]
+                yield f"### {_title(name)}\n\n{_one_line(schema.get('description', ''))}\n"
+                yield from self._tables(schema)
+
+    def _tables(self, schema: Json) -> Iterator[str]:
+        """A table of the fields that are honoured, and one of those that are refused."""
+        required = schema.get("required", [])
+        fields: Json = schema.get("properties", {})
+        honoured = {name: field for name, field in fields.items() if "x-unsupported" not in field}
+        if honoured:
+            yield "| field | type | meaning |"
+            yield "|---|---|---|"
+            for name, field in honoured.items():
+                needed = "Required. " if name in required else ""
+                yield _row(f"`{name}`", self._type(field), needed + _description(field))
+            yield ""
+        if len(honoured) < len(fields):
+            yield "| refused | values taken | instead |"
+            yield "|---|---|---|"
+            for name, field in fields.items():
+                if name not in honoured:
+                    taken = ", ".join(_code(value) for value in field["enum"])
+                    yield _row(f"`{name}`", taken, field["x-unsupported"])
+            yield ""
+
+    def _type(self, schema: Json) -> str:
+        """A readable type, with its range. Objects are links to their sections."""
+        if "$ref" in schema:
+            return self._link(schema["$ref"].removeprefix(_REF))
+        for union in ("anyOf", "oneOf"):
+            if union in schema:
+                kinds = [self._type(option) for option in schema[union] if option.get("type") != "null"]
+                return " or ".join(dict.fromkeys(kinds))
+        if "const" in schema:
+            return _code(schema["const"])
+        if "enum" in schema:
+            return ", ".join(_code(value) for value in schema["enum"] if value is not None)
+        kind = schema.get("type", "any")
+        if kind == "array":
+            return f"list{_size(schema, 'Items')} of {self._type(schema['items'])}"
+        if kind == "object":
+            values = schema.get("additionalProperties")
+            of = f" of {self._type(values)}" if isinstance(values, dict) and values else ""
+            return f"object{_size(schema, 'Properties')}{of}"
+        return kind + (_size(schema, "Length", " characters") if kind == "string" else _range(schema))
+
+    def _link(self, name: str) -> str:
+        if "properties" not in self._schemas[name]:
+            return self._type(self._schemas[name])
+        self._objects.setdefault(name)
+        title = _title(name)
+        return f"[{title}](#{re.sub(r'[()]', '', title).replace(' ', '-').lower()})"
+
+
+def _title(name: str) -> str:
+    """The heading of an object. Classes of the same name are told apart by their modules: `a__b__Name` is `Name (b)`."""
+    *modules, own = name.split("__")
+    return f"{own} ({modules[-1]})" if modules else own
+
+
+def _description(field: Json) -> str:
+    """The description of a field, or of the type inside it."""
+    inside = (option for union in ("anyOf", "oneOf") for option in field.get(union, ()))
+    return field.get("description") or next((text for option in inside if (text := option.get("description"))), "")
+
+
+def _size(schema: Json, what: str, unit: str = "") -> str:
+    least, most = schema.get(f"min{what}", 0), schema.get(f"max{what}")
+    if most is not None:
+        return f" ({least} to {_number(most)}{unit})"
+    # One of something is what "not empty" means.
+    return " (not empty)" if least == 1 else f" (at least {_number(least)}{unit})" if least else ""
+
+
+def _range(schema: Json) -> str:
+    least, most = schema.get("minimum"), schema.get("maximum")
+    above = schema.get("exclusiveMinimum")
+    if above is not None:
+        return f", above {_number(above)}" + (f", to {_number(most)}" if most is not None else "")
+    if least is not None and most is not None:
+        return f", {_number(least)} to {_number(most)}"
+    return f", at least {_number(least)}" if least is not None else f", at most {_number(most)}" if most is not None else ""
+
+
+def _number(value: float) -> str:
+    """A number with separators; powers of two as such."""
+    if abs(value) > 2**62:  # a float here, which has lost the last digits
+        return "2^63 - 1" if value > 0 else "-2^63"
+    for bits in (31, 32):
+        for power, text in ((2**bits, f"2^{bits}"), (2**bits - 1, f"2^{bits} - 1"), (-(2**bits), f"-2^{bits}")):
+            if value == power:
+                return text
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _code(value: Any) -> str:
+    return f"`{json.dumps(value)}`"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _row(*cells: str) -> str:
+    # A pipe would end the cell, in code too.
+    return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", _one_line(cell)) for cell in cells) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the page is out of date")
+    wanted, there = document(), FILE.read_text(encoding="utf-8") if FILE.is_file() else ""
+    if not parser.parse_args().check:
+        FILE.write_text(wanted, encoding="utf-8")
+        return
+    if wanted != there:
+        sys.stdout.writelines(difflib.unified_diff(there.splitlines(True), wanted.splitlines(True), "there", "wanted"))
+        sys.exit(f"{FILE.relative_to(ROOT)} differs from the routes: commit what `make docs` writes")
+
+
+if __name__ == "__main__":
+    main()
