@@ -27,6 +27,7 @@ from triptych_engine.runner.pooling.encoder_model import load_encoder
 from triptych_engine.runner.pooling.heads import decoder_head
 from triptych_engine.runner.pooling.optimize import optimize_encoder
 from triptych_engine.runner.pooling.pooler import Pooler
+from triptych_engine.runner.pooling_runner import PoolingRunner
 from triptych_engine.runner.transfer import use_device
 
 log = logging.getLogger(__name__)
@@ -47,12 +48,12 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None) -> Mode
     started = time.monotonic()
     use_device(config.device)
     parts = _load(config, recorder)
-    runner = ModelRunner(parts)
+    runner = _runner(parts)
     _check_structure(runner, parts)
     refusal = _check_media(runner, parts)
     if refusal is not None:
         log.warning("media are refused: %s", refusal)
-        runner = ModelRunner(replace(parts, media=None, media_traits=refusal))
+        runner = _runner(replace(parts, media=None, media_traits=refusal))
     if config.quantization == "int8":
         _quantize(runner, parts)
     if config.batch_invariant:
@@ -71,6 +72,10 @@ def build_encoder_runner(config: RunnerConfig, pooling: PoolingModel) -> Encoder
     optimize_encoder(model, config.device)
     log.info("%s loaded in %.1f s%s", config.model_name, time.monotonic() - started, "" if model.is_flat else ", by equal lengths")
     return EncoderRunner(config, model, Pooler(pooling, model.head))
+
+
+def _runner(parts: RunnerParts) -> ModelRunner:
+    return ModelRunner(parts) if parts.pooler is None else PoolingRunner(parts, parts.pooler)
 
 
 def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:

@@ -18,7 +18,7 @@ from triptych_engine.runner.input_batch import InputBatch, StepInputs
 from triptych_engine.runner.launched_step import LaunchedStep, ModelOutput, StepSample
 from triptych_engine.runner.media_inputs import MediaInputs, PlacedSlice
 from triptych_engine.runner.model.loader import LoadedModel
-from triptych_engine.runner.pooling.pooler import PooledBatch, Pooler
+from triptych_engine.runner.pooling.pooler import Pooler
 from triptych_engine.runner.sampling.prompt_logprobs import PromptLogprobs
 from triptych_engine.runner.sampling.sampler import Sampler, SamplingMetadata
 from triptych_engine.runner.sampling.token_rules import TokenRules
@@ -26,7 +26,7 @@ from triptych_engine.runner.transfer import HostToDevice, check_device, end_of_w
 from triptych_engine.runner.warm_up import WarmUp
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
 from triptych_engine.scheduling.pacer import StepCosts
-from triptych_engine.scheduling.request import PoolingParams, SamplingParams
+from triptych_engine.scheduling.request import SamplingParams
 
 _PROBE_ID = "probe"
 
@@ -63,8 +63,6 @@ class ModelRunner:
         self._cache_dtype, self._recorder = parts.cache_dtype, parts.recorder
         self._graphs: GraphedDecode | None = None
         self._is_warm = False
-        self._pooler = parts.pooler
-        self._pooling: dict[str, PoolingParams] = {}  # request_id -> parameters, where there is a pooler
         self._errors: dict[str, str] = {}  # request_id -> why it cannot be computed; of the current step
         self._batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size)
         self._transfer = HostToDevice(config.device)
@@ -113,8 +111,6 @@ class ModelRunner:
         if not scheduled.num_scheduled_tokens:
             return ModelOutput()
         inputs = self._batch.gather(scheduled)
-        if self._pooler is not None:
-            return self._pool(inputs, self._pooler)
         prompt_lines = self._prompt_logprobs.owners(inputs)
         wanted = inputs.last_tokens if prompt_lines is None else prompt_lines[0]
         logits = self._forward(inputs, wanted, self._place(inputs, scheduled) if scheduled.embeddings else [])
@@ -146,18 +142,6 @@ class ModelRunner:
         """Raise RuntimeError if the device can no longer compute."""
         check_device(self.config.device)
 
-    def _pool(self, inputs: StepInputs, pooler: Pooler) -> ModelOutput:
-        """Compute the hidden states of a step in which all requests are pooled."""
-        self._backend.begin(inputs.metadata)
-        token_ids, positions = self._transfer(inputs.token_ids, inputs.positions)
-        hidden = self._model.hidden(token_ids, positions, self._backend)
-        starts = inputs.metadata.query_start_loc.astype(np.int64)
-        params = [self._pooling.get(request_id, PoolingParams()) for request_id in inputs.request_ids]
-        batch = PooledBatch(inputs.request_ids, params, starts, inputs.positions[starts[:-1]], inputs.samples)
-        output = ModelOutput(inputs, pooled=pooler.pool(hidden, batch), errors=self._errors, wait=end_of_work(self.config.device))
-        self._batch.advance(inputs)
-        return output
-
     def _set_threads(self, encoding: bool) -> None:
         """Leave the encoder its cores while it has work. Each of a step's hundreds of parallel regions ends in a barrier: if a
         thread shared a core with the encoder, all threads would wait for it."""
@@ -172,16 +156,11 @@ class ModelRunner:
             if row is not None:
                 self._sampler.remove(row)
                 self._rules.remove(row)
-            if self._pooler is not None:
-                self._pooler.drop(request_id)
-                self._pooling.pop(request_id, None)
         for sequence in scheduled.new:
             row = self._batch.add(sequence, self._axis_positions(sequence))
             self._sampler.add(row, sequence.sampling, sequence.token_ids, sequence.num_prompt_tokens)
             self._rules.add(row, sequence.sampling)
             self._prompt_logprobs.add(row, sequence.sampling)
-            if sequence.pooling is not None:
-                self._pooling[sequence.request_id] = sequence.pooling
         for request_id, block_ids in scheduled.new_block_ids.items():
             self._batch.add_blocks(self._batch.row(request_id), block_ids)
 

@@ -146,11 +146,11 @@ class SequenceOutput:
     error: Exception | None = None
 
 
-def last_output(request: Request, error: TriptychError | None = None, pooled: np.ndarray | None = None) -> SequenceOutput:
+def last_output(request: Request, error: TriptychError | None = None) -> SequenceOutput:
     """The last output of a request that has ended: why it ended, and what it used."""
     return SequenceOutput(
         request.request_id,
-        pooled=pooled,
+        pooled=request.pooled,
         finish_reason=request.finish_reason,
         stop_token_id=request.stop_token_id,
         usage=(request.num_prompt_tokens, request.num_output_tokens, request.num_cached_tokens or 0),

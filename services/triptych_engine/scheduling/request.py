@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
 from triptych_common.constraints.spec import ConstraintSpec
 
 from triptych_engine.media.item import NO_MEDIA, PromptMedia
@@ -131,6 +132,8 @@ class Request:
     block_ids: list[int] = field(default_factory=list)
     #: Chained hash of each full block of tokens, as far as computed.
     block_hashes: list[bytes] = field(default_factory=list)
+    #: What a request that generates nothing asked for, once it is computed.
+    pooled: np.ndarray | None = None
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     #: Log probabilities of the prompt, collected chunk by chunk until they are sent with the first output token; then None.

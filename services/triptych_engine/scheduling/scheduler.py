@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import Iterable
 
-import numpy as np
 from triptych_common.errors import DuplicateRequestError, InternalError, QueueFullError, TriptychError
 
 from triptych_engine.media.cache import EmbeddingCache
@@ -158,8 +157,6 @@ class Scheduler:
         usage = (request.num_prompt_tokens, 0, 0)
         return [SequenceOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error, usage=usage)]
 
-    # -- embeddings -----------------------------------------------------------------------------------------------------------
-
     def take_fetches(self) -> tuple[list[FetchOrder], list[int]]:
         """Embeddings to fetch now, and numbers of earlier orders to cancel. Must be called after each change."""
         self._unpark(self._needs.acquire())
@@ -221,8 +218,8 @@ class Scheduler:
     def observe(self, scheduled: SchedulerOutput, step_s: float) -> None:
         """Learn how long a step took."""
         if self._pacer is not None and scheduled.num_scheduled_tokens:
-            counts = scheduled.num_decoding, scheduled.num_prompt_tokens
-            self._pacer.observe(*counts, step_s, encoding=scheduled.awaits_embeddings)
+            counts, encoding = (scheduled.num_decoding, scheduled.num_prompt_tokens), scheduled.awaits_embeddings
+            self._pacer.observe(*counts, step_s, encoding=encoding)
 
     def update_from_output(self, scheduled: SchedulerOutput, result: StepResult) -> list[SequenceOutput]:
         """Process the result of a step; returns an output for each request that got tokens, failed or ended.
@@ -246,8 +243,7 @@ class Scheduler:
 
     def _live_of(self, scheduled: SchedulerOutput) -> list[ScheduledRequest]:
         """The requests of a step that is over, without those that ended while it ran."""
-        completed = self._states.completed(scheduled.step_id)
-        return [one for one in completed if one.request.status is not RequestStatus.FINISHED]
+        return [one for one in self._states.completed(scheduled.step_id) if one.request.status is not RequestStatus.FINISHED]
 
     def _update_request(self, scheduled: ScheduledRequest, result: StepResult) -> SequenceOutput | None:
         request, request_id = scheduled.request, scheduled.request.request_id
@@ -259,7 +255,8 @@ class Scheduler:
             self._commit(request, scheduled.num_tokens)
             return None
         if request.pooling is not None:
-            return self._finish(request, FinishReason.STOP, pooled=result.pooled[request_id])
+            request.pooled = result.pooled[request_id]
+            return self._finish(request, FinishReason.STOP)
         token_ids = result.token_ids[request_id]
         if not 0 < len(token_ids) <= scheduled.max_new_tokens:
             raise AssertionError(f"the step brought {len(token_ids)} tokens instead of 1 to {scheduled.max_new_tokens}")
@@ -286,13 +283,9 @@ class Scheduler:
         if request.media.items:
             self._needs.advance(request, request.num_computed_tokens)
 
-    # -- the end of a request -------------------------------------------------------------------------------------------------
-
-    def _finish(
-        self, request: Request, reason: FinishReason, error: TriptychError | None = None, pooled: np.ndarray | None = None
-    ) -> SequenceOutput:
+    def _finish(self, request: Request, reason: FinishReason, error: TriptychError | None = None) -> SequenceOutput:
         self._states.finish(request, reason)
-        return last_output(request, error, pooled)
+        return last_output(request, error)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless requests, steps in flight, blocks and embeddings agree. For tests."""
@@ -302,5 +295,6 @@ class Scheduler:
 def _failed_output(request: Request, error: Exception) -> SequenceOutput:
     """The last output of a request that ended because of an error in this engine."""
     log.error("request %s failed in the scheduler", request.request_id, exc_info=error)
-    message = f"the request failed in the engine's scheduler ({type(error).__name__}); the engine's log has the details"
-    return last_output(request, InternalError(message))
+    return last_output(
+        request, InternalError(f"the request failed in the engine's scheduler ({type(error).__name__}); see the log")
+    )
