@@ -18,7 +18,7 @@ from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 from triptych_gateway.access.middleware import ErrorMiddleware, PrincipalMiddleware, RequestMiddleware
 from triptych_gateway.access.routes import Access, ErrorBodies, OpenPaths
 from triptych_gateway.errors import handle_error
-from triptych_gateway.routes import audio, docs, generation, health, messages, models, pooling, render, tokenize
+from triptych_gateway.routes import audio, docs, generation, health, messages, models, pooling, render, responses, tokenize
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.state import Gateway
 
@@ -26,6 +26,7 @@ from triptych_gateway.state import Gateway
 ROUTERS = (
     generation.router,
     render.router,
+    responses.router,
     messages.router,
     audio.router,
     models.router,

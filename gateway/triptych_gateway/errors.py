@@ -41,6 +41,18 @@ CLIENT_CLOSED_REQUEST = 499
 DEFAULT_RETRY_AFTER_S = 1.0
 
 
+class NotFoundError(TriptychError):
+    """What the client named is not there, or it is not the client's."""
+
+    reason = "NOT_FOUND"
+
+
+class PreviousResponseNotFoundError(NotFoundError):
+    """The response that a request continues is not there."""
+
+    reason = "PREVIOUS_RESPONSE_NOT_FOUND"
+
+
 class ClientDisconnectedError(Exception):
     """The client went away before its answer was complete."""
 
@@ -81,6 +93,7 @@ _STATUSES: list[tuple[type[TriptychError], int, str, str | None]] = [
     (InvalidRequestError, 400, "invalid_request_error", None),
     (UnimplementedError, 400, "invalid_request_error", "unsupported"),
     (ModelNotFoundError, 404, "invalid_request_error", "model_not_found"),
+    (NotFoundError, 404, "invalid_request_error", None),
     (DuplicateRequestError, 409, "invalid_request_error", None),
     (QueueFullError, 429, "rate_limit_error", None),
     (RequestAbortedError, CLIENT_CLOSED_REQUEST, "aborted", "aborted"),

@@ -16,10 +16,10 @@ import pybase64
 #: Smallest payload that is cut out, in bytes.
 _MIN_BYTES = 4096
 _STRINGS = rb'(?:"\w+"\s*:\s*"[^"\\]*"\s*,\s*)*'
-#: The end of the text before a payload -> all of that text: the URL field of a media part, the data field of a source. A prompt
-#: cannot match, because its quotes are escaped in JSON.
+#: The end of the text before a payload -> all of that text: the URL field of a media part (an object with a URL, or in
+#: /v1/responses the URL itself), the data field of a source. A prompt cannot match, because its quotes are escaped in JSON.
 _BEFORE = {
-    b";base64,": re.compile(rb'"(?:image|video|audio)_url"\s*:\s*\{\s*' + _STRINGS + rb'"url"\s*:\s*"data:[^",\\]*;base64,\Z'),
+    b";base64,": re.compile(rb'"(?:image|video|audio)_url"\s*:\s*(?:\{\s*' + _STRINGS + rb'"url"\s*:\s*)?"data:[^",\\]*;base64,\Z'),
     b'"data"': re.compile(rb'"source"\s*:\s*\{\s*' + _STRINGS + rb'"data"\Z'),
 }
 #: Between the mark and the payload.
@@ -52,6 +52,14 @@ class FileParts:
         name = address[address.rfind(",") + 1 :] if address.find(self._nonce, 0, _WINDOW_BYTES + len(self._nonce)) >= 0 else ""
         payload = self._payloads.pop(name, None)
         return None if payload is None else _decoded(payload)
+
+    def restored(self, text: bytes) -> bytes:
+        """JSON with the payloads in the place of their names, those that were not taken yet."""
+        for name, payload in self._payloads.items():
+            before, found, after = text.partition(name.encode())
+            if found:
+                text = b"".join((before, payload, after))
+        return text
 
     def _cut(self, body: bytes | bytearray) -> bytes | bytearray:
         """The body without the payloads."""

@@ -53,7 +53,8 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     config = uvicorn.Config(
         app,
         http="httptools",
-        ws="none",
+        ws="websockets-sansio",
+        ws_max_size=settings.max_body_bytes,
         lifespan="on",
         log_config=None,
         log_level="warning",

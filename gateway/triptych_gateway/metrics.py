@@ -85,6 +85,9 @@ class Metrics:
         self.bodies_waiting = Gauge(
             "triptych_gateway_bodies_waiting", "Request bodies that wait for memory.", registry=self.registry
         )
+        self.background_responses = Gauge(
+            "triptych_gateway_background_responses", "Responses being made in the background.", registry=self.registry
+        )
         self.latency = self._histogram("request_seconds", "From the request's head to the answer's end.", _LATENCY_BUCKETS)
         self.ttft = self._histogram("time_to_first_token_seconds", "From the request's head to its first event.", _LATENCY_BUCKETS)
         self.gaps = EventGaps("triptych_gateway_inter_token_seconds", "Between two events of a stream.", _GAP_BUCKETS)

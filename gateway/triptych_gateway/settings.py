@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.settings import TARGETS_HELP, Port, ServiceSettings, Targets, parse_bytes
+
+from triptych_gateway.stores.opening import FORMS, check_target
+
+
+def _checked_store(value: SecretStr) -> SecretStr:
+    check_target(value.get_secret_value())
+    return value
 
 
 class GatewaySettings(ServiceSettings):
@@ -49,6 +56,36 @@ class GatewaySettings(ServiceSettings):
         float,
         Field(ge=0, le=600, description="Longest wait of a body for memory, in seconds; then its request is refused with 429."),
     ] = 30.0
+    response_store: Annotated[
+        Annotated[SecretStr, AfterValidator(_checked_store)],
+        Field(
+            description=f"Where the responses of /v1/responses are kept: {FORMS}. Several gateways share responses through a "
+            "server; SQLite survives a restart. A URL with a password is better set by environment."
+        ),
+    ] = SecretStr("memory")
+    response_ttl_s: Annotated[float, Field(gt=0, le=366 * 86400, description="How long a stored response is kept, in seconds.")] = (
+        30 * 86400.0
+    )
+    response_store_max_bytes: Annotated[
+        int,
+        BeforeValidator(parse_bytes),
+        Field(
+            ge=1024,
+            description="Size of all stored responses; the oldest are dropped first. A server has a limit of its own.",
+        ),
+    ] = 256 << 20
+    max_stored_response_bytes: Annotated[
+        int,
+        BeforeValidator(parse_bytes),
+        Field(
+            ge=1024,
+            description="Largest input of a stored response, files included. A larger one is answered, and not stored; if the "
+            "request asks for store, it is refused.",
+        ),
+    ] = 16 << 20
+    max_background_responses: Annotated[
+        int, Field(ge=0, le=10_000, description="Responses that are made in the background at the same time; further ones get 429.")
+    ] = 256
     access_log: Annotated[bool, Field(description="Log one line per request.")] = True
 
     @field_validator("cors_allow_origins", mode="before")

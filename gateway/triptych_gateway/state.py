@@ -7,17 +7,20 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
 
 from triptych_gateway.answers.lifecycle import until_disconnect
+from triptych_gateway.answers.responses.background import LEASE_S, Background
+from triptych_gateway.answers.responses.keeper import Keeper
 from triptych_gateway.body_budget import BodyBudget
 from triptych_gateway.frontends.client import FrontendClient
 from triptych_gateway.frontends.connection import FrontendConnection
 from triptych_gateway.frontends.router import FrontendRouter
 from triptych_gateway.metrics import GenerationMeter, Metrics
 from triptych_gateway.settings import GatewaySettings
+from triptych_gateway.stores.opening import open_store
 
 T = TypeVar("T")
 
@@ -36,6 +39,12 @@ class Gateway:
         self.metrics = Metrics()
         self.start_time = int(time.time())
         self.bodies = BodyBudget(settings.max_live_body_bytes, settings.body_wait_s)
+        self.store = open_store(
+            settings.response_store.get_secret_value(), settings.response_ttl_s, settings.response_store_max_bytes
+        )
+        self.keeper = Keeper(self.store, settings.max_stored_response_bytes)
+        self.background = Background(self.keeper, settings.max_background_responses, LEASE_S)
+        self.metrics.background_responses.set_function(lambda: len(self.background.runs))
         self.metrics.bodies_waiting.set_function(lambda: self.bodies.num_waiting)
 
     async def open(self) -> None:
@@ -53,8 +62,10 @@ class Gateway:
             self.stopping.set_result(None)
 
     async def close(self) -> None:
-        """End the requests in flight and close the connections to the frontends."""
+        """End the requests in flight, and close the store and the connections to the frontends."""
+        await self.background.close(self.settings.shutdown_grace_s, self.stopping)
         self.stop_requests()
+        await self.store.close()
         await self.router.close()
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
@@ -68,7 +79,7 @@ class Gateway:
         return GenerationMeter(self.metrics, request.state.record, request.scope["path"])
 
 
-def gateway_of(request: Request) -> Gateway:
+def gateway_of(request: HTTPConnection) -> Gateway:
     """The gateway that answers this request."""
     gateway: Gateway = request.app.state.gateway
     return gateway

@@ -21,7 +21,7 @@ PROGRAMS = Path(__file__).with_name("programs")
 #: Program -> its packages. Each has an environment of its own, because they disagree about the version of `openai`.
 FRAMEWORKS = {
     "langchain_app.py": ("langchain-openai>=1",),
-    "litellm_app.py": ("litellm>=1.80",),
+    "litellm_app.py": ("litellm>=1.80", "mcp"),
     "instructor_app.py": ("instructor>=1.14",),
     "pydantic_ai_app.py": ("pydantic-ai-slim[openai]>=2",),
 }

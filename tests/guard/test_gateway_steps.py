@@ -25,20 +25,24 @@ WARM_UP_STEPS = 3
 
 # Per token: calls of our Python functions, and at most so many of built-in ones by those (an interpreter may do with fewer).
 #: Out of the frontend's message into its request's mailbox; out of that as an event, past the middleware to the HTTP server.
-GATEWAY_CALLS, GATEWAY_BUILTINS = 16, 18
+#: /v1/responses: stored at its end, by a generator around that of the answer; an item and a writer of events with numbers.
+CHAT_PATH, RESPONSES_PATH = "/v1/chat/completions", "/v1/responses"
+CALLS = {CHAT_PATH: (16, 18), RESPONSES_PATH: (20, 24)}
+BODIES = {CHAT_PATH: CHAT, RESPONSES_PATH: {"model": CHAT["model"], "input": "Hi"}}
 PACKAGES = ("triptych_gateway", "prometheus_client", "fastapi", "starlette", "uvicorn.protocols")
 
 
 class Clients:
     """Streams of the real gateway behind its real HTTP server, on sockets."""
 
-    def __init__(self, frontend: SteppedFrontend) -> None:
+    def __init__(self, frontend: SteppedFrontend, path: str) -> None:
         self._frontend = frontend
+        self._path = path
         self._streams: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def open(self, host: str, port: int, num_streams: int) -> None:
-        body = json.dumps(CHAT | {"stream": True}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        body = json.dumps(BODIES[self._path] | {"stream": True}).encode()
+        head = f"POST {self._path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         for _ in range(num_streams):
             reader, writer = await asyncio.open_connection(host, port)
             writer.write(head + body)
@@ -62,9 +66,9 @@ class Clients:
 
 
 @asynccontextmanager
-async def gateway_streams(num_streams: int) -> AsyncIterator[Clients]:
+async def gateway_streams(num_streams: int, path: str = CHAT_PATH) -> AsyncIterator[Clients]:
     frontend = SteppedFrontend()
-    clients = Clients(frontend)
+    clients = Clients(frontend, path)
     async with gateway_server(frontend) as (host, port):
         await clients.open(host, port, num_streams)
         for _ in range(WARM_UP_STEPS):
@@ -73,14 +77,15 @@ async def gateway_streams(num_streams: int) -> AsyncIterator[Clients]:
         await clients.end()
 
 
-async def test_the_gateway_takes_a_few_calls_per_token() -> None:
+@pytest.mark.parametrize("path", CALLS)
+async def test_the_gateway_takes_a_few_calls_per_token(path: str) -> None:
     async def step_of(num_streams: int) -> Counter[str]:
-        async with gateway_streams(num_streams) as clients:
+        async with gateway_streams(num_streams, path) as clients:
             with python_calls(*PACKAGES) as calls:
                 await clients.step()
         return calls
 
-    assert_per_item(await step_of(FEW), FEW, await step_of(MANY), MANY, GATEWAY_CALLS, GATEWAY_BUILTINS)
+    assert_per_item(await step_of(FEW), FEW, await step_of(MANY), MANY, *CALLS[path])
 
 
 @pytest.mark.parametrize("num_streams", NUM_CALLS)
@@ -95,10 +100,11 @@ async def test_a_token_is_one_write_to_its_socket(num_streams: int, monkeypatch:
     assert sorted(writes) == sorted(chunks)
 
 
-async def test_of_a_token_only_its_text_is_serialised(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", CALLS)
+async def test_of_a_token_only_its_text_is_serialised(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     serialised: list[object] = []
     dumps = orjson.dumps
-    async with gateway_streams(FEW) as clients:
+    async with gateway_streams(FEW, path) as clients:
         monkeypatch.setattr(orjson, "dumps", lambda value, *args: (serialised.append(value), dumps(value, *args))[1])
         await clients.step()
         monkeypatch.undo()

@@ -18,6 +18,7 @@ from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, ClientDisconnectedErr
 from triptych_gateway.metrics import Metrics, RequestRecord
 
 log = logging.getLogger(__name__)
+_SERVED = frozenset({"http", "websocket"})
 #: Paths that are polled every few seconds. Their requests are logged at DEBUG.
 _PROBES = frozenset({"/health", "/live", "/ready", "/metrics"})
 
@@ -31,7 +32,7 @@ class RequestMiddleware:
         self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in _SERVED:
             await self._app(scope, receive, send)
             return
         record = RequestRecord(usable_request_id(Headers(scope=scope).get(REQUEST_ID_KEY)))
@@ -40,7 +41,9 @@ class RequestMiddleware:
         id_headers = [(name, record.request_id.encode()) for name in (REQUEST_ID_KEY.encode(), b"request-id")]
 
         async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"] == "websocket.accept":
+                record.status = 101
+            if message["type"].endswith("http.response.start"):
                 record.status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *id_headers]
             await send(message)
@@ -66,7 +69,7 @@ class RequestMiddleware:
         log.log(
             logging.DEBUG if scope["path"] in _PROBES else logging.INFO,
             "%s %s %d %.1f ms%s%s",
-            scope["method"],
+            scope.get("method", "WEBSOCKET"),
             # A path can contain line breaks.
             scope["path"] if scope["path"].isprintable() else repr(scope["path"]),
             record.status,
@@ -77,7 +80,9 @@ class RequestMiddleware:
 
 
 def _route(scope: Scope) -> str:
-    """The path template of the route, so that metrics have one label value per route."""
+    """The path template of the route, so that metrics have one label value per route. A connection is not a request of it."""
+    if scope["type"] == "websocket":
+        return "websocket"
     return getattr(scope.get("route"), "path", None) or "unmatched"
 
 
@@ -100,7 +105,7 @@ class ErrorMiddleware:
         except ClientDisconnectedError:
             raise
         except Exception as error:
-            if is_started or scope["type"] != "http":
+            if is_started or scope["type"] not in _SERVED:
                 raise
             await error_response(error, scope)(scope, receive, send)
 
@@ -119,10 +124,10 @@ class PrincipalMiddleware:
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] in _SERVED:
             # All callers with the key are the same anonymous tenant, because there is only one key.
             scope["state"]["principal"] = ANONYMOUS
-            if self._api_key is not None and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
+            if self._api_key is not None and scope["path"] not in self._open_paths and scope.get("method") != "OPTIONS":
                 keys = _given_keys(Headers(scope=scope))
                 if not any(hmac.compare_digest(key.encode("latin-1"), self._api_key) for key in keys):
                     needed = "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY"

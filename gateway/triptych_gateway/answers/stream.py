@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from triptych_gateway.answers.lifecycle import until_disconnect
-from triptych_gateway.dialects.dialect import Encoder
-from triptych_gateway.errors import ClientDisconnectedError, to_api_error
+from triptych_gateway.errors import ApiError, ClientDisconnectedError, to_api_error
 
 log = logging.getLogger(__name__)
 _HEADERS = (
@@ -20,6 +20,19 @@ _HEADERS = (
     # Proxies such as nginx would buffer events without this header.
     (b"x-accel-buffering", b"no"),
 )
+
+
+class StreamFormat(Protocol):
+    """The part of an encoder that a stream needs."""
+
+    @property
+    def content_type(self) -> bytes:
+        """The content type of the stream."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """Events that end a stream that failed after its first event."""
+        ...
 
 
 class EventStreamResponse(Response):
@@ -33,7 +46,11 @@ class EventStreamResponse(Response):
     """
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], encoder: Encoder, stopping: asyncio.Future[None], release: Callable[[], None]
+        self,
+        events: AsyncGenerator[bytes, None],
+        encoder: StreamFormat,
+        stopping: asyncio.Future[None],
+        release: Callable[[], None],
     ) -> None:
         super().__init__()
         self._events = events

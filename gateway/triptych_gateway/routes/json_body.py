@@ -19,7 +19,7 @@ from triptych_gateway.state import gateway_of
 
 #: Memory to read and decode a body, as a multiple of its length: its bytes, the decoded files, and the overhead of the allocator.
 #: A body whose files contain escapes takes more for a moment.
-_MEMORY_FACTOR = 2.5
+MEMORY_FACTOR = 2.5
 
 #: Longest pause within a body, in seconds. It is limited because the body holds memory that other requests wait for.
 READ_TIMEOUT_S = 30.0
@@ -46,7 +46,7 @@ class JsonRequest(Request):
             if length and num_bytes > limit:
                 raise _too_large(limit)
             try:
-                self.state.body_hold = await gateway.bodies.take(int(num_bytes * _MEMORY_FACTOR))
+                self.state.body_hold = await gateway.bodies.take(int(num_bytes * MEMORY_FACTOR))
             except QueueFullError as error:  # FastAPI re-raises only HTTPException
                 raise HTTPException(429, error.message, {"retry-after": "1"}) from error
             body = bytearray()

@@ -70,6 +70,8 @@ def _names(loc: Sequence[int | str], value: dict[str, Any]) -> bool:
 
 
 def _path(error: Any, body: Any) -> str:
+    if error["loc"][0] == "query":
+        return str(error["loc"][-1])
     named = error.get("ctx", {}).get("field")
     return named or json_path(error["loc"][1:], body, is_missing=error["type"] == "missing")
 

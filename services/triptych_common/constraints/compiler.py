@@ -15,6 +15,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from triptych_common.constraints.deep_stack import with_deep_stack
 from triptych_common.constraints.json_schema import ReadSchema, Schema, SchemaError, check_ends, children, read_schema
 from triptych_common.constraints.one_of import resolve_one_of
 from triptych_common.constraints.spec import ConstraintSpec
@@ -47,9 +48,14 @@ def compile_constraint(spec: ConstraintSpec, tokenizer: LLTokenizer, field: str)
     Raises:
         InvalidRequestError: the constraint cannot be honoured. The message names the place in the schema or grammar.
     """
+    return with_deep_stack(lambda: _compile(spec, tokenizer, f"{field}.{spec.kind}"))
+
+
+def _compile(spec: ConstraintSpec, tokenizer: LLTokenizer, own: str) -> LLMatcher:
+    """own: path of the constraint's text in the request."""
     from llguidance import LLMatcher, LLParserLimits
 
-    own, read = f"{field}.{spec.kind}", None
+    read = None
     try:
         if spec.kind in ("json_schema", "json_object"):
             read = _read(spec.text or '{"type": "object"}')
@@ -63,6 +69,8 @@ def compile_constraint(spec: ConstraintSpec, tokenizer: LLTokenizer, field: str)
             raise ValueError(_reason(error))
     except SchemaError as failure:
         raise InvalidRequestError(f"{own} cannot be honoured: at {failure}", field=own) from failure
+    except RecursionError as failure:
+        raise InvalidRequestError(f"{own} cannot be honoured: it is nested too deeply", field=own) from failure
     except ValueError as failure:
         raise InvalidRequestError(f"{own} cannot be honoured: {failure}", field=own) from failure
     return matcher
@@ -76,6 +84,8 @@ def json_rule(text: str, field: str) -> str:
     """
     try:
         read = _read(text)
+    except RecursionError as error:
+        raise InvalidRequestError(f"{field} cannot be honoured: it is nested too deeply", field=field) from error
     except SchemaError as error:
         raise InvalidRequestError(f"{field} cannot be honoured: at {error}", field=field) from error
     return "%json " + json.dumps({**json.loads(read.text()), "x-guidance": _JSON_OPTIONS})

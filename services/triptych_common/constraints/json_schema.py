@@ -25,6 +25,11 @@ from triptych_common.constraints.json_keywords import (
 
 #: Deepest nesting of schemas.
 _MAX_DEPTH = 100
+#: Most properties of one object, and most targets of references: the time to compile grows with their squares.
+_MAX_PROPERTIES = 1500
+_MAX_REFERENCES = 1000
+#: Most rounds in which it is found out which references end. Each follows chains of references in both directions.
+_MAX_ROUNDS = 20
 #: Largest bound of a number: larger ones are not exact in the double precision in which they are compared.
 _MAX_BOUND = 2**53
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -136,6 +141,8 @@ class _Reader:
         elif keyword in SCHEMA_MAPS:
             if not isinstance(value, dict):
                 raise SchemaError(path, f"must be an object of schemas; given: {_shortened(value)}")
+            if len(value) > _MAX_PROPERTIES:
+                raise SchemaError(path, f"may have at most {_MAX_PROPERTIES} entries; given: {len(value)}")
             schema[keyword] = {name: self._schema(item, f"{path}/{_escaped(name)}", depth) for name, item in value.items()}
 
     # -- references -----------------------------------------------------------------------------------------------------------
@@ -145,6 +152,8 @@ class _Reader:
         target, target_path = self._target(reference, path)
         name = self._names.get(target_path)
         if name is None:
+            if len(self._names) >= _MAX_REFERENCES:
+                raise SchemaError(path, f"the schema may refer to at most {_MAX_REFERENCES} parts of itself")
             name = self._names[target_path] = f"d{len(self._names)}"
             self._waiting.append((name, target, target_path))
         return name
@@ -215,8 +224,13 @@ def children(schema: Schema) -> list[Schema]:
 def check_ends(read: ReadSchema) -> None:
     """Refuse a reference that contains itself without end, because no output could ever match. Raises SchemaError."""
     ending: set[str] = set()
-    while new := {name for name, schema in read.defs.items() if name not in ending and _ends(schema, ending)}:
-        ending |= new
+    for _ in range(_MAX_ROUNDS):
+        num_before = len(ending)
+        for name in (*read.defs, *reversed(read.defs)):
+            if name not in ending and _ends(read.defs[name], ending):
+                ending.add(name)
+        if len(ending) == num_before:
+            break
     for name, schema in read.defs.items():
         if name not in ending:
             raise SchemaError(read.path(schema), "the schema contains itself without end: no value could match it")

@@ -15,6 +15,8 @@ from triptych_common.constraints.json_schema import ReadSchema, SchemaError, chi
 
 #: How deep schemas are compared.
 _MAX_DEPTH = 8
+#: Most comparisons of schemas and values for all branches of a schema: about a third of a second.
+_MAX_COMPARISONS = 50_000
 _ANY_TYPE = frozenset(TYPES)
 
 
@@ -28,6 +30,7 @@ def resolve_one_of(read: ReadSchema) -> None:
 class _Resolver:
     def __init__(self, read: ReadSchema) -> None:
         self._read = read
+        self._num_left = _MAX_COMPARISONS
         self._begun: set[int] = set()  # ids of schemas that are resolved, or being resolved
         self._done: set[int] = set()
 
@@ -68,6 +71,8 @@ class _Resolver:
         within, exclusive = types_of(schema), list(branches)
         for second, b in enumerate(branches):
             for first, a in enumerate(branches[:second]):
+                if self._num_left <= 0:
+                    raise SchemaError(path, "the schema has too many branches to find out whether exactly one matches")
                 if self._are_disjoint(a, b, within):
                     continue
                 keys = _own_keys(a, b, within)
@@ -83,6 +88,7 @@ class _Resolver:
 
     def _are_disjoint(self, a: Schema, b: Schema, within: frozenset[str] = _ANY_TYPE, depth: int = 0) -> bool:
         """Whether certainly no value of the types `within` matches both."""
+        self._num_left -= 1
         if a is False or b is False:
             return True
         if depth > _MAX_DEPTH or a is True or b is True:
@@ -94,8 +100,10 @@ class _Resolver:
             if "anyOf" in one and all(self._are_disjoint(part, other, within, depth + 1) for part in one["anyOf"]):
                 return True
             values = _listed_values(one, with_others=True)
-            if values is not None and not any(_may_match(value, other) for value in values):
-                return True
+            if values is not None:
+                self._num_left -= len(values)
+                if not any(_may_match(value, other) for value in _also_listed(values, other)):
+                    return True
         return all(self._differ_in(name, a, b, depth) for name in types_of(a) & types_of(b) & within)
 
     def _differ_in(self, name: str, a: dict[str, Any], b: dict[str, Any], depth: int) -> bool:
@@ -171,12 +179,18 @@ def _canonical(value: Any) -> Any:
     return {key: _canonical(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
+def _also_listed(values: list[Any], schema: dict[str, Any]) -> list[Any]:
+    """Those values that a schema lists too, or all if it lists none."""
+    listed = _listed_values(schema, with_others=True)
+    if listed is None:
+        return values
+    keys = set(map(_key, listed))
+    return [value for value in values if _key(value) in keys]
+
+
 def _may_match(value: Any, schema: dict[str, Any]) -> bool:
     """Whether a value may match. False only if it certainly does not."""
     if type_of(value) not in types_of(schema):
-        return False
-    values = _listed_values(schema, with_others=True)
-    if values is not None and _key(value) not in {_key(other) for other in values}:
         return False
     if isinstance(value, str):
         return bool(schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)))

@@ -216,7 +216,8 @@ async def test_the_checkpoints_own_defaults_apply_where_the_client_set_none(tmp_
             sampling = bench.engine.requests[-1].sampling
             assert (sampling.temperature, sampling.HasField("top_k")) == found
             assert not sampling.HasField("max_tokens")
-    (model / "generation_config.json").write_text('{"temperature": "warm"}')
-    with pytest.raises(StartupError, match="generation_config"):
-        async with frontend_bench(model=model, generation_config="auto"):
-            pass
+    for bad in ('{"temperature": "warm"}', '{"top_p": 2}'):
+        (model / "generation_config.json").write_text(bad)
+        with pytest.raises(StartupError, match="generation_config"):
+            async with frontend_bench(model=model, generation_config="auto"):
+                pass

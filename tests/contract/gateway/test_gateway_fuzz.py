@@ -9,15 +9,19 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fakes.frontend import MODEL
 from support.fakes.gateway import CHAT, COMPLETION, gateway_client
 from triptych_gateway.schemas.chat import ChatCompletionRequest
 from triptych_gateway.schemas.completions import CompletionRequest
+from triptych_gateway.schemas.responses.request import ResponseRequest
 
 TOKENS = {"tokens": [72, 105]}
 VALID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT,
     "/v1/chat/completions/render": CHAT,
     "/v1/completions": COMPLETION,
+    "/v1/responses": {"model": MODEL.name, "input": [{"role": "user", "content": "Hi"}]},
+    "/v1/responses/compact": {"model": MODEL.name, "input": "Hi"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": TOKENS,
     "/v1/embeddings": {"model": CHAT["model"], "input": "x"},
@@ -33,7 +37,12 @@ numbers = (
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 scalars = st.none() | st.booleans() | numbers | texts
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=12)
-names = st.sampled_from(sorted({*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields, "tokens"})) | texts
+names = (
+    st.sampled_from(
+        sorted({*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields, *ResponseRequest.model_fields, "tokens"})
+    )
+    | texts
+)
 parts = st.fixed_dictionaries({"type": st.sampled_from(["text", "image_url", "input_audio", "video_url"]) | texts}) | values
 messages = st.fixed_dictionaries(
     {

@@ -65,7 +65,7 @@ async def serving_http(app: FastAPI) -> AsyncIterator[tuple[str, int]]:
     """The application behind uvicorn. Yields host and port."""
     listener = listen("127.0.0.1", 0)
     host, port = listener.getsockname()
-    server = uvicorn.Server(uvicorn.Config(app, http="httptools", ws="none", log_config=None, access_log=False))
+    server = uvicorn.Server(uvicorn.Config(app, http="httptools", ws="websockets-sansio", log_config=None, access_log=False))
     # The inner part of `serve`, which leaves the test's signal handlers alone.
     task = asyncio.create_task(server._serve(sockets=[listener]))
     try:

@@ -124,3 +124,16 @@ def test_other_data_stays(name: str) -> None:
     body = json.dumps({"metadata": {"data": "A" * 5000}, "x": {"source": {"y": {name: "A" * 5000}}}, "z": "data"}).encode()
     parts = FileParts(body)
     assert (len(parts), parts.rest) == (0, body)
+
+
+def test_the_url_itself_may_be_the_field_and_payloads_can_be_put_back() -> None:
+    body = json.dumps({"input": [{"image_url": url()}, {"video_url": url(CONTENT[1:], "video/mp4")}]}).encode()
+    parts = FileParts(body)
+    assert len(parts) == 2
+    rest = bytes(parts.rest)
+    assert len(rest) < 300
+    assert parts.restored(rest) == body
+    assert parts.take(json.loads(rest)["input"][0]["image_url"]) == CONTENT
+    assert json.loads(parts.restored(rest))["input"][1]["video_url"] == url(CONTENT[1:], "video/mp4"), (
+        "the other one is still there"
+    )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from triptych_common.errors import StartupError
-from triptych_common.pb import common_pb2
+from triptych_common.errors import InvalidRequestError, StartupError
+from triptych_common.pb import common_pb2, generation_pb2
+
+from triptych_frontend.generation.sampling import check_options
 
 #: Of vLLM's list. Its max_new_tokens is left out: it limits answers without the client's knowledge.
 _NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -19,9 +21,11 @@ def sampling_defaults(model: Path) -> common_pb2.SamplingParams:
         return common_pb2.SamplingParams()
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        return common_pb2.SamplingParams(**{name: config[name] for name in _NAMES if config.get(name) is not None})
-    except (ValueError, TypeError, AttributeError) as error:
+        defaults = common_pb2.SamplingParams(**{name: config[name] for name in _NAMES if config.get(name) is not None})
+        check_options(generation_pb2.GenerationOptions(sampling=defaults), vocab_size=1)
+    except (ValueError, TypeError, AttributeError, InvalidRequestError) as error:
         raise StartupError(f"{path} cannot be used for --generation-config auto: {error}") from error
+    return defaults
 
 
 def with_defaults(sampling: common_pb2.SamplingParams, defaults: common_pb2.SamplingParams) -> common_pb2.SamplingParams:

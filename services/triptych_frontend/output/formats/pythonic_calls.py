@@ -52,11 +52,12 @@ class PythonicCalls(CallReader):
         return []
 
     def _argument_name(self, char: str) -> list[CallEvent]:
-        if char == "=" and self._token.strip().isidentifier():
+        if char == "=" and self._token.strip():
             self._key, self._token, self._step = self._token.strip(), "", self._value
         elif char == ")" and not self._token.strip():
             return self._end_call()
-        elif char.isalnum() or char == "_" or char.isspace():
+        # Parameters of a JSON Schema need not be names in Python.
+        elif char.isalnum() or char in "_-.$:/" or char.isspace():
             self._token += char
         else:
             return self._refuse()

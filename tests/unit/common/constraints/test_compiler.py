@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import time
 
@@ -124,7 +125,7 @@ def test_a_recursive_schema_that_can_end_is_compiled() -> None:
 
 
 def test_the_size_is_bounded_and_what_is_below_compiles_or_is_refused_within_a_second() -> None:
-    many = {f"p{i}": {"type": "string", "maxLength": 10 + i} for i in range(3500)}
+    many = {f"p{i}": {"type": "string", "maxLength": 10 + i} for i in range(1500)}
     text = json.dumps(obj(**many))
     assert len(text) < MAX_CONSTRAINT_BYTES
     start_s = time.perf_counter()
@@ -147,6 +148,33 @@ def test_a_message_without_use_is_refused_by_field(message: common_pb2.Constrain
     with pytest.raises(InvalidRequestError) as caught:
         to_spec(message, "c")
     assert caught.value.field == field
+
+
+def chain(count: int) -> dict:
+    """Definitions that refer to each other, one after the other."""
+    links = {str(number): obj(x={"$ref": f"#/$defs/{number + 1}"}) for number in range(count)}
+    return {"$ref": "#/$defs/0", "$defs": {**links, str(count): {"type": "integer"}}}
+
+
+def test_long_chains_of_definitions_and_rules_do_not_end_the_process() -> None:
+    assert accepts("json_schema", chain(900), '{"x": {}}')
+    assert "may refer to at most 1000 parts" in refusal("json_schema", chain(2000))
+    rules = "\n".join(f'r{number}: "a" r{number + 1}' for number in range(10_000))
+    assert not accepts("grammar", f'start: r0\n{rules}\nr10000: "b"', "b")
+    assert not accepts("grammar", f"start: %json {json.dumps(chain(3000))}", "b")
+
+
+def test_what_would_take_long_is_refused() -> None:
+    start_s = time.perf_counter()
+    assert "at #/properties: may have at most 1500" in refusal("json_schema", obj(**{f"p{n}": {} for n in range(9000)}))
+    branches = [{"type": "object", "properties": {f"p{n}": {}}, "required": [f"p{n}"]} for n in range(1500)]
+    assert "too many branches" in refusal("json_schema", {"oneOf": branches})
+    lists = [{"enum": list(range(n, n + 1000)), "minimum": 0} for n in range(0, 9000, 300)]
+    assert "at #/oneOf: a value may match" in refusal("json_schema", {"oneOf": lists})
+    names = [f"n{number * 7919 % 900}" for number in range(901)]
+    loop = {name: obj(("x",), x={"$ref": f"#/$defs/{after}"}) for name, after in itertools.pairwise(names)}
+    assert "without end" in refusal("json_schema", {"$ref": "#/$defs/n0", "$defs": loop})
+    assert time.perf_counter() - start_s < 10, "each takes a fraction of a second where nothing else runs"
 
 
 def test_start_tokens_are_bounded_and_in_the_vocabulary() -> None:

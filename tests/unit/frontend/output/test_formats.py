@@ -84,6 +84,7 @@ TOOL_TRANSCRIPTS: list[tuple[str, str, list[object]]] = [
         [*call(0, "get_weather", PYTHON_ARGUMENTS), *call(1, "f", "{}")],
     ),
     ("pythonic", "[1, 2]", ["[1, 2]"]),
+    ("pythonic", "[f(max-days=3)]", call(0, "f", '{"max-days": 3}')),
     ("pythonic", "[unknown(a=1)]", ["[unknown(a=1)]"]),
     ("pythonic", '[f(a=1, b="x', call(0, "f", '{"a": 1, "b": "x')),
     ("pythonic", "[f(a=1), b]", [*call(0, "f", '{"a": 1}'), ", b]"]),

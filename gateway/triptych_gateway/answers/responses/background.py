@@ -1,0 +1,199 @@
+"""Responses that are made in the background: they go on when their client has its answer, or is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from triptych_common.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
+
+from triptych_gateway.answers.responses.keeper import Keeper, Turn, ended_record
+from triptych_gateway.dialects.responses.encoder import ResponsesEncoder
+from triptych_gateway.dialects.responses.events import DONE, split_events
+from triptych_gateway.errors import ApiError, to_api_error
+from triptych_gateway.stores.store import Clock, StoredResponse, wall_clock
+
+log = logging.getLogger(__name__)
+#: A live response whose gateway has not written to the store for this time has failed, in seconds.
+LEASE_S = 60.0
+
+
+@dataclass
+class Run:
+    """One response in the background."""
+
+    turn: Turn
+    encoder: ResponsesEncoder
+    #: Makes the response. It does not run before it is read.
+    events: AsyncGenerator[bytes, None]
+    #: Called once, when the request's memory is no longer needed.
+    release: Callable[[], None]
+    #: Whether the client may read the events.
+    is_streamed: bool
+    #: The events so far; an event's index is its sequence number.
+    log: list[bytes] = field(default_factory=list)
+    is_ended: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    content_type = b"text/event-stream; charset=utf-8"
+
+    def failure(self, error: ApiError) -> bytes:
+        """Events for a client that follows, if its stream must end before the run does."""
+        event = {"type": "error", "sequence_number": len(self.log)}
+        told = orjson.dumps(event | {"code": error.code, "message": error.message, "param": error.param})
+        return b"event: error\ndata: " + told + b"\n\n" + DONE
+
+    def note(self, written: bytes) -> None:
+        """Append events and wake those who follow."""
+        if self.is_streamed:
+            self.log += split_events(written)
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def follow(self, after: int) -> AsyncGenerator[bytes, None]:
+        """The events with a higher sequence number, as they come, to the end."""
+        # So that the HTTP headers are sent now, and not with the next event.
+        yield b""
+        position = after + 1
+        while True:
+            changed = self.changed
+            if position < len(self.log):
+                written = b"".join(self.log[position:])
+                position = len(self.log)
+                yield written
+            elif self.is_ended:
+                return
+            else:
+                await changed.wait()
+
+
+class Background:
+    """All responses that this gateway makes in the background.
+
+    Args:
+        max_runs: further ones are refused.
+        lease_s: see LEASE_S.
+    """
+
+    def __init__(self, keeper: Keeper, max_runs: int, lease_s: float, clock: Clock = wall_clock) -> None:
+        self._keeper, self._max_runs, self._lease_s, self._clock = keeper, max_runs, lease_s, clock
+        self.runs: dict[str, Run] = {}
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def start(self, run: Run) -> None:
+        """Store the response as queued, and begin to make it.
+
+        Raises:
+            QueueFullError: there are too many.
+            ServiceUnavailableError: the store is away.
+        """
+        if len(self.runs) >= self._max_runs:
+            run.release()
+            raise QueueFullError(f"{self._max_runs} responses run in the background; try again later", retry_after_s=10.0)
+        response_id = run.turn.context.response_id
+        self.runs[response_id] = run
+        try:
+            run.note(run.encoder.queued())
+            await self._keeper.store.put(self._record(run))
+        except BaseException:
+            del self.runs[response_id]
+            run.release()
+            raise
+        run.task = asyncio.create_task(self._make(run), name=f"background {response_id}")
+        # A task that is cancelled before it runs would not write how it ended.
+        await asyncio.sleep(0)
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.create_task(self._renew(), name="background leases")
+
+    async def cancel(self, record: StoredResponse) -> StoredResponse:
+        """Cancel a response. One that has ended stays as it is.
+
+        Raises:
+            InvalidRequestError: the response was not made in the background.
+        """
+        resource = orjson.loads(record.response)
+        if not resource["background"]:
+            raise InvalidRequestError("only a response that was created with background: true can be cancelled")
+        if not record.is_live:
+            return record
+        run = self.runs.get(record.id)
+        if run is not None and run.task is not None:
+            run.task.cancel()
+            await asyncio.wait({run.task})
+        else:
+            # Another gateway works on it. It notices when it renews its lease.
+            await self._keeper.store.replace(ended_record(record, resource | {"status": "cancelled"}))
+        return await self._keeper.get(record.tenant, record.id)
+
+    async def close(self, grace_s: float, stopping: asyncio.Future[None]) -> None:
+        """Wait until all have ended, at most `grace_s`, and not longer than until the gateway must stop. Then fail the others."""
+        tasks = {run.task for run in self.runs.values() if run.task is not None}
+        if tasks:
+            ended = asyncio.gather(*tasks, return_exceptions=True)
+            waited: set[asyncio.Future[Any]] = {ended, stopping}
+            await asyncio.wait(waited, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+            error = ServiceUnavailableError("the gateway was stopped")
+            for run in self.runs.values():
+                run.encoder.fail(to_api_error(error))
+                if run.task is not None:
+                    run.task.cancel()
+            await asyncio.wait(tasks)
+        if self._renewing is not None:
+            self._renewing.cancel()
+
+    async def _make(self, run: Run) -> None:
+        encoder = run.encoder
+        try:
+            run.note(encoder.opening(1))
+            await self._keeper.store.replace(self._record(run))
+            async with aclosing(run.events) as events:
+                async for written in events:
+                    if not encoder.is_finished:
+                        run.note(written)
+                        continue
+                    await self._finish(run, written)
+        except asyncio.CancelledError:
+            # A failed one was cancelled because the gateway stops.
+            failed = encoder.is_finished
+            await self._finish(run, b"" if failed else encoder.cancel())
+        except Exception as error:
+            log.log(logging.INFO if isinstance(error, TriptychError) else logging.ERROR, "a background response failed: %s", error)
+            await self._finish(run, encoder.failure(to_api_error(error)))
+        finally:
+            run.is_ended = True
+            run.note(b"")
+            run.release()
+            self.runs.pop(run.turn.context.response_id, None)
+
+    async def _finish(self, run: Run, written: bytes) -> None:
+        """Store the end of a response, then show its last events."""
+        events = b"".join(run.log) + written if run.is_streamed else b""
+        if len(events) > self._keeper.max_bytes:
+            events = b""
+        try:
+            await self._keeper.store.replace(run.turn.record(run.encoder.resource, events))
+        except TriptychError as error:
+            log.warning("the end of a background response could not be stored: %s", error)
+        run.note(written)
+
+    async def _renew(self) -> None:
+        """Renew the leases of all runs, and end those that another gateway has cancelled, or that were deleted."""
+        while self.runs:
+            await asyncio.sleep(self._lease_s / 3)
+            for run in list(self.runs.values()):
+                try:
+                    is_ours = await self._keeper.store.replace(self._record(run))
+                except TriptychError as error:
+                    log.warning("the lease of a background response could not be renewed: %s", error)
+                    continue
+                if not is_ours and not run.encoder.is_finished and run.task is not None:
+                    run.task.cancel()
+
+    def _record(self, run: Run) -> StoredResponse:
+        return run.turn.record(run.encoder.resource, live_until_s=self._clock() + self._lease_s)

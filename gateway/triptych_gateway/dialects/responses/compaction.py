@@ -1,0 +1,68 @@
+"""Compaction: the model writes a summary of a conversation, which takes its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from triptych_common.errors import InvalidRequestError
+
+from triptych_gateway.dialects.responses.context import Context
+from triptych_gateway.dialects.responses.ids import output_item_id
+from triptych_gateway.dialects.responses.opaque import seal
+from triptych_gateway.schemas.responses.compact import CompactRequest
+from triptych_gateway.schemas.responses.content import InputText
+from triptych_gateway.schemas.responses.items import AnyItem, MessageItem
+from triptych_gateway.schemas.responses.request import ResponseRequest
+
+_TASK = (
+    "Summarize this conversation so that it can go on from your summary alone. Keep the user's goals and requests, all facts, "
+    "names, numbers and results of tools that may still matter, the decisions that were made, and what is still to be done. "
+    "Write only the summary."
+)
+
+
+def summary_request(body: CompactRequest) -> ResponseRequest:
+    """The request that asks for the summary. Its items are those of `with_task`."""
+    return ResponseRequest(model=body.model, input=_TASK, instructions=body.instructions, store=False)
+
+
+def with_task(context: Context) -> Context:
+    """The conversation, and at its end the request to summarize it.
+
+    A last message of the user gets the request as a further part, because many chat templates refuse two such messages in a row.
+    """
+    items: list[AnyItem] = list(context.items)
+    last = items[-1] if items else None
+    task = InputText(type="input_text", text=_TASK)
+    if isinstance(last, MessageItem) and last.role == "user":
+        parts = [InputText(type="input_text", text=last.content)] if isinstance(last.content, str) else last.content
+        items[-1] = last.model_copy(update={"content": [*parts, task]})
+    else:
+        items.append(MessageItem(role="user", content=[task]))
+    return replace(context, items=items)
+
+
+def compacted(resource: dict[str, Any]) -> bytes:
+    """The answer of /v1/responses/compact.
+
+    Args:
+        resource: the response object of the summary.
+
+    Raises:
+        InvalidRequestError: there is no room for the summary in the model's context.
+    """
+    if resource["status"] != "completed":
+        raise InvalidRequestError("input: the conversation leaves no room for its summary in the model's context", field="input")
+    texts = [part["text"] for item in resource["output"] if item["type"] == "message" for part in item["content"]]
+    item_id = output_item_id("cmp", resource["id"], 0)
+    return orjson.dumps(
+        {
+            "id": resource["id"],
+            "object": "response.compaction",
+            "created_at": resource["created_at"],
+            "output": [{"id": item_id, "type": "compaction", "encrypted_content": seal("".join(texts).strip())}],
+            "usage": resource["usage"],
+        }
+    )

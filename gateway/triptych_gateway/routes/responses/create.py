@@ -1,0 +1,61 @@
+"""POST /v1/responses, at once or in the background, and POST /v1/responses/compact."""
+
+from __future__ import annotations
+
+from fastapi import Request, Response
+from triptych_common.pb import common_pb2
+
+from triptych_gateway.answers.answer import Answer
+from triptych_gateway.answers.responses.background import Run
+from triptych_gateway.answers.responses.keeper import kept_events, kept_whole
+from triptych_gateway.answers.stream import EventStreamResponse
+from triptych_gateway.answers.whole import WholeResponse
+from triptych_gateway.dialects.responses.compaction import compacted, summary_request, with_task
+from triptych_gateway.dialects.responses.dialect import ResponsesDialect
+from triptych_gateway.routes.json_body import files_of, take_hold
+from triptych_gateway.schemas.responses.compact import CompactRequest
+from triptych_gateway.schemas.responses.request import ResponseRequest
+from triptych_gateway.state import gateway_of, request_id_of
+
+
+async def create(request: Request, body: ResponseRequest) -> Response:
+    """Make a response, and answer with it, with its events, or, in the background, with its beginning."""
+    gateway, request_id = gateway_of(request), request_id_of(request)
+    tenant = request.state.principal.tenant
+    turn = await gateway.keeper.begin(tenant, body, files_of(request))
+    dialect = ResponsesDialect(turn.context, turn.is_stored, bool(body.stream))
+    call = await dialect.parse(body, request_id, files_of(request))
+    # The body is no longer needed. Reserve memory for its files only, until a frontend has answered.
+    release = take_hold(request, call.num_file_bytes)
+    context = common_pb2.CallContext(tenant=tenant)
+    encoder = dialect.encoder(body, request_id, gateway.frontend.fingerprint(body.model))
+    made = Answer(gateway.router.generate(call.calls, context, release), call, encoder, gateway.meter(request))
+    if body.background:
+        run = Run(turn, encoder, made.events(), release, bool(body.stream))
+        await gateway.background.start(run)
+        if not body.stream:
+            return Response(encoder.json(), media_type="application/json")
+        return EventStreamResponse(run.follow(-1), run, gateway.stopping, lambda: None)
+    if call.is_stream:
+        return EventStreamResponse(kept_events(made.events(), turn, encoder, gateway.keeper), encoder, gateway.stopping, release)
+    return WholeResponse(kept_whole(made.whole(), turn, encoder, gateway.keeper), gateway.stopping, release)
+
+
+async def compact(request: Request, body: CompactRequest) -> Response:
+    """Let the model summarize a conversation, and answer with the summary as an item."""
+    gateway, request_id = gateway_of(request), request_id_of(request)
+    tenant = request.state.principal.tenant
+    turn = await gateway.keeper.read(tenant, body.input, body.previous_response_id)
+    asked = summary_request(body)
+    dialect = ResponsesDialect(with_task(turn.context), is_stored=False, is_streamed=False)
+    call = await dialect.parse(asked, request_id, files_of(request))
+    release = take_hold(request, call.num_file_bytes)
+    encoder = dialect.encoder(asked, request_id, None)
+    context = common_pb2.CallContext(tenant=tenant)
+    made = Answer(gateway.router.generate(call.calls, context, release), call, encoder, gateway.meter(request))
+
+    async def work() -> bytes:
+        await made.whole()
+        return compacted(encoder.resource)
+
+    return WholeResponse(work(), gateway.stopping, release)

@@ -1,0 +1,194 @@
+"""GET /v1/responses as a WebSocket: one turn after the other on one connection.
+
+A client sends `response.create` with the fields of the POST request. It gets the events of the response, one per message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+from typing import Any
+
+import orjson
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from triptych_common.errors import InvalidRequestError, ServiceUnavailableError
+from triptych_common.pb import common_pb2
+from triptych_common.rpc.interceptors import usable_request_id
+
+from triptych_gateway.answers.answer import Answer
+from triptych_gateway.answers.responses.connection import ConnectionStore
+from triptych_gateway.answers.responses.keeper import kept_events
+from triptych_gateway.dialects.responses.dialect import ResponsesDialect
+from triptych_gateway.dialects.responses.encoder import ResponsesEncoder
+from triptych_gateway.dialects.responses.events import DONE, data_of, split_events
+from triptych_gateway.errors import ApiError, to_api_error
+from triptych_gateway.file_parts import FileParts
+from triptych_gateway.metrics import GenerationMeter, RequestRecord
+from triptych_gateway.routes.json_body import MAX_SEPARATORS, MEMORY_FACTOR, check_names
+from triptych_gateway.schemas.responses.request import ResponseRequest
+from triptych_gateway.state import Gateway, gateway_of
+
+log = logging.getLogger(__name__)
+#: A connection ends after this time, or after the turn that it then works on, in seconds. The specification says 60 minutes.
+MAX_CONNECTION_S = 3600.0
+#: Messages that wait while a turn is worked on. A client that sends more waits itself.
+_MAX_WAITING = 8
+_LIMIT = ApiError(
+    400,
+    "this connection has reached its time limit; open another one",
+    "invalid_request_error",
+    None,
+    "websocket_connection_limit_reached",
+)
+
+
+async def serve(websocket: WebSocket) -> None:
+    """Serve one connection until the client closes it, its time is over, or the gateway stops."""
+    gateway = gateway_of(websocket)
+    origin, allowed = websocket.headers.get("origin"), gateway.settings.cors_allow_origins
+    if origin is not None and "*" not in allowed and origin not in allowed:
+        raise HTTPException(403, "pages of this origin may not call this server")
+    await websocket.accept()
+    connection = _Connection(websocket, gateway, websocket.state.principal.tenant)
+    work = asyncio.create_task(connection.work())
+    reading = asyncio.create_task(connection.read())
+    waited: set[asyncio.Future[Any]] = {work, reading, gateway.stopping}
+    try:
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done() and not reading.done():
+            with suppress(Exception):
+                await connection.refuse(ServiceUnavailableError("the gateway is stopping"))
+    finally:
+        work.cancel()
+        reading.cancel()
+        await asyncio.gather(work, reading, return_exceptions=True)
+        with suppress(Exception):
+            await websocket.close()
+
+
+class _Connection:
+    """One connection: reads messages, and answers them in order."""
+
+    def __init__(self, websocket: WebSocket, gateway: Gateway, tenant: str) -> None:
+        self._websocket, self._gateway, self._tenant = websocket, gateway, tenant
+        self._messages: asyncio.Queue[str] = asyncio.Queue(_MAX_WAITING)
+        self._store = ConnectionStore(gateway.store, gateway.settings.max_stored_response_bytes)
+
+    async def read(self) -> None:
+        """Read messages until the client closes the connection."""
+        with suppress(WebSocketDisconnect):
+            while True:
+                message = await self._websocket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                text = message.get("text")
+                await self._messages.put(text if text is not None else "")
+
+    async def work(self) -> None:
+        """Answer messages until the connection's time is over."""
+        ends_s = asyncio.get_running_loop().time() + MAX_CONNECTION_S
+        while True:
+            try:
+                async with asyncio.timeout_at(ends_s):
+                    text = await self._messages.get()
+            except TimeoutError:
+                await self._send_error(_LIMIT)
+                return
+            try:
+                await self._answer(text)
+            except Exception as error:
+                await self.refuse(error)
+
+    async def refuse(self, error: Exception) -> None:
+        """Tell the client of an error that is not part of a response."""
+        await self._send_error(to_api_error(error))
+
+    async def _send_error(self, error: ApiError) -> None:
+        await self._websocket.send_text(f'{{"type":"error","status":{error.status},{error.body[1:].decode()}')
+
+    async def _answer(self, text: str) -> None:
+        """Make one response, and send its events."""
+        hold = await self._gateway.bodies.take(int(len(text) * MEMORY_FACTOR))
+        try:
+            body, generates = _parsed(text)
+            await self._turn(body, generates, hold.release)
+        except Exception:
+            # The connection's copy is dropped, so that the client does not build on it again.
+            with suppress(Exception):
+                self._store.forget(orjson.loads(text)["previous_response_id"])
+            raise
+        finally:
+            hold.release()
+
+    async def _turn(self, body: ResponseRequest, generates: bool, release: Callable[[], None]) -> None:
+        gateway = self._gateway
+        # Files are not cut out of messages: each has the memory and the size of a body.
+        files = FileParts(b"")
+        turn = await gateway.keeper.begin(self._tenant, body, files, self._store)
+        dialect = ResponsesDialect(turn.context, turn.is_stored, is_streamed=True)
+        request_id = usable_request_id(None)
+        call = await dialect.parse(body, request_id, files)
+        encoder = dialect.encoder(body, request_id, None)
+        encoder.generates = generates
+        if not generates:
+            for one in call.calls:
+                one.request.options.sampling.max_tokens = 0
+        meter = GenerationMeter(gateway.metrics, RequestRecord(request_id), self._websocket.scope["path"])
+        context = common_pb2.CallContext(tenant=self._tenant)
+        made = Answer(gateway.router.generate(call.calls, context, release), call, encoder, meter)
+        await self._send(encoder, kept_events(made.events(), turn, encoder, gateway.keeper))
+        if encoder.resource["status"] == "failed":
+            self._store.forget(body.previous_response_id or "")
+        elif not encoder.resource["store"]:
+            self._store.remember(turn.record(encoder.resource))
+
+    async def _send(self, encoder: ResponsesEncoder, events: Any) -> None:
+        """Send the events, one per message. An error after the first event is sent as events, too."""
+        is_started = False
+        try:
+            async with aclosing(events):
+                async for written in events:
+                    is_started = True
+                    await self._send_events(written)
+        except (WebSocketDisconnect, OSError):
+            raise
+        except Exception as error:
+            if not is_started:
+                raise
+            await self._send_events(encoder.failure(to_api_error(error)))
+
+    async def _send_events(self, written: bytes) -> None:
+        for event in split_events(written):
+            if event != DONE:
+                await self._websocket.send_text(data_of(event).decode())
+
+
+def _parsed(text: str) -> tuple[ResponseRequest, bool]:
+    """The request in a message, and whether text shall be generated. Raises an error that names what is wrong."""
+    if sum(map(text.count, ",[{")) > MAX_SEPARATORS:
+        raise InvalidRequestError(f"the message has more than {MAX_SEPARATORS} commas and opening brackets")
+    try:
+        message = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(f"the message is not valid JSON: {error}") from error
+    check_names(text.encode())
+    if not isinstance(message, dict) or message.get("type") != "response.create":
+        raise InvalidRequestError("type: only messages of type 'response.create' are served", field="type")
+    generates = message.pop("generate", None)
+    if generates not in (None, True, False):
+        raise InvalidRequestError("generate: must be true or false", field="generate")
+    for field in ("background", "stream_id"):
+        if message.pop(field, None):
+            raise InvalidRequestError(f"{field}: not served on a WebSocket", field=field)
+    del message["type"]
+    try:
+        # Events are always streamed here. With `stream`, its options are accepted as in a POST request.
+        return ResponseRequest.model_validate(message | {"stream": True}), generates is not False
+    except ValidationError as error:
+        errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        raise RequestValidationError(errors, body=message) from error

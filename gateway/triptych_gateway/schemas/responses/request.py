@@ -1,0 +1,143 @@
+"""POST /v1/responses: the request."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from triptych_gateway.schemas.common import UINT32_MAX, JsonObject, NoOp, at
+from triptych_gateway.schemas.generation import GenerationRequest, StreamOptions
+from triptych_gateway.schemas.responses.items import Input
+from triptych_gateway.schemas.responses.tools import (
+    ReasoningOptions,
+    ResponseAllowedTools,
+    ResponseToolName,
+    TextOptions,
+    ToolChoice,
+    Tools,
+)
+
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+#: All but LOGPROBS and ENCRYPTED_REASONING are about items that this server always sends whole, or never makes.
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16, fail_fast=True)
+]
+
+
+class ResponseStreamOptions(StreamOptions):
+    """Options of a streamed answer."""
+
+    include_usage: Annotated[Any, NoOp(because="the last event always has the usage")] = None
+    continuous_usage_stats: Annotated[Any, NoOp(False)] = None
+
+
+class ResponseRequest(GenerationRequest):
+    """OpenAI's request, and the sampling options that vLLM adds to it."""
+
+    input: Annotated[Input | None, Field(description="A text of the user, or items.")] = None
+    instructions: Annotated[
+        str | None, Field(description="A system message before all items. Not taken over by responses that continue this one.")
+    ] = None
+    previous_response_id: Annotated[str | None, Field(max_length=128, description="Continue this stored response.")] = None
+    store: Annotated[bool | None, Field(description="Keep the response. Default true.")] = None
+    background: Annotated[bool | None, Field(description="Answer at once and work on; needs store.")] = None
+    stream_options: ResponseStreamOptions | None = None
+
+    max_output_tokens: Annotated[int | None, Field(ge=1, le=UINT32_MAX, description="Most tokens, reasoning included.")] = None
+    max_tool_calls: Annotated[int | None, Field(ge=1, le=1024, description="Further calls of the model are dropped.")] = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: Annotated[bool | None, Field(description="Whether one response may have several calls.")] = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20, description="Likeliest alternatives to send per token.")] = None
+    include: Annotated[list[Include], Field(max_length=16, fail_fast=True)] | None = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None, Field(description="auto drops the start of a prompt that is too long.")
+    ] = None
+
+    metadata: Annotated[Metadata | None, Field(description="Labels that are kept with the response.")] = None
+    safety_identifier: Annotated[str | None, Field(max_length=512, description="A label of the end user.")] = None
+    prompt_cache_key: Annotated[
+        str | None,
+        Field(max_length=512, description="A label. The prefix cache finds equal prompts without it; cache_salt keeps them apart."),
+    ] = None
+    chat_template_kwargs: Annotated[JsonObject | None, Field(description="Further variables for the chat template.")] = None
+    mm_processor_kwargs: Annotated[JsonObject | None, Field(description="Options of the model's processor for all media.")] = None
+
+    n: Annotated[Any, NoOp(1)] = None
+    best_of: Annotated[Any, NoOp(1)] = None
+    use_beam_search: Annotated[Any, NoOp(False)] = None
+    length_penalty: Annotated[Any, NoOp(1)] = None
+    prompt_logprobs: Annotated[Any, NoOp()] = None
+    return_token_ids: Annotated[Any, NoOp(False)] = None
+    response_format: Annotated[Any, NoOp(because="send text.format")] = None
+    access_programs: Annotated[Any, NoOp()] = None
+    context_management: Annotated[Any, NoOp([])] = None
+    conversation: Annotated[Any, NoOp(because="send previous_response_id")] = None
+    image: Annotated[Any, NoOp()] = None
+    moderation: Annotated[Any, NoOp()] = None
+    prompt: Annotated[Any, NoOp()] = None
+    prompt_cache_options: Annotated[Any, NoOp()] = None
+    prompt_cache_retention: Annotated[Any, NoOp("in_memory")] = None
+    service_tier: Annotated[Any, NoOp("auto", "default")] = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_output_tokens
+
+    @property
+    def token_limit_name(self) -> str:
+        return "max_output_tokens"
+
+    @property
+    def include_usage(self) -> bool:
+        return False
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report per token; None reports nothing."""
+        wants = LOGPROBS in (self.include or ()) or self.top_logprobs
+        return (self.top_logprobs or 0) if wants else None
+
+    @property
+    def summarizes(self) -> bool:
+        """Whether reasoning is sent as a summary."""
+        return self.reasoning is not None and bool(self.reasoning.summary or self.reasoning.generate_summary)
+
+    @model_validator(mode="after")
+    def _response_options_fit_together(self) -> Self:
+        if self.background and self.store is False:
+            raise at("background", "needs store, because its result is only in the store")
+        if self.input is None and self.previous_response_id is None:
+            raise at("input", "this field is required, unless previous_response_id is given")
+        if self.truncation == "auto" and self.truncate_prompt_tokens is not None:
+            raise at("truncation", "cannot be auto together with truncate_prompt_tokens")
+        if self.structured_outputs is not None and self.text is not None and self.text.format is not None:
+            raise at("structured_outputs", "cannot be sent together with text.format; both constrain the output")
+        names = [tool.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise at("tools", "two tools have the same name")
+        wanted: list[ResponseToolName] = []
+        if isinstance(self.tool_choice, ResponseAllowedTools):
+            wanted = list(self.tool_choice.tools)
+        elif isinstance(self.tool_choice, ResponseToolName):
+            wanted = [self.tool_choice]
+        missing = next((tool.name for tool in wanted if tool.name not in names), None)
+        if missing is not None:
+            raise at("tool_choice", f"there is no tool {missing!r} in tools")
+        if self.tool_choice == "required" and not names:
+            raise at("tool_choice", "required needs tools")
+        return self

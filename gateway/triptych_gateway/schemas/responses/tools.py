@@ -1,0 +1,116 @@
+"""Tools, and the format of the text, in requests of /v1/responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from triptych_gateway.schemas.common import JsonSchema, NoOp, Schema, refuse
+
+MAX_TOOLS = 512
+_NAME = r"^[a-zA-Z0-9_.-]+$"
+ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=_NAME)]
+
+
+def _is_function(value: Any) -> Any:
+    if isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"] != "function":
+        raise refuse(f"tools of type {value['type'][:40]!r} are not served; only functions are", "unsupported")
+    return value
+
+
+class ResponseTool(Schema):
+    """A function that the model may call. The client runs it."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: Annotated[JsonSchema | None, Field(description="JSON Schema of the arguments.")] = None
+    strict: Annotated[bool | None, Field(description="Constrain the arguments to the schema.")] = None
+    allowed_callers: Annotated[Any, NoOp(["direct"])] = None
+    defer_loading: Annotated[Any, NoOp(False)] = None
+    output_schema: Annotated[Any, NoOp()] = None
+
+
+Tools = Annotated[list[Annotated[ResponseTool, BeforeValidator(_is_function)]], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class ResponseToolName(Schema):
+    """The name of a function."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
+Named = Annotated[ResponseToolName, BeforeValidator(_is_function)]
+
+
+class ResponseAllowedTools(Schema):
+    """The tools that may be called, out of all that the model sees."""
+
+    type: Literal["allowed_tools"]
+    mode: Annotated[Literal["auto", "required"] | None, Field(description="Default auto.")] = None
+    tools: Annotated[list[Named], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+def _choice_kind(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return "mode" if isinstance(value, str) else getattr(value, "type", "mode")
+    given = value.get("type")
+    return given if isinstance(given, str) else None
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("mode")]
+    | Annotated[ResponseToolName, Tag("function")]
+    | Annotated[ResponseAllowedTools, Tag("allowed_tools")],
+    Discriminator(_choice_kind),
+]
+
+
+class TextPlain(Schema):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class TextJsonObject(Schema):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class TextJsonSchema(Schema):
+    """JSON of a schema. The text always keeps to it, whether `strict` is set or not."""
+
+    type: Literal["json_schema"]
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
+    schema_: Annotated[JsonSchema, Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+TextFormat = Annotated[TextPlain | TextJsonObject | TextJsonSchema, Field(discriminator="type")]
+
+
+class TextOptions(Schema):
+    """Options of the text."""
+
+    format: TextFormat | None = None
+    verbosity: Annotated[Any, NoOp("medium")] = None
+
+
+class ReasoningOptions(Schema):
+    """Options of reasoning."""
+
+    effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
+        Field(description="As the model's chat template knows it."),
+    ] = None
+    summary: Annotated[
+        Literal["auto", "detailed"] | None,
+        Field(description="Send the whole reasoning as its summary instead of as its content."),
+    ] = None
+    generate_summary: Annotated[Literal["auto", "detailed"] | None, Field(description="Older name of summary.")] = None
+    context: Annotated[Any, NoOp("auto")] = None
+    mode: Annotated[Any, NoOp("standard")] = None

@@ -1,0 +1,1 @@
+"""Stores of responses: in memory, in an SQLite file, or in Valkey or Redis for several gateways."""

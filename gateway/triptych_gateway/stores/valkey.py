@@ -1,0 +1,97 @@
+"""Responses in Valkey or Redis, which several gateways share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from typing import Any, TypeVar, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from triptych_common.errors import ServiceUnavailableError
+
+from triptych_gateway.stores.store import StoredResponse
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+_PREFIX = "triptych:response:"
+_TIMEOUT_S = 5.0
+#: Writes the fields of a live response; its time to live goes on. Two gateways cannot both end a response.
+_REPLACE = """
+if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return 0 end
+if redis.call('HGET', KEYS[1], 'live_until_s') == '0' then return 0 end
+redis.call('HSET', KEYS[1], 'response', ARGV[2], 'input_items', ARGV[3], 'events', ARGV[4], 'live_until_s', ARGV[5])
+return 1
+"""
+_DELETE = """
+if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return 0 end
+return redis.call('DEL', KEYS[1])
+"""
+
+
+class ValkeyStore:
+    """A store on a server. How much it keeps, and what it drops first, is the server's own setting (`maxmemory`).
+
+    Args:
+        url: redis://[user:password@]host:port/db, rediss:// or unix://.
+        ttl_s: how long a response is kept after it was put.
+    """
+
+    def __init__(self, url: str, ttl_s: float) -> None:
+        self._redis = Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
+        self._ttl_ms = max(1, int(ttl_s * 1000))
+
+    async def put(self, record: StoredResponse) -> None:
+        fields = {
+            "tenant": record.tenant,
+            "previous_id": record.previous_id or "",
+            "response": record.response,
+            "input_items": record.input_items,
+            "events": record.events,
+            "live_until_s": _seconds(record),
+        }
+        key = _PREFIX + record.id
+        async with self._redis.pipeline(transaction=True) as pipeline:
+            pipeline.hset(key, mapping=cast("Any", fields))
+            pipeline.pexpire(key, self._ttl_ms)
+            await _answered(pipeline.execute())
+
+    async def replace(self, record: StoredResponse) -> bool:
+        fields = (record.response, record.input_items, record.events, _seconds(record))
+        return await self._script(_REPLACE, record.id, record.tenant, *fields)
+
+    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        fields = await _answered(cast("Awaitable[dict[bytes, bytes]]", self._redis.hgetall(_PREFIX + response_id)))
+        if not fields or fields[b"tenant"].decode() != tenant:
+            return None
+        return StoredResponse(
+            response_id,
+            tenant,
+            fields[b"previous_id"].decode() or None,
+            fields[b"response"],
+            fields[b"input_items"],
+            fields[b"events"],
+            float(fields[b"live_until_s"]),
+        )
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        return await self._script(_DELETE, response_id, tenant)
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def _script(self, script: str, response_id: str, *arguments: str | bytes) -> bool:
+        answer = self._redis.eval(script, 1, _PREFIX + response_id, *cast("tuple[str, ...]", arguments))
+        return bool(await _answered(cast("Awaitable[Any]", answer)))
+
+
+def _seconds(record: StoredResponse) -> str:
+    return repr(record.live_until_s) if record.is_live else "0"
+
+
+async def _answered(answer: Awaitable[T]) -> T:
+    try:
+        return await answer
+    except (RedisError, OSError, TimeoutError) as error:
+        log.warning("the store of responses failed: %s", error)
+        raise ServiceUnavailableError("the store of responses is away; try again") from error

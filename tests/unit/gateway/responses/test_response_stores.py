@@ -1,0 +1,163 @@
+"""All stores of responses behave alike."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.shared_store import running_store, server_program
+from triptych_common.errors import ServiceUnavailableError, StartupError
+from triptych_gateway.stores.memory import MemoryStore
+from triptych_gateway.stores.opening import check_target, open_store
+from triptych_gateway.stores.sqlite import SqliteStore
+from triptych_gateway.stores.store import ResponseStore, StoredResponse, chain
+
+KINDS = ("memory", "sqlite", "valkey")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_store(server_program(), tmp_path_factory.mktemp("store")) as url:
+        yield url
+
+
+@pytest.fixture(params=KINDS)
+async def store(request: pytest.FixtureRequest, server: str, tmp_path: Path) -> AsyncIterator[ResponseStore]:
+    target = {"memory": "memory", "sqlite": f"sqlite:{tmp_path}/new/responses.db", "valkey": server}[request.param]
+    opened = open_store(target, 60.0, 1 << 20)
+    yield opened
+    await opened.close()
+
+
+def record(name: str, **fields: object) -> StoredResponse:
+    base = StoredResponse(f"resp_{name}", "tenant", None, b'{"output":[]}', b"[1]")
+    return replace(base, **fields)  # type: ignore[arg-type]
+
+
+async def test_what_is_put_is_there(store: ResponseStore) -> None:
+    whole = record("whole", previous_id="resp_before", events=b"data: \xc3\xa9\n\n", live_until_s=12345.678)
+    await store.put(whole)
+    assert await store.get("tenant", whole.id) == whole
+    assert await store.get("tenant", "resp_unknown") is None
+
+
+async def test_another_tenant_does_not_see_it(store: ResponseStore) -> None:
+    own = record("own", live_until_s=5.0)
+    await store.put(own)
+    assert await store.get("other", own.id) is None
+    assert not await store.delete("other", own.id)
+    assert not await store.replace(replace(own, tenant="other"))
+    assert await store.get("tenant", own.id) == own
+
+
+async def test_deleted_once(store: ResponseStore) -> None:
+    await store.put(record("deleted"))
+    assert await store.delete("tenant", "resp_deleted")
+    assert not await store.delete("tenant", "resp_deleted")
+    assert await store.get("tenant", "resp_deleted") is None
+
+
+async def test_only_a_live_response_is_replaced(store: ResponseStore) -> None:
+    live = record("live", live_until_s=7.0)
+    assert not await store.replace(live), "it is not there"
+    await store.put(live)
+    assert await store.replace(replace(live, live_until_s=8.0))
+    ended = replace(live, response=b'{"status":"cancelled"}', live_until_s=0.0)
+    assert await store.replace(ended)
+    assert not await store.replace(replace(live, response=b'{"status":"completed"}', live_until_s=0.0)), "it has ended"
+    assert await store.get("tenant", live.id) == ended
+
+
+async def test_a_chain_is_oldest_first(store: ResponseStore) -> None:
+    for name, before in (("c1", None), ("c2", "resp_c1"), ("c3", "resp_c2")):
+        await store.put(record(name, previous_id=before))
+    found = await chain(store, "tenant", "resp_c3")
+    assert found is not None
+    assert [one.id for one in found] == ["resp_c1", "resp_c2", "resp_c3"]
+    assert await chain(store, "other", "resp_c3") is None
+    await store.delete("tenant", "resp_c1")
+    assert await chain(store, "tenant", "resp_c3") is None, "a part is gone"
+
+
+async def test_responses_expire_on_a_server(server: str) -> None:
+    store = open_store(server, 0.001, 0)
+    await store.put(record("short", live_until_s=9.0))
+    for _ in range(1000):
+        if await store.get("tenant", "resp_short") is None:
+            break
+    assert await store.get("tenant", "resp_short") is None
+    assert not await store.replace(record("short")), "a response that has expired does not come back"
+    await store.close()
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_responses_expire(kind: str, tmp_path: Path) -> None:
+    clock = Clock()
+    path = str(tmp_path / "responses.db")
+    store: ResponseStore = MemoryStore(60, 1 << 20, clock) if kind == "memory" else SqliteStore(path, 60, 1 << 20, clock)
+    await store.put(record("old"))
+    clock.now += 59
+    assert await store.get("tenant", "resp_old") is not None
+    clock.now += 2
+    assert await store.get("tenant", "resp_old") is None
+    assert not await store.delete("tenant", "resp_old")
+    await store.close()
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_the_oldest_are_dropped_when_it_is_full(kind: str, tmp_path: Path) -> None:
+    store = open_store("memory" if kind == "memory" else f"sqlite:{tmp_path}/responses.db", 60, 10_000)
+    for number in range(10):
+        await store.put(record(f"n{number}", response=b"x" * 2000))
+    kept = [number for number in range(10) if await store.get("tenant", f"resp_n{number}")]
+    assert kept == [6, 7, 8, 9]
+    await store.close()
+
+
+async def test_sqlite_survives_a_restart(tmp_path: Path) -> None:
+    target = f"sqlite:{tmp_path}/responses.db"
+    first = open_store(target, 60, 1 << 20)
+    await first.put(record("kept"))
+    await first.close()
+    await first.close()  # closing twice is allowed
+    second = open_store(target, 60, 1 << 20)
+    assert await second.get("tenant", "resp_kept") == record("kept")
+    await second.close()
+
+
+async def test_two_processes_may_share_a_file(tmp_path: Path) -> None:
+    first, second = (open_store(f"sqlite:{tmp_path}/responses.db", 60, 1 << 20) for _ in range(2))
+    await first.put(record("shared", live_until_s=3.0))
+    assert await second.replace(record("shared"))
+    assert await first.get("tenant", "resp_shared") == record("shared")
+    await first.close()
+    await second.close()
+
+
+async def test_a_server_that_is_away_is_said_to_be() -> None:
+    store = open_store("redis://127.0.0.1:1/0", 60, 0)
+    with pytest.raises(ServiceUnavailableError, match="store of responses is away"):
+        await store.put(record("x"))
+    with pytest.raises(ServiceUnavailableError, match="store of responses is away"):
+        await store.get("tenant", "resp_x")
+    await store.close()
+
+
+def test_a_file_that_cannot_be_opened_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="--response-store"):
+        open_store(f"sqlite:{tmp_path}", 60, 0)
+
+
+@pytest.mark.parametrize("target", ["", "sqlite:", "file.db", "http://host"])
+def test_unknown_forms_are_refused(target: str) -> None:
+    with pytest.raises(ValueError, match="must be memory, sqlite:PATH"):
+        check_target(target)

@@ -1,0 +1,250 @@
+"""The events of /v1/responses: their order, indices and numbers, and what the official client makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from openai import omit
+from openai._models import construct_type
+from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types.responses import ResponseStreamEvent
+from triptych_common.errors import InternalError
+from triptych_common.pb import common_pb2, generation_pb2
+from triptych_gateway.dialects.cost import Cost
+from triptych_gateway.dialects.dialect import Choice
+from triptych_gateway.dialects.responses.encoder import ResponsesEncoder
+from triptych_gateway.dialects.responses.events import data_of, split_events
+from triptych_gateway.dialects.responses.opaque import unseal
+from triptych_gateway.errors import ApiError
+from triptych_gateway.schemas.responses.request import ResponseRequest
+
+Delta = generation_pb2.ChoiceDelta
+STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
+COST = Cost(common_pb2.Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=2, reasoning_tokens=1))
+ID = "resp_" + "0123456789abcdef" * 2
+
+
+def call(index: int, arguments: str, **first: str) -> Delta:
+    return Delta(tool_call=generation_pb2.ToolCallDelta(index=index, arguments=arguments, **first))
+
+
+#: Reasoning, a message, two calls.
+EVERYTHING = [
+    Delta(reasoning="Think"),
+    Delta(reasoning="ing."),
+    Delta(text="I'll"),
+    Delta(text=" look.\n\n"),
+    call(0, "", id="call_1", name="weather"),
+    call(0, '{"city":'),
+    call(0, '"Oslo"}'),
+    call(1, '{"city":"Rome"}', id="call_2", name="weather"),
+    Delta(finish_reason=STOP),
+]
+
+
+def an_encoder(**fields: Any) -> ResponsesEncoder:
+    body = ResponseRequest.model_validate({"model": "m", "input": "Hi", **fields})
+    return ResponsesEncoder(body, ID, is_stored=True)
+
+
+def written(encoder: ResponsesEncoder, deltas: list[Delta]) -> list[dict[str, Any]]:
+    """The events, each checked to have its name and its number."""
+    stream = encoder.opening(1) + b"".join(encoder.delta(0, delta) for delta in deltas) + encoder.closing(COST)
+    *events, done = split_events(stream)
+    assert done == b"data: [DONE]\n\n"
+    return checked(events)
+
+
+def checked(events: list[bytes]) -> list[dict[str, Any]]:
+    parsed = [orjson.loads(data_of(event)) for event in events]
+    assert [event.split(b"\n")[0] for event in events] == [b"event: " + one["type"].encode() for one in parsed]
+    assert [one["sequence_number"] for one in parsed] == list(range(len(parsed)))
+    return parsed
+
+
+def kinds(events: list[dict[str, Any]]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+def accumulated(events: list[dict[str, Any]]) -> Any:
+    """The response that the official client has at the end of a stream. It raises for a wrong order or index."""
+    state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[], text_format=omit)
+    for event in events:
+        state.handle_event(construct_type(type_=ResponseStreamEvent, value=event))  # type: ignore[arg-type]
+    return state._completed_response
+
+
+def test_text_alone() -> None:
+    events = written(an_encoder(), [Delta(text="Hel"), Delta(text="lo", finish_reason=STOP)])
+    assert kinds(events) == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert accumulated(events).output_text == "Hello"
+    usage = events[-1]["response"]["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (7, 3, 10)
+    assert usage["input_tokens_details"]["cached_tokens"] == 2
+    assert usage["output_tokens_details"]["reasoning_tokens"] == 1
+
+
+def test_reasoning_a_message_and_calls() -> None:
+    events = written(an_encoder(), EVERYTHING)
+    assert kinds(events) == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.delta"),
+        *("reasoning_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),
+        "completed",
+    ]
+    placed = [event for event in events if "output_index" in event]
+    indices = [event["output_index"] for event in placed]
+    assert indices == sorted(indices)
+    assert set(indices) == {0, 1, 2, 3}
+    output = events[-1]["response"]["output"]
+    for event in placed:
+        if "item_id" in event:
+            assert event["item_id"] == output[event["output_index"]]["id"]
+    assert [item["type"] for item in output] == ["reasoning", "message", "function_call", "function_call"]
+    assert output[1]["phase"] == "commentary"
+    assert accumulated(events).output[2].arguments == '{"city":"Oslo"}'
+    assert [item["call_id"] for item in output[2:]] == ["call_1", "call_2"]
+
+
+def test_a_summary_takes_the_place_of_the_content() -> None:
+    events = written(an_encoder(reasoning={"summary": "auto"}), [Delta(reasoning="Hm"), Delta(text="A", finish_reason=STOP)])
+    assert kinds(events)[2:8] == [
+        "output_item.added",
+        "reasoning_summary_part.added",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.done",
+        "reasoning_summary_part.done",
+        "output_item.done",
+    ]
+    assert all(event["summary_index"] == 0 for event in events[3:7])
+    item = accumulated(events).output[0]
+    assert item.summary[0].text == "Hm"
+    assert item.content == []
+
+
+def test_opaque_reasoning_can_be_read_back() -> None:
+    events = written(an_encoder(include=["reasoning.encrypted_content"]), [Delta(reasoning="Ünd"), Delta(finish_reason=STOP)])
+    sealed = events[-1]["response"]["output"][0]["encrypted_content"]
+    assert "nd" not in sealed
+    assert unseal(sealed, "x") == "Ünd"
+
+
+def test_log_probabilities_belong_to_the_text() -> None:
+    entry = generation_pb2.TokenLogprob(token="A", utf8=b"A", logprob=-0.5)
+    entry.top.add(token="B", utf8=b"B", logprob=float("-inf"))
+    deltas = [Delta(reasoning="Hm", logprobs=[entry, entry]), Delta(text="A", logprobs=[entry], finish_reason=STOP)]
+    events = written(an_encoder(top_logprobs=1), deltas)
+    expected = [
+        {
+            "token": "A",
+            "logprob": -0.5,
+            "bytes": [65],
+            "top_logprobs": [{"token": "B", "logprob": -9999.0, "bytes": [66]}],
+        }
+    ]
+    [delta] = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert delta["logprobs"] == expected
+    assert events[-1]["response"]["output"][1]["content"][0]["logprobs"] == expected
+
+
+@pytest.mark.parametrize(
+    ("deltas", "kind"),
+    [
+        ([Delta(text="cut")], "message"),
+        ([call(0, '{"a', id="c", name="f")], "function_call"),
+        ([Delta(reasoning="Hm")], "reasoning"),
+    ],
+)
+def test_a_cut_response_is_incomplete(deltas: list[Delta], kind: str) -> None:
+    events = written(an_encoder(max_output_tokens=1), [*deltas, Delta(finish_reason=LENGTH)])
+    assert events[-1]["type"] == "response.incomplete"
+    response = events[-1]["response"]
+    assert response["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert [(item["type"], item["status"]) for item in response["output"]] == [(kind, "incomplete")]
+
+
+def test_no_text_at_all_is_an_empty_message() -> None:
+    events = written(an_encoder(), [Delta(finish_reason=STOP)])
+    assert accumulated(events).output_text == ""
+    assert [item["type"] for item in events[-1]["response"]["output"]] == ["message"]
+
+
+def test_calls_beyond_the_limit_are_dropped() -> None:
+    events = written(an_encoder(max_tool_calls=1), EVERYTHING)
+    assert [item["type"] for item in events[-1]["response"]["output"]] == ["reasoning", "message", "function_call"]
+
+
+def test_the_whole_answer_is_the_last_response_of_the_stream() -> None:
+    streamed = written(an_encoder(), EVERYTHING)[-1]["response"]
+    choice = Choice()
+    for delta in EVERYTHING:
+        choice.add(delta)
+    whole = orjson.loads(an_encoder().whole([choice], COST))
+    for volatile in ("created_at", "completed_at"):
+        assert isinstance(whole.pop(volatile), int)
+        streamed.pop(volatile)
+    assert whole == streamed
+
+
+def test_a_failure_ends_with_a_failed_response() -> None:
+    encoder = an_encoder()
+    stream = encoder.opening(1) + encoder.delta(0, Delta(text="Hel"))
+    stream += encoder.failure(ApiError(503, "the engine died", "service_unavailable_error", code="service_unavailable"))
+    *events, done = split_events(stream)
+    assert done == b"data: [DONE]\n\n"
+    error, last = checked(events)[-2:]
+    assert (error["type"], error["message"], error["code"]) == ("error", "the engine died", "service_unavailable")
+    assert last["type"] == "response.failed"
+    assert last["response"]["error"] == {"code": "server_error", "message": "the engine died"}
+    assert last["response"]["output"][0]["status"] == "incomplete"
+
+
+def test_a_response_in_the_background_is_queued_first() -> None:
+    encoder = an_encoder(background=True)
+    stream = encoder.queued() + encoder.opening(1)
+    assert encoder.opening(1) == b""
+    events = checked(split_events(stream))
+    assert kinds(events) == ["created", "queued", "in_progress"]
+    assert [event["response"]["status"] for event in events] == ["queued", "queued", "in_progress"]
+
+
+def test_a_call_out_of_order_is_an_error() -> None:
+    encoder = an_encoder()
+    encoder.opening(1)
+    with pytest.raises(InternalError, match="tool call 1 after 0"):
+        encoder.delta(0, call(1, "{}", id="c", name="f"))
+
+
+def test_a_text_delta_is_the_json_that_a_careful_writer_would_make() -> None:
+    encoder = an_encoder()
+    encoder.opening(1)
+    encoder.delta(0, Delta(text="first"))
+    event = encoder.delta(0, Delta(text='"\n\u2028é'))
+    assert orjson.loads(data_of(event)) == {
+        "type": "response.output_text.delta",
+        "sequence_number": 5,
+        "item_id": f"msg_{ID[5:]}_o0",
+        "output_index": 0,
+        "content_index": 0,
+        "logprobs": [],
+        "delta": '"\n\u2028é',
+    }
