@@ -47,6 +47,7 @@ serve: $(VENV)/.run ## Serve a model: make serve [PORT=8000] [MODEL=directory, b
 
 test: $(VENV)/.dev ## Run the tests (minutes)
 	$(BIN)/triptych fetch
+	$(BIN)/triptych fetch all-minilm-l6-v2
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
 
 test-slow: $(VENV)/.dev ## Run the tests that take long: real downloads, soak
@@ -61,6 +62,7 @@ test-ecosystem: $(VENV)/.dev ## Use LangChain, LiteLLM, Instructor, Pydantic AI,
 
 coverage: $(VENV)/.dev ## Run the tests and tell which lines they reach, in services' processes too (30 minutes); pages in build/coverage/html
 	$(BIN)/triptych fetch
+	$(BIN)/triptych fetch all-minilm-l6-v2
 	rm -rf build/coverage
 	@# tests/guard counts Python calls, which the measurement makes too.
 	HF_HUB_OFFLINE=1 $(BIN)/coverage run -m pytest --ignore tests/guard --timeout 900 $(ARGS); status=$$?; \

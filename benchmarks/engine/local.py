@@ -36,7 +36,9 @@ class LoadedEngine:
 
     @property
     def runner(self) -> ModelRunner:
-        return self.executor.runner
+        runner = self.executor.runner
+        assert isinstance(runner, ModelRunner), "these benchmarks measure models that generate text"
+        return runner
 
 
 def load_engine(settings: EngineSettings) -> LoadedEngine:
@@ -46,9 +48,10 @@ def load_engine(settings: EngineSettings) -> LoadedEngine:
     config = runner_config(settings, model, path)
     executor = InProcessExecutor(config)
     loaded = executor.load()
-    if isinstance(executor.runner._backend, CpuAttention):
-        executor.runner._backend.wait_for_prefault()  # as an engine is that has run for some seconds
-    return LoadedEngine(Path(path), make_scheduler(settings, config, loaded), executor)
+    engine = LoadedEngine(Path(path), make_scheduler(settings, config, loaded), executor)
+    if isinstance(engine.runner._backend, CpuAttention):
+        engine.runner._backend.wait_for_prefault()  # as an engine is that has run for some seconds
+    return engine
 
 
 class LocalEngine:

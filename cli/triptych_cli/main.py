@@ -37,6 +37,7 @@ app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, rich_m
 _LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 _LogFormat = Literal["text", "json"]
 _Quantization = Literal["none", "int8"]
+_Task = Literal["auto", "generate", "embed"]
 _Model = Annotated[str, typer.Argument(help="A directory, a built-in name or a hub id (org/name).")]
 
 
@@ -72,6 +73,9 @@ def serve(
     quantization: Annotated[
         _Quantization | None, typer.Option(help="int8: faster on CPUs, a little less exact.  [default: none]")
     ] = None,
+    task: Annotated[
+        _Task | None, typer.Option(help="embed: vectors, also of a model that generates.  [default: auto, by the model's files]")
+    ] = None,
     log_level: Annotated[_LogLevel | None, typer.Option(help="Least severe level to log.  [default: INFO]")] = None,
     log_format: Annotated[_LogFormat | None, typer.Option(help="text for people, json for collectors.  [default: text]")] = None,
 ) -> None:
@@ -96,6 +100,7 @@ def serve(
         served_model_name=served_model_name,
         max_model_len=max_model_len,
         quantization=quantization,
+        task=task,
         log_level=log_level,
         log_format=log_format,
     )

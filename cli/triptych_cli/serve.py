@@ -6,6 +6,8 @@ import json
 import sys
 
 from rich.console import Console
+from triptych_common.errors import StartupError
+from triptych_common.model.pooling import pooling_model
 from triptych_common.model.store import served_name
 
 from triptych_cli.errors import CommandError
@@ -23,13 +25,20 @@ def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
     check_ports(port_claims(services))
     console = Console(stderr=True, highlight=False)
     path, _ = fetch(options.model, console)
-    if needs_encoder(path, service_args):
+    try:
+        generates = pooling_model(path, options.task or "auto") is None
+    except StartupError as error:
+        raise CommandError(str(error)) from error
+    if generates and needs_encoder(path, service_args):
         services = plan(options, service_args, with_encoder=True)
         check_ports(port_claims(services))
     # JSON lines name their service, and with a prefix they would not be JSON.
     prefix_lines = options.log_format != "json"
     reporter = TerminalReporter(
-        console, [service.name for service in services], prefix_lines, lambda elapsed_s: _announce(services, elapsed_s)
+        console,
+        [service.name for service in services],
+        prefix_lines,
+        lambda elapsed_s: _announce(services, elapsed_s, generates=generates),
     )
     try:
         with reporter:
@@ -40,7 +49,7 @@ def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
         raise CommandError(str(error)) from error
 
 
-def _announce(services: list[Service], elapsed_s: float) -> None:
+def _announce(services: list[Service], elapsed_s: float, *, generates: bool) -> None:
     """Print the addresses, and a command to paste."""
     frontend, gateway = (next(service for service in services if service.kind == kind) for kind in ("frontend", "gateway"))
     # These fields belong to the settings classes of frontend and gateway, not to their base class.
@@ -48,11 +57,15 @@ def _announce(services: list[Service], elapsed_s: float) -> None:
     print(file=sys.stdout)
     print(f"Triptych serves {model} at http://{gateway.address} (ready after {elapsed_s:.1f} s)")
     print(f"  documentation http://{gateway.address}/docs · gRPC {frontend.address} · Ctrl-C stops it")
-    print(f"  {curl_line(gateway.address, model, has_key=bool(getattr(gateway.settings, 'api_key', None)))}", flush=True)
+    has_key = bool(getattr(gateway.settings, "api_key", None))
+    print(f"  {curl_line(gateway.address, model, has_key, generates=generates)}", flush=True)
 
 
-def curl_line(address: str, model: str, has_key: bool = False) -> str:
+def curl_line(address: str, model: str, has_key: bool = False, *, generates: bool = True) -> str:
     """A first request, as a shell command."""
-    body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    question, route = "What is the capital of France?", "chat/completions" if generates else "embeddings"
+    body: dict[str, object] = {"model": model, "input": [question]}
+    if generates:
+        body = {"model": model, "messages": [{"role": "user", "content": question}], "temperature": 0}
     key = ' -H "Authorization: Bearer $TRIPTYCH_GATEWAY_API_KEY"' if has_key else ""
-    return f"curl http://{address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"
+    return f"curl http://{address}/v1/{route} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"

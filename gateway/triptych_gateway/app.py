@@ -18,7 +18,7 @@ from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 from triptych_gateway.access.middleware import ErrorMiddleware, PrincipalMiddleware, RequestMiddleware
 from triptych_gateway.access.routes import Access, ErrorBodies, OpenPaths
 from triptych_gateway.errors import handle_error
-from triptych_gateway.routes import audio, docs, generation, health, messages, models, render, responses, tokenize
+from triptych_gateway.routes import audio, docs, generation, health, messages, models, pooling, render, responses, tokenize
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.state import Gateway
 
@@ -31,6 +31,7 @@ ROUTERS = (
     audio.router,
     models.router,
     tokenize.router,
+    pooling.router,
     health.router,
     docs.router,
 )

@@ -18,6 +18,7 @@ from triptych_common.constraints.spec import KINDS
 from triptych_common.errors import ServiceUnavailableError, StartupError
 from triptych_common.host.cores import num_usable_cores
 from triptych_common.model import store as model_store
+from triptych_common.model.pooling import PoolingModel, served_model
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.control import State
 from triptych_common.rpc.server import ServiceServer
@@ -37,6 +38,8 @@ from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.settings import EngineSettings
 
 log = logging.getLogger(__name__)
+#: Token budget of a step: (on a CPU, generates text) -> tokens.
+_DEFAULT_BUDGETS = {(True, True): 512, (True, False): 2048, (False, True): 8192, (False, False): 16384}
 _DESCRIPTOR = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
 
 
@@ -119,8 +122,8 @@ class EngineService:
         settings = self._settings
         path = await asyncio.to_thread(model_store.resolve_model, settings.model, model_store.WEIGHT_PATTERNS)
         name = settings.served_model_name or model_store.served_name(settings.model)
-        model = model_store.model_info(path, name, settings.max_model_len)
-        config = runner_config(settings, model, path)
+        model, pooling = served_model(path, name, settings.max_model_len, settings.task)
+        config = runner_config(settings, model, path, pooling)
         executor = InProcessExecutor(config)
         await self._server.start()
         try:
@@ -146,7 +149,7 @@ class EngineService:
         settings, traits = self._settings, loaded.media_traits
         model.vocab_size = loaded.vocab_size
         model.quantization = settings.quantization
-        model.capabilities.constraints.extend(KINDS)
+        model.capabilities.constraints.extend(KINDS if config.pooling is None else ())
         if isinstance(traits, MediaTraits):
             encoders = Pool("encoder", resolver_of(settings.encoder_addresses), lambda address: EncoderConnection(address, model))
             self._encoders = asyncio.create_task(encoders.run(), name="encoders")
@@ -167,7 +170,7 @@ class EngineService:
         self._core.start()
         self._model = model
         capacity = scheduler.kv_cache.capacity_tokens
-        self._servicer.attach(self._core, model, capacity, traits)
+        self._servicer.attach(self._core, model, capacity, traits, config.pooling)
         self._state = State.SERVER_STATE_SERVING
         await self._server.health.set_ready(True)
         log.info("ready: %s, %d tokens of context, %d tokens of KV cache", model.name, model.max_model_len, capacity)
@@ -203,24 +206,29 @@ class EngineService:
 def make_scheduler(settings: EngineSettings, config: RunnerConfig, loaded: ExecutorInfo) -> Scheduler:
     """The scheduler for a loaded model. Steps are limited by time if the executor has measured their costs."""
     return Scheduler(
-        KVCacheManager(loaded.num_blocks, loaded.block_size, settings.enable_prefix_caching),
+        KVCacheManager(loaded.num_blocks, loaded.block_size, settings.enable_prefix_caching and config.pooling is None),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_waiting=settings.max_waiting,
         max_model_len=config.max_model_len,
         max_embeddings=settings.embedding_cache_memory // loaded.embedding_bytes,
+        can_chunk=loaded.can_chunk,
         pacer=None if loaded.costs is None else StepPacer(loaded.costs, settings.max_step_ms / 1e3),
     )
 
 
-def runner_config(settings: EngineSettings, model: common_pb2.ModelInfo, path: Path) -> RunnerConfig:
+def runner_config(
+    settings: EngineSettings, model: common_pb2.ModelInfo, path: Path, pooling: PoolingModel | None = None
+) -> RunnerConfig:
     """Derive the runner's configuration. Also sets the number of compute threads of this process."""
     num_threads = None
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device)
     if device.type == "cpu":
         num_threads = settings.num_threads or num_usable_cores()
         torch.set_num_threads(num_threads)
-    budget = settings.max_num_batched_tokens or (512 if device.type == "cpu" else 8192)
+    budget = settings.max_num_batched_tokens or _DEFAULT_BUDGETS[device.type == "cpu", pooling is None]
+    if pooling is not None and pooling.is_bidirectional:
+        budget = max(budget, model.max_model_len)  # a text is computed whole
     if budget < settings.max_num_seqs:
         raise StartupError(f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({settings.max_num_seqs})")
     return RunnerConfig(
@@ -239,6 +247,7 @@ def runner_config(settings: EngineSettings, model: common_pb2.ModelInfo, path: P
         cuda_graphs=settings.cuda_graphs,
         batch_invariant=settings.batch_invariant,
         quantization=settings.quantization,
+        pooling=pooling,
         num_threads=num_threads,
         num_threads_while_encoding=num_threads and min(num_threads, settings.num_threads_while_encoding or num_threads),
     )

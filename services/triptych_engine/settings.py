@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
+from triptych_common.model.pooling import TaskName
 from triptych_common.settings import DEFAULT_MODEL, TARGETS_HELP, GrpcServiceSettings, Port, Targets, parse_bytes
 
 
@@ -17,6 +18,13 @@ class EngineSettings(GrpcServiceSettings):
     port: Annotated[Port, Field(description="Port to listen on; 0 takes a free one.")] = 50053
     model: Annotated[str, Field(description="Directory, built-in name or hub id.")] = DEFAULT_MODEL
     served_model_name: Annotated[str | None, Field(description="Name that clients use; by default the model's.")] = None
+    task: Annotated[
+        TaskName,
+        Field(
+            description="generate: text. embed: vectors, also of a model that generates. auto decides by the model's files, "
+            "and finds classifiers and cross-encoders too."
+        ),
+    ] = "auto"
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
         Field(description="auto takes the checkpoint's where the device computes in it, else float32."),
@@ -42,7 +50,12 @@ class EngineSettings(GrpcServiceSettings):
     ] = None
     max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="Requests that run at once.")] = 256
     max_num_batched_tokens: Annotated[
-        int | None, Field(ge=1, description="Token budget of a step; by default 512 on a CPU, 8192 on a GPU.")
+        int | None,
+        Field(
+            ge=1,
+            description="Token budget of a step; by default 512 on a CPU, 8192 on a GPU, and 2048 or 16384 for models "
+            "that generate nothing.",
+        ),
     ] = None
     max_step_ms: Annotated[
         float,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triptych_common.errors import ModelNotFoundError
+from triptych_common.errors import ModelNotFoundError, UnimplementedError
+from triptych_common.model.pooling import task_name
 from triptych_common.pb import common_pb2
 
 
@@ -30,6 +31,13 @@ class ServedModel:
         contexts = [model.max_model_len for model in engine_models if model.max_model_len]
         self._engine_max_model_len = min(contexts, default=self._own_max_model_len)
         self.info.max_model_len = min(self._own_max_model_len, self._engine_max_model_len)
+
+    def check_task(self, task: common_pb2.Task) -> None:
+        """Raise UnimplementedError unless the model does this task."""
+        tasks = self.info.capabilities.tasks
+        if task not in (tasks or (common_pb2.TASK_GENERATE,)):
+            does = ", ".join(task_name(one) for one in tasks) or "generate"
+            raise UnimplementedError(f"{self.info.name} does not {task_name(task)}; it does: {does}", field="model", limit=does)
 
     def check_name(self, name: str) -> None:
         """Raise ModelNotFoundError unless the name is this model's or empty."""

@@ -16,7 +16,8 @@ from triptych_common.constraints.spec import KINDS
 from triptych_common.errors import StartupError
 from triptych_common.host.garbage import startup_objects_frozen
 from triptych_common.host.memory import return_large_blocks
-from triptych_common.model.store import model_info, resolve_model, served_name
+from triptych_common.model.pooling import served_model
+from triptych_common.model.store import resolve_model, served_name
 from triptych_common.pb import (
     common_pb2,
     detokenize_pb2,
@@ -34,7 +35,9 @@ from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.engines.connection import EngineConnection
 from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
+from triptych_frontend.generation.embedder import Embedder
 from triptych_frontend.generation.generator import Generator
+from triptych_frontend.generation.pooling_inputs import PoolingInputs
 from triptych_frontend.generation.preparation.answer_format import AnswerFormats, choose_formats
 from triptych_frontend.generation.preparation.defaults import sampling_defaults
 from triptych_frontend.generation.preparation.prepare import CallPreparer
@@ -74,9 +77,9 @@ class Frontend:
         path = resolve_model(settings.model)
         name = settings.served_model_name or served_name(settings.model)
         self._tokenizer, expander, why_text_only = _load_text_and_media(path, settings.max_image_pixels)
-        info = model_info(path, name, settings.max_model_len)
+        info, pooling = served_model(path, name, settings.max_model_len, settings.task)
         info.vocab_size = info.vocab_size or len(self._tokenizer)
-        info.capabilities.constraints.extend(KINDS)
+        info.capabilities.constraints.extend(KINDS if pooling is None else ())
         if expander is not None:
             expander.max_embeds = info.max_model_len
         self._model = ServedModel(info)
@@ -105,17 +108,22 @@ class Frontend:
         )
         defaults = sampling_defaults(path) if settings.generation_config == "auto" else common_pb2.SamplingParams()
         formats = AnswerFormats(self._tokenizer, tools, reasoning)
+        engines = EngineRouter(self._engines)
         self._generator = Generator(
             self._admission,
             self._model,
             CallPreparer(self._model, self._tokenizer, self._preprocessor, formats, defaults),
-            EngineRouter(self._engines),
+            engines,
             self._encoder_client,
             OutputChains(self._tokenizer),
         )
         self.server = ServiceServer("frontend", settings, SERVICES, self.register, self, self._metrics)
         self._generation = GenerationServicer(
-            self._model, self._generator, self._media.uploads, lambda: self.server.identity.describe(self.state)
+            self._model,
+            self._generator,
+            Embedder(self._admission, self._model, PoolingInputs(self._preprocessor, self._tokenizer), engines, pooling),
+            self._media.uploads,
+            lambda: self.server.identity.describe(self.state),
         )
 
     def register(self, server: grpc.aio.Server) -> None:

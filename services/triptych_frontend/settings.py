@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import SettingsConfigDict
 from triptych_common.media.limits import MediaLimitSettings
+from triptych_common.model.pooling import TaskName
 from triptych_common.settings import DEFAULT_MODEL, TARGETS_HELP, Port, Targets, parse_bytes
 
 
@@ -26,6 +27,9 @@ class FrontendSettings(MediaLimitSettings):
     max_model_len: Annotated[
         int | None, Field(ge=1, description="Longest sequence in tokens; by default the engine's. Never more than the engine's.")
     ] = None
+    task: Annotated[
+        TaskName, Field(description="generate: text. embed: vectors. auto decides by the model's files. The same as the engine's.")
+    ] = "auto"
     chat_template: Annotated[Path | None, Field(description="File with a Jinja chat template, instead of the model's own.")] = None
     generation_config: Annotated[
         Literal["auto", "none"],

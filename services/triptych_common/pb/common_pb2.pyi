@@ -55,6 +55,9 @@ class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_UNSPECIFIED: _ClassVar[Task]
     TASK_GENERATE: _ClassVar[Task]
     TASK_EMBED: _ClassVar[Task]
+    TASK_TOKEN_EMBED: _ClassVar[Task]
+    TASK_CLASSIFY: _ClassVar[Task]
+    TASK_SCORE: _ClassVar[Task]
 MODALITY_UNSPECIFIED: Modality
 MODALITY_IMAGE: Modality
 MODALITY_AUDIO: Modality
@@ -85,6 +88,9 @@ SERVER_STATE_UNAVAILABLE: ServerState
 TASK_UNSPECIFIED: Task
 TASK_GENERATE: Task
 TASK_EMBED: Task
+TASK_TOKEN_EMBED: Task
+TASK_CLASSIFY: Task
+TASK_SCORE: Task
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "inline", "shared_memory")
@@ -310,6 +316,18 @@ class Instance(_message.Message):
     service: str
     version: str
     def __init__(self, id: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[ServerState, str]] = ..., service: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class PoolingParams(_message.Message):
+    __slots__ = ("task", "dimensions", "normalize", "activation")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_FIELD_NUMBER: _ClassVar[int]
+    task: Task
+    dimensions: int
+    normalize: bool
+    activation: bool
+    def __init__(self, task: _Optional[_Union[Task, str]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., activation: _Optional[bool] = ...) -> None: ...
 
 class Capabilities(_message.Message):
     __slots__ = ("tasks", "modalities", "max_choices", "max_logprobs", "max_media_items", "constraints", "tools", "reasoning")

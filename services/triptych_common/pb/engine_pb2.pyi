@@ -78,10 +78,14 @@ class GenerateResponse(_message.Message):
     def __init__(self, output: _Optional[_Union[SequenceOutput, _Mapping]] = ...) -> None: ...
 
 class EngineServiceEmbedRequest(_message.Message):
-    __slots__ = ("requests",)
+    __slots__ = ("requests", "pooling", "second_text_starts")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
+    SECOND_TEXT_STARTS_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedCompositeFieldContainer[EngineRequest]
-    def __init__(self, requests: _Optional[_Iterable[_Union[EngineRequest, _Mapping]]] = ...) -> None: ...
+    pooling: _common_pb2.PoolingParams
+    second_text_starts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, requests: _Optional[_Iterable[_Union[EngineRequest, _Mapping]]] = ..., pooling: _Optional[_Union[_common_pb2.PoolingParams, _Mapping]] = ..., second_text_starts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EngineServiceEmbedResponse(_message.Message):
     __slots__ = ("embeddings", "usage")

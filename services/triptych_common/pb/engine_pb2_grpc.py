@@ -88,7 +88,8 @@ class EngineServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Vectors of prompts. Not served yet: UNIMPLEMENTED.
+        """Vectors, classes or scores of prompts: computed by the same scheduler, answered once all of them are. The first error ends the
+        call. Cancelling the call aborts its requests within one step. Engines that serve another task answer UNIMPLEMENTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

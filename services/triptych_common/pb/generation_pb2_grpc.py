@@ -73,6 +73,16 @@ class GenerationServiceStub:
                 request_serializer=triptych_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/triptych.v1.GenerationService/Score',
+                request_serializer=triptych_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_generation__pb2.ScoreResponse.FromString,
+                _registered_method=True)
+        self.Classify = channel.unary_unary(
+                '/triptych.v1.GenerationService/Classify',
+                request_serializer=triptych_dot_v1_dot_generation__pb2.ClassifyRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_generation__pb2.ClassifyResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/triptych.v1.GenerationService/ListModels',
                 request_serializer=triptych_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
@@ -137,7 +147,21 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Vectors of texts. Not served yet: UNIMPLEMENTED.
+        """Vectors of inputs, in their order. Models that do not embed answer UNIMPLEMENTED, here and below.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """How well texts fit together, pair by pair: by a cross-encoder, or the cosine of two embeddings. Sorted, this ranks documents.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Classify(self, request, context):
+        """Values of a classifier's labels.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -194,6 +218,16 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=triptych_dot_v1_dot_generation__pb2.EmbedRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_generation__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=triptych_dot_v1_dot_generation__pb2.ScoreRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_generation__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Classify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Classify,
+                    request_deserializer=triptych_dot_v1_dot_generation__pb2.ClassifyRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_generation__pb2.ClassifyResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -399,6 +433,60 @@ class GenerationService:
             '/triptych.v1.GenerationService/Embed',
             triptych_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
             triptych_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.GenerationService/Score',
+            triptych_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
+            triptych_dot_v1_dot_generation__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Classify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.GenerationService/Classify',
+            triptych_dot_v1_dot_generation__pb2.ClassifyRequest.SerializeToString,
+            triptych_dot_v1_dot_generation__pb2.ClassifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,37 +6,42 @@ from concurrent.futures import Future
 from typing import Any
 
 from triptych_common.constraints.spec import ConstraintSpec
+from triptych_common.model.pooling import PoolingModel
 
 from triptych_engine.executor.protocol import ExecutorInfo
-from triptych_engine.runner.builder import build_runner
+from triptych_engine.runner.builder import build_encoder_runner, build_runner
 from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.runner.encoder_runner import EncoderRunner
 from triptych_engine.runner.launched_step import LaunchedStep, ModelOutput
 from triptych_engine.runner.model_runner import ModelRunner
 from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 
 
 class InProcessExecutor:
-    """Implements `Executor` with one `ModelRunner`.
+    """Implements `Executor` with one `ModelRunner`, or one `EncoderRunner` for a model that needs no KV cache.
 
     Args:
         config: configuration of the runner that `load` builds.
         runner: a runner that is already loaded; `load` is then not needed.
     """
 
-    def __init__(self, config: RunnerConfig, runner: ModelRunner | None = None) -> None:
+    def __init__(self, config: RunnerConfig, runner: ModelRunner | EncoderRunner | None = None) -> None:
         self._config = config
         self._runner = runner
         self._outputs: dict[int, ModelOutput] = {}  # step_id -> output of a step that is not sampled yet
         self._launched: dict[int, LaunchedStep] = {}  # step_id -> a step whose sampling was launched
 
     @property
-    def runner(self) -> ModelRunner:
+    def runner(self) -> ModelRunner | EncoderRunner:
         """The loaded runner. Raises RuntimeError before `load`."""
         if self._runner is None:
             raise RuntimeError("the executor has not loaded its model")
         return self._runner
 
     def load(self) -> ExecutorInfo:
+        pooling = self._config.pooling
+        if pooling is not None and pooling.is_bidirectional:
+            return self._load_encoder(pooling)
         runner = self._runner = build_runner(self._config)
         costs = runner.warm_up()
         return ExecutorInfo(
@@ -46,6 +51,19 @@ class InProcessExecutor:
             media_traits=runner.media_traits,
             embedding_bytes=runner.embedding_bytes,
             costs=costs if self._config.device.type == "cpu" else None,
+        )
+
+    def _load_encoder(self, pooling: PoolingModel) -> ExecutorInfo:
+        runner = self._runner = build_encoder_runner(self._config, pooling)
+        runner.warm_up()
+        return ExecutorInfo(
+            vocab_size=runner.vocab_size,
+            num_blocks=runner.num_blocks,
+            block_size=runner.block_size,
+            media_traits=runner.media_traits,
+            embedding_bytes=runner.embedding_bytes,
+            costs=None,
+            can_chunk=False,
         )
 
     def launch(self, scheduled: SchedulerOutput) -> None:
@@ -63,7 +81,10 @@ class InProcessExecutor:
                 step.sample_rest()
 
     def compile_constraint(self, spec: ConstraintSpec) -> Future[Any]:
-        return self.runner.constraints.compile(spec)
+        runner = self.runner
+        if isinstance(runner, EncoderRunner):
+            raise RuntimeError("an encoder generates nothing to constrain")
+        return runner.constraints.compile(spec)
 
     def check_health(self) -> None:
         self.runner.check_device()

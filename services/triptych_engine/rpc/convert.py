@@ -40,7 +40,7 @@ _RANGES: dict[str, tuple[float, float, float]] = {
 _POSITIVE = ("top_p",)
 MAX_LOGPROBS = 20
 MAX_SEQUENCES = 128
-_REQUEST_ID = re.compile(r"[!-~]{1,256}")
+REQUEST_ID = re.compile(r"[!-~]{1,256}")
 #: Temperatures below this are greedy: dividing by them would overflow.
 _SMALLEST_TEMPERATURE = 1e-4
 
@@ -58,7 +58,7 @@ def to_requests(
         InvalidRequestError, ContextLengthError: a field is out of its range; the error names the field.
         UnimplementedError: the model does not take the media.
     """
-    if not _REQUEST_ID.fullmatch(message.request_id):
+    if not REQUEST_ID.fullmatch(message.request_id):
         raise InvalidRequestError("request_id must be 1 to 256 printable characters without spaces", field="request_id")
     prompt = list(message.prompt_token_ids)
     if not prompt:
@@ -67,7 +67,7 @@ def to_requests(
     if not 1 <= n <= MAX_SEQUENCES:
         limits = f"[1, {MAX_SEQUENCES}]"
         raise InvalidRequestError(f"n must be in {limits}; given: {n}", field="n", limit=limits, value=n)
-    _check_token_ids(prompt, "prompt_token_ids", model.vocab_size)
+    check_token_ids(prompt, "prompt_token_ids", model.vocab_size)
     sampling = _to_sampling(message.sampling, len(prompt), model, capacity_tokens)
     sampling = replace(sampling, constraint=to_constraint(message, model.vocab_size))
     has_seed = message.sampling.HasField("seed")
@@ -80,7 +80,7 @@ def to_requests(
             sampling=_of_sequence(sampling, index, has_seed) if index else sampling,
             priority=message.priority,
             # Tenants never share keys and values, whatever salt they choose.
-            cache_salt=_scoped_salt(message),
+            cache_salt=scoped_salt(message),
         )
         for index in range(n)
     ]
@@ -100,7 +100,7 @@ def _of_sequence(sampling: SamplingParams, index: int, has_seed: bool) -> Sampli
     return replace(sampling, seed=(sampling.seed + index) % 2**64 if has_seed else secrets.randbits(64))
 
 
-def _scoped_salt(message: engine_pb2.EngineRequest) -> str:
+def scoped_salt(message: engine_pb2.EngineRequest) -> str:
     tenant, salt = message.context.tenant, message.cache_salt
     # Also without a tenant: a salt could otherwise be written like another tenant's.
     return f"{len(tenant)}:{tenant}{salt}" if tenant or salt else ""
@@ -113,12 +113,12 @@ def _to_sampling(
     if values["temperature"] < _SMALLEST_TEMPERATURE:
         values["temperature"] = 0.0
     vocab_size = model.vocab_size
-    _check_token_ids(message.allowed_token_ids, "sampling.allowed_token_ids", vocab_size)
-    _check_token_ids(message.bad_token_ids, "sampling.bad_token_ids", vocab_size)
+    check_token_ids(message.allowed_token_ids, "sampling.allowed_token_ids", vocab_size)
+    check_token_ids(message.bad_token_ids, "sampling.bad_token_ids", vocab_size)
     bad_by_itself, bad_sequences = to_bad_sequences(message, vocab_size)
     bad_token_ids = {*message.bad_token_ids, *bad_by_itself}
-    _check_token_ids(message.stop_token_ids, "sampling.stop_token_ids", vocab_size)
-    _check_token_ids(message.logit_bias, "sampling.logit_bias", vocab_size)
+    check_token_ids(message.stop_token_ids, "sampling.stop_token_ids", vocab_size)
+    check_token_ids(message.logit_bias, "sampling.logit_bias", vocab_size)
     for token_id, bias in message.logit_bias.items():
         if not -100 <= bias <= 100:
             raise InvalidRequestError(
@@ -207,7 +207,7 @@ def _max_tokens(message: common_pb2.SamplingParams, num_prompt_tokens: int, max_
     return min(max_model_len, max(capacity_tokens, num_prompt_tokens) + 1) - num_prompt_tokens if wanted is None else wanted
 
 
-def _check_token_ids(token_ids: Iterable[int], field: str, vocab_size: int) -> None:
+def check_token_ids(token_ids: Iterable[int], field: str, vocab_size: int) -> None:
     for index, token_id in enumerate(token_ids):
         if token_id >= vocab_size:
             raise InvalidRequestError(

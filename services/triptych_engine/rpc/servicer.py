@@ -15,15 +15,17 @@ from triptych_common.errors import (
     TriptychError,
     UnimplementedError,
 )
+from triptych_common.model.pooling import PoolingModel
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 
 from triptych_engine.core import EngineCore, Load
 from triptych_engine.media.item import TEXT_ONLY, MediaTraits
 from triptych_engine.rpc.convert import load_message, num_refusals, output_message, to_requests
+from triptych_engine.rpc.convert_pooling import pooled_tensor, to_pooling_requests
 from triptych_engine.rpc.outbox import Mailbox, Outbox, Route
 from triptych_engine.rpc.preparation import Preparation
 from triptych_engine.scheduling.output import SequenceOutput
-from triptych_engine.scheduling.request import FinishReason
+from triptych_engine.scheduling.request import FinishReason, Request
 
 log = logging.getLogger(__name__)
 
@@ -42,21 +44,29 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self._model = common_pb2.ModelInfo()
         self._capacity_tokens = 0
         self._traits: MediaTraits | str = TEXT_ONLY
+        self._pooling: PoolingModel | None = None
         self._preparation = Preparation(outbox)
         self._load_changed = asyncio.Event()
         self._sessions: set[Mailbox] = set()
         self._refusal: str | None = "the engine is loading its model"  # why requests are refused; None while they are accepted
 
     def attach(
-        self, core: EngineCore, model: common_pb2.ModelInfo, capacity_tokens: int, traits: MediaTraits | str = TEXT_ONLY
+        self,
+        core: EngineCore,
+        model: common_pb2.ModelInfo,
+        capacity_tokens: int,
+        traits: MediaTraits | str = TEXT_ONLY,
+        pooling: PoolingModel | None = None,
     ) -> None:
         """Accept requests from now on.
 
         Args:
             capacity_tokens: longest sequence that the KV cache holds.
             traits: traits of a model that takes media; for other models the reason why media are refused.
+            pooling: what the model does with its hidden states; None if it generates text.
         """
         self._core, self._model, self._capacity_tokens, self._traits = core, model, capacity_tokens, traits
+        self._pooling = pooling
         self._refusal = None
 
     def refuse(self, reason: str) -> None:
@@ -86,13 +96,16 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
 
     def _submit(self, message: engine_pb2.EngineRequest, mailbox: Mailbox) -> None:
         self._check_accepting()
+        if self._pooling is not None:
+            raise UnimplementedError(f"this engine generates no text; it serves {self._model.name} for Embed")
         requests = to_requests(message, self._model, self._capacity_tokens, self._traits)
+        self._start(message.request_id, requests, mailbox)
+
+    def _start(self, request_id: str, requests: Sequence[Request], mailbox: Mailbox) -> None:
         try:
-            mailbox.expect(message.request_id, [request.request_id for request in requests])
+            mailbox.expect(request_id, [request.request_id for request in requests])
         except KeyError as error:
-            raise DuplicateRequestError(
-                f"request id {message.request_id!r} is in use", field="request_id", value=message.request_id
-            ) from error
+            raise DuplicateRequestError(f"request id {request_id!r} is in use", field="request_id", value=request_id) from error
         self._preparation.add(self._attached_core, requests)
 
     def _abort(self, sequence_ids: Sequence[str]) -> tuple[list[str], Future[list[str]]]:
@@ -184,7 +197,20 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     async def Embed(
         self, request: engine_pb2.EngineServiceEmbedRequest, context: grpc.aio.ServicerContext
     ) -> engine_pb2.EngineServiceEmbedResponse:
-        raise UnimplementedError("Embed is not served yet", field="Embed")
+        self._check_accepting()
+        requests = to_pooling_requests(request, self._model, self._pooling)
+        mailbox, pooled, usage = Mailbox(self._outbox), dict[str, common_pb2.Tensor](), common_pb2.Usage()
+        try:
+            for one in requests:
+                self._start(one.request_id, [one], mailbox)
+            mailbox.end_when_idle()
+            while (taken := await mailbox.take()) is not None:
+                for route, output in taken[1]:
+                    pooled[route.request_id] = pooled_tensor(output)
+                    usage.prompt_tokens += output.usage[0] if output.usage else 0
+        finally:
+            self._abort_rest(mailbox)
+        return engine_pb2.EngineServiceEmbedResponse(embeddings=[pooled[one.request_id] for one in requests], usage=usage)
 
     async def WatchLoad(
         self, request: engine_pb2.WatchLoadRequest, context: grpc.aio.ServicerContext

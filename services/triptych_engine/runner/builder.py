@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 from triptych_common.errors import StartupError, UnsupportedModelError
+from triptych_common.model.pooling import PoolingModel
 
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner.backends import choose_backend
@@ -16,11 +17,17 @@ from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.runner.cpu.optimize import optimize, quantize
 from triptych_engine.runner.cuda.graphed_decode import Recorder
+from triptych_engine.runner.encoder_runner import EncoderRunner
 from triptych_engine.runner.media_inputs import MediaInputs
 from triptych_engine.runner.model.loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
 from triptych_engine.runner.model.media_traits import media_traits
 from triptych_engine.runner.model.precision import check_int8, kv_cache_dtype
 from triptych_engine.runner.model_runner import ModelRunner, RunnerParts
+from triptych_engine.runner.pooling.encoder_model import load_encoder
+from triptych_engine.runner.pooling.heads import decoder_head
+from triptych_engine.runner.pooling.optimize import optimize_encoder
+from triptych_engine.runner.pooling.pooler import Pooler
+from triptych_engine.runner.pooling_runner import PoolingRunner
 from triptych_engine.runner.transfer import use_device
 
 log = logging.getLogger(__name__)
@@ -41,12 +48,12 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None) -> Mode
     started = time.monotonic()
     use_device(config.device)
     parts = _load(config, recorder)
-    runner = ModelRunner(parts)
+    runner = _runner(parts)
     _check_structure(runner, parts)
     refusal = _check_media(runner, parts)
     if refusal is not None:
         log.warning("media are refused: %s", refusal)
-        runner = ModelRunner(replace(parts, media=None, media_traits=refusal))
+        runner = _runner(replace(parts, media=None, media_traits=refusal))
     if config.quantization == "int8":
         _quantize(runner, parts)
     if config.batch_invariant:
@@ -55,6 +62,20 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None) -> Mode
     log.info("%s loaded in %.1f s: %d KV blocks of %d tokens in %s, %s attention", config.model_name, time.monotonic() - started,
              runner.num_blocks, config.block_size, str(parts.cache_dtype).removeprefix("torch."), parts.backend.name)  # fmt: skip
     return runner
+
+
+def build_encoder_runner(config: RunnerConfig, pooling: PoolingModel) -> EncoderRunner:
+    """A runner for a model whose tokens attend to all tokens of their text. It has no KV cache. Raises like `build_runner`."""
+    started = time.monotonic()
+    use_device(config.device)
+    model = load_encoder(config, pooling)
+    optimize_encoder(model, config.device)
+    log.info("%s loaded in %.1f s%s", config.model_name, time.monotonic() - started, "" if model.is_flat else ", by equal lengths")
+    return EncoderRunner(config, model, Pooler(pooling, model.head))
+
+
+def _runner(parts: RunnerParts) -> ModelRunner:
+    return ModelRunner(parts) if parts.pooler is None else PoolingRunner(parts, parts.pooler)
 
 
 def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
@@ -68,6 +89,8 @@ def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
     optimize(model.model, kernels, *_trial(config, model), int8=int8, batch_invariant=config.batch_invariant)
     gc.collect()
     traits = media_traits(model.model, model.config, model.num_position_axes)
+    pooling = config.pooling
+    pooler = None if pooling is None else Pooler(pooling, decoder_head(config.model_path, pooling, model.device))
     cache_dtype = kv_cache_dtype(config.kv_cache_dtype, model.checkpoint_dtype, model.dtype, is_own_choice=config.dtype is None)
     return RunnerParts(
         config=config,
@@ -81,6 +104,7 @@ def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
         media=MediaInputs(model.model, model.num_position_axes) if isinstance(traits, MediaTraits) else None,
         media_traits=traits,
         recorder=recorder,
+        pooler=pooler,
     )
 
 

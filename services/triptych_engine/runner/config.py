@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from triptych_common.model.pooling import PoolingModel
 
 _CPU = torch.device("cpu")
 
@@ -37,3 +38,5 @@ class RunnerConfig:
     num_threads_while_encoding: int | None = None
     #: Record decode steps once and replay them, if the device supports it.
     cuda_graphs: bool = True
+    #: How the model's hidden states become vectors or labels; None if it generates text.
+    pooling: PoolingModel | None = None

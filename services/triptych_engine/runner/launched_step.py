@@ -25,6 +25,8 @@ class ModelOutput:
     #: For each line of the logits, the flat index of its token [n] and the index of its sequence in the batch [n]; None if all are
     #: last tokens.
     prompt_lines: tuple[np.ndarray, np.ndarray] | None = None
+    #: request_id -> what was pooled, on the device, of prompts that end with this step.
+    pooled: dict[str, torch.Tensor] = field(default_factory=dict)
     #: request_id -> why it cannot be computed.
     errors: dict[str, str] = field(default_factory=dict)
     #: Waits for the end of the forward pass. A step with only prompt chunks has no other result to wait for.
@@ -38,6 +40,8 @@ class LaunchedStep:
     #: request_id -> why it cannot be computed.
     errors: dict[str, str] = field(default_factory=dict)
     prompt_logprobs: dict[str, PendingLogprobs] = field(default_factory=dict)
+    #: As in ModelOutput.
+    pooled: dict[str, torch.Tensor] = field(default_factory=dict)
     samples: list[StepSample] = field(default_factory=list)
     #: Samples the sequences whose rules need the tokens of the step before; None if there are none (left).
     later: Callable[[], StepSample] | None = None
@@ -65,6 +69,7 @@ class LaunchedStep:
         if self.wait is not None:
             self.wait()
         result = StepResult(prompt_logprobs={key: pending.entries() for key, pending in self.prompt_logprobs.items()})
+        result.pooled = {request_id: tensor.cpu().numpy() for request_id, tensor in self.pooled.items()}
         for sample in self.samples:
             sample.collect(result)
         result.errors.update(self.errors)

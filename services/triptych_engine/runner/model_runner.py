@@ -18,6 +18,7 @@ from triptych_engine.runner.input_batch import InputBatch, StepInputs
 from triptych_engine.runner.launched_step import LaunchedStep, ModelOutput, StepSample
 from triptych_engine.runner.media_inputs import MediaInputs, PlacedSlice
 from triptych_engine.runner.model.loader import LoadedModel
+from triptych_engine.runner.pooling.pooler import Pooler
 from triptych_engine.runner.sampling.prompt_logprobs import PromptLogprobs
 from triptych_engine.runner.sampling.sampler import Sampler, SamplingMetadata
 from triptych_engine.runner.sampling.token_rules import TokenRules
@@ -47,6 +48,8 @@ class RunnerParts:
     media_traits: MediaTraits | str
     #: Records decode steps; by default a recorder of CUDA graphs on a GPU.
     recorder: Recorder | None
+    #: Pools the hidden states of all requests; None if the model generates text.
+    pooler: Pooler | None = None
 
 
 class ModelRunner:
@@ -112,14 +115,15 @@ class ModelRunner:
         wanted = inputs.last_tokens if prompt_lines is None else prompt_lines[0]
         logits = self._forward(inputs, wanted, self._place(inputs, scheduled) if scheduled.embeddings else [])
         self._batch.advance(inputs)
-        return ModelOutput(inputs, logits, prompt_lines, self._errors, end_of_work(self.config.device))
+        wait = end_of_work(self.config.device)
+        return ModelOutput(inputs, logits, prompt_lines, errors=self._errors, wait=wait)
 
     @torch.inference_mode()
     def sample(self, output: ModelOutput) -> LaunchedStep:
         """Launch the sampling for sequences whose last token is in the step. Does not wait for the device."""
         inputs, logits = output.inputs, output.logits
         if inputs is None or logits is None:
-            return LaunchedStep()
+            return LaunchedStep(output.errors, pooled=output.pooled, wait=output.wait)
         step = LaunchedStep(output.errors, wait=output.wait)
         if output.prompt_lines is not None:
             wanted, owners = output.prompt_lines

@@ -61,7 +61,7 @@ class KVCacheManager:
 
     def find_cached_prefix(self, request: Request) -> list[int]:
         """Blocks of the request's longest cached prefix. It never includes the last token, because its logits must be computed."""
-        if not self._caching or request.sampling.prompt_logprobs is not None:
+        if not self._caching or request.sampling.prompt_logprobs is not None or request.pooling is not None:
             return []
         self._extend_hashes(request)
         return self.pool.find_prefix(request.block_hashes[: (request.num_tokens - 1) // self.block_size])

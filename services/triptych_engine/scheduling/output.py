@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+import numpy as np
 from triptych_common.errors import InternalError, InvalidRequestError, TriptychError
 
 from triptych_engine.media.item import NO_MEDIA, EmbeddingSlice, EmbeddingSource, Modality, PromptMedia
-from triptych_engine.scheduling.request import FinishReason, Request, SamplingParams, TokenLogprobs
+from triptych_engine.scheduling.request import FinishReason, PoolingParams, Request, SamplingParams, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -22,6 +23,7 @@ class NewSequence:
     block_ids: list[int]
     sampling: SamplingParams
     media: PromptMedia = NO_MEDIA
+    pooling: PoolingParams | None = None
 
     @classmethod
     def of(cls, request: Request) -> NewSequence:
@@ -34,6 +36,7 @@ class NewSequence:
             block_ids=list(request.block_ids),
             sampling=request.sampling,
             media=request.media,
+            pooling=request.pooling,
         )
 
 
@@ -78,6 +81,9 @@ class StepResult:
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     #: request_id -> log probabilities of the prompt tokens that this step's chunk predicts.
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    #: request_id -> what the request asked for, float32 [size] or [num_tokens, size], of requests that end with this step because
+    #: they generate nothing.
+    pooled: dict[str, np.ndarray] = field(default_factory=dict)
     #: request_id -> error message, if only this sequence failed.
     errors: dict[str, str] = field(default_factory=dict)
     #: request_id -> why what the request asks for cannot be generated, if only this sequence failed.
@@ -128,6 +134,8 @@ class SequenceOutput:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    #: On the last output of a request that generates nothing, unless it failed.
+    pooled: np.ndarray | None = None
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     #: On the last output: prompt, output and cached tokens.
@@ -142,6 +150,7 @@ def last_output(request: Request, error: TriptychError | None = None) -> Sequenc
     """The last output of a request that has ended: why it ended, and what it used."""
     return SequenceOutput(
         request.request_id,
+        pooled=request.pooled,
         finish_reason=request.finish_reason,
         stop_token_id=request.stop_token_id,
         usage=(request.num_prompt_tokens, request.num_output_tokens, request.num_cached_tokens or 0),

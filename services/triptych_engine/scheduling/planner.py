@@ -24,7 +24,7 @@ class StepPlanner:
         kv_cache: gives blocks to requests that grow.
         needs: knows which embeddings are here.
         gate: knows which tokens can be computed with them.
-        max_num_seqs, max_num_batched_tokens, max_new_tokens, pacer: see `Scheduler`.
+        max_num_seqs, max_num_batched_tokens, max_new_tokens, can_chunk, pacer: see `Scheduler`.
     """
 
     def __init__(
@@ -37,12 +37,14 @@ class StepPlanner:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_new_tokens: int,
+        can_chunk: bool,
         pacer: StepPacer | None,
     ) -> None:
         self._states, self._kv_cache, self._needs, self._gate = states, kv_cache, needs, gate
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_new_tokens = max_new_tokens
+        self._can_chunk = can_chunk
         self._pacer = pacer
         self._prompts = PromptPolicy(states, kv_cache, gate, max_num_seqs)
         self._steps_decoding = 0  # consecutive, including the last planned step
@@ -52,7 +54,7 @@ class StepPlanner:
     @property
     def has_work(self) -> bool:
         """Whether something can be computed now, given the results that are known."""
-        plan = StepPlan(self._gate, self._max_num_batched_tokens, self._max_num_batched_tokens, None)
+        plan = StepPlan(self._gate, self._max_num_batched_tokens, self._max_num_batched_tokens, None, can_chunk=self._can_chunk)
         if any(request.decodes and plan.chunk(request, request.num_scheduled_tokens) for request in self._states.running):
             return True
         decisions = self._prompts.decide(plan, may_admit=True, shortest_first=self._shortest_first)
@@ -104,7 +106,7 @@ class StepPlanner:
                 beginning = self._steps_decoding <= BEGINNING_STEPS
                 paced = self._pacer.prompt_tokens(num_decoding, num_prompts, beginning=beginning, encoding=awaits_embeddings)
                 max_prompt_tokens = min(max_prompt_tokens, paced)
-        return StepPlan(self._gate, self._max_num_batched_tokens, max_prompt_tokens, self._reservation)
+        return StepPlan(self._gate, self._max_num_batched_tokens, max_prompt_tokens, self._reservation, can_chunk=self._can_chunk)
 
     def _preempt(self) -> None:
         """Preempt running requests until enough blocks are free for those that decode."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
 from triptych_common.constraints.spec import ConstraintSpec
 
 from triptych_engine.media.item import NO_MEDIA, PromptMedia
@@ -46,6 +47,21 @@ class SamplingParams:
     seed: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingParams:
+    """What becomes of the hidden states of a request that generates nothing; defaults as in the contract (common.proto)."""
+
+    #: One vector per token, not one for all.
+    per_token: bool = False
+    #: Length of the vectors; None: the model's.
+    dimensions: int | None = None
+    #: None: as the model was made.
+    normalize: bool | None = None
+    activation: bool = True
+    #: Index of the first token of the second text of a pair; 0 if there is one text.
+    second_text_start: int = 0
 
 
 class FinishReason(Enum):
@@ -90,6 +106,8 @@ class Request:
     #: Keeps what the executor prepared for the request, such as its compiled constraint, while the request lives.
     prepared: object = None
     media: PromptMedia = NO_MEDIA
+    #: For a request that generates nothing: its sampling has max_tokens 0.
+    pooling: PoolingParams | None = None
     #: Position in the order of arrival, set by `RequestStates.add`.
     arrival: int = 0
     arrival_time: float = field(default_factory=time.monotonic)
@@ -114,6 +132,8 @@ class Request:
     block_ids: list[int] = field(default_factory=list)
     #: Chained hash of each full block of tokens, as far as computed.
     block_hashes: list[bytes] = field(default_factory=list)
+    #: What a request that generates nothing asked for, once it is computed.
+    pooled: np.ndarray | None = None
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     #: Log probabilities of the prompt, collected chunk by chunk until they are sent with the first output token; then None.

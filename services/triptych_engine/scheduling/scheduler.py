@@ -43,6 +43,7 @@ class Scheduler:
         max_model_len: longest sequence, prompt and output together, in tokens.
         max_new_tokens: maximum number of tokens that the executor may return for a decoding request in one step.
         max_embeddings: maximum number of embeddings that are held or being fetched.
+        can_chunk: prompts may be divided among steps. If not, a step must have room for the longest one.
         pacer: limits the prompt tokens of steps in which requests decode; without it only the token budget does.
     """
 
@@ -56,6 +57,7 @@ class Scheduler:
         max_model_len: int,
         max_new_tokens: int = 1,
         max_embeddings: int = 0,
+        can_chunk: bool = True,
         pacer: StepPacer | None = None,
     ) -> None:
         self.kv_cache = kv_cache
@@ -80,6 +82,7 @@ class Scheduler:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_new_tokens=max_new_tokens,
+            can_chunk=can_chunk,
             pacer=pacer,
         )
         self._pacer = pacer
@@ -154,8 +157,6 @@ class Scheduler:
         usage = (request.num_prompt_tokens, 0, 0)
         return [SequenceOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error, usage=usage)]
 
-    # -- embeddings -----------------------------------------------------------------------------------------------------------
-
     def take_fetches(self) -> tuple[list[FetchOrder], list[int]]:
         """Embeddings to fetch now, and numbers of earlier orders to cancel. Must be called after each change."""
         self._unpark(self._needs.acquire())
@@ -217,8 +218,8 @@ class Scheduler:
     def observe(self, scheduled: SchedulerOutput, step_s: float) -> None:
         """Learn how long a step took."""
         if self._pacer is not None and scheduled.num_scheduled_tokens:
-            counts = scheduled.num_decoding, scheduled.num_prompt_tokens
-            self._pacer.observe(*counts, step_s, encoding=scheduled.awaits_embeddings)
+            counts, encoding = (scheduled.num_decoding, scheduled.num_prompt_tokens), scheduled.awaits_embeddings
+            self._pacer.observe(*counts, step_s, encoding=encoding)
 
     def update_from_output(self, scheduled: SchedulerOutput, result: StepResult) -> list[SequenceOutput]:
         """Process the result of a step; returns an output for each request that got tokens, failed or ended.
@@ -226,9 +227,7 @@ class Scheduler:
         If a request raises an error, only that request fails.
         """
         outputs = []
-        for one in self._states.completed(scheduled.step_id):
-            if one.request.status is RequestStatus.FINISHED:  # it ended while the step ran
-                continue
+        for one in self._live_of(scheduled):
             try:
                 output = self._update_request(one, result)
             except Exception as error:
@@ -240,9 +239,11 @@ class Scheduler:
 
     def fail_step(self, scheduled: SchedulerOutput, error: TriptychError) -> list[SequenceOutput]:
         """End the requests of a step that failed. Returns their last outputs."""
-        requests = [one.request for one in self._states.completed(scheduled.step_id)]
-        live = [request for request in requests if request.status is not RequestStatus.FINISHED]
-        return [self._finish(request, FinishReason.ERROR, error) for request in live]
+        return [self._finish(one.request, FinishReason.ERROR, error) for one in self._live_of(scheduled)]
+
+    def _live_of(self, scheduled: SchedulerOutput) -> list[ScheduledRequest]:
+        """The requests of a step that is over, without those that ended while it ran."""
+        return [one for one in self._states.completed(scheduled.step_id) if one.request.status is not RequestStatus.FINISHED]
 
     def _update_request(self, scheduled: ScheduledRequest, result: StepResult) -> SequenceOutput | None:
         request, request_id = scheduled.request, scheduled.request.request_id
@@ -253,6 +254,9 @@ class Scheduler:
         if not scheduled.max_new_tokens:
             self._commit(request, scheduled.num_tokens)
             return None
+        if request.pooling is not None:
+            request.pooled = result.pooled[request_id]
+            return self._finish(request, FinishReason.STOP)
         token_ids = result.token_ids[request_id]
         if not 0 < len(token_ids) <= scheduled.max_new_tokens:
             raise AssertionError(f"the step brought {len(token_ids)} tokens instead of 1 to {scheduled.max_new_tokens}")
@@ -279,8 +283,6 @@ class Scheduler:
         if request.media.items:
             self._needs.advance(request, request.num_computed_tokens)
 
-    # -- the end of a request -------------------------------------------------------------------------------------------------
-
     def _finish(self, request: Request, reason: FinishReason, error: TriptychError | None = None) -> SequenceOutput:
         self._states.finish(request, reason)
         return last_output(request, error)
@@ -293,5 +295,6 @@ class Scheduler:
 def _failed_output(request: Request, error: Exception) -> SequenceOutput:
     """The last output of a request that ended because of an error in this engine."""
     log.error("request %s failed in the scheduler", request.request_id, exc_info=error)
-    message = f"the request failed in the engine's scheduler ({type(error).__name__}); the engine's log has the details"
-    return last_output(request, InternalError(message))
+    return last_output(
+        request, InternalError(f"the request failed in the engine's scheduler ({type(error).__name__}); see the log")
+    )

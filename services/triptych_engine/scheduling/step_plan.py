@@ -25,10 +25,13 @@ class StepPlan:
         gate: knows which tokens have their embeddings.
         max_tokens: token budget of the step.
         max_prompt_tokens: maximum number of tokens, within that budget, of requests that compute more than their newest token.
+        can_chunk: a request's tokens may be divided among steps.
         reservation: room that other requests may not use until it is settled. Its own request may exceed max_prompt_tokens with it.
     """
 
-    def __init__(self, gate: MediaGate, max_tokens: int, max_prompt_tokens: int, reservation: Reservation | None) -> None:
+    def __init__(
+        self, gate: MediaGate, max_tokens: int, max_prompt_tokens: int, reservation: Reservation | None, *, can_chunk: bool = True
+    ) -> None:
         self.output = SchedulerOutput()
         self.scheduled: dict[Request, ScheduledRequest] = {}
         self.failed: list[tuple[Request, Exception]] = []  # requests that could not be planned, and why
@@ -36,6 +39,7 @@ class StepPlan:
         self.next_reservation: Reservation | None = None
         self.room = max_tokens
         self._gate = gate
+        self._can_chunk = can_chunk
         self._prompt_room = max_prompt_tokens
 
     # -- queries --------------------------------------------------------------------------------------------------------------
@@ -46,7 +50,10 @@ class StepPlan:
 
     def chunk(self, request: Request, start: int) -> int:
         """How many tokens of the request from `start` on to compute now; 0 when it waits for embeddings or for room."""
-        room = self._room_for(request, request.num_tokens - start)
+        num_left = request.num_tokens - start
+        room = self._room_for(request, num_left)
+        if not self._can_chunk and room < num_left:
+            return 0
         if start >= request.media.end:
             return room
         available = self._gate.num_computable(request, start)

@@ -11,7 +11,9 @@ import grpc
 from triptych_common.cluster.connection import MAX_BACKOFF_S, Carried, Connection
 from triptych_common.errors import InternalError, ServiceUnavailableError
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
-from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
+from triptych_common.rpc.channels import MAX_MESSAGE_BYTES, was_closed
+from triptych_common.rpc.interceptors import REQUEST_ID_KEY
+from triptych_common.rpc.status import from_rpc_error, has_details
 
 log = logging.getLogger(__name__)
 #: Longest wait for the first message of a new session, in which the engine describes itself, in seconds.
@@ -53,15 +55,37 @@ class EngineConnection(Connection):
         self._reported = engine_pb2.Load()
         #: Sequences that were sent since the engine last reported its load.
         self._num_unreported = 0
+        #: Requests of unary calls in flight.
+        self._num_pooling = 0
 
     @property
     def load(self) -> int:
         """Sequences that run or wait in the engine, including those of other frontends."""
-        return self._reported.num_running + self._reported.num_waiting + self._num_unreported
+        return self._reported.num_running + self._reported.num_waiting + self._num_unreported + self._num_pooling
 
     @property
     def is_idle(self) -> bool:
-        return not self._carried
+        return not self._carried and not self._num_pooling
+
+    async def embed(self, request: engine_pb2.EngineServiceEmbedRequest, request_id: str) -> engine_pb2.EngineServiceEmbedResponse:
+        """Vectors of prompts. Cancelling it aborts them. Raises TriptychError."""
+        self._num_pooling += len(request.requests)
+        try:
+            return await self._stub.Embed(request, metadata=((REQUEST_ID_KEY, request_id),))
+        except grpc.aio.AioRpcError as error:
+            if has_details(error) or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise from_rpc_error(error) from None
+            raise self._went_away() from None
+        except (grpc.aio.UsageError, asyncio.CancelledError) as error:
+            if was_closed(error):
+                raise self._went_away() from None
+            raise
+        finally:
+            self._num_pooling -= len(request.requests)
+
+    def _went_away(self) -> ServiceUnavailableError:
+        message = f"the engine went away while it worked on this request: {self.why_away}"
+        return ServiceUnavailableError(message, retry_after_s=MAX_BACKOFF_S)
 
     def send(self, carried: CarriedRequest) -> None:
         """Hand a request to the engine. Requests of the same event loop iteration are sent in one message.
@@ -121,10 +145,7 @@ class EngineConnection(Connection):
         carried, self._carried = list(self._carried.values()), {}
         if carried:
             log.warning("%d requests were at the engine at %s", len(carried), self.address)
-        error = ServiceUnavailableError(
-            f"the engine went away while it worked on this request: {self.why_away}", retry_after_s=MAX_BACKOFF_S
-        )
-        self.tell_lost(carried, error)
+        self.tell_lost(carried, self._went_away())
 
     def _dispatch(self, response: engine_pb2.SessionResponse) -> None:
         if response.HasField("load"):

@@ -137,6 +137,18 @@ class EngineRouter:
         call.send_to(connection)
         return call
 
+    async def embed(self, request: engine_pb2.EngineServiceEmbedRequest, request_id: str) -> engine_pb2.EngineServiceEmbedResponse:
+        """Vectors of prompts, from the least loaded engine, or from another one if it does not take them. Raises TriptychError."""
+        tried: frozenset[EngineConnection] = frozenset()
+        failure: TriptychError | None = None
+        while (connection := self._pool.least_loaded(tried)) is not None:
+            tried |= {connection}
+            try:
+                return await connection.embed(request, request_id)
+            except _RETRYABLE as error:
+                failure = error
+        raise failure or self._pool.none_left()
+
     def choose(
         self, request: engine_pb2.EngineRequest, exclude: frozenset[EngineConnection] = frozenset()
     ) -> EngineConnection | None:

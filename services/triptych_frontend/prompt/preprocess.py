@@ -111,7 +111,7 @@ class Preprocessor:
         start_s = time.perf_counter()
         turns, tools = turns_of(request.messages), tool_options(request)
         num_chars = sum(turn.num_chars for turn in turns) + sum(tool.ByteSize() for tool in request.tools)
-        self._check_length(num_chars + request.template_kwargs.ByteSize(), "messages")
+        self.check_length(num_chars + request.template_kwargs.ByteSize(), "messages")
         variables = reasoning_variables(request.reasoning, self._can_reason, self._template.variables)
         variables |= _template_variables(request.template_kwargs)
         add_generation_prompt, continue_final_message = prompt_end(request, turns[-1])
@@ -149,7 +149,7 @@ class Preprocessor:
         kind = request.WhichOneof("prompt")
         if kind == "text":
             add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
-            self._check_length(len(request.text), "text")
+            self.check_length(len(request.text), "text")
             encode = self._encode_with_starts if with_offsets else self._encode
             token_ids, offsets = await self.run(lambda: encode(request.text, add_special_tokens))
             text = request.text
@@ -165,7 +165,7 @@ class Preprocessor:
 
     async def tokenize(self, text: str, add_special_tokens: bool, parse_special_tokens: bool) -> tuple[list[int], list[str]]:
         """Token ids, and the vocabulary's strings for them. Raises InvalidRequestError."""
-        self._check_length(len(text), "text")
+        self.check_length(len(text), "text")
 
         def work() -> tuple[list[int], list[str]]:
             tokenizer = self._tokenizer
@@ -219,10 +219,11 @@ class Preprocessor:
         return chat
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Do work in one of the threads."""
+        """Run a function in one of the threads."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    def _check_length(self, num_chars: int, field: str) -> None:
+    def check_length(self, num_chars: int, field: str) -> None:
+        """Raise InvalidRequestError if a text is too long to be tokenized."""
         limit = self._settings.max_prompt_chars
         if num_chars > limit:
             raise InvalidRequestError(

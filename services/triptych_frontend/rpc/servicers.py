@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
-from triptych_common.errors import InvalidRequestError, ServiceUnavailableError, UnimplementedError
+from triptych_common.errors import InvalidRequestError, ServiceUnavailableError
 from triptych_common.pb import (
     common_pb2,
     detokenize_pb2,
@@ -22,6 +22,7 @@ from triptych_common.telemetry.logs import request_id_var
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import media_ref
 from triptych_frontend.generation.admission import Admission
+from triptych_frontend.generation.embedder import Embedder
 from triptych_frontend.generation.generator import Generator
 from triptych_frontend.generation.preparation.prepare import Request
 from triptych_frontend.generation.whole import whole_choices
@@ -38,17 +39,23 @@ _MAX_TRAILER_BYTES = 4096
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
-    """Chat and Complete, whole and streamed, Session, UploadMedia, ListModels, Describe.
+    """Chat and Complete, whole and streamed, Session, Embed, Score, Classify, UploadMedia, ListModels, Describe.
 
     Args:
         instance: returns the identity of this frontend.
     """
 
     def __init__(
-        self, model: ServedModel, generator: Generator, uploads: Uploads, instance: Callable[[], common_pb2.Instance]
+        self,
+        model: ServedModel,
+        generator: Generator,
+        embedder: Embedder,
+        uploads: Uploads,
+        instance: Callable[[], common_pb2.Instance],
     ) -> None:
         self._model = model
         self._generator = generator
+        self._embedder = embedder
         self._uploads = uploads
         self._instance = instance
         self._sessions: set[GenerationSession] = set()
@@ -182,7 +189,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return await self._uploads.receive(request_iterator)
 
     async def Embed(self, request: generation_pb2.EmbedRequest, context: grpc.aio.ServicerContext) -> generation_pb2.EmbedResponse:
-        raise UnimplementedError("Embed is not served yet", field="Embed")
+        return await self._embedder.embed(request)
+
+    async def Score(self, request: generation_pb2.ScoreRequest, context: grpc.aio.ServicerContext) -> generation_pb2.ScoreResponse:
+        return await self._embedder.score(request)
+
+    async def Classify(
+        self, request: generation_pb2.ClassifyRequest, context: grpc.aio.ServicerContext
+    ) -> generation_pb2.ClassifyResponse:
+        return await self._embedder.classify(request)
 
 
 def _set_media_trailers(context: grpc.aio.ServicerContext, reports: Sequence[generation_pb2.MediaReport]) -> None:

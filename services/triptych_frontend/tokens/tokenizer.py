@@ -70,6 +70,15 @@ class Tokenizer:
         ids: list[int] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """Like `encode` for several texts, on several cores."""
+        return [one.ids for one in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
+
+    @property
+    def around_text(self) -> tuple[list[int], list[int]]:
+        """The tokens that the tokenizer adds before and after a text."""
+        return self._added_before, self._added_after
+
     def encode_inner(self, text: str) -> list[int]:
         """Token ids of a text inside of another one: without special tokens around it and without a space added before it."""
         return self._without_prefix(text, lambda inner: self.encode(inner, add_special_tokens=False))

@@ -24,6 +24,12 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/responses/compact": {"model": MODEL.name, "input": "Hi"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": TOKENS,
+    "/v1/embeddings": {"model": CHAT["model"], "input": "x"},
+    "/pooling": {"input": ["x"]},
+    "/classify": {"input": [1, 2]},
+    "/v1/score": {"text_1": "x", "text_2": ["y", "z"]},
+    "/v1/rerank": {"query": "x", "documents": ["y", "z"]},
+    "/v2/rerank": {"query": "x", "documents": [{"text": "y"}]},
 }
 numbers = (
     st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([-1, 0, 1, 2**31, 2**32])

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
+import numpy as np
 from triptych_common.errors import ServiceUnavailableError
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
+from triptych_common.rpc.tensors import from_numpy
 
 #: The engine's outputs for a request, step by step. A pure function; it sets no request id.
 Script = Callable[[engine_pb2.EngineRequest], Sequence[engine_pb2.SequenceOutput]]
@@ -82,7 +84,7 @@ def step(live: dict[tuple[str, int], FakeSequence]) -> engine_pb2.SessionRespons
 
 
 class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
-    """Serves `Session`. Runs a step whenever this is allowed.
+    """Serves `Session` and `Embed`. Runs a step whenever this is allowed.
 
     Args:
         model: the model that it reports.
@@ -101,6 +103,9 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         #: Sessions that were refused while it was down.
         self.num_refused = 0
         self.live: dict[tuple[str, int], FakeSequence] = {}
+        #: Calls of Embed in the order of arrival; and what each waits for.
+        self.embeds: list[engine_pb2.EngineServiceEmbedRequest] = []
+        self.embed_gate: asyncio.Semaphore | None = None
         self._steps_allowed: int | None = None
         self._changed = asyncio.Condition()
         self._down = False
@@ -168,6 +173,27 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         finally:
             reader.cancel()
             self.live.clear()
+
+    async def Embed(
+        self, request: engine_pb2.EngineServiceEmbedRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.EngineServiceEmbedResponse:
+        """For each request a vector with the sum and the number of its tokens and 30 zeros; per token, one with its id."""
+        self._refuse_when_down()
+        self.embeds.append(request)
+        if self.embed_gate is not None:
+            await self.embed_gate.acquire()
+        answer = engine_pb2.EngineServiceEmbedResponse()
+        for one in request.requests:
+            ids = np.array(one.prompt_token_ids, np.float32)
+            if request.pooling.task == common_pb2.TASK_TOKEN_EMBED:
+                values = np.pad(ids[:, None], ((0, 0), (0, 31)))
+            elif request.pooling.task in (common_pb2.TASK_CLASSIFY, common_pb2.TASK_SCORE):
+                values = ids[-1:]
+            else:
+                values = np.pad(np.array([ids.sum(), len(ids)], np.float32), (0, 30))
+            answer.embeddings.append(from_numpy(values))
+            answer.usage.prompt_tokens += len(ids)
+        return answer
 
     async def _read(self, request_iterator: AsyncIterator[engine_pb2.SessionRequest]) -> None:
         async for message in request_iterator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from support.grpc_server import serving
 MODEL = common_pb2.ModelInfo(name="fake/model", fingerprint="0123456789abcdef", max_model_len=2048, vocab_size=100)
 STOP = common_pb2.FINISH_REASON_STOP
 Delta = generation_pb2.ChoiceDelta
+PoolingRequest = generation_pb2.EmbedRequest | generation_pb2.ScoreRequest | generation_pb2.ClassifyRequest
+_PROMPT_ONLY = common_pb2.Usage(prompt_tokens=5)
 
 
 @dataclass
@@ -85,6 +88,10 @@ class FakeFrontend(
         #: Receives one item per generation request.
         self.arrivals: asyncio.Queue[str] = asyncio.Queue()
         self.health = Health(())
+        self.pooling_requests: list[PoolingRequest] = []
+        #: Raised by each pooling request; and what each waits for.
+        self.pooling_error: TriptychError | None = None
+        self.pooling_gate: asyncio.Event | None = None
 
     @property
     def request(self) -> generation_pb2.ChatRequest | generation_pb2.CompleteRequest:
@@ -128,6 +135,44 @@ class FakeFrontend(
         self, request: generation_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> generation_pb2.ListModelsResponse:
         return generation_pb2.ListModelsResponse(models=[MODEL])
+
+    async def Embed(self, request: generation_pb2.EmbedRequest, context: grpc.aio.ServicerContext) -> generation_pb2.EmbedResponse:
+        """Vectors [index, 0.5] of each input, for TOKEN_EMBED two per input."""
+        await self._take(request)
+        each = 2 if request.task == common_pb2.TASK_TOKEN_EMBED else 1
+        values = [number for index in range(len(request.inputs)) for number in (index, 0.5) * each]
+        packed = common_pb2.Tensor(
+            dtype=common_pb2.DATA_TYPE_FLOAT32, shape=[len(values) // 2, 2], inline=array("f", values).tobytes()
+        )
+        vectors = [each] * len(request.inputs)
+        return generation_pb2.EmbedResponse(model=MODEL.name, packed=packed, packed_vectors=vectors, usage=_PROMPT_ONLY)
+
+    async def Score(self, request: generation_pb2.ScoreRequest, context: grpc.aio.ServicerContext) -> generation_pb2.ScoreResponse:
+        """The length of each document."""
+        await self._take(request)
+        scores = [len(document.text) for document in request.documents]
+        return generation_pb2.ScoreResponse(model=MODEL.name, scores=scores, usage=_PROMPT_ONLY)
+
+    async def Classify(
+        self, request: generation_pb2.ClassifyRequest, context: grpc.aio.ServicerContext
+    ) -> generation_pb2.ClassifyResponse:
+        """The second of two labels."""
+        await self._take(request)
+        each = [generation_pb2.Classification(values=[0.25, 0.75]) for _ in request.inputs]
+        return generation_pb2.ClassifyResponse(model=MODEL.name, classifications=each, labels=["no", "yes"], usage=_PROMPT_ONLY)
+
+    async def _take(self, request: PoolingRequest) -> None:
+        self.pooling_requests.append(request)
+        if request.model not in ("", MODEL.name):
+            raise ModelNotFoundError(f"no model {request.model!r} here; served are: {MODEL.name}")
+        if self.pooling_error is not None:
+            raise self.pooling_error
+        if self.pooling_gate is not None:
+            try:
+                await self.pooling_gate.wait()
+            except asyncio.CancelledError:
+                self.was_cancelled.set()
+                raise
 
     async def Preprocess(
         self, request: preprocess_pb2.PreprocessRequest, context: grpc.aio.ServicerContext

@@ -104,7 +104,7 @@ def test_only_one_of_two_processes_does_the_work(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(CommandError, match="known built-in names: smollm2-135m-instruct"):
+    with pytest.raises(CommandError, match="known built-in names: all-minilm-l6-v2, smollm2-135m-instruct"):
         fetch("no-such-model", quiet())
 
 

@@ -82,6 +82,26 @@ class LoadedModel:
         Returns:
             [n, vocab_size].
         """
+        if self.picks_logits:
+            with attending(backend):
+                return self.model(**self._inputs(token_ids, positions, inputs_embeds), logits_to_keep=logits_indices).logits[0]
+        hidden = self.hidden(token_ids, positions, backend, inputs_embeds)
+        return self.model.get_output_embeddings()(hidden[None, logits_indices])[0]
+
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        backend: AttentionBackend,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[num_tokens, hidden_size]: the last hidden states of a ragged batch, with arguments as of `forward`."""
+        with attending(backend):
+            inputs = self._inputs(token_ids, positions, inputs_embeds)
+            hidden: torch.Tensor = getattr(self.model, self.model.base_model_prefix)(**inputs).last_hidden_state[0]
+            return hidden
+
+    def _inputs(self, token_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None) -> dict[str, Any]:
         inputs: dict[str, Any] = {
             "input_ids": token_ids[None] if inputs_embeds is None else None,
             "position_ids": self.position_ids(positions),
@@ -91,11 +111,7 @@ class LoadedModel:
         }
         if inputs_embeds is not None:
             inputs["inputs_embeds"] = inputs_embeds
-        with attending(backend):
-            if self.picks_logits:
-                return self.model(**inputs, logits_to_keep=logits_indices).logits[0]
-            hidden = getattr(self.model, self.model.base_model_prefix)(**inputs).last_hidden_state
-            return self.model.get_output_embeddings()(hidden[:, logits_indices])[0]
+        return inputs
 
 
 def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torch.device, max_model_len: int) -> LoadedModel:

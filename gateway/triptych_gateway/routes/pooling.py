@@ -1,0 +1,105 @@
+"""Routes of models that generate nothing: embeddings, pooling, classify, score, rerank."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request, Response
+from triptych_common.errors import TriptychError
+from triptych_common.pb import common_pb2
+
+from triptych_gateway.access.routes import Access, AccessRouter
+from triptych_gateway.dialects import pooling as convert
+from triptych_gateway.dialects.fields import FieldNames, in_client_terms
+from triptych_gateway.errors import openapi_responses
+from triptych_gateway.routes.json_body import JsonRoute, files_of
+from triptych_gateway.schemas import pooling_answers as answers
+from triptych_gateway.schemas.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
+from triptych_gateway.state import gateway_of, request_id_of
+
+router = AccessRouter(access=Access.KEY, tags=["Embeddings"], route_class=JsonRoute, responses=openapi_responses())
+T = TypeVar("T")
+
+
+@router.post("/v1/embeddings", response_model=answers.EmbeddingList)
+async def create_embeddings(request: Request, body: EmbeddingRequest) -> Response:
+    """Vectors of texts."""
+    call = gateway_of(request).frontend.embed(convert.embed_request(body, files_of(request)), request_id_of(request))
+    return await _answer(
+        request, call, convert.INPUT_NAMES, lambda response: convert.embeddings_json(response, body.encoding_format)
+    )
+
+
+@router.post("/pooling", response_model=answers.PooledList)
+async def create_pooling(request: Request, body: PoolingRequest) -> Response:
+    """What the model's pooling gives: vectors, vectors of tokens, or values of labels."""
+    frontend, request_id = gateway_of(request).frontend, request_id_of(request)
+    if await _classifies(request, body):
+        classify = frontend.classify(convert.classify_request(body, files_of(request)), request_id)
+        return await _answer(
+            request, classify, convert.INPUT_NAMES, lambda response: convert.pooled_classes_json(response, body.encoding_format)
+        )
+    embed = frontend.embed(convert.embed_request(body, files_of(request)), request_id)
+    per_token = body.task == "token_embed"
+    return await _answer(
+        request, embed, convert.INPUT_NAMES, lambda response: convert.pooled_json(response, body.encoding_format, per_token)
+    )
+
+
+@router.post("/classify", response_model=answers.ClassificationList)
+async def create_classification(request: Request, body: ClassifyRequest) -> Response:
+    """Values of a classifier's labels."""
+    call = gateway_of(request).frontend.classify(convert.classify_request(body, files_of(request)), request_id_of(request))
+    return await _answer(request, call, convert.INPUT_NAMES, convert.classified_json)
+
+
+@router.post("/v1/score", response_model=answers.ScoreList)
+@router.post("/score", response_model=answers.ScoreList, include_in_schema=False)
+async def create_score(request: Request, body: ScoreRequest) -> Response:
+    """How well texts fit together, pair by pair."""
+    call = gateway_of(request).frontend.score(convert.score_request(body), request_id_of(request))
+    return await _answer(request, call, convert.score_names(body), convert.scores_json)
+
+
+@router.post("/v1/rerank", response_model=answers.Ranking)
+@router.post("/rerank", response_model=answers.Ranking, include_in_schema=False)
+async def rerank(request: Request, body: RerankRequest) -> Response:
+    """Documents in the order of their relevance to a query, as Jina and vLLM answer."""
+    return await _rerank(request, body, with_documents=body.return_documents is not False)
+
+
+@router.post("/v2/rerank", response_model=answers.Ranking)
+async def rerank_v2(request: Request, body: RerankRequest) -> Response:
+    """The same as Cohere answers, without the documents unless they are asked for."""
+    return await _rerank(request, body, with_documents=bool(body.return_documents))
+
+
+async def _rerank(request: Request, body: RerankRequest, *, with_documents: bool) -> Response:
+    call = gateway_of(request).frontend.score(convert.score_request(body), request_id_of(request))
+    return await _answer(
+        request, call, convert.RERANK_NAMES, lambda response: convert.ranking_json(response, body, with_documents=with_documents)
+    )
+
+
+async def _classifies(request: Request, body: PoolingRequest) -> bool:
+    """Whether the body asks for classes: it says so, or says nothing and the model does not embed."""
+    if body.task is not None:
+        return body.task == "classify"
+    models = await gateway_of(request).frontend.models(request_id_of(request))
+    tasks = [task for model in models if body.model in (None, model.name) for task in model.capabilities.tasks]
+    return common_pb2.TASK_CLASSIFY in tasks
+
+
+async def _answer(
+    request: Request, call: Coroutine[Any, Any, T], names: FieldNames, to_json: Callable[[T], dict[str, Any]]
+) -> Response:
+    try:
+        response = await gateway_of(request).until_disconnect(request, call)
+    except TriptychError as error:
+        raise in_client_terms(error, names) from error
+    # Ten thousand vectors take a tenth of a second to encode.
+    content = await asyncio.to_thread(lambda: orjson.dumps(to_json(response)))
+    return Response(content, media_type="application/json")

@@ -1,0 +1,174 @@
+"""Requests of the routes that generate nothing: embeddings, pooling, classify, score, rerank."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from triptych_gateway.schemas.chat import Messages
+from triptych_gateway.schemas.common import NoOp, PromptTokenIds, Schema, at
+
+#: Most inputs of one request.
+MAX_INPUTS = 65_536
+
+_Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+_TokenIdLists = Annotated[list[PromptTokenIds], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+_Truncation = Annotated[
+    int | None,
+    Field(ge=-1, le=2**31 - 1, description="Cut inputs to this many tokens; -1 is as many as the model takes."),
+]
+_Priority = Annotated[int | None, Field(ge=-(2**31), le=2**31 - 1, description="Lower runs first. Default 0.")]
+_Activation = Annotated[bool | None, Field(description="Apply the model's activation, sigmoid or softmax. Default true.")]
+_User = Annotated[str | None, Field(description="The client's own label of its end user; it changes nothing here.")]
+_Model = Annotated[str | None, Field(description="A name from /v1/models; by default the only one.")]
+
+
+def _input_kind(value: Any) -> str:
+    """Which of the four forms of an input this is, by its first element."""
+    if not isinstance(value, list):
+        return "text"
+    first = value[0] if value else ""
+    return "token_ids" if isinstance(first, (int, float)) else "token_id_lists" if isinstance(first, list) else "texts"
+
+
+Input = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[_Texts, Tag("texts")]
+    | Annotated[PromptTokenIds, Tag("token_ids")]
+    | Annotated[_TokenIdLists, Tag("token_id_lists")],
+    Discriminator(_input_kind),
+]
+
+
+class InputRequest(Schema):
+    """The fields that the routes with `input` share."""
+
+    input: Annotated[Input | None, Field(description="A text, a list of texts, token ids, or a list of lists of token ids.")] = None
+    messages: Annotated[Messages | None, Field(description="Instead of input: messages for the model's chat template.")] = None
+    user: _User = None
+    truncate_prompt_tokens: _Truncation = None
+    add_special_tokens: Annotated[bool | None, Field(description="Let the tokenizer add its own to texts. Default true.")] = None
+    priority: _Priority = None
+
+    @property
+    def inputs(self) -> list[str | list[int]]:
+        """The inputs as a list; empty with messages."""
+        one = self.input
+        if one is None:
+            return []
+        many = [one] if isinstance(one, str) or isinstance(one[0], int) else one
+        return cast("list[str | list[int]]", many)
+
+    @model_validator(mode="after")
+    def _input_or_messages(self) -> Self:
+        if (self.input is None) == (self.messages is None):
+            raise at("input", "send either input or messages")
+        return self
+
+
+class EmbeddingRequest(InputRequest):
+    """OpenAI's request, and what vLLM adds to it."""
+
+    model: Annotated[str, Field(description="A name from /v1/models.")]
+    dimensions: Annotated[
+        int | None, Field(ge=1, le=2**31 - 1, description="Length of the vectors, for models whose vectors can be cut.")
+    ] = None
+    encoding_format: Annotated[Literal["float", "base64"] | None, Field(description="base64: of float32, little-endian.")] = None
+    normalize: Annotated[bool | None, Field(description="Scale the vectors to length 1. Default: as the model was made.")] = None
+
+
+class PoolingRequest(InputRequest):
+    """vLLM's request for what the model's pooling gives."""
+
+    model: _Model = None
+    task: Annotated[
+        Literal["embed", "token_embed", "classify"] | None,
+        Field(description="token_embed: a vector per token. Default: embed, or classify if the model classifies."),
+    ] = None
+    dimensions: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="Length of the vectors.")] = None
+    encoding_format: Annotated[Literal["float", "base64"] | None, Field(description="base64: of float32, little-endian.")] = None
+    normalize: Annotated[bool | None, Field(description="Scale vectors to length 1. Default: as the model was made.")] = None
+    use_activation: _Activation = None
+
+
+class ClassifyRequest(InputRequest):
+    """vLLM's request for the values of a classifier's labels."""
+
+    model: _Model = None
+    use_activation: _Activation = None
+
+
+_OneOrMany = str | _Texts
+
+
+class ScoreRequest(Schema):
+    """vLLM's request: one text against several, or pairs. The two sides have one of three pairs of names."""
+
+    model: _Model = None
+    text_1: Annotated[_OneOrMany | None, Field(description="One text, or as many as text_2.")] = None
+    text_2: Annotated[_OneOrMany | None, Field(description="One text or several.")] = None
+    queries: Annotated[_OneOrMany | None, Field(description="Another name of text_1.")] = None
+    documents: Annotated[_OneOrMany | None, Field(description="Another name of text_2, with queries.")] = None
+    items: Annotated[_OneOrMany | None, Field(description="Another name of text_2, with queries.")] = None
+    truncate_prompt_tokens: _Truncation = None
+    use_activation: _Activation = None
+    priority: _Priority = None
+    user: _User = None
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """The names of the two fields that are used."""
+        given = {name for name in ("text_1", "text_2", "queries", "documents", "items") if getattr(self, name) is not None}
+        return next((pair for pair in _SIDES if given == set(pair)), ("", ""))
+
+    @model_validator(mode="after")
+    def _two_sides(self) -> Self:
+        first, second = self.sides
+        if not first:
+            raise at("text_1", "send text_1 and text_2, or queries and documents, or queries and items")
+        counts = [len(texts_of(getattr(self, name))) for name in (first, second)]
+        if counts[0] not in (1, counts[1]):
+            raise at(first, f"must be one text or as many as {second} ({counts[1]}); given: {counts[0]}")
+        return self
+
+
+_SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"))
+
+
+def texts_of(value: str | list[str]) -> list[str]:
+    """A text, or several, as a list."""
+    return [value] if isinstance(value, str) else value
+
+
+class TextDocument(Schema):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankRequest(Schema):
+    """The request of Cohere, Jina and vLLM."""
+
+    model: _Model = None
+    query: str
+    documents: Annotated[
+        list[str | TextDocument],
+        Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True, description="Texts, or objects with a text."),
+    ]
+    top_n: Annotated[int | None, Field(ge=0, le=2**31 - 1, description="How many to send; 0 and the default send all.")] = None
+    return_documents: Annotated[bool | None, Field(description="Send the documents too. Default true, for /v2/rerank false.")] = (
+        None
+    )
+    truncate_prompt_tokens: _Truncation = None
+    use_activation: _Activation = None
+    priority: _Priority = None
+    user: _User = None
+    max_tokens_per_doc: Annotated[Any, NoOp()] = None
+    max_chunks_per_doc: Annotated[Any, NoOp()] = None
+    rank_fields: Annotated[Any, NoOp()] = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents' texts."""
+        return [one if isinstance(one, str) else one.text for one in self.documents]

@@ -1,0 +1,1 @@
+"""Pooling models: hidden states become vectors, labels or scores."""

@@ -1,0 +1,223 @@
+"""Answers Embed, Score and Classify: checks, token ids, and calls to engines in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from triptych_common.errors import InvalidRequestError, UnimplementedError
+from triptych_common.model.pooling import PoolingModel, check_pooling
+from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
+from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
+from triptych_common.rpc.tensors import from_numpy
+from triptych_common.telemetry.logs import request_id_var
+
+from triptych_frontend.engines.router import EngineRouter
+from triptych_frontend.generation.admission import Admission
+from triptych_frontend.generation.pooling_inputs import PoolingInputs
+from triptych_frontend.served_model import ServedModel
+
+#: Inputs of one engine call. Few enough that calls of several clients take turns.
+_BATCH = 256
+#: Engine calls in flight of one client's call, and of all. Together they stay below the number of requests that may wait.
+_MAX_IN_FLIGHT, _MAX_IN_FLIGHT_OF_ALL = 2, 6
+#: Room for everything but the vectors in a response.
+_MAX_VECTOR_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The answers of engines, in the order of the inputs."""
+
+    values: np.ndarray  # float32 [sum(num_rows), size]
+    num_rows: list[int]
+    usage: common_pb2.Usage
+
+
+class Embedder:
+    """Serves a pooling model.
+
+    Args:
+        pooling: what the model does with its hidden states; None if it generates text.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        model: ServedModel,
+        inputs: PoolingInputs,
+        engines: EngineRouter,
+        pooling: PoolingModel | None,
+    ) -> None:
+        self._admission = admission
+        self._model = model
+        self._inputs = inputs
+        self._engines = engines
+        self._pooling = pooling
+        self._in_flight = asyncio.Semaphore(_MAX_IN_FLIGHT_OF_ALL)
+
+    async def embed(self, request: generation_pb2.EmbedRequest) -> generation_pb2.EmbedResponse:
+        """Vectors of inputs. Raises TriptychError."""
+        with self._admission.admit():
+            params = common_pb2.PoolingParams(task=request.task or common_pb2.TASK_EMBED)
+            if request.HasField("dimensions"):
+                params.dimensions = request.dimensions
+            if request.HasField("normalize"):
+                params.normalize = request.normalize
+            if params.task not in (common_pb2.TASK_EMBED, common_pb2.TASK_TOKEN_EMBED):
+                raise InvalidRequestError("task must be EMBED or TOKEN_EMBED", field="task")
+            self._check(request.model, params, request.inputs, "inputs")
+            pooled = await self._pool(await self._token_ids(request), params, request.priority)
+            response = generation_pb2.EmbedResponse(
+                request_id=request_id_var.get(), model=self._model.info.name, usage=pooled.usage
+            )
+            if request.packed:
+                response.packed.CopyFrom(from_numpy(pooled.values))
+                response.packed_vectors.extend(pooled.num_rows)
+                return response
+            ends = list(itertools.accumulate(pooled.num_rows))
+            for end, count in zip(ends, pooled.num_rows, strict=True):
+                response.embeddings.add(values=pooled.values[end - count : end].ravel().tolist(), num_vectors=count)
+            return response
+
+    async def classify(self, request: generation_pb2.ClassifyRequest) -> generation_pb2.ClassifyResponse:
+        """Values of the model's labels for inputs. Raises TriptychError."""
+        with self._admission.admit():
+            params = common_pb2.PoolingParams(task=common_pb2.TASK_CLASSIFY)
+            if request.HasField("activation"):
+                params.activation = request.activation
+            pooling = self._check(request.model, params, request.inputs, "inputs")
+            pooled = await self._pool(await self._token_ids(request), params, request.priority)
+            return generation_pb2.ClassifyResponse(
+                request_id=request_id_var.get(),
+                model=self._model.info.name,
+                classifications=[generation_pb2.Classification(values=row) for row in pooled.values.tolist()],
+                labels=pooling.labels,
+                usage=pooled.usage,
+            )
+
+    async def score(self, request: generation_pb2.ScoreRequest) -> generation_pb2.ScoreResponse:
+        """How well pairs fit together. Raises TriptychError."""
+        with self._admission.admit():
+            params = common_pb2.PoolingParams(task=common_pb2.TASK_SCORE)
+            if request.HasField("activation"):
+                params.activation = request.activation
+            pooling = self._check(request.model, params, request.documents, "documents")
+            num_queries, num_documents = len(request.queries), len(request.documents)
+            if num_queries not in (1, num_documents):
+                raise InvalidRequestError(
+                    f"queries must have one entry, or as many as documents ({num_documents}); it has {num_queries}",
+                    field="queries",
+                    limit=num_documents,
+                    value=num_queries,
+                )
+            if pooling.kind == "embed":
+                scores, usage = await self._cosines(request)
+            else:
+                scores, usage = await self._cross_encode(request, params)
+            return generation_pb2.ScoreResponse(
+                request_id=request_id_var.get(), model=self._model.info.name, scores=scores.tolist(), usage=usage
+            )
+
+    def _check(
+        self, model: str, params: common_pb2.PoolingParams, inputs: Sequence[generation_pb2.EmbedInput], field: str
+    ) -> PoolingModel:
+        self._model.check_name(model)
+        self._model.check_task(params.task)
+        if self._pooling is None:
+            raise UnimplementedError(f"{self._model.info.name} is served to generate text", field="model")
+        check_pooling(params, self._pooling)
+        if not inputs:
+            raise InvalidRequestError(f"{field} must not be empty", field=field, limit=1, value=0)
+        return self._pooling
+
+    async def _token_ids(self, request: generation_pb2.EmbedRequest | generation_pb2.ClassifyRequest) -> list[list[int]]:
+        return await self._inputs.single(
+            request.inputs,
+            "inputs",
+            self._model.info.max_model_len,
+            truncate_to=request.truncate_to if request.HasField("truncate_to") else None,
+            add_special_tokens=request.add_special_tokens if request.HasField("add_special_tokens") else True,
+        )
+
+    async def _cosines(self, request: generation_pb2.ScoreRequest) -> tuple[np.ndarray, common_pb2.Usage]:
+        limit, truncate_to = self._model.info.max_model_len, request.truncate_to if request.HasField("truncate_to") else None
+        queries = await self._inputs.single(request.queries, "queries", limit, truncate_to=truncate_to)
+        documents = await self._inputs.single(request.documents, "documents", limit, truncate_to=truncate_to)
+        params = common_pb2.PoolingParams(task=common_pb2.TASK_EMBED, normalize=True)
+        pooled = await self._pool([*queries, *documents], params, request.priority)
+        of_queries, of_documents = np.split(pooled.values, [len(queries)])
+        return (of_queries * of_documents).sum(-1), pooled.usage
+
+    async def _cross_encode(
+        self, request: generation_pb2.ScoreRequest, params: common_pb2.PoolingParams
+    ) -> tuple[np.ndarray, common_pb2.Usage]:
+        queries, documents = _texts(request.queries, "queries"), _texts(request.documents, "documents")
+        token_ids, seconds = await self._inputs.pairs(
+            queries if len(queries) == len(documents) else queries * len(documents),
+            documents,
+            "documents",
+            self._model.info.max_model_len,
+            truncate_to=request.truncate_to if request.HasField("truncate_to") else None,
+        )
+        pooled = await self._pool(token_ids, params, request.priority, seconds)
+        return pooled.values[:, 0], pooled.usage
+
+    async def _pool(
+        self, token_ids: list[list[int]], params: common_pb2.PoolingParams, priority: int, seconds: Sequence[int] = ()
+    ) -> Pooled:
+        """Send inputs to engines in batches, a few at a time."""
+        self._check_answer_fits(token_ids, params)
+        slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
+
+        async def one(start: int) -> engine_pb2.EngineServiceEmbedResponse:
+            async with slots, self._in_flight:
+                prompts = token_ids[start : start + _BATCH]
+                request = engine_pb2.EngineServiceEmbedRequest(
+                    requests=[self._engine_request(prompt, priority) for prompt in prompts],
+                    pooling=params,
+                    second_text_starts=seconds[start : start + _BATCH] if any(seconds) else (),
+                )
+                return await self._engines.embed(request, request_id_var.get())
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(start)) for start in range(0, len(token_ids), _BATCH)]
+        except* Exception as errors:
+            raise errors.exceptions[0] from None
+        return _joined([task.result() for task in tasks])
+
+    @staticmethod
+    def _engine_request(token_ids: list[int], priority: int) -> engine_pb2.EngineRequest:
+        request_id = f"{request_id_var.get()}-{secrets.token_hex(8)}"
+        return engine_pb2.EngineRequest(request_id=request_id, prompt_token_ids=token_ids, priority=priority)
+
+    def _check_answer_fits(self, token_ids: list[list[int]], params: common_pb2.PoolingParams) -> None:
+        size = params.dimensions or (self._pooling.size if self._pooling is not None else 0)
+        num_vectors = sum(map(len, token_ids)) if params.task == common_pb2.TASK_TOKEN_EMBED else len(token_ids)
+        if num_vectors * size * 4 > _MAX_VECTOR_BYTES:
+            raise InvalidRequestError(
+                f"the answer would have {num_vectors * size * 4} bytes, at most {_MAX_VECTOR_BYTES} fit; send fewer inputs at once",
+                field="inputs",
+                limit=_MAX_VECTOR_BYTES,
+                value=num_vectors * size * 4,
+            )
+
+
+def _texts(inputs: Sequence[generation_pb2.EmbedInput], field: str) -> list[str]:
+    for index, one in enumerate(inputs):
+        name = f"{field}[{index}]"
+        if one.WhichOneof("input") != "text":
+            raise InvalidRequestError(f"{name} must be a text: this model reads pairs of texts", field=name)
+    return [one.text for one in inputs]
+
+
+def _joined(responses: list[engine_pb2.EngineServiceEmbedResponse]) -> Pooled:
+    tensors = [tensor for response in responses for tensor in response.embeddings]
+    num_rows = [tensor.shape[0] if len(tensor.shape) == 2 else 1 for tensor in tensors]
+    values = np.frombuffer(b"".join(tensor.inline for tensor in tensors), np.float32).reshape(sum(num_rows), -1)
+    return Pooled(values, num_rows, common_pb2.Usage(prompt_tokens=sum(response.usage.prompt_tokens for response in responses)))

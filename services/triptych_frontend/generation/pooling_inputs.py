@@ -1,0 +1,182 @@
+"""From the inputs of Embed, Score and Classify to token ids: in batches, in a thread pool; cut or refused if they are too long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from triptych_common.errors import ContextLengthError, InvalidRequestError, UnimplementedError
+from triptych_common.pb import generation_pb2
+
+from triptych_frontend.prompt.preprocess import Preprocessor
+from triptych_frontend.tokens.tokenizer import Tokenizer
+
+#: Texts that are tokenized at once. Between two batches, the threads serve other calls.
+_BATCH = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PairFormat:
+    """The tokens around two texts, and whether the second one has token type 1."""
+
+    before: list[int]
+    between: list[int]
+    after: list[int]
+    has_types: bool
+
+    @property
+    def num_added(self) -> int:
+        return len(self.before) + len(self.between) + len(self.after)
+
+
+class PoolingInputs:
+    """Tokenizes inputs.
+
+    Args:
+        preprocessor: owns the threads, and renders conversations.
+    """
+
+    def __init__(self, preprocessor: Preprocessor, tokenizer: Tokenizer) -> None:
+        self._preprocessor, self._tokenizer = preprocessor, tokenizer
+
+    async def single(
+        self,
+        inputs: Sequence[generation_pb2.EmbedInput],
+        field: str,
+        max_tokens: int,
+        *,
+        truncate_to: int | None,
+        add_special_tokens: bool = True,
+    ) -> list[list[int]]:
+        """Token ids of each input.
+
+        Args:
+            field: the inputs' name in errors.
+            max_tokens: the longest input that the model takes.
+            truncate_to: cut inputs to this many tokens, of which the tokens that the tokenizer adds are the last to go; 0 is as
+                many as the model takes.
+
+        Raises:
+            InvalidRequestError, ContextLengthError: an input is at fault; the error names its index.
+            UnimplementedError: an input has media.
+        """
+        limit = _limit(truncate_to, max_tokens)
+        token_ids: list[list[int]] = [[] for _ in inputs]
+        texts = []
+        for index, one in enumerate(inputs):
+            kind, name = one.WhichOneof("input"), f"{field}[{index}]"
+            if kind == "text":
+                self._preprocessor.check_length(len(one.text), name)
+                texts.append(index)
+            elif kind == "token_ids":
+                token_ids[index] = list(one.token_ids.ids)
+                self._preprocessor.check_token_ids(token_ids[index], name)
+            elif kind == "messages":
+                token_ids[index] = await self._chat(one.messages, name)
+            else:
+                raise InvalidRequestError(f"{name} is empty; it needs a text, token ids or messages", field=name)
+        for start in range(0, len(texts), _BATCH):
+            batch = texts[start : start + _BATCH]
+            encoded = await self._encode([inputs[index].text for index in batch], add_special_tokens)
+            for index, ids in zip(batch, encoded, strict=True):
+                token_ids[index] = ids
+        added = set(texts) if add_special_tokens else set[int]()
+        for index, ids in enumerate(token_ids):
+            if truncate_to is not None and len(ids) > limit:
+                token_ids[index] = self._cut(ids, limit, has_added=index in added)
+            _check_length(token_ids[index], f"{field}[{index}]", max_tokens)
+        return token_ids
+
+    async def pairs(
+        self, first: Sequence[str], second: Sequence[str], field: str, max_tokens: int, *, truncate_to: int | None
+    ) -> tuple[list[list[int]], list[int]]:
+        """Token ids of each pair of texts, and where the second text starts if its token types differ, else 0.
+
+        Arguments and errors are those of `single`. Of a pair that is too long, the longer text is cut first.
+        """
+        limit, form = _limit(truncate_to, max_tokens), self._pair_format()
+        if truncate_to is not None and limit <= form.num_added:
+            raise InvalidRequestError(
+                f"truncate_to must be more than the {form.num_added} tokens that the tokenizer adds; given: {limit}",
+                field="truncate_to",
+                limit=form.num_added + 1,
+                value=limit,
+            )
+        distinct = list(dict.fromkeys([*first, *second]))
+        encoded: dict[str, list[int]] = {}
+        for start in range(0, len(distinct), _BATCH):
+            batch = distinct[start : start + _BATCH]
+            encoded.update(zip(batch, await self._encode(batch, False), strict=True))
+        token_ids, seconds = [], []
+        for index, (one, other) in enumerate(zip(first, second, strict=True)):
+            a, b = encoded[one], encoded[other]
+            if truncate_to is not None:
+                a, b = _cut_pair(a, b, limit - form.num_added)
+            ids = [*form.before, *a, *form.between, *b, *form.after]
+            _check_length(ids, f"{field}[{index}]", max_tokens)
+            token_ids.append(ids)
+            seconds.append(len(form.before) + len(a) + len(form.between) if form.has_types else 0)
+        return token_ids, seconds
+
+    async def _encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        return await self._preprocessor.run(lambda: self._tokenizer.encode_batch(texts, add_special_tokens))
+
+    async def _chat(self, messages: generation_pb2.ChatMessages, field: str) -> list[int]:
+        if any(part.HasField("media") for message in messages.messages for part in message.content):
+            raise UnimplementedError(f"{field} has media; only texts are embedded", field=field)
+        request = generation_pb2.ChatRequest(messages=messages.messages, add_generation_prompt=False)
+        prompt = await self._preprocessor.chat(request)
+        prompt.release()
+        return prompt.token_ids
+
+    def _cut(self, ids: list[int], limit: int, *, has_added: bool) -> list[int]:
+        before, after = self._tokenizer.around_text if has_added else ([], [])
+        num_text = limit - len(before) - len(after)
+        if num_text < 0:
+            return ids[:limit]
+        return [*before, *ids[len(before) : len(before) + num_text], *after]
+
+    def _pair_format(self) -> PairFormat:
+        backend = self._tokenizer.backend
+        a, b = (self._tokenizer.encode(letter, add_special_tokens=False) for letter in ("a", "b"))
+        pair = backend.encode_batch([("a", "b")], add_special_tokens=True)[0]
+        ids, sequences = pair.ids, pair.sequence_ids
+        start_a, start_b = sequences.index(0), sequences.index(1)
+        end_a, end_b = start_a + len(a), start_b + len(b)
+        return PairFormat(ids[:start_a], ids[end_a:start_b], ids[end_b:], has_types=pair.type_ids[start_b] == 1)
+
+
+def _limit(truncate_to: int | None, max_tokens: int) -> int:
+    if truncate_to is None or truncate_to == 0:
+        return max_tokens
+    if truncate_to > max_tokens:
+        raise InvalidRequestError(
+            f"truncate_to must be at most {max_tokens}, the longest input that the model takes; given: {truncate_to}",
+            field="truncate_to",
+            limit=max_tokens,
+            value=truncate_to,
+        )
+    return truncate_to
+
+
+def _check_length(token_ids: list[int], field: str, max_tokens: int) -> None:
+    if not token_ids:
+        raise InvalidRequestError(f"{field} is empty; the model needs at least one token", field=field, limit=1, value=0)
+    if len(token_ids) > max_tokens:
+        raise ContextLengthError(
+            f"{field} has {len(token_ids)} tokens; the model takes at most {max_tokens}, and truncate_to cuts longer inputs",
+            field=field,
+            limit=max_tokens,
+            value=len(token_ids),
+        )
+
+
+def _cut_pair(a: list[int], b: list[int], limit: int) -> tuple[list[int], list[int]]:
+    """Cut two texts to `limit` tokens together: the longer one first, then both to the same length."""
+    if len(a) + len(b) <= limit:
+        return a, b
+    shorter = min(len(a), len(b))
+    longer = max(shorter, limit - shorter)
+    if shorter + longer > limit:
+        shorter, longer = limit // 2, limit - limit // 2
+    return (a[:shorter], b[:longer]) if len(a) <= len(b) else (a[:longer], b[:shorter])
