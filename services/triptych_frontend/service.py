@@ -79,6 +79,8 @@ class Frontend:
         self._tokenizer, expander, why_text_only = _load_text_and_media(path, settings.max_image_pixels)
         info, pooling = served_model(path, name, settings.max_model_len, settings.task)
         info.vocab_size = info.vocab_size or len(self._tokenizer)
+        if pooling is not None and pooling.lowercases:
+            self._tokenizer.lowercase()
         info.capabilities.constraints.extend(KINDS if pooling is None else ())
         if expander is not None:
             expander.max_embeds = info.max_model_len
@@ -126,7 +128,7 @@ class Frontend:
             Embedder(
                 self._admission,
                 self._model,
-                PoolingInputs(self._preprocessor, self._tokenizer),
+                PoolingInputs(self._preprocessor, self._tokenizer, pooling.prompt if pooling is not None else ""),
                 engines,
                 self._encoder_client,
                 pooling,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 from triptych_common.errors import (
     ContextLengthError,
     InternalError,
@@ -145,4 +146,6 @@ def pooled_tensor(output: SequenceOutput, field: str) -> common_pb2.Tensor:
         raise RequestAbortedError("the request was aborted")
     if output.pooled is None:
         raise InternalError("the engine computed nothing for this request")
+    if not np.isfinite(output.pooled).all():
+        raise InternalError(f"{field}: the model computes values that are no finite numbers", field=field)
     return from_numpy(output.pooled)

@@ -47,10 +47,11 @@ class PoolingInputs:
 
     Args:
         preprocessor: owns the threads, and renders conversations.
+        prompt: stands before each text that is no part of a pair.
     """
 
-    def __init__(self, preprocessor: Preprocessor, tokenizer: Tokenizer) -> None:
-        self._preprocessor, self._tokenizer = preprocessor, tokenizer
+    def __init__(self, preprocessor: Preprocessor, tokenizer: Tokenizer, prompt: str = "") -> None:
+        self._preprocessor, self._tokenizer, self._prompt = preprocessor, tokenizer, prompt
 
     async def single(
         self,
@@ -92,7 +93,7 @@ class PoolingInputs:
                 raise InvalidRequestError(f"{name} is empty; it needs a text, token ids or messages", field=name)
         for start in range(0, len(texts), _BATCH):
             batch = texts[start : start + _BATCH]
-            encoded = await self._encode([inputs[index].text for index in batch], add_special_tokens)
+            encoded = await self._encode([self._prompt + inputs[index].text for index in batch], add_special_tokens)
             for index, ids in zip(batch, encoded, strict=True):
                 found[index].token_ids = ids
         added = set(texts) if add_special_tokens else set[int]()
