@@ -113,6 +113,13 @@ async def _answer(
         response = await gateway_of(request).until_disconnect(request, call)
     except TriptychError as error:
         raise in_client_terms(error, names) from error
-    # Ten thousand vectors take a tenth of a second to encode.
-    content = await asyncio.to_thread(lambda: orjson.dumps(to_json(response)))
+    # Ten thousand vectors take a quarter of a second to encode.
+    content = await asyncio.to_thread(lambda: _dumps(to_json(response)))
     return Response(content, media_type="application/json")
+
+
+def _dumps(answer: dict[str, Any]) -> bytes:
+    """JSON of an answer, input by input: orjson lets no other thread run while it encodes."""
+    name, items = next((key, value) for key, value in answer.items() if isinstance(value, list))
+    rest = orjson.dumps({key: value for key, value in answer.items() if key != name})
+    return b"%b,%b:[%b]}" % (rest[:-1], orjson.dumps(name), b",".join(map(orjson.dumps, items)))
