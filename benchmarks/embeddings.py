@@ -8,7 +8,6 @@ of both, and the ratio of each round: above 1 the engine is faster. Largest diff
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from pathlib import Path
@@ -31,31 +30,10 @@ from triptych_engine.settings import EngineSettings  # noqa: E402
 
 from benchmarks.harness.machine import BusyMeter  # noqa: E402
 from benchmarks.harness.sitting import new_parser  # noqa: E402
+from benchmarks.harness.texts import texts  # noqa: E402
 
 #: Name -> fewest and most words of a text.
 _LENGTHS = {"sentences": (5, 25), "paragraphs": (30, 150)}
-_WORDS = (
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "a",
-    "is",
-    "that",
-    "for",
-    "it",
-    "as",
-    "was",
-    "with",
-    "be",
-    "by",
-    "on",
-    "not",
-    "he",
-    "his",
-    "but",
-)
 
 
 class Engine:
@@ -78,12 +56,6 @@ class Engine:
             core.step()
         pooled = {output.request_id: output.pooled for output in outputs}
         return np.stack([pooled[str(index)] for index in range(len(prompts))])  # type: ignore[misc]
-
-
-def texts(count: int, fewest: int, most: int) -> list[str]:
-    """Texts of random words and lengths; the same ones each time."""
-    dice = random.Random(0)
-    return [" ".join(dice.choices(_WORDS, k=dice.randint(fewest, most))) for _ in range(count)]
 
 
 def main() -> None:

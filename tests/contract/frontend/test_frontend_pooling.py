@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,18 @@ import grpc
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
-from support.builders.frontend import Bench, chat_request, frontend_bench
+from support.builders.frontend import Bench, chat_request, frontend_bench, hello
 from support.builders.pooling import a_classifier, an_embedder, texts
+from support.fakes.engine import FakeEngine
+from support.grpc_server import serving
 from support.waiting import until
-from triptych_common.errors import ContextLengthError, InvalidRequestError, TriptychError, UnimplementedError
+from triptych_common.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    ServiceUnavailableError,
+    TriptychError,
+    UnimplementedError,
+)
 from triptych_common.model.pooling import served_model
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.status import from_rpc_error
@@ -161,3 +169,27 @@ async def test_classes(tmp_path: Path) -> None:
         assert not bench.engine.embeds[0].pooling.activation
     assert [list(one.values) for one in answer.classifications] == [[3]]
     assert list(answer.labels) == ["LABEL_0"]
+
+
+async def test_another_engine_takes_over_when_one_dies_or_refuses(embedder: Path) -> None:
+    info, _ = served_model(embedder, embedder.name, None, "auto")
+    first, second = FakeEngine(info, hello()), FakeEngine(info, hello())
+    first.embed_gate = asyncio.Semaphore(0)
+    async with AsyncExitStack() as stack:
+        dying = await stack.enter_async_context(AsyncExitStack())
+        addresses = (
+            await dying.enter_async_context(serving(first.register)),
+            await stack.enter_async_context(serving(second.register)),
+        )
+        bench = await stack.enter_async_context(frontend_bench(model=embedder, engine_model=info, engine_addresses=addresses))
+        await until(lambda: len(bench.frontend._engines.ready) == 2)
+        some = texts(1000)
+        call = bench.generation.Embed(generation_pb2.EmbedRequest(inputs=inputs(*some)))
+        await until(lambda: bool(first.embeds))
+        await dying.aclose()
+        answer = await call
+        assert [one.values[1] for one in answer.embeddings] == [len(text.split()) + 2 for text in some]
+        await second.go_down()
+        error = await refusal(bench.generation.Embed(generation_pb2.EmbedRequest(inputs=inputs("w0"))))
+        assert isinstance(error, ServiceUnavailableError)
+        assert not bench.frontend.num_live_requests
