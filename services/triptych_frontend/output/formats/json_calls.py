@@ -132,7 +132,7 @@ class JsonCalls(CallReader):
         elif self._key in _ARGUMENTS and not self._has_arguments:
             self._has_arguments = True
             inner = _decoded(self._token)
-            text = "{}" if inner is None else inner if isinstance(inner, str) and is_text(inner) else self._token
+            text = "{}" if self._token == "null" else inner if isinstance(inner, str) and is_text(inner) else self._token
             if self._name:
                 return [*self._begin_call(), CallArguments(text)]
             self._early = text
