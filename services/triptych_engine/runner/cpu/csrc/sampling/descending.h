@@ -13,8 +13,8 @@ struct Position {
 
 // Weights of tokens, in the order of weight, then of token id. Weights are at most 1.
 //
-// A position is looked for between two weights. Each pass over the weights sums those from kPivots weights between the two, and so
-// leaves one of kPivots + 1 stretches. When few weights are left between the two, only these are sorted.
+// A position is looked for between two weights. Each pass over the weights sums those from several weights between the two, and so leaves
+// the stretch between two of these. When few weights are left between the two, only these are sorted.
 class Descending {
  public:
   // A thread's scratch memory for rows of so many weights.
@@ -30,8 +30,8 @@ class Descending {
       : weights_(weights), block_most_(block_most), num_blocks_(num_blocks), candidates_(scratch.candidates.get()),
         left_(scratch.left.get()), least_(to_bits(least)) {
     // The octaves near the largest weight hold most of what a position is looked for in.
-    constexpr int kOctaves[kPivots] = {1, 2, 3, 4, 6, 8, 11, 15};
-    for (int j = 0; j < kPivots; j++) first_[j].bits = std::max(kOne - (kOctaves[j] << 23), least_);
+    constexpr int kOctaves[kFirstPivots] = {2, 4, 7, 13};
+    for (int j = 0; j < kFirstPivots; j++) first_[j].bits = std::max(kOne - (kOctaves[j] << 23), least_);
     sum_from(first_, weights_, num_blocks_, block_most_);
   }
 
@@ -71,7 +71,7 @@ class Descending {
   }
 
  private:
-  static constexpr int kPivots = 8;
+  static constexpr int kFirstPivots = 4, kPivots = 8;  // of the first pass, and of passes over what it leaves
   static constexpr int64_t kMostSorted = 128;
   static constexpr int32_t kOne = 0x3f800000;  // 1.0f; the bits of positive floats have their order
 
@@ -85,9 +85,9 @@ class Descending {
   struct Stretch {
     Pivot high, low;
     int32_t width() const { return high.bits - low.bits; }
-    template <class IsPassed>
-    void narrow(const Pivot* pivots, const IsPassed& is_passed) {
-      for (int j = 0; j < kPivots; j++) {
+    template <int N, class IsPassed>
+    void narrow(const Pivot (&pivots)[N], const IsPassed& is_passed) {
+      for (int j = 0; j < N; j++) {
         if (pivots[j].bits >= high.bits || pivots[j].bits <= low.bits) continue;
         if (pivots[j].count && is_passed(Position{pivots[j].count, pivots[j].mass})) {
           low = pivots[j];
@@ -158,23 +158,30 @@ class Descending {
   }
 
   // Sets count and mass of pivots, which descend and are positive. most: [num_blocks] largest weight of each block, or null.
-  static void sum_from(Pivot* pivots, const float* weights, int64_t num_blocks, const float* most) {
-    vf from[kPivots], mass[kPivots] = {};
-    vi count[kPivots] = {};
-    for (int j = 0; j < kPivots; j++) from[j] = splat(to_float(pivots[j].bits));
-    const float lowest = to_float(pivots[kPivots - 1].bits);
+  template <int N>
+  static void sum_from(Pivot (&pivots)[N], const float* weights, int64_t num_blocks, const float* most) {
+    vf from[N], mass[N] = {};
+    vi count[N] = {};
+    for (int j = 0; j < N; j++) from[j] = splat(to_float(pivots[j].bits));
+    const float lowest = to_float(pivots[N - 1].bits);
     for (int64_t b = 0; b < num_blocks; b++) {
       if (most && !(most[b] >= lowest)) continue;
       for (int64_t i = b * kBlock; i < (b + 1) * kBlock; i += kLanes) {
         const vf v = load(weights + i);
 #pragma GCC unroll 8
-        for (int j = 0; j < kPivots; j++) {
+        for (int j = 0; j < N; j++) {
+#if defined(__AVX512F__)  // GCC would make vectors of the masks
+          const __mmask16 is_in = _mm512_cmp_ps_mask((__m512)v, (__m512)from[j], _CMP_GE_OQ);
+          mass[j] = (vf)_mm512_mask_add_ps((__m512)mass[j], is_in, (__m512)mass[j], (__m512)v);
+          count[j] = (vi)_mm512_mask_sub_epi32((__m512i)count[j], is_in, (__m512i)count[j], _mm512_set1_epi32(-1));
+#else
           const vi is_in = v >= from[j];
           mass[j] += (vf)((vi)v & is_in), count[j] -= is_in;
+#endif
         }
       }
     }
-    for (int j = 0; j < kPivots; j++) {
+    for (int j = 0; j < N; j++) {
       pivots[j].mass = sum_of(mass[j]), pivots[j].count = 0;
       for (int lane = 0; lane < kLanes; lane++) pivots[j].count += count[j][lane];
     }
@@ -211,7 +218,7 @@ class Descending {
   float* left_;
   int32_t least_;
   int64_t num_first_ = 0;  // candidates that are the first tokens of the order
-  Pivot first_[kPivots];
+  Pivot first_[kFirstPivots];
 };
 
 }  // namespace triptych
