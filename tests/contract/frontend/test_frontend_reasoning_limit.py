@@ -131,11 +131,8 @@ async def test_the_model_opens_its_reasoning_and_may_not() -> None:
     def script(request: engine_pb2.EngineRequest) -> Any:
         return answers(thought=[*ids("<think>"), *THOUGHT])(request)
 
-    kwargs = {"options": Options(return_token_ids=True)}
-    reasoning = generation_pb2.Reasoning(max_tokens=0)
     async with bench(script) as one:
-        request = chat_request(reasoning=reasoning, **kwargs)
-        answer = await one.generation.Chat(request)
+        answer = await one.generation.Chat(thinking(0, options=Options(return_token_ids=True)))
     assert list(answer.choices[0].token_ids) == [*ids("<think>"), *END, *ids("\n\nYes."), IM_END_ID]
     assert (answer.choices[0].text, answer.choices[0].reasoning) == ("Yes.", "")
 

@@ -17,6 +17,7 @@ from triptych_frontend.output.formats.call_reader import (
 )
 
 _ARGUMENTS = ("arguments", "parameters")
+_NULL = "null"
 
 
 class JsonCalls(CallReader):
@@ -132,7 +133,7 @@ class JsonCalls(CallReader):
         elif self._key in _ARGUMENTS and not self._has_arguments:
             self._has_arguments = True
             inner = _decoded(self._token)
-            text = "{}" if inner is None else inner if isinstance(inner, str) and is_text(inner) else self._token
+            text = "{}" if self._token == _NULL else inner if isinstance(inner, str) and is_text(inner) else self._token
             if self._name:
                 return [*self._begin_call(), CallArguments(text)]
             self._early = text

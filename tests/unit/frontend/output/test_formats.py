@@ -218,7 +218,8 @@ def test_a_stop_string_ends_the_parser_too() -> None:
         ("hermes", r'<tool_call>{"name": "f", "arguments": "\ud800"}', call(0, "f", r'"\ud800"')),
         ("pythonic", r"[f(a='\ud800')]", call(0, "f", r'{"a": "\ud800"}')),
         # Deeper than the JSON parser goes.
-        ("hermes", f'<tool_call>{{"name": "f", "arguments": {"[" * 5000}{"]" * 5000}}}', call(0, "f", "{}")),
+        ("hermes", f'<tool_call>{{"name": "f", "arguments": {"[" * 5000}{"]" * 5000}}}', call(0, "f", "[" * 5000 + "]" * 5000)),
+        ("hermes", f'<tool_call>{{"name": "f", "arguments": {"9" * 5000}}}', call(0, "f", "9" * 5000)),
         # JSON in a Python call: its escapes are JSON's.
         ("pythonic", r'[f(a="\ud83d\ude00", b="x\/y", c=NaN)]', call(0, "f", r'{"a": "\ud83d\ude00", "b": "x\/y", "c": "NaN"}')),
     ],
