@@ -55,11 +55,8 @@ class FileParts:
 
     def restored(self, text: bytes) -> bytes:
         """JSON with the payloads in the place of their names, those that were not taken yet."""
-        for name, payload in self._payloads.items():
-            before, found, after = text.partition(name.encode())
-            if found:
-                text = b"".join((before, payload, after))
-        return text
+        names = re.compile(re.escape(self._nonce.encode()) + rb"[0-9]+")
+        return names.sub(lambda name: self._payloads.get(name[0].decode(), name[0]), text)
 
     def _cut(self, body: bytes | bytearray) -> bytes | bytearray:
         """The body without the payloads."""

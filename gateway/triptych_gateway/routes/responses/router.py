@@ -125,7 +125,7 @@ async def list_input_items(
         places = [place for place, item in enumerate(items) if item["id"] == after]
         if not places:
             raise InvalidRequestError(f"after: the response has no input item {after[:64]!r}", field="after")
-        start = places[0] + 1
+        start = places[-1] + 1
     page = items[start : start + limit]
     ids = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
     return _json(orjson.dumps({"object": "list", "data": page, "has_more": start + limit < len(items), **ids}))

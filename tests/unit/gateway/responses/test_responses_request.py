@@ -107,9 +107,9 @@ async def test_opaque_content_of_others_is_refused(content: str) -> None:
     assert caught.value.field == "input[0].encrypted_content"
 
 
-def test_opaque_content_cannot_unpack_to_gigabytes() -> None:
-    with pytest.raises(InvalidRequestError):
-        unseal(seal("x" * (17 << 20)), "f")
+def test_opaque_content_is_no_shorter_than_its_text() -> None:
+    """A request could unpack to more memory than its body has reserved otherwise."""
+    assert len(seal("x" * (1 << 20))) >= 1 << 20
 
 
 async def test_compaction_joins_the_instructions() -> None:
