@@ -15,10 +15,11 @@ from triptych_gateway.dialects.responses.events import split_events
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.generation import responses
 from triptych_gateway.routes.json_body import JsonRoute
-from triptych_gateway.routes.responses.create import compact, create
+from triptych_gateway.routes.responses.create import compact, count, create
 from triptych_gateway.routes.responses.websocket import serve
 from triptych_gateway.schemas.responses.answer import CompactedResponse, DeletedResponse, ItemList, ResponseObject
 from triptych_gateway.schemas.responses.compact import CompactRequest
+from triptych_gateway.schemas.responses.input_tokens import InputTokens, InputTokensRequest
 from triptych_gateway.schemas.responses.request import ResponseRequest
 from triptych_gateway.state import gateway_of
 from triptych_gateway.stores.store import StoredResponse
@@ -52,6 +53,12 @@ async def create_response(request: Request, body: ResponseRequest) -> Response:
 async def compact_response(request: Request, body: CompactRequest) -> Response:
     """Summarize a conversation. The item in the answer takes its place in later requests."""
     return await compact(request, body)
+
+
+@router.post("/v1/responses/input_tokens", responses=openapi_responses())
+async def count_input_tokens(request: Request, body: InputTokensRequest) -> InputTokens:
+    """The number of tokens of a response's prompt, without making the response."""
+    return await gateway_of(request).until_disconnect(request, count(request, body))
 
 
 @router.get(

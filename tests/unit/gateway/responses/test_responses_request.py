@@ -12,7 +12,7 @@ from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_gateway.dialects.responses.context import Context, read_items, stored_items
 from triptych_gateway.dialects.responses.ids import new_response_id, output_item_id, response_of_item
-from triptych_gateway.dialects.responses.opaque import seal, unseal
+from triptych_gateway.dialects.responses.opaque import seal
 from triptych_gateway.dialects.responses.request import chat_call
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import FrontendCall
