@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import Request, Response
@@ -48,7 +47,8 @@ async def count_tokens(request: Request, body: CountTokensRequest) -> TokenCount
 
 
 async def _count(request: Request, body: CountTokensRequest) -> TokenCount:
-    chat, files, names = await asyncio.to_thread(convert.chat_request, body, files_of(request))
+    parts = files_of(request)
+    chat, files, names = await parts.run(lambda: convert.chat_request(body, parts))
     for file in files:
         file.item.data = file.content
     try:

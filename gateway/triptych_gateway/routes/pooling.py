@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request, Response
-from triptych_common.errors import TriptychError
-from triptych_common.pb import common_pb2
+from triptych_common.errors import InvalidRequestError, TriptychError
+from triptych_common.pb import common_pb2, generation_pb2
 
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.dialects import pooling as convert
@@ -27,7 +27,9 @@ T = TypeVar("T")
 @router.post("/v1/embeddings", response_model=answers.EmbeddingList)
 async def create_embeddings(request: Request, body: EmbeddingRequest) -> Response:
     """Vectors of texts."""
-    call = gateway_of(request).frontend.embed(convert.embed_request(body, files_of(request)), request_id_of(request))
+    parts = files_of(request)
+    asked = await parts.run(lambda: convert.embed_request(body, parts))
+    call = gateway_of(request).frontend.embed(asked, request_id_of(request))
     return await _answer(
         request, call, convert.INPUT_NAMES, lambda response: convert.embeddings_json(response, body.encoding_format)
     )
@@ -36,23 +38,34 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
 @router.post("/pooling", response_model=answers.PooledList)
 async def create_pooling(request: Request, body: PoolingRequest) -> Response:
     """What the model's pooling gives: vectors, vectors of tokens, or values of labels."""
-    frontend, request_id = gateway_of(request).frontend, request_id_of(request)
-    if await _classifies(request, body):
-        classify = frontend.classify(convert.classify_request(body, files_of(request)), request_id)
+    frontend, request_id, parts = gateway_of(request).frontend, request_id_of(request), files_of(request)
+    classifies = await _classifies(request, body)
+    for field in ("dimensions", "normalize") if classifies else ("use_activation",):
+        if getattr(body, field) is not None:
+            raise InvalidRequestError(f"{field}: only for {'vectors' if classifies else 'classes'}; see task", field=field)
+    if classifies:
+        classes = await parts.run(lambda: convert.classify_request(body, parts))
         return await _answer(
-            request, classify, convert.INPUT_NAMES, lambda response: convert.pooled_classes_json(response, body.encoding_format)
+            request,
+            frontend.classify(classes, request_id),
+            convert.INPUT_NAMES,
+            lambda response: convert.pooled_classes_json(response, body.encoding_format),
         )
-    embed = frontend.embed(convert.embed_request(body, files_of(request)), request_id)
-    per_token = body.task == "token_embed"
+    vectors = await parts.run(lambda: convert.embed_request(body, parts))
     return await _answer(
-        request, embed, convert.INPUT_NAMES, lambda response: convert.pooled_json(response, body.encoding_format, per_token)
+        request,
+        frontend.embed(vectors, request_id),
+        convert.INPUT_NAMES,
+        lambda response: convert.pooled_json(response, body.encoding_format, body.task == "token_embed"),
     )
 
 
 @router.post("/classify", response_model=answers.ClassificationList)
 async def create_classification(request: Request, body: ClassifyRequest) -> Response:
     """Values of a classifier's labels."""
-    call = gateway_of(request).frontend.classify(convert.classify_request(body, files_of(request)), request_id_of(request))
+    parts = files_of(request)
+    asked = await parts.run(lambda: convert.classify_request(body, parts))
+    call = gateway_of(request).frontend.classify(asked, request_id_of(request))
     return await _answer(request, call, convert.INPUT_NAMES, convert.classified_json)
 
 
@@ -60,8 +73,7 @@ async def create_classification(request: Request, body: ClassifyRequest) -> Resp
 @router.post("/score", response_model=answers.ScoreList, include_in_schema=False)
 async def create_score(request: Request, body: ScoreRequest) -> Response:
     """How well texts fit together, pair by pair."""
-    call = gateway_of(request).frontend.score(convert.score_request(body), request_id_of(request))
-    return await _answer(request, call, convert.score_names(body), convert.scores_json)
+    return await _score(request, body, convert.score_names(body), convert.scores_json)
 
 
 @router.post("/v1/rerank", response_model=answers.Ranking)
@@ -78,10 +90,19 @@ async def rerank_v2(request: Request, body: RerankRequest) -> Response:
 
 
 async def _rerank(request: Request, body: RerankRequest, *, with_documents: bool) -> Response:
-    call = gateway_of(request).frontend.score(convert.score_request(body), request_id_of(request))
-    return await _answer(
-        request, call, convert.RERANK_NAMES, lambda response: convert.ranking_json(response, body, with_documents=with_documents)
+    return await _score(
+        request, body, convert.RERANK_NAMES, lambda response: convert.ranking_json(response, body, with_documents=with_documents)
     )
+
+
+async def _score(
+    request: Request,
+    body: ScoreRequest | RerankRequest,
+    names: FieldNames,
+    to_json: Callable[[generation_pb2.ScoreResponse], dict[str, Any]],
+) -> Response:
+    asked = await files_of(request).run(lambda: convert.score_request(body))
+    return await _answer(request, gateway_of(request).frontend.score(asked, request_id_of(request)), names, to_json)
 
 
 async def _classifies(request: Request, body: PoolingRequest) -> bool:

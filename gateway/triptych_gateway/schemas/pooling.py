@@ -64,6 +64,8 @@ class InputRequest(Schema):
     def _input_or_messages(self) -> Self:
         if (self.input is None) == (self.messages is None):
             raise at("input", "send either input or messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise at("add_special_tokens", "not with messages: the chat template writes the special tokens itself")
         return self
 
 

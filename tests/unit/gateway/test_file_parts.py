@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
 from typing import Any
 
@@ -149,3 +150,9 @@ def test_many_payloads_are_put_back_in_one_pass() -> None:
     assert parts.restored(bytes(parts.rest)) == body
     # One pass per payload would copy 30 GB.
     assert time.process_time() - start_s < 1
+
+
+@pytest.mark.parametrize(("num_bytes", "is_apart"), [(1000, False), (100_000, True)])
+async def test_work_on_a_large_body_leaves_the_event_loop(num_bytes: int, is_apart: bool) -> None:
+    for parts in (FileParts(b" " * num_bytes), FileParts(b"", num_bytes)):
+        assert (await parts.run(threading.get_ident) != threading.get_ident()) == is_apart

@@ -139,8 +139,10 @@ class _Connection:
     async def _answer(self, text: str, hold: BodyHold) -> None:
         """Make one response, and send its events."""
         try:
-            body, generates = _parsed(text)
-            await self._turn(body, generates, hold.release)
+            # Files are not cut out of messages: each has the memory and the size of a body.
+            files = FileParts(b"", sys.getsizeof(text))
+            body, generates = await files.run(lambda: _parsed(text))
+            await self._turn(body, generates, files, hold.release)
         except Exception:
             # The connection's copy is dropped, so that the client does not build on it again.
             with suppress(Exception):
@@ -149,10 +151,8 @@ class _Connection:
         finally:
             hold.release()
 
-    async def _turn(self, body: ResponseRequest, generates: bool, release: Callable[[], None]) -> None:
+    async def _turn(self, body: ResponseRequest, generates: bool, files: FileParts, release: Callable[[], None]) -> None:
         gateway = self._gateway
-        # Files are not cut out of messages: each has the memory and the size of a body.
-        files = FileParts(b"")
         turn = await gateway.keeper.begin(self._tenant, body, files, self._store)
         dialect = ResponsesDialect(turn.context, turn.is_stored, is_streamed=True)
         request_id = usable_request_id(None)
