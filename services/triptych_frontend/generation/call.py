@@ -13,7 +13,7 @@ from triptych_common.rpc.status import to_request_error
 
 from triptych_frontend.generation.best_of import best_deltas
 from triptych_frontend.generation.choice import Choice
-from triptych_frontend.generation.media_call import MediaCall
+from triptych_frontend.generation.sequences.media_call import MediaCall
 from triptych_frontend.media.item import AUDIO, IMAGE, VIDEO
 from triptych_frontend.prompt.preprocess import Prompt
 
@@ -25,6 +25,10 @@ class Sequences(Protocol):
 
     def abort(self, index: int) -> None:
         """End the sequence of this choice. Its last output still arrives."""
+        ...
+
+    def go_on(self, index: int, token_ids: Sequence[int]) -> None:
+        """Continue a choice whose sequence has ended, behind these output tokens, which end its reasoning. Raises TriptychError."""
         ...
 
     def close(self) -> None:
@@ -112,6 +116,8 @@ class Generation:
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         try:
             self._feed(index, output)
+        except TriptychError as error:
+            self.on_error(index, error)
         except Exception as error:
             log.exception("unexpected error", extra={"request_id": self._request_id})
             self.on_error(index, InternalError(f"internal error ({type(error).__name__}); the service's log has the details"))
@@ -128,6 +134,8 @@ class Generation:
         self._fed[index] = None
         if choice.is_finished:
             self._num_running -= 1
+        elif output.finish_reason and self._call is not None:
+            self._call.go_on(index, choice.token_ids)
         elif choice.has_stopped and not had_stopped and self._call is not None:
             # The choice finishes with the engine's last output, at most one step later, which has cached tokens and timings.
             self._call.abort(index)

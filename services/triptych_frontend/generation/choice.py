@@ -6,7 +6,8 @@ from collections.abc import Sequence, Set
 
 from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
 
-from triptych_frontend.generation.sampling import GenerationParams
+from triptych_frontend.generation.sampling import GenerationParams, ReasoningLimit
+from triptych_frontend.generation.sequences.continuation import joined_costs
 from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.output.delta import DeltaBuilder
 from triptych_frontend.output.logprobs import prompt_logprobs, token_logprob
@@ -19,6 +20,7 @@ class Choice:
     Args:
         eos_token_ids: the model's own end-of-sequence tokens. Any other stop token is reported as the reason for the end.
         echo: begin the text with the prompt's text.
+        max_tokens: most output tokens. The engine ends the sequence; only a reasoning that is ended is measured by it.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class Choice:
         chains: OutputChains,
         eos_token_ids: Set[int],
         echo: bool,
+        max_tokens: int,
     ) -> None:
         self._prompt = prompt
         # Of `best_of` choices, any may become the first.
@@ -43,14 +46,21 @@ class Choice:
         self._chain = chains.start(prompt.token_ids, params.output)
         self._new = DeltaBuilder(index)
         self._new.delta.prompt_tokens = len(prompt.token_ids)
-        #: Output tokens that belong to the choice, and, for `best_of`, the sum of their log probabilities.
+        #: Output tokens that belong to the choice, and the sum of their log probabilities where these are known.
         self.num_tokens = 0
         self._logprob = 0.0
-        #: The engine's last output of the sequence; None while the sequence runs.
+        self._max_tokens = max_tokens
+        #: Its reasoning was ended because it took too long. The engine has not ended that sequence yet.
+        self._is_cut = False
+        #: The last output of the sequence whose reasoning was ended.
+        self._before: engine_pb2.SequenceOutput | None = None
+        #: Output tokens, if the reasoning has a limit.
+        self.token_ids: list[int] = []
+        #: The engine's last output of the choice; None while it runs.
         self.last: engine_pb2.SequenceOutput | None = None
         #: Why the choice ended, as reported to the client.
         self.finish_reason = common_pb2.FINISH_REASON_UNSPECIFIED
-        #: It needs no more tokens, e.g. because a stop string was found. Further tokens are ignored.
+        #: It needs no more tokens of this sequence, e.g. because a stop string was found. Further tokens are ignored.
         self.has_stopped = False
         if echo:
             self._chain.num_chars = len(prompt.text)
@@ -63,7 +73,10 @@ class Choice:
         return self.last is not None
 
     def feed(self, output: engine_pb2.SequenceOutput) -> None:
-        """Take an output of the engine. It may contain the tokens of several steps."""
+        """Take an output of the engine. It may contain the tokens of several steps.
+
+        If it is the last output of a sequence, but the choice is not finished, the choice must be continued behind its `token_ids`.
+        """
         # A prompt of one token has no entries in the engine's output, because nothing precedes that token.
         if self._unsent_offsets and (output.prompt_logprobs or len(self._unsent_offsets) == 1):
             entries = prompt_logprobs(self._prompt.token_ids, output.prompt_logprobs, self._unsent_offsets, self._token_texts)
@@ -73,7 +86,11 @@ class Choice:
         if not self.has_stopped:
             self._feed_tokens(output)
         if output.finish_reason:
-            self._finish(output)
+            if self._is_cut and self.num_tokens < self._max_tokens:
+                self._before = output if self._before is None else joined_costs(self._before, output)
+                self._is_cut = self.has_stopped = False
+            else:
+                self._finish(output)
 
     @property
     def mean_logprob(self) -> float:
@@ -83,7 +100,9 @@ class Choice:
     @property
     def num_reasoning_tokens(self) -> int:
         """Output tokens of the reasoning so far."""
-        return self._chain.num_reasoning_tokens
+        num_tokens, limit = self._chain.num_reasoning_tokens, self._params.reasoning
+        # The parser counts all but one token of a marker.
+        return num_tokens if limit is None else min(num_tokens, limit.max_tokens)
 
     def take(self) -> Sequence[generation_pb2.ChoiceDelta]:
         """The new output since the last call. Empty if there is none, or if it must be sent only at the end."""
@@ -92,31 +111,52 @@ class Choice:
         return self._new.take()
 
     def _feed_tokens(self, output: engine_pb2.SequenceOutput) -> None:
-        params, chain, new = self._params, self._chain, self._new
+        params = self._params
         # A stop token is the last token. It counts as an output token, but it is not part of the text unless the client asked for
         # it.
         ends_with_stop_token = output.HasField("stop_token_id") and not params.output.include_stop
         num_text_tokens = len(output.token_ids) - ends_with_stop_token
+        has_logprobs, limit = params.wants_logprobs or params.is_best_of, params.reasoning
         for position, token_id in enumerate(output.token_ids):
-            self.num_tokens += 1
-            offset = chain.num_chars
-            if position < num_text_tokens and (events := chain.feed(token_id)):
-                new.add(events)
-                self.has_stopped = new.has_stopped
-            if params.return_token_ids:
-                new.delta.token_ids.append(token_id)
-                new.has_news = True
-            if params.wants_logprobs:
-                new.delta.logprobs.append(token_logprob(output.logprobs[position], self._token_texts, offset))
-                new.has_news = True
-            if params.is_best_of:
-                self._logprob += output.logprobs[position].logprob
+            self._add_token(token_id, position < num_text_tokens, output.logprobs[position] if has_logprobs else None)
             if self.has_stopped:
                 return
+            if limit is not None:
+                is_last = output.finish_reason and position == len(output.token_ids) - 1
+                if not is_last and self._chain.has_reasoned(limit.max_tokens):
+                    self._end_reasoning(limit)
+                    return
+
+    def _add_token(self, token_id: int, is_text: bool, logprobs: engine_pb2.TokenLogprobs | None) -> None:
+        params, new = self._params, self._new
+        self.num_tokens += 1
+        offset = self._chain.num_chars
+        if is_text and (events := self._chain.feed(token_id)):
+            new.add(events)
+            self.has_stopped = new.has_stopped
+        if params.return_token_ids:
+            new.delta.token_ids.append(token_id)
+            new.has_news = True
+        if params.reasoning is not None:
+            self.token_ids.append(token_id)
+        if logprobs is not None:
+            self._logprob += logprobs.logprob
+            if params.wants_logprobs:
+                new.delta.logprobs.append(token_logprob(logprobs, self._token_texts, offset))
+                new.has_news = True
+
+    def _end_reasoning(self, limit: ReasoningLimit) -> None:
+        """Write what ends the reasoning, as far as it fits into max_tokens. Their log probability is 0: they are certain."""
+        for token_id in limit.end_token_ids[: self._max_tokens - self.num_tokens]:
+            self._add_token(token_id, True, engine_pb2.TokenLogprobs(token_id=token_id, logprob=0, rank=1))
+            if self.has_stopped:
+                return
+        self._is_cut = self.has_stopped = True
 
     def _finish(self, output: engine_pb2.SequenceOutput) -> None:
-        self.last = output
+        self.last = output if self._before is None else joined_costs(self._before, output)
         self._new.add(self._chain.finish())
         self.has_stopped = self._new.has_stopped
         is_own = not output.HasField("stop_token_id") or output.stop_token_id in self._eos_token_ids
-        self.finish_reason = self._new.finish(output.finish_reason, None if is_own else output.stop_token_id)
+        reason = common_pb2.FINISH_REASON_LENGTH if self._is_cut else output.finish_reason
+        self.finish_reason = self._new.finish(reason, None if is_own or self._is_cut else output.stop_token_id)

@@ -13,13 +13,14 @@ from triptych_common.telemetry.logs import request_id_var
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
-from triptych_frontend.generation.beam_search import BeamSearch
 from triptych_frontend.generation.call import Generation
 from triptych_frontend.generation.choice import Choice
-from triptych_frontend.generation.media_call import MediaCall
 from triptych_frontend.generation.preparation.prepare import CallPreparer, PreparedCall, Request
 from triptych_frontend.generation.preparation.search import BeamOptions
 from triptych_frontend.generation.sampling import max_output_tokens
+from triptych_frontend.generation.sequences.beam_search import BeamSearch
+from triptych_frontend.generation.sequences.media_call import MediaCall
+from triptych_frontend.generation.sequences.text_call import TextCall
 from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.served_model import ServedModel
 
@@ -73,10 +74,12 @@ class Generator:
             principal = Principal(context.tenant) if context is not None else ANONYMOUS
             call = await self._preparer.prepare(request, principal, is_final_only, place.callback)
             prompt, params = call.prompt, call.params
+            max_tokens = self._max_tokens(call)
             choices = [
-                Choice(index, prompt, params, self._chains, self._eos_token_ids, call.echo) for index in range(params.num_choices)
+                Choice(index, prompt, params, self._chains, self._eos_token_ids, call.echo, max_tokens)
+                for index in range(params.num_choices)
             ]
-            engine_request = self._engine_request(call, principal, context)
+            engine_request = self._engine_request(call, max_tokens, principal, context)
             num_best = call.num_best if params.is_best_of else None
             generation = Generation(call.method, request_id_var.get(), prompt, choices, on_news, place.pop_all().close, num_best)
             try:
@@ -86,24 +89,23 @@ class Generator:
                     media = await MediaCall.start(self._engines, self._encoders, prompt, engine_request, generation, keeps_request)
                     generation.attach(media, media)
                 else:
-                    generation.attach(self._engines.start(engine_request, generation))
+                    generation.attach(TextCall(self._engines, engine_request, generation))
             except BaseException:
                 generation.close()
                 raise
             return generation
 
     def _engine_request(
-        self, call: PreparedCall, principal: Principal, context: common_pb2.CallContext | None
+        self, call: PreparedCall, max_tokens: int, principal: Principal, context: common_pb2.CallContext | None
     ) -> engine_pb2.EngineRequest:
         params = call.params
-        max_tokens: int | None = self._max_tokens(call)
-        if not params.sampling.HasField("max_tokens") and not self._model.shortens_context:
-            max_tokens = None  # the engine sets it, because it knows its KV cache
+        # Else the engine sets it, because it knows its KV cache.
+        is_set = params.sampling.HasField("max_tokens") or self._model.shortens_context
         return engine_pb2.EngineRequest(
             # A client may use one request id for several calls, but the engine's ids must be unique.
             request_id=f"{request_id_var.get()}-{secrets.token_hex(8)}",
             prompt_token_ids=call.prompt.token_ids,
-            sampling=params.for_engine(max_tokens),
+            sampling=params.for_engine(max_tokens if is_set else None),
             priority=params.priority,
             cache_salt=principal.scoped_salt(params.cache_salt),
             n=params.num_choices,

@@ -44,6 +44,15 @@ _INT64 = 1 << 64
 
 
 @dataclass(frozen=True)
+class ReasoningLimit:
+    """How long a choice may reason."""
+
+    max_tokens: int
+    #: The tokens that end the reasoning.
+    end_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class GenerationParams:
     """Checked options of a generation, with defaults filled in."""
 
@@ -57,6 +66,8 @@ class GenerationParams:
     return_token_ids: bool
     priority: int
     cache_salt: str
+    #: None: as long as the model likes.
+    reasoning: ReasoningLimit | None = None
 
     @cached_property
     def wants_logprobs(self) -> bool:
@@ -66,9 +77,9 @@ class GenerationParams:
     def wants_prompt_logprobs(self) -> bool:
         return self.sampling.HasField("prompt_logprobs")
 
-    def reading(self, parser: ParserOptions | None) -> GenerationParams:
-        """The same, for answers that are read by this parser."""
-        return replace(self, output=replace(self.output, parser=parser))
+    def reading(self, parser: ParserOptions | None, reasoning: ReasoningLimit | None) -> GenerationParams:
+        """The same, for answers that are read by this parser, and whose reasoning has this limit."""
+        return replace(self, output=replace(self.output, parser=parser), reasoning=reasoning)
 
     def for_engine(self, max_tokens: int | None) -> common_pb2.SamplingParams:
         """The parameters for the engine, with the frontend's bound on tokens if it sets one."""

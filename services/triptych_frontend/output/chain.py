@@ -75,6 +75,10 @@ class OutputChain:
         """Output tokens of the reasoning so far."""
         return self._parser.num_reasoning_tokens if self._parser is not None else 0
 
+    def has_reasoned(self, num_tokens: int) -> bool:
+        """Whether the reasoning is open, and took at least so many output tokens."""
+        return self._parser is not None and self._parser.has_reasoned(num_tokens, self._num_tokens)
+
     def feed(self, token_id: int) -> list[Event]:
         """Take the next output token. Returns the events that became certain with it."""
         self._num_tokens += 1

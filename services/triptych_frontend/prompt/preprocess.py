@@ -133,9 +133,8 @@ class Preprocessor:
         elapsed_s = time.perf_counter() - start_s
         return Prompt(chat.text, chat.token_ids, elapsed_s, offsets, media, chat.placeholders, hold, tools)
 
-    async def truncated(self, prompt: Prompt, num_tokens: int, with_offsets: bool) -> Prompt:
-        """The prompt's last tokens alone. The prompt must not have media."""
-        token_ids = prompt.token_ids[-num_tokens:]
+    async def of_tokens(self, prompt: Prompt, token_ids: list[int], with_offsets: bool) -> Prompt:
+        """The prompt with other tokens, which leave its media where they are."""
         text, offsets = await self.run(lambda: self._decode_with_starts(token_ids, with_offsets))
         return replace(prompt, text=text, token_ids=token_ids, offsets=offsets)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from triptych_common.errors import InvalidRequestError, UnimplementedError
+from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import generation_pb2
 
 #: Variables that turn reasoning on and off. Templates read one of them.
@@ -22,12 +22,18 @@ def reasoning_variables(reasoning: generation_pb2.Reasoning, can_reason: bool, k
 
     Raises:
         InvalidRequestError: the model does not reason, or its template cannot change how much it does.
-        UnimplementedError: a limit of tokens was given.
     """
-    if reasoning.HasField("max_tokens"):
-        raise UnimplementedError("reasoning.max_tokens is not served yet", field="reasoning.max_tokens")
+    switches = [name for name in _SWITCHES if name in known and can_reason]
+    if reasoning.HasField("max_tokens") and reasoning.max_tokens and not can_reason:
+        raise InvalidRequestError(
+            f"this model does not reason; reasoning.max_tokens may be 0; given: {reasoning.max_tokens}",
+            field="reasoning.max_tokens",
+            limit=0,
+            value=reasoning.max_tokens,
+        )
     if not reasoning.HasField("effort"):
-        return {}
+        # Who limits the reasoning wants some, also of a model that does not reason by itself.
+        return dict.fromkeys(switches, reasoning.max_tokens > 0) if reasoning.HasField("max_tokens") else {}
     effort, field = reasoning.effort, "reasoning.effort"
     if not effort:
         raise InvalidRequestError("reasoning.effort must not be empty", field=field)
@@ -40,7 +46,7 @@ def reasoning_variables(reasoning: generation_pb2.Reasoning, can_reason: bool, k
             limit="none",
             value=effort,
         )
-    variables: dict[str, Any] = {name: effort != "none" for name in _SWITCHES if name in known}
+    variables: dict[str, Any] = dict.fromkeys(switches, effort != "none")
     if _EFFORT in known:
         variables[_EFFORT] = effort
     if not variables:

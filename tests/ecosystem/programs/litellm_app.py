@@ -31,7 +31,8 @@ chunks = litellm.completion(messages=question, stream=True, stream_options={"inc
 assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole.choices[0].message.content
 
 weather = [{"role": "user", "content": "What is the weather in Paris?"}]
-called = litellm.completion(messages=weather, tools=[tool], tool_choice="required", **options).choices[0]
+# A tiny model would go on calling until its last token.
+called = litellm.completion(messages=weather, tools=[tool], tool_choice="required", parallel_tool_calls=False, **options).choices[0]
 assert called.finish_reason == "tool_calls", called
 call = called.message.tool_calls[0]
 assert isinstance(json.loads(call.function.arguments)["city"], str)

@@ -1,9 +1,12 @@
-"""examples/: each question of its README gets the answer that stands there, from what `make serve` serves."""
+"""What `make serve` serves: questions of examples/ get the answers that stand there, and the programs of the quickstart run."""
 
 from __future__ import annotations
 
 import base64
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,10 @@ from support.stack import Stack
 from triptych_common.settings import DEFAULT_MODEL
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
-_EXAMPLES = Path(__file__).parents[3] / "examples"
+_ROOT = Path(__file__).parents[3]
+_EXAMPLES = _ROOT / "examples"
+_QUICKSTART = (_ROOT / "docs" / "quickstart.md").read_text()
+_PROGRAMS = [one for one in re.findall(r"```python\n(.*?)```", _QUICKSTART, re.DOTALL) if "127.0.0.1:8000" in one]
 #: Rows of the table: picture, question, answer.
 _ROWS = re.findall(r"^\| !\[.+?\]\((.+?)\) \| (.+?) \| (.+?) \|$", (_EXAMPLES / "README.md").read_text(), re.MULTILINE)
 
@@ -42,3 +48,14 @@ def test_the_same_picture_again_is_not_encoded_again(stack: Stack) -> None:
     other = ask(stack, name, "What shape is it?")
     assert other["usage"]["prompt_tokens_details"]["cached_media_tokens"] > 0
     assert (again["choices"][0]["message"]["content"], other["choices"][0]["message"]["content"]) == (right, "Circle")
+
+
+@pytest.mark.parametrize("program", _PROGRAMS, ids=range(len(_PROGRAMS)))
+def test_a_program_of_the_quickstart_runs(stack: Stack, program: str) -> None:
+    program = program.replace("http://127.0.0.1:8000", stack.url)
+    environment = os.environ | {"NO_PROXY": "127.0.0.1"}
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=_ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()

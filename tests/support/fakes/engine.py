@@ -38,6 +38,22 @@ def says(token_ids: Sequence[int], *, stop_token_id: int | None = None, tokens_p
     return script
 
 
+def thinks(thought: Script, answer: Script, end: Sequence[int]) -> Script:
+    """A script: the answer for prompts that end with the tokens `end`, else the thought. Log probabilities are -1."""
+
+    def script(request: engine_pb2.EngineRequest) -> list[engine_pb2.SequenceOutput]:
+        is_answer = list(request.prompt_token_ids)[-len(end) :] == list(end)
+        outputs = list((answer if is_answer else thought)(request))
+        for output in outputs:
+            for token_id in output.token_ids if request.sampling.HasField("logprobs") else ():
+                output.logprobs.add(token_id=token_id, logprob=-1, rank=1)
+        if is_answer:
+            outputs[-1].usage.cached_tokens = len(request.prompt_token_ids)
+        return outputs
+
+    return script
+
+
 def fails(error: common_pb2.RequestError) -> Script:
     """A script: refuses the request."""
     return lambda request: [engine_pb2.SequenceOutput(finish_reason=common_pb2.FINISH_REASON_ERROR, error=error)]

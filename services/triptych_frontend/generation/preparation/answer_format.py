@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from triptych_common.errors import InvalidRequestError, StartupError
 from triptych_common.pb import common_pb2, generation_pb2
 
+from triptych_frontend.generation.sampling import ReasoningLimit
 from triptych_frontend.output.formats.grammar import CallableTool, CallGrammar, closed_schema
 from triptych_frontend.output.formats.known import (
     OLD_MISTRAL_SHAPE,
@@ -35,6 +36,10 @@ class AnswerFormat:
 
     parser: ParserOptions | None
     constraint: common_pb2.Constraint | None
+    #: Of the reasoning; None for no limit.
+    limit: ReasoningLimit | None = None
+    #: Tokens to add to the prompt: they end reasoning that it leaves open.
+    prompt_end: tuple[int, ...] = ()
 
 
 def choose_formats(
@@ -77,7 +82,8 @@ class AnswerFormats:
         """The format of a request's answers. It compiles no grammar, but may take milliseconds for large schemas.
 
         Raises:
-            InvalidRequestError: a schema cannot be honoured, the calls cannot be read or forced, or there is a further constraint.
+            InvalidRequestError: a schema cannot be honoured, the calls cannot be read or forced, there is a further constraint, or
+                the reasoning cannot be limited.
         """
         tools = prompt.tools
         if tools.allowed and self._tools is None:
@@ -86,11 +92,15 @@ class AnswerFormats:
             )
         table = self._with_tools if tools.allowed else self._without_tools
         is_reasoning = self._is_reasoning(request, prompt.text)
+        prompt_end: tuple[int, ...] = ()
+        if is_reasoning and request.reasoning.HasField("max_tokens") and request.reasoning.max_tokens == 0:
+            prompt_end, is_reasoning = self._end_of_reasoning(), False
         parser = None
         if table.tools is not None or table.reasoning is not None:
             names = frozenset(tool.name for tool in tools.allowed)
-            parser = ParserOptions(table, is_reasoning, names, only_one_call=not tools.parallel)
-        return AnswerFormat(parser, self._constraint(request, tools, is_reasoning))
+            parser = ParserOptions(table, is_reasoning, names, not tools.parallel, is_behind_reasoning=bool(prompt_end))
+        constraint = self._constraint(request, tools, is_reasoning)
+        return AnswerFormat(parser, constraint, self._limit(request, constraint), prompt_end)
 
     def _is_reasoning(self, request: generation_pb2.ChatRequest, prompt: str) -> bool:
         """Whether the answer begins inside of the reasoning."""
@@ -120,8 +130,28 @@ class AnswerFormats:
                 raise InvalidRequestError(f"options.constraint cannot be honoured where {what}", field="options.constraint")
             constraint = common_pb2.Constraint(grammar=self._grammar(request, tools, self._tools, is_reasoning))
         if is_reasoning:
-            constraint.starts_after_token_ids.extend(self._end_of_reasoning())
+            constraint.starts_after_token_ids.extend(self._ends_of_reasoning())
         return constraint
+
+    def _limit(self, request: generation_pb2.ChatRequest, constraint: common_pb2.Constraint | None) -> ReasoningLimit | None:
+        if self._reasoning is None or not request.reasoning.HasField("max_tokens"):
+            return None
+        end = self._end_of_reasoning()
+        if constraint is not None:
+            starts = set(constraint.starts_after_token_ids)
+            if not starts:
+                return None  # it leaves no place for reasoning
+            if len(end) > 1 or end[0] not in starts or not starts <= set(self._ends_of_reasoning()):
+                raise InvalidRequestError(
+                    "reasoning.max_tokens cannot be honoured beside a constraint that begins elsewhere than behind the reasoning",
+                    field="options.constraint.starts_after_token_ids",
+                )
+        return ReasoningLimit(request.reasoning.max_tokens, end)
+
+    def _end_of_reasoning(self) -> tuple[int, ...]:
+        """The tokens that end the reasoning: one, if that is possible."""
+        ends = self._reasoning.ends if self._reasoning is not None else ()
+        return min((tuple(self._tokenizer.encode_inner(end)) for end in ends), key=len)
 
     def _grammar(self, request: generation_pb2.ChatRequest, tools: ToolOptions, tool_format: ToolFormat, is_reasoning: bool) -> str:
         fields = {tool.name: f"tools[{index}].parameters_json_schema" for index, tool in enumerate(request.tools)}
@@ -131,10 +161,10 @@ class AnswerFormats:
             return grammar.forced(callable_tools, tools.parallel, is_reasoning)
         return grammar.free(callable_tools, tools.parallel)
 
-    def _end_of_reasoning(self) -> list[int]:
-        """The tokens that end the reasoning. Raises InvalidRequestError if there are none."""
+    def _ends_of_reasoning(self) -> list[int]:
+        """The tokens each of which ends the reasoning. Raises InvalidRequestError if there are none."""
         ends = self._reasoning.ends if self._reasoning is not None else ()
-        ids = [token_ids[0] for end in ends if len(token_ids := self._tokenizer.encode(end, add_special_tokens=False)) == 1]
+        ids = [token_ids[0] for end in ends if len(token_ids := self._tokenizer.encode_inner(end)) == 1]
         if not ids:
             raise InvalidRequestError(
                 "answers cannot be constrained while this model reasons, because no single token ends its reasoning",

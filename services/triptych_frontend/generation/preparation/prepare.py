@@ -89,14 +89,20 @@ class CallPreparer:
             prompt = await self._preprocessor.chat(request, principal, with_offsets=params.wants_prompt_logprobs)
             on_exit(prompt.release)
             answer = await self._answer(request, prompt)
-            params = params.reading(answer.parser)
+            params = params.reading(answer.parser, answer.limit)
+            if answer.prompt_end:
+                token_ids = [*prompt.token_ids, *answer.prompt_end]
+                prompt = await self._preprocessor.of_tokens(prompt, token_ids, with_offsets=params.wants_prompt_logprobs)
         else:
             prompt = await self._preprocessor.complete(request, with_offsets=params.wants_prompt_logprobs)
             answer = AnswerFormat(None, options.constraint if options.HasField("constraint") else None)
         if (num_kept := kept_tokens(options, prompt, self._model.info.max_model_len)) is not None:
-            prompt = await self._preprocessor.truncated(prompt, num_kept, with_offsets=params.wants_prompt_logprobs)
+            token_ids = prompt.token_ids[-num_kept:]
+            prompt = await self._preprocessor.of_tokens(prompt, token_ids, with_offsets=params.wants_prompt_logprobs)
         if answer.constraint is not None:
             await self._check_constraint(answer.constraint, is_own=options.HasField("constraint"), has_beams=beams is not None)
+        if beams is not None and params.reasoning is not None:
+            raise InvalidRequestError("reasoning.max_tokens cannot be used in a beam search", field="reasoning.max_tokens")
         if beams is not None and prompt.media:
             raise InvalidRequestError("options.beam_search is not for prompts with media", field="options.beam_search")
         method, field = ("Chat", "messages") if is_chat else ("Complete", "prompt")

@@ -26,6 +26,8 @@ class ParserOptions:
     tool_names: frozenset[str] = frozenset()
     #: End the choice after its first call.
     only_one_call: bool = False
+    #: The prompt ends with the marker behind the reasoning.
+    is_behind_reasoning: bool = False
 
 
 class FormatParser:
@@ -68,13 +70,22 @@ class FormatParser:
         self._num_reasoning_tokens = 0
         self._reasoning_start = 0
         self._enter(State.REASONING if options.is_reasoning else State.START)
-        self._is_border = options.is_reasoning
+        self._is_border = options.is_reasoning or options.is_behind_reasoning
 
     @property
     def num_reasoning_tokens(self) -> int:
         """Output tokens of the reasoning so far, without its markers."""
         running = self._num_tokens - self._reasoning_start if self._state is State.REASONING else 0
         return self._num_reasoning_tokens + running
+
+    def has_reasoned(self, num_tokens: int, position: int) -> bool:
+        """Whether the reasoning is open, and took at least so many of the output tokens up to this position.
+
+        Text of the last tokens may not have arrived here yet.
+        """
+        if self._state is not State.REASONING:
+            return False
+        return self._num_reasoning_tokens + position - self._reasoning_start >= num_tokens
 
     def feed(self, event: Event) -> list[Event]:
         if self._is_ended:

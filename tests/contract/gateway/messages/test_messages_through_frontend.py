@@ -13,7 +13,7 @@ from support.builders.frontend import frontend_bench, ids
 from support.builders.tokenizer import IM_END_ID
 from support.builders.tools import tool_model_dir
 from support.drivers.anthropic import WEATHER
-from support.fakes.engine import says
+from support.fakes.engine import Script, says, thinks
 from support.fakes.gateway import until_connected
 from triptych_common.model.store import served_name
 from triptych_gateway.app import create_app
@@ -24,10 +24,11 @@ ASKED: list[Any] = [{"role": "user", "content": "Weather?"}]
 
 
 @asynccontextmanager
-async def client_and_bench(text: str) -> AsyncIterator[tuple[anthropic.AsyncAnthropic, str, Any]]:
+async def client_and_bench(text: str | Script) -> AsyncIterator[tuple[anthropic.AsyncAnthropic, str, Any]]:
     """A client, the model's name, and the frontend, whose engine generates this text."""
     path = tool_model_dir()
-    async with frontend_bench(says(ids(text), stop_token_id=IM_END_ID), model=path) as bench:
+    script = says(ids(text), stop_token_id=IM_END_ID) if isinstance(text, str) else text
+    async with frontend_bench(script, model=path) as bench:
         app = create_app(GatewaySettings(frontend_addresses=(f"127.0.0.1:{bench.frontend.server.port}",)))
         async with app.router.lifespan_context(app):
             await until_connected(app)
@@ -71,6 +72,30 @@ async def test_thinking() -> None:
     assert [block.type for block in message.content] == ["thinking", "text"]
     assert message.usage.output_tokens_details is not None
     assert message.usage.output_tokens_details.thinking_tokens > 0
+
+
+async def test_thinking_that_takes_too_long_is_ended() -> None:
+    script = thinks(says(ids("Hm, " * 500)), says(ids("Hello"), stop_token_id=IM_END_ID), ids("</think>"))
+    async with client_and_bench(script) as (client, model, bench):
+        asked: Any = {"model": model, "max_tokens": 2000, "messages": ASKED}
+        asked["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            streamed = await stream.get_final_message()
+        http = client._client
+        body = {"model": model, "messages": ASKED, "thinking_token_budget": 8, "logprobs": True}
+        chat = (await http.post("/v1/chat/completions", json=body)).json()
+        assert bench.frontend.num_live_requests == 0
+    for message in (whole, streamed):
+        thinking, text = message.content
+        assert thinking.thinking.startswith("Hm, Hm, ")  # type: ignore[union-attr]
+        assert (text.text, message.stop_reason) == ("Hello", "end_turn")  # type: ignore[union-attr]
+        assert message.usage.output_tokens_details.thinking_tokens == 1024  # type: ignore[union-attr]
+    (choice,) = chat["choices"]
+    assert choice["message"]["content"] == "Hello"
+    assert choice["message"]["reasoning_content"].startswith("Hm, ")
+    assert chat["usage"]["completion_tokens_details"]["reasoning_tokens"] == 8
+    assert len(choice["logprobs"]["content"]) == chat["usage"]["completion_tokens"]
 
 
 async def test_a_schema_that_cannot_be_compiled_is_named() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from triptych_common.errors import EmbeddingUnavailableError, InternalError, ServiceUnavailableError, TriptychError
@@ -19,8 +19,8 @@ from triptych_common.pb import engine_pb2, generation_pb2
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import MediaEncoding
 from triptych_frontend.engines.router import EngineCall, EngineRouter, Listener
-from triptych_frontend.generation.media_report import media_reports
-from triptych_frontend.generation.sampling import seed_of_choice
+from triptych_frontend.generation.sequences.continuation import add_output, after_reasoning, of_one
+from triptych_frontend.generation.sequences.media_report import media_reports
 from triptych_frontend.prompt.preprocess import Prompt
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,8 @@ class _MediaSequence:
     def __init__(self, owner: MediaCall, index: int, request: engine_pb2.EngineRequest) -> None:
         self._owner = owner
         self.index = index
-        self._request = request
+        #: From the beginning, and since its reasoning was ended.
+        self._first = self._request = request
         self._num_submissions = 0
         self.state = _State.SUBMITTED
         #: The call that carries the sequence, and the index there. One call carries all sequences at first; each resent one has its
@@ -58,7 +59,7 @@ class _MediaSequence:
         self.call: EngineCall | None = None
         self.call_index = 0
         self.is_aborted = False
-        #: Output tokens so far.
+        #: Output tokens of this request so far.
         self.token_ids: list[int] = []
         #: Why the sequence was lost.
         self.error: TriptychError | None = None
@@ -90,15 +91,14 @@ class _MediaSequence:
         request.CopyFrom(self._request)
         self._num_submissions += 1
         request.request_id += f"-{self._num_submissions}"
-        num_done = len(self.token_ids)
-        if num_done:
-            sampling = request.sampling
-            request.prompt_token_ids.extend(self.token_ids)
-            if sampling.HasField("max_tokens"):
-                sampling.max_tokens -= num_done
-            sampling.min_tokens = max(0, sampling.min_tokens - num_done)
-            sampling.ClearField("prompt_logprobs")
+        if self.token_ids:
+            add_output(request, self.token_ids)
         return request
+
+    def answer(self, token_ids: Sequence[int]) -> None:
+        """Make the next request the one for the answer, behind the reasoning, which this output ends."""
+        self._request = after_reasoning(self._first, token_ids)
+        self.token_ids, self.is_aborted = [], False
 
     # Called with the engine's outputs, see engines.router.Listener.
 
@@ -132,7 +132,7 @@ class MediaCall:
         self._prompt = prompt
         self._request = request
         self._listener = listener
-        self._sequences = [_MediaSequence(self, index, _of_one(request, index)) for index in range(request.n or 1)]
+        self._sequences = [_MediaSequence(self, index, of_one(request, index)) for index in range(request.n or 1)]
         self._num_resubmissions = 0
         self._has_lost = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -171,6 +171,11 @@ class MediaCall:
     def abort(self, index: int) -> None:
         """End one sequence in the engine. Its last output still arrives."""
         self._sequences[index].abort()
+
+    def go_on(self, index: int, token_ids: Sequence[int]) -> None:
+        """See Sequences. Raises what `EngineRouter.start` raises."""
+        self._sequences[index].answer(token_ids)
+        self._submit_again([self._sequences[index]])
 
     def close(self) -> None:
         """End everything, in the engine and the encoders, and stop listening. May be called twice."""
@@ -275,16 +280,6 @@ class MediaCall:
         if isinstance(error, EmbeddingUnavailableError):
             kind, retry_after_s = ServiceUnavailableError, _RETRY_AFTER_S
         return kind(message, field=field, limit=error.limit, value=error.value, retry_after_s=retry_after_s)
-
-
-def _of_one(request: engine_pb2.EngineRequest, index: int) -> engine_pb2.EngineRequest:
-    """The request for one of its sequences, with the id and the seed that the engine would give that sequence."""
-    one = engine_pb2.EngineRequest()
-    one.CopyFrom(request)
-    one.request_id, one.n = f"{request.request_id}-{index}", 1
-    if one.sampling.HasField("seed"):
-        one.sampling.seed = seed_of_choice(request.sampling.seed, index)
-    return one
 
 
 def _is_about_embeddings(error: TriptychError) -> bool:

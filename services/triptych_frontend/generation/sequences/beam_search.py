@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from heapq import nlargest
 
@@ -86,6 +86,9 @@ class BeamSearch:
 
     def abort(self, index: int) -> None:
         """Nothing to do: a text that is sent has ended."""
+
+    def go_on(self, index: int, token_ids: Sequence[int]) -> None:
+        """Nothing to do: the reasoning of beams has no limit."""
 
     def close(self) -> None:
         """End all requests. May be called twice."""

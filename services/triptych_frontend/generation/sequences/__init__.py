@@ -1,0 +1,1 @@
+"""The sequences of a call in engines."""
