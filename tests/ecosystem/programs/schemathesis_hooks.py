@@ -40,4 +40,5 @@ def map_body(context: Any, body: Any) -> Any:
         return body
     share = chance.random() * 0.4
     kept = {name: value for name, value in body.items() if name not in COSTLY and chance.random() < share}
-    return kept | needed | {"model": MODEL}
+    streamed = {"stream": True} if "max_tokens" in needed or "max_output_tokens" in needed else {}
+    return kept | needed | {"model": MODEL} | (streamed if chance.random() < 0.3 else {})

@@ -43,7 +43,7 @@ def _known_query(*names: str) -> Any:
     return Depends(check)
 
 
-@router.post("/v1/responses", response_class=Response, responses=responses(ResponseObject, "text/event-stream", _EVENTS))
+@router.post("/v1/responses", response_class=Response, responses=responses(ResponseObject, _EVENTS))
 async def create_response(request: Request, body: ResponseRequest) -> Response:
     """Answer items with items."""
     return await create(request, body)
@@ -64,7 +64,7 @@ async def count_input_tokens(request: Request, body: InputTokensRequest) -> Inpu
 @router.get(
     _ONE,
     response_class=Response,
-    responses=responses(ResponseObject, "text/event-stream", _EVENTS),
+    responses=responses(ResponseObject, _EVENTS),
     dependencies=[_known_query("include", "include_obfuscation", "starting_after", "stream")],
 )
 async def get_response(
