@@ -26,10 +26,11 @@ def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
     console = Console(stderr=True, highlight=False)
     path, _ = fetch(options.model, console)
     try:
-        generates = pooling_model(path, options.task or "auto") is None
+        pooling = pooling_model(path, options.task or "auto")
     except StartupError as error:
         raise CommandError(str(error)) from error
-    if generates and needs_encoder(path, service_args):
+    # Bidirectional models read text alone.
+    if not (pooling and pooling.is_bidirectional) and needs_encoder(path, service_args):
         services = plan(options, service_args, with_encoder=True)
         check_ports(port_claims(services))
     # JSON lines name their service, and with a prefix they would not be JSON.
@@ -38,7 +39,7 @@ def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
         console,
         [service.name for service in services],
         prefix_lines,
-        lambda elapsed_s: _announce(services, elapsed_s, generates=generates),
+        lambda elapsed_s: _announce(services, elapsed_s, generates=pooling is None),
     )
     try:
         with reporter:

@@ -151,7 +151,9 @@ class EngineService:
         model.quantization = settings.quantization
         model.capabilities.constraints.extend(KINDS if config.pooling is None else ())
         if isinstance(traits, MediaTraits):
-            encoders = Pool("encoder", resolver_of(settings.encoder_addresses), lambda address: EncoderConnection(address, model))
+            # Encoders know nothing of pooling, which is in the fingerprint of a model that embeds.
+            files = model_store.model_info(config.model_path, model.name, config.max_model_len)
+            encoders = Pool("encoder", resolver_of(settings.encoder_addresses), lambda address: EncoderConnection(address, files))
             self._encoders = asyncio.create_task(encoders.run(), name="encoders")
             self._fetcher = EmbeddingFetcher(
                 encoders, traits, settings.embedding_timeout_s, lambda number, result: self._loaded().deliver(number, result)

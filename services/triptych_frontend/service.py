@@ -17,7 +17,7 @@ from triptych_common.errors import StartupError
 from triptych_common.host.garbage import startup_objects_frozen
 from triptych_common.host.memory import return_large_blocks
 from triptych_common.model.pooling import served_model
-from triptych_common.model.store import resolve_model, served_name
+from triptych_common.model.store import model_info, resolve_model, served_name
 from triptych_common.pb import (
     common_pb2,
     detokenize_pb2,
@@ -35,9 +35,9 @@ from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.engines.connection import EngineConnection
 from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
-from triptych_frontend.generation.embedder import Embedder
 from triptych_frontend.generation.generator import Generator
-from triptych_frontend.generation.pooling_inputs import PoolingInputs
+from triptych_frontend.generation.pooling.embedder import Embedder
+from triptych_frontend.generation.pooling.inputs import PoolingInputs
 from triptych_frontend.generation.preparation.answer_format import AnswerFormats, choose_formats
 from triptych_frontend.generation.preparation.defaults import sampling_defaults
 from triptych_frontend.generation.preparation.prepare import CallPreparer
@@ -79,6 +79,8 @@ class Frontend:
         self._tokenizer, expander, why_text_only = _load_text_and_media(path, settings.max_image_pixels)
         info, pooling = served_model(path, name, settings.max_model_len, settings.task)
         info.vocab_size = info.vocab_size or len(self._tokenizer)
+        if pooling is not None and pooling.lowercases:
+            self._tokenizer.lowercase()
         info.capabilities.constraints.extend(KINDS if pooling is None else ())
         if expander is not None:
             expander.max_embeds = info.max_model_len
@@ -89,7 +91,9 @@ class Frontend:
         template = ChatTemplate(self._tokenizer, source, placeholders, embed_token_ids)
         self._admission = Admission(settings.max_live_requests)
         # A text model needs no encoder, even if shared settings name one.
-        self._encoders = EncoderPool(settings.encoder_addresses if expander is not None else (), self._model.info)
+        # Encoders know nothing of pooling, which is in the fingerprint of a model that embeds.
+        files = model_info(path, name, settings.max_model_len)
+        self._encoders = EncoderPool(settings.encoder_addresses if expander is not None else (), files)
         self._encoder_client = EncoderClient(self._encoders, settings.encode_timeout_s)
         self._fetcher = MediaFetcher(settings)
         self._media = MediaPreparer(expander, self._fetcher, settings, self._encoders, why_text_only)
@@ -121,7 +125,14 @@ class Frontend:
         self._generation = GenerationServicer(
             self._model,
             self._generator,
-            Embedder(self._admission, self._model, PoolingInputs(self._preprocessor, self._tokenizer), engines, pooling),
+            Embedder(
+                self._admission,
+                self._model,
+                PoolingInputs(self._preprocessor, self._tokenizer, pooling.prompt if pooling is not None else ""),
+                engines,
+                self._encoder_client,
+                pooling,
+            ),
             self._media.uploads,
             lambda: self.server.identity.describe(self.state),
         )

@@ -10,8 +10,9 @@ from typing import Any
 
 from triptych_common.pb import common_pb2, generation_pb2
 
-from triptych_gateway.dialects.convert import chat_messages
+from triptych_gateway.dialects.conversation import chat_messages, template_kwargs
 from triptych_gateway.dialects.fields import FieldNames
+from triptych_gateway.dialects.request_fields import conversation_fields
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.schemas.pooling import (
     ClassifyRequest,
@@ -24,9 +25,18 @@ from triptych_gateway.schemas.pooling import (
 )
 
 #: The contract's names of fields -> the client's.
-INPUT_NAMES: FieldNames = {"inputs": "input", "truncate_to": "truncate_prompt_tokens", "activation": "use_activation"}
+_INPUT_NAMES: FieldNames = {"inputs": "input", "truncate_to": "truncate_prompt_tokens", "activation": "use_activation"}
 RERANK_NAMES: FieldNames = {"queries": "query", "truncate_to": "truncate_prompt_tokens", "activation": "use_activation"}
 _TASKS = {"embed": common_pb2.TASK_EMBED, "token_embed": common_pb2.TASK_TOKEN_EMBED}
+
+
+def input_names(body: InputRequest) -> FieldNames:
+    """The names of the fields of a request with inputs."""
+    if body.messages is None:
+        return _INPUT_NAMES
+    below, above = "inputs[0].messages", {"inputs[0]": "messages", "inputs[0].messages": ""}
+    names = {**above, f"{below}.template_kwargs": "chat_template_kwargs"}
+    return {**_INPUT_NAMES, **names, **{f"{below}.{path}": name for path, name in conversation_fields(body.messages, None).items()}}
 
 
 def score_names(body: ScoreRequest) -> FieldNames:
@@ -80,8 +90,16 @@ def score_request(body: ScoreRequest | RerankRequest) -> generation_pb2.ScoreReq
 
 def _inputs(body: InputRequest, parts: FileParts) -> list[generation_pb2.EmbedInput]:
     if body.messages is not None:
-        messages, _ = chat_messages(body.messages, parts, None)
-        return [generation_pb2.EmbedInput(messages=generation_pb2.ChatMessages(messages=messages))]
+        messages, files = chat_messages(body.messages, parts, body.mm_processor_kwargs)
+        chat = generation_pb2.ChatMessages(
+            messages=messages,
+            template_kwargs=template_kwargs(body.chat_template_kwargs),
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
+        for (number, index), content in files.items():
+            chat.messages[number].content[index].media.data = content
+        return [generation_pb2.EmbedInput(messages=chat)]
     return [
         generation_pb2.EmbedInput(text=one)
         if isinstance(one, str)

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from triptych_gateway.schemas.chat import Messages
-from triptych_gateway.schemas.common import NoOp, PromptTokenIds, Schema, at
+from triptych_gateway.schemas.common import JsonObject, NoOp, PromptTokenIds, Schema, at
+from triptych_gateway.schemas.conversation import Messages
 
 #: Most inputs of one request.
 MAX_INPUTS = 65_536
+
+
+def _not_zero(tokens: int | None) -> int | None:
+    if tokens == 0:
+        raise ValueError("must be -1 or at least 1")
+    return tokens
+
 
 _Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
 _TokenIdLists = Annotated[list[PromptTokenIds], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
 _Truncation = Annotated[
     int | None,
-    Field(ge=-1, le=2**31 - 1, description="Cut inputs to this many tokens; -1 is as many as the model takes."),
+    Field(ge=-1, le=2**31 - 1, description="Cut inputs to this many tokens, at least 1; -1 is as many as the model takes."),
+    AfterValidator(_not_zero),
 ]
 _Priority = Annotated[int | None, Field(ge=-(2**31), le=2**31 - 1, description="Lower runs first. Default 0.")]
 _Activation = Annotated[bool | None, Field(description="Apply the model's activation, sigmoid or softmax. Default true.")]
@@ -41,11 +49,27 @@ Input = Annotated[
 ]
 
 
+_CHAT_ONLY = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "mm_processor_kwargs")
+
+
 class InputRequest(Schema):
     """The fields that the routes with `input` share."""
 
     input: Annotated[Input | None, Field(description="A text, a list of texts, token ids, or a list of lists of token ids.")] = None
-    messages: Annotated[Messages | None, Field(description="Instead of input: messages for the model's chat template.")] = None
+    messages: Annotated[
+        Messages | None,
+        Field(description="Instead of input: a conversation for the chat template, with media if the model takes them."),
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, Field(description="With messages: end with the start of an assistant turn. Default false.")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, Field(description="With messages: leave the last message, the assistant's, open.")
+    ] = None
+    chat_template_kwargs: Annotated[
+        JsonObject | None, Field(description="With messages: further variables for the chat template.")
+    ] = None
+    mm_processor_kwargs: Annotated[JsonObject | None, Field(description="With media: options of the model's processor.")] = None
     user: _User = None
     truncate_prompt_tokens: _Truncation = None
     add_special_tokens: Annotated[bool | None, Field(description="Let the tokenizer add its own to texts. Default true.")] = None
@@ -64,8 +88,14 @@ class InputRequest(Schema):
     def _input_or_messages(self) -> Self:
         if (self.input is None) == (self.messages is None):
             raise at("input", "send either input or messages")
-        if self.messages is not None and self.add_special_tokens:
+        if self.messages is None:
+            given = next((name for name in _CHAT_ONLY if getattr(self, name) is not None), None)
+            if given:
+                raise at(given, "only allowed with messages")
+        elif self.add_special_tokens:
             raise at("add_special_tokens", "not with messages: the chat template writes the special tokens itself")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise at("continue_final_message", "cannot be true together with add_generation_prompt")
         return self
 
 

@@ -40,6 +40,8 @@ _BIDIRECTIONAL = frozenset(
 _OFFSET_POSITIONS = frozenset(
     ("camembert", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl")
 )
+#: Their padding token if the configuration does not name it.
+_PADDING_ID = 1
 #: class name of torch -> our name.
 _ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}
 
@@ -64,6 +66,9 @@ class PoolingModel:
     matryoshka_dimensions: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
     activation: Activation = "none"
+    #: Stands before each text, and whether texts are made lower case before the tokenizer reads them.
+    prompt: str = ""
+    lowercases: bool = False
     #: Longest input in tokens that the model was made for; None: its context.
     max_tokens: int | None = None
 
@@ -117,7 +122,8 @@ def _max_tokens(path: Path, config: dict[str, Any], family: str) -> int | None:
     limit = read_json(path / "sentence_bert_config.json").get("max_seq_length")
     positions = config.get("max_position_embeddings")
     if family in _OFFSET_POSITIONS and positions:
-        positions -= (config.get("pad_token_id") or 0) + 1
+        padding = config.get("pad_token_id")
+        positions -= (_PADDING_ID if padding is None else padding) + 1
     known = [value for value in (limit, positions) if value]
     return min(known) if known else None
 
@@ -147,7 +153,13 @@ def _embedder(model: PoolingModel, path: Path, config: dict[str, Any], modules: 
     own = read_json(path / "config_sentence_transformers.json")
     dimensions = config.get("matryoshka_dimensions") or own.get("matryoshka_dimensions") or ()
     is_matryoshka = bool(dimensions or config.get("is_matryoshka") or own.get("truncate_dim"))
-    model = replace(model, is_matryoshka=is_matryoshka, matryoshka_dimensions=tuple(dimensions))
+    model = replace(
+        model,
+        is_matryoshka=is_matryoshka,
+        matryoshka_dimensions=tuple(dimensions),
+        prompt=_default_prompt(path, own),
+        lowercases=bool(read_json(path / "sentence_bert_config.json").get("do_lower_case")),
+    )
     if not modules:
         # Without a word from the model: what its family commonly does, and vectors that can be compared.
         return replace(model, modes=("mean",) if model.is_bidirectional else ("lasttoken",), normalize=True)
@@ -166,6 +178,15 @@ def _embedder(model: PoolingModel, path: Path, config: dict[str, Any], modules: 
             raise StartupError(f"{path}/modules.json has a linear layer after the normalisation, which is not supported")
     size = read_json(path / dense[-1] / "config.json").get("out_features", 0) if dense else model.size * len(modes)
     return replace(model, size=size, modes=modes, dense=tuple(dense), normalize=normalize)
+
+
+def _default_prompt(path: Path, own: dict[str, Any]) -> str:
+    name, prompts = own.get("default_prompt_name"), own.get("prompts") or {}
+    if name is None:
+        return ""
+    if name not in prompts:
+        raise StartupError(f"{path}/config_sentence_transformers.json has no prompt with the name {name!r} of its default")
+    return str(prompts[name])
 
 
 def _modes(folder: Path) -> tuple[PoolingMode, ...]:

@@ -4,27 +4,41 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from triptych_common.errors import ContextLengthError, InternalError, InvalidRequestError, RequestAbortedError, UnimplementedError
+import numpy as np
+from triptych_common.errors import (
+    ContextLengthError,
+    InternalError,
+    InvalidRequestError,
+    RequestAbortedError,
+    TriptychError,
+    UnimplementedError,
+)
 from triptych_common.model.pooling import PoolingModel, check_pooling
 from triptych_common.pb import common_pb2, engine_pb2
 from triptych_common.rpc.tensors import from_numpy
 
+from triptych_engine.media.item import TEXT_ONLY, MediaTraits, Modality
 from triptych_engine.rpc.convert import REQUEST_ID, check_token_ids, scoped_salt
+from triptych_engine.rpc.convert_media import to_prompt_media
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import FinishReason, PoolingParams, Request, SamplingParams
 
 #: Fields of a request that mean nothing where nothing is generated.
-_GENERATION_FIELDS = ("sampling", "n", "constraint", "media", "placeholders")
+_GENERATION_FIELDS = ("sampling", "n", "constraint")
 _NO_SAMPLING = SamplingParams(max_tokens=0)
 
 
 def to_pooling_requests(
-    message: engine_pb2.EngineServiceEmbedRequest, model: common_pb2.ModelInfo, pooling: PoolingModel | None
+    message: engine_pb2.EngineServiceEmbedRequest,
+    model: common_pb2.ModelInfo,
+    pooling: PoolingModel | None,
+    traits: MediaTraits | str = TEXT_ONLY,
 ) -> list[Request]:
     """Check a call and convert it to its requests.
 
     Args:
         pooling: what the model does with its hidden states; None if it generates text.
+        traits: traits of a model that takes media; for other models the reason why media are refused.
 
     Raises:
         InvalidRequestError, ContextLengthError: a field is out of its range; the error names the field.
@@ -50,13 +64,18 @@ def to_pooling_requests(
             value=len(seconds),
         )
     return [
-        _to_request(request, f"requests[{index}]", model, params, second)
+        _to_request(request, f"requests[{index}]", model, params, second, traits)
         for index, (request, second) in enumerate(zip(message.requests, seconds, strict=True))
     ]
 
 
 def _to_request(
-    message: engine_pb2.EngineRequest, field: str, model: common_pb2.ModelInfo, params: PoolingParams, second_text_start: int
+    message: engine_pb2.EngineRequest,
+    field: str,
+    model: common_pb2.ModelInfo,
+    params: PoolingParams,
+    second_text_start: int,
+    traits: MediaTraits | str,
 ) -> Request:
     if not REQUEST_ID.fullmatch(message.request_id):
         raise InvalidRequestError(
@@ -83,9 +102,14 @@ def _to_request(
             value=second_text_start,
         )
     check_token_ids(token_ids, f"{field}.prompt_token_ids", model.vocab_size)
+    try:
+        media = to_prompt_media(message, token_ids, traits)
+    except TriptychError as error:
+        raise in_call(error, field) from error
     return Request(
         request_id=message.request_id,
         prompt_token_ids=token_ids,
+        media=media,
         sampling=_NO_SAMPLING,
         priority=message.priority,
         cache_salt=scoped_salt(message),
@@ -93,12 +117,35 @@ def _to_request(
     )
 
 
-def pooled_tensor(output: SequenceOutput) -> common_pb2.Tensor:
-    """What a request asked for. Raises the error of a request that failed, and RequestAbortedError for one that was aborted."""
+def in_call(error: TriptychError, field: str) -> TriptychError:
+    """The error of one request, which names the request among those of its call."""
+    if not error.field:
+        return error
+    message, path = f"{field}: {error.message}", f"{field}.{error.field}"
+    return type(error)(message, field=path, limit=error.limit, value=error.value, retry_after_s=error.retry_after_s)
+
+
+def add_usage(usage: common_pb2.Usage, output: SequenceOutput) -> None:
+    """Add what a request used to the usage of its call."""
+    usage.prompt_tokens += output.usage[0] if output.usage else 0
+    if output.media is not None:
+        usage.image_tokens += output.media.num_tokens.get(Modality.IMAGE, 0)
+        usage.audio_tokens += output.media.num_tokens.get(Modality.AUDIO, 0)
+        usage.video_tokens += output.media.num_tokens.get(Modality.VIDEO, 0)
+
+
+def pooled_tensor(output: SequenceOutput, field: str) -> common_pb2.Tensor:
+    """What a request asked for. Raises the error of a request that failed, and RequestAbortedError for one that was aborted.
+
+    Args:
+        field: the request's name in errors.
+    """
     if output.error is not None:
-        raise output.error
+        raise in_call(output.error, field) if isinstance(output.error, TriptychError) else output.error
     if output.finish_reason is FinishReason.ABORT:
         raise RequestAbortedError("the request was aborted")
     if output.pooled is None:
         raise InternalError("the engine computed nothing for this request")
+    if not np.isfinite(output.pooled).all():
+        raise InternalError(f"{field}: the model computes values that are no finite numbers", field=field)
     return from_numpy(output.pooled)

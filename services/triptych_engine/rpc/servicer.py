@@ -21,7 +21,7 @@ from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_engine.core import EngineCore, Load
 from triptych_engine.media.item import TEXT_ONLY, MediaTraits
 from triptych_engine.rpc.convert import load_message, num_refusals, output_message, to_requests
-from triptych_engine.rpc.convert_pooling import pooled_tensor, to_pooling_requests
+from triptych_engine.rpc.convert_pooling import add_usage, pooled_tensor, to_pooling_requests
 from triptych_engine.rpc.outbox import Mailbox, Outbox, Route
 from triptych_engine.rpc.preparation import Preparation
 from triptych_engine.scheduling.output import SequenceOutput
@@ -198,7 +198,8 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self, request: engine_pb2.EngineServiceEmbedRequest, context: grpc.aio.ServicerContext
     ) -> engine_pb2.EngineServiceEmbedResponse:
         self._check_accepting()
-        requests = to_pooling_requests(request, self._model, self._pooling)
+        requests = to_pooling_requests(request, self._model, self._pooling, self._traits)
+        numbers = {one.request_id: number for number, one in enumerate(requests)}
         mailbox, pooled, usage = Mailbox(self._outbox), dict[str, common_pb2.Tensor](), common_pb2.Usage()
         try:
             for one in requests:
@@ -206,8 +207,8 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             mailbox.end_when_idle()
             while (taken := await mailbox.take()) is not None:
                 for route, output in taken[1]:
-                    pooled[route.request_id] = pooled_tensor(output)
-                    usage.prompt_tokens += output.usage[0] if output.usage else 0
+                    pooled[route.request_id] = pooled_tensor(output, f"requests[{numbers[route.request_id]}]")
+                    add_usage(usage, output)
         finally:
             self._abort_rest(mailbox)
         return engine_pb2.EngineServiceEmbedResponse(embeddings=[pooled[one.request_id] for one in requests], usage=usage)

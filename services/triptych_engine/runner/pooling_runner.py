@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from triptych_engine.runner.input_batch import StepInputs
 from triptych_engine.runner.launched_step import ModelOutput
+from triptych_engine.runner.media_inputs import PlacedSlice
 from triptych_engine.runner.model_runner import ModelRunner, RunnerParts
 from triptych_engine.runner.pooling.pooler import PooledBatch, Pooler
 from triptych_engine.runner.transfer import end_of_work
@@ -24,19 +26,28 @@ class PoolingRunner(ModelRunner):
     @torch.inference_mode()
     def forward(self, scheduled: SchedulerOutput) -> ModelOutput:
         """Launch the forward pass of the scheduled tokens, and the pooling of prompts that end with them."""
+        self._set_threads(scheduled.awaits_embeddings)
         self._update_states(scheduled)
         if not scheduled.num_scheduled_tokens:
             return ModelOutput()
         inputs = self._batch.gather(scheduled)
-        self._backend.begin(inputs.metadata)
-        token_ids, positions = self._transfer(inputs.token_ids, inputs.positions)
-        hidden = self._model.hidden(token_ids, positions, self._backend)
+        hidden = self._hidden(inputs, self._place(inputs, scheduled) if scheduled.embeddings else [])
         starts = inputs.metadata.query_start_loc.astype(np.int64)
         params = [self._pooling.get(request_id, PoolingParams()) for request_id in inputs.request_ids]
         batch = PooledBatch(inputs.request_ids, params, starts, inputs.positions[starts[:-1]], inputs.samples)
         pooled = self._pooler.pool(hidden, batch)
         self._batch.advance(inputs)
         return ModelOutput(inputs, pooled=pooled, errors=self._errors, wait=end_of_work(self.config.device))
+
+    def _hidden(self, inputs: StepInputs, slices: list[PlacedSlice]) -> torch.Tensor:
+        """[num_tokens, hidden_size] of the step, whose tokens at `slices` are media."""
+        self._backend.begin(inputs.metadata)
+        positions = inputs.positions if inputs.axis_positions is None else inputs.axis_positions
+        token_ids, position_ids = self._transfer(inputs.token_ids, positions)
+        if self._media is None or not slices:
+            return self._model.hidden(token_ids, position_ids, self._backend)
+        with self._media.adding(slices):
+            return self._model.hidden(token_ids, position_ids, self._backend, self._media.embed(token_ids, slices))
 
     def _update_states(self, scheduled: SchedulerOutput) -> None:
         super()._update_states(scheduled)

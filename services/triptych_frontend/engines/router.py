@@ -138,10 +138,14 @@ class EngineRouter:
         return call
 
     async def embed(self, request: engine_pb2.EngineServiceEmbedRequest, request_id: str) -> engine_pb2.EngineServiceEmbedResponse:
-        """Vectors of prompts, from the least loaded engine, or from another one if it does not take them. Raises TriptychError."""
+        """Vectors of prompts, from the engine that `choose` gives the first one, or from another engine if that does not take them.
+
+        Raises:
+            TriptychError: no engine took them, or one failed.
+        """
         tried: frozenset[EngineConnection] = frozenset()
         failure: TriptychError | None = None
-        while (connection := self._pool.least_loaded(tried)) is not None:
+        while (connection := self.choose(request.requests[0], tried)) is not None:
             tried |= {connection}
             try:
                 return await connection.embed(request, request_id)

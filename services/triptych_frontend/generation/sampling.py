@@ -164,7 +164,9 @@ def _check_ranges(sampling: common_pb2.SamplingParams) -> None:
     for name, (least, most, is_open) in _RANGES.items():
         if sampling.HasField(name):
             check_range(f"{_FIELD}.{name}", getattr(sampling, name), least, most, is_open)
-    for token_id, bias in sampling.logit_bias.items():
+    # A bias for each token of a large vocabulary must not hold the event loop up.
+    is_fair = all(-_MAX_LOGIT_BIAS <= bias <= _MAX_LOGIT_BIAS for bias in sampling.logit_bias.values())
+    for token_id, bias in () if is_fair else sampling.logit_bias.items():
         check_range(f"{_FIELD}.logit_bias[{token_id}]", bias, -_MAX_LOGIT_BIAS, _MAX_LOGIT_BIAS)
     if sampling.HasField("max_tokens") and sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequestError(
@@ -227,7 +229,7 @@ def _check_bad_sequences(sampling: common_pb2.SamplingParams, vocab_size: int) -
 
 
 def _check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    for token_id in token_ids:
+    for token_id in token_ids if max(token_ids, default=0) >= vocab_size else ():
         if token_id >= vocab_size:
             raise InvalidRequestError(
                 f"token ids in {field} must be below the vocabulary's size of {vocab_size}; given: {token_id}",

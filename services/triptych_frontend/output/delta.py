@@ -16,8 +16,10 @@ class DeltaBuilder:
         self._index = index
         #: Text at the end of the output.
         self._text: list[str] = []
-        #: Deltas before that text.
+        #: Deltas before that text, the kind of the last one, and its pieces, which are joined at its end.
         self._before: list[generation_pb2.ChoiceDelta] = []
+        self._kind = ""
+        self._pieces: list[str] = []
         #: Token ids and log probabilities are added to it directly. The code that adds them must set `has_news`.
         self.delta = generation_pb2.ChoiceDelta(index=index)
         self.has_news = False
@@ -43,23 +45,32 @@ class DeltaBuilder:
 
     def _add_other(self, event: Reasoning | ToolCallStarted | ToolArguments) -> None:
         if self._text:
-            self._before.append(generation_pb2.ChoiceDelta(index=self._index, text="".join(self._text)))
+            self._begin("text", generation_pb2.ChoiceDelta(index=self._index, text="".join(self._text)))
             self._text.clear()
-        last = self._before[-1] if self._before else None
-        if isinstance(event, Reasoning):
-            if last is None or last.WhichOneof("delta") != "reasoning":
-                last = generation_pb2.ChoiceDelta(index=self._index)
-                self._before.append(last)
-            last.reasoning += event.text
-            return
         if isinstance(event, ToolCallStarted):
             call = generation_pb2.ToolCallDelta(index=event.index, id=event.call_id, name=event.name)
-            self._before.append(generation_pb2.ChoiceDelta(index=self._index, tool_call=call))
+            self._begin("arguments", generation_pb2.ChoiceDelta(index=self._index, tool_call=call))
             return
-        if last is None or not last.HasField("tool_call"):
-            last = generation_pb2.ChoiceDelta(index=self._index, tool_call=generation_pb2.ToolCallDelta(index=event.index))
-            self._before.append(last)
-        last.tool_call.arguments += event.text
+        if isinstance(event, Reasoning):
+            if self._kind != "reasoning":
+                self._begin("reasoning", generation_pb2.ChoiceDelta(index=self._index))
+        elif self._kind != "arguments":
+            call = generation_pb2.ToolCallDelta(index=event.index)
+            self._begin("arguments", generation_pb2.ChoiceDelta(index=self._index, tool_call=call))
+        self._pieces.append(event.text)
+
+    def _begin(self, kind: str, delta: generation_pb2.ChoiceDelta) -> None:
+        """Begin a delta before the text at the end. The one before it is complete."""
+        self._complete()
+        self._before.append(delta)
+        self._kind = kind
+
+    def _complete(self) -> None:
+        if self._pieces:
+            last = self._before[-1]
+            setattr(last if self._kind == "reasoning" else last.tool_call, self._kind, "".join(self._pieces))
+            self._pieces.clear()
+        self._kind = ""
 
     def finish(self, reason: common_pb2.FinishReason, stop_token_id: int | None) -> common_pb2.FinishReason:
         """Set how the choice ended.
@@ -83,6 +94,7 @@ class DeltaBuilder:
 
     def take(self) -> list[generation_pb2.ChoiceDelta]:
         """The output since the last call: at least one delta. The last has the new tokens, and how the choice ended."""
+        self._complete()
         delta, self.delta = self.delta, generation_pb2.ChoiceDelta(index=self._index)
         self.has_news = False
         if not self._before:

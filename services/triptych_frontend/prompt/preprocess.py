@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf import struct_pb2
@@ -26,7 +27,7 @@ from triptych_frontend.media.item import PreparedMedia
 from triptych_frontend.media.preparer import MediaPreparer
 from triptych_frontend.prompt.chat_template import ChatTemplate, RenderedChat
 from triptych_frontend.prompt.constraints import ConstraintChecker
-from triptych_frontend.prompt.conversation import media_items, prompt_end, turns_of
+from triptych_frontend.prompt.conversation import ChatTurn, media_items, prompt_end, turns_of
 from triptych_frontend.prompt.interruptible import Interrupted, InterruptibleJob
 from triptych_frontend.prompt.reasoning import reasoning_variables
 from triptych_frontend.prompt.tools import ToolOptions, tool_options
@@ -36,6 +37,9 @@ from triptych_frontend.tokens.tokenizer import Tokenizer
 
 #: Most ids that are decoded on the event loop (0.6 us each). A round trip to the pool would take longer than that.
 _MAX_INLINE_TOKENS = 32
+#: Most messages and parts of a conversation, and most characters of JSON, that are read on the event loop.
+_MAX_INLINE_PARTS = 256
+_MAX_INLINE_CHARS = 32 * 1024
 T = TypeVar("T")
 
 
@@ -109,13 +113,9 @@ class Preprocessor:
             QueueFullError, ServiceUnavailableError: see `MediaPreparer.prepare`.
         """
         start_s = time.perf_counter()
-        turns, tools = turns_of(request.messages), tool_options(request)
-        num_chars = sum(turn.num_chars for turn in turns) + sum(tool.ByteSize() for tool in request.tools)
-        self.check_length(num_chars + request.template_kwargs.ByteSize(), "messages")
-        variables = reasoning_variables(request.reasoning, self._can_reason, self._template.variables)
-        variables |= _template_variables(request.template_kwargs)
+        read = partial(self._read, request)
+        turns, tools, items, variables = read() if _is_short(request) else await self.run(read)
         add_generation_prompt, continue_final_message = prompt_end(request, turns[-1])
-        items = media_items(request.messages)
         hold = self._media.budget.hold()
         with contextlib.ExitStack() as on_error:
             on_error.callback(hold.release)
@@ -132,6 +132,18 @@ class Preprocessor:
             on_error.pop_all()
         elapsed_s = time.perf_counter() - start_s
         return Prompt(chat.text, chat.token_ids, elapsed_s, offsets, media, chat.placeholders, hold, tools)
+
+    def _read(
+        self, request: generation_pb2.ChatRequest
+    ) -> tuple[list[ChatTurn], ToolOptions, list[tuple[str, common_pb2.MediaItem]], dict[str, Any]]:
+        """The turns, tools and media of a conversation, and the template's variables. Raises InvalidRequestError."""
+        self.check_length(sum(tool.ByteSize() for tool in request.tools), "tools")
+        turns, tools = turns_of(request.messages), tool_options(request)
+        num_chars = sum(turn.num_chars for turn in turns) + sum(tool.ByteSize() for tool in request.tools)
+        self.check_length(num_chars + request.template_kwargs.ByteSize(), "messages")
+        variables = reasoning_variables(request.reasoning, self._can_reason, self._template.variables)
+        variables |= _template_variables(request.template_kwargs)
+        return turns, tools, media_items(request.messages), variables
 
     async def of_tokens(self, prompt: Prompt, token_ids: list[int], with_offsets: bool) -> Prompt:
         """The prompt with other tokens, which leave its media where they are."""
@@ -249,6 +261,13 @@ class Preprocessor:
         stream = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=False)
         lengths = (len(stream.feed(token_id)) for token_id in token_ids)
         return text, list(itertools.accumulate(lengths, initial=0))[:-1]
+
+
+def _is_short(request: generation_pb2.ChatRequest) -> bool:
+    """Whether a conversation can be read on the event loop, in a few milliseconds."""
+    num_parts = sum(1 + len(message.content) + len(message.tool_calls) for message in request.messages)
+    num_chars = sum(len(tool.parameters_json_schema) for tool in request.tools)
+    return num_parts <= _MAX_INLINE_PARTS and num_chars + request.template_kwargs.ByteSize() <= _MAX_INLINE_CHARS
 
 
 def _template_variables(struct: struct_pb2.Struct) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from triptych_common.constraints.messages import MAX_CONSTRAINT_BYTES
 from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import generation_pb2
 
@@ -124,6 +125,14 @@ def _tool(tool: generation_pb2.Tool, field: str) -> FunctionTool:
 
 
 def _schema(text: str, field: str) -> dict[str, Any]:
+    # The JSON parser holds all threads up.
+    if len(text) > MAX_CONSTRAINT_BYTES:
+        raise InvalidRequestError(
+            f"{field} may have at most {MAX_CONSTRAINT_BYTES} characters; given: {len(text)}",
+            field=field,
+            limit=MAX_CONSTRAINT_BYTES,
+            value=len(text),
+        )
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -22,8 +22,8 @@ from triptych_common.telemetry.logs import request_id_var
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import media_ref
 from triptych_frontend.generation.admission import Admission
-from triptych_frontend.generation.embedder import Embedder
 from triptych_frontend.generation.generator import Generator
+from triptych_frontend.generation.pooling.embedder import Embedder
 from triptych_frontend.generation.preparation.prepare import Request
 from triptych_frontend.generation.whole import whole_choices
 from triptych_frontend.media.uploads import Uploads

@@ -61,6 +61,13 @@ class Tokenizer:
         _give_memory_back()
         return tokenizer
 
+    def lowercase(self) -> None:
+        """Make texts lower case from now on, except special tokens."""
+        from tokenizers import normalizers
+
+        own = self.backend.normalizer
+        self.backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([] if own is None else [own])])
+
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids. The text of special tokens becomes those tokens.
 

@@ -105,6 +105,16 @@ async def test_an_engine_that_generates_refuses() -> None:
         assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+async def test_values_that_are_no_numbers_fail_their_call_alone(tmp_path: Path) -> None:
+    async with an_encoder(tmp_path) as (stub, driver, outbox):
+        driver.executor.runner._model.base.get_input_embeddings().weight[9] = float("nan")  # type: ignore[union-attr]
+        with pytest.raises(grpc.aio.AioRpcError, match=r"requests\[1\]: the model computes values that are no finite numbers"):
+            await stub.Embed(a_call([2, 3], [2, 9, 3]))
+        assert np.isfinite(to_numpy((await stub.Embed(a_call([2, 3]))).embeddings[0])).all()
+        async with asyncio.timeout(10):
+            await outbox.wait_idle()
+
+
 async def test_a_cancelled_call_leaves_nothing_behind(tmp_path: Path) -> None:
     async with an_encoder(tmp_path) as (stub, driver, outbox):
         call = stub.Embed(a_call(*[[2, *[7] * 30, 3]] * 250))

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
 from support.builders.frontend import Bench, chat_request, frontend_bench
 from support.builders.pooling import a_classifier, an_embedder, texts
 from support.waiting import until
@@ -54,6 +55,17 @@ async def test_vectors_in_the_order_of_the_inputs(embedder: Path) -> None:
     assert answer.usage.prompt_tokens == 8
     assert np.frombuffer(packed.packed.inline, np.float32).tolist() == [value for one in answer.embeddings for value in one.values]
     assert list(packed.packed_vectors) == [1, 1, 1]
+
+
+async def test_the_models_prompt_and_lower_case(embedder: Path) -> None:
+    (embedder / "config_sentence_transformers.json").write_text('{"prompts": {"a": "W9 "}, "default_prompt_name": "a"}')
+    (embedder / "sentence_bert_config.json").write_text('{"max_seq_length": 40, "do_lower_case": true}')
+    some = ["W0 [SEP]", ""]
+    reference = SentenceTransformer(str(embedder), device="cpu").tokenizer(["W9 " + text for text in some])["input_ids"]
+    async with a_frontend(embedder) as bench:
+        await bench.generation.Embed(generation_pb2.EmbedRequest(inputs=inputs(*some)))
+        (sent,) = bench.engine.embeds
+    assert [list(one.prompt_token_ids) for one in sent.requests] == reference == [[2, 14, 5, 3, 3], [2, 14, 3]]
 
 
 async def test_vectors_of_tokens(embedder: Path) -> None:

@@ -131,11 +131,8 @@ async def test_the_model_opens_its_reasoning_and_may_not() -> None:
     def script(request: engine_pb2.EngineRequest) -> Any:
         return answers(thought=[*ids("<think>"), *THOUGHT])(request)
 
-    kwargs = {"options": Options(return_token_ids=True)}
-    reasoning = generation_pb2.Reasoning(max_tokens=0)
     async with bench(script) as one:
-        request = chat_request(reasoning=reasoning, **kwargs)
-        answer = await one.generation.Chat(request)
+        answer = await one.generation.Chat(thinking(0, options=Options(return_token_ids=True)))
     assert list(answer.choices[0].token_ids) == [*ids("<think>"), *END, *ids("\n\nYes."), IM_END_ID]
     assert (answer.choices[0].text, answer.choices[0].reasoning) == ("Yes.", "")
 
@@ -202,13 +199,18 @@ async def test_a_caller_that_leaves_ends_the_answer_too() -> None:
         await until(lambda: not one.engine.live and not one.frontend.num_live_requests)
 
 
+async def rest_of(call: Any) -> None:
+    while await call.read():
+        pass
+
+
 async def test_an_engine_that_is_lost_during_the_answer_ends_the_call() -> None:
     async with bench(endless) as one:
         call = one.chat(thinking(6))
         while not joined([response := await call.read()]):
             assert response.choices
         await one.engine.go_down()
-        error = await error_of(call.read())
+        error = await error_of(rest_of(call))
         await until(lambda: not one.frontend.num_live_requests)
     assert type(error) is ServiceUnavailableError
 

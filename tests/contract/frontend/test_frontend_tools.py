@@ -185,6 +185,8 @@ def _preprocess(request: generation_pb2.ChatRequest) -> Any:
         ({"tools": [tool(), tool()]}, "tools[1].name", "tools[0]"),
         ({"tools": [generation_pb2.Tool(name="f", parameters_json_schema="{")]}, "tools[0].parameters_json_schema", "JSON"),
         ({"tools": [generation_pb2.Tool(name="f", parameters_json_schema="[]")]}, "tools[0].parameters_json_schema", "object"),
+        ({"tools": [tool(schema={"x": "y" * 262144})]}, "tools[0].parameters_json_schema", "262144"),
+        ({"tools": [tool(description="y" * 4_000_000)]}, "tools", "4000000"),
         ({"tools": [tool()], "tool_choice": Choice(allowed_names=["x"])}, "tool_choice.allowed_names[0]", "'x'"),
         ({"tool_choice": Choice(mode=Choice.MODE_REQUIRED)}, "tool_choice", "no tools"),
         (

@@ -18,6 +18,9 @@ from triptych_gateway.schemas import pooling_answers as answers
 
 _EMBED: dict[str, Any] = {"model": MODEL.name, "input": "x"}
 
+_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}}
+_CHAT: dict[str, Any] = {"model": MODEL.name, "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, _IMAGE]}]}
+
 
 @pytest.mark.parametrize(
     ("value", "inputs"),
@@ -46,6 +49,41 @@ async def test_options_arrive() -> None:
             assert request.HasField("truncate_to")
             assert request.truncate_to == expected
             assert {name: getattr(request, name) for name in options} == options
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/classify"])
+async def test_conversations_with_pictures(path: str) -> None:
+    frontend = FakeFrontend()
+    options = {"chat_template_kwargs": {"x": 1}, "mm_processor_kwargs": {"y": 2}, "add_generation_prompt": True}
+    async with gateway_client(frontend) as client:
+        assert (await client.post(path, json={**_CHAT, **options})).status_code == 200
+        remote = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
+        assert (await client.post(path, json={"model": MODEL.name, "messages": [{"role": "user", "content": [remote]}]})).is_success
+        broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,?"}}
+        refused = await client.post(path, json={"model": MODEL.name, "messages": [{"role": "user", "content": [broken]}]})
+    first, second = (one.inputs[0].messages for one in frontend.pooling_requests)
+    media = first.messages[0].content[1].media
+    assert (media.modality, media.data, dict(media.processor_options)) == (common_pb2.MODALITY_IMAGE, b"ABC", {"y": 2})
+    assert (dict(first.template_kwargs), first.add_generation_prompt) == ({"x": 1}, True)
+    assert second.messages[0].content[0].media.url == "http://x/y.png"
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages[0].content[0].image_url.url")
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        ("inputs[0].messages.messages[0].content[1].media", "messages[0].content[1].image_url"),
+        ("inputs[0].messages.template_kwargs", "chat_template_kwargs"),
+        ("inputs[0]", "messages"),
+    ],
+)
+async def test_faults_of_a_conversation_name_the_clients_field(field: str, name: str) -> None:
+    frontend = FakeFrontend()
+    frontend.pooling_error = ContextLengthError(f"{field} is wrong", field=field)
+    async with gateway_client(frontend) as client:
+        response = await client.post("/v1/embeddings", json=_CHAT)
+    assert response.json()["error"]["param"] == name
+    assert response.json()["error"]["message"] == f"{name} is wrong"
 
 
 async def test_the_openai_client() -> None:
@@ -128,6 +166,11 @@ async def test_rerank(path: str) -> None:
         ("/v1/embeddings", {**_EMBED, "dimensions": 0}, "dimensions"),
         ("/v1/embeddings", {**_EMBED, "encoding_format": "int8"}, "encoding_format"),
         ("/v1/embeddings", {**_EMBED, "unknown": 1}, "unknown"),
+        ("/v1/embeddings", {**_EMBED, "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ("/v1/embeddings", {**_EMBED, "mm_processor_kwargs": {}}, "mm_processor_kwargs"),
+        ("/v1/embeddings", {**_EMBED, "messages": []}, "messages"),
+        ("/v1/embeddings", {**_CHAT, "add_special_tokens": True}, "add_special_tokens"),
+        ("/v1/embeddings", {**_CHAT, "continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ("/v1/score", {"text_1": "a", "documents": ["b"]}, "text_1"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 5}, "max_tokens_per_doc"),

@@ -21,6 +21,7 @@ Json = dict[str, Any]
 Row = tuple[Any, Json, Callable[[Any, Any], bool]]
 USER = [{"role": "user", "content": "Hi"}]
 PICTURE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://h/x.png"}}]}]
+TALK: Json = {"input": None, "messages": USER}
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
@@ -39,6 +40,14 @@ INPUT: dict[str, Row] = COMMON | {
     "input": ("Other", {}, lambda request, _: request.inputs[0].text == "Other"),
     "messages": (USER, {"input": None}, lambda request, _: request.inputs[0].messages.messages[0].role == "user"),
     "add_special_tokens": (False, {}, sent("add_special_tokens", False)),
+    "add_generation_prompt": (True, TALK, lambda request, _: request.inputs[0].messages.add_generation_prompt),
+    "continue_final_message": (True, TALK, lambda request, _: request.inputs[0].messages.continue_final_message),
+    "chat_template_kwargs": ({"a": "b"}, TALK, lambda request, _: dict(request.inputs[0].messages.template_kwargs) == {"a": "b"}),
+    "mm_processor_kwargs": (
+        {"fps": 1},
+        {"input": None, "messages": PICTURE},
+        lambda request, _: dict(request.inputs[0].messages.messages[0].content[0].media.processor_options) == {"fps": 1},
+    ),
 }
 MODEL_ROW: Row = (MODEL.name, {}, lambda request, _: request.model == MODEL.name)
 VECTORS: dict[str, Row] = {

@@ -70,7 +70,12 @@ def assert_invariant(driver: EngineDriver) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("dtype", "quantization"),
-    [(torch.bfloat16, "none"), (torch.float32, "none"), (torch.bfloat16, "int8"), (torch.float32, "int8")],
+    [
+        (torch.bfloat16, "none"),
+        (torch.float32, "none"),
+        (torch.float32, "int8"),
+        pytest.param(torch.bfloat16, "int8", marks=pytest.mark.slow),  # its parts are those of the others
+    ],
 )
 def test_the_default_model(dtype: torch.dtype, quantization: str):
     path = resolve_model(TEXT_MODEL)

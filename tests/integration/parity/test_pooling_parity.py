@@ -41,6 +41,12 @@ def test_texts_need_no_padding(family: str, tmp_path: Path) -> None:
     assert driver.executor.runner._model.is_flat  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta", "mpnet"])
+def test_padding_tokens_in_texts(family: str, tmp_path: Path) -> None:
+    path, some = an_embedder(tmp_path, family), ["w1 [PAD] w2", "[PAD]", "w3 w4 w5", ""]
+    _same(PoolingDriver(path).run(_tokens(path, some)), SentenceTransformer(str(path), device="cpu").encode(some))
+
+
 @pytest.mark.parametrize("mode", ["max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"])
 def test_modes_and_a_linear_layer(mode: str, tmp_path: Path) -> None:
     path, some = an_embedder(tmp_path, "bert", mode=mode, normalize=False, dense=12), texts(20)

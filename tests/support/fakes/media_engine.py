@@ -59,6 +59,17 @@ class FakeMediaEngine(FakeEngine):
             sequence.outputs = outputs
             self._changed.notify_all()
 
+    async def Embed(
+        self, request: engine_pb2.EngineServiceEmbedRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.EngineServiceEmbedResponse:
+        for number, one in enumerate(request.requests):
+            for index, ref in enumerate(one.media):
+                if not await self._fetch(ref):
+                    self.counts["lost"] += 1
+                    field = f"requests[{number}].media[{index}]"
+                    raise EmbeddingUnavailableError(f"requests[{number}]: the encoder does not hold it", field=field)
+        return await super().Embed(request, context)
+
     async def _fetch(self, ref: common_pb2.MediaRef) -> bool:
         self.counts["fetch"] += 1
         return any([await self._fetch_from(address, ref) for address in self.encoder_addresses])

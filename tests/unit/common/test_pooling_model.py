@@ -109,3 +109,20 @@ def test_dimensions() -> None:
             check_pooling(common_pb2.PoolingParams(dimensions=dimensions), model)
     with pytest.raises(UnimplementedError, match="does not classify; it does: embed"):
         check_pooling(common_pb2.PoolingParams(task=common_pb2.TASK_CLASSIFY), plain)
+
+
+def test_a_default_prompt_and_lower_case(tmp_path: Path) -> None:
+    files = {"config_sentence_transformers": {"prompts": {"query": "Q: "}, "default_prompt_name": "query"}}
+    model = pooling_model(a_model(tmp_path, _BERT, **files, sentence_bert_config={"do_lower_case": True}))
+    assert model is not None
+    assert (model.prompt, model.lowercases) == ("Q: ", True)
+    files["config_sentence_transformers"]["default_prompt_name"] = "unknown"
+    with pytest.raises(StartupError, match="unknown"):
+        pooling_model(a_model(tmp_path, _BERT, **files))
+
+
+def test_positions_after_a_padding_token_that_is_not_named(tmp_path: Path) -> None:
+    roberta = _BERT | {"architectures": ["RobertaModel"], "model_type": "roberta"}
+    model = pooling_model(a_model(tmp_path, roberta))
+    assert model is not None
+    assert model.max_tokens == 62

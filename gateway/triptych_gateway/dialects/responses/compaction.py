@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import orjson
-from triptych_common.errors import InvalidRequestError
 
 from triptych_gateway.dialects.responses.context import Context
 from triptych_gateway.dialects.responses.ids import output_item_id
@@ -21,11 +20,15 @@ _TASK = (
     "names, numbers and results of tools that may still matter, the decisions that were made, and what is still to be done. "
     "Write only the summary."
 )
+#: Most tokens of a summary. One that is longer is cut: it is still shorter than the conversation.
+_MAX_SUMMARY_TOKENS = 1024
 
 
 def summary_request(body: CompactRequest) -> ResponseRequest:
     """The request that asks for the summary. Its items are those of `with_task`."""
-    return ResponseRequest(model=body.model, input=_TASK, instructions=body.instructions, store=False)
+    return ResponseRequest(
+        model=body.model, input=_TASK, instructions=body.instructions, store=False, max_output_tokens=_MAX_SUMMARY_TOKENS
+    )
 
 
 def with_task(context: Context) -> Context:
@@ -49,12 +52,7 @@ def compacted(resource: dict[str, Any]) -> bytes:
 
     Args:
         resource: the response object of the summary.
-
-    Raises:
-        InvalidRequestError: there is no room for the summary in the model's context.
     """
-    if resource["status"] != "completed":
-        raise InvalidRequestError("input: the conversation leaves no room for its summary in the model's context", field="input")
     texts = [part["text"] for item in resource["output"] if item["type"] == "message" for part in item["content"]]
     item_id = output_item_id("cmp", resource["id"], 0)
     return orjson.dumps(

@@ -50,7 +50,7 @@ class EncoderModel:
         self.device = device
         self._base = base
         self._parameters = inspect.signature(type(base).forward).parameters
-        self._first_position = _first_position(base)
+        self._padding_id = _padding_id(base)
         self._has_types = "token_type_ids" in self._parameters and getattr(base.config, "type_vocab_size", 2) > 1
         self.is_flat = "position_ids" in self._parameters and self._agrees_when_flat(max_model_len)
 
@@ -70,12 +70,22 @@ class EncoderModel:
         return torch.cat([self._of_equal_lengths(batch, group) for group in batch.groups])
 
     def _flat(self, batch: EncoderBatch) -> torch.Tensor:
-        inputs: dict[str, Any] = {"input_ids": batch.token_ids[None], "position_ids": batch.positions[None] + self._first_position}
+        inputs: dict[str, Any] = {"input_ids": batch.token_ids[None], "position_ids": self._position_ids(batch)[None]}
         if self._has_types:
             inputs["token_type_ids"] = batch.type_ids[None]
         with attending_within(batch.groups):
             hidden: torch.Tensor = self._base(**inputs).last_hidden_state[0]
         return hidden
+
+    def _position_ids(self, batch: EncoderBatch) -> torch.Tensor:
+        """[num_tokens] int64. RoBERTa and its relatives count from the id of the padding token on. That token may be in a text: its
+        position is its id, and it does not count."""
+        if self._padding_id is None:
+            return batch.positions
+        counts = batch.token_ids != self._padding_id
+        total = counts.cumsum(0)
+        firsts = torch.arange(len(total), device=self.device) - batch.positions
+        return (total - (total - counts.long())[firsts]) * counts + self._padding_id
 
     def _of_equal_lengths(self, batch: EncoderBatch, group: EqualLengths) -> torch.Tensor:
         shape = (group.count, group.length)
@@ -181,9 +191,7 @@ class _Classifier:
         return logits
 
 
-def _first_position(base: PreTrainedModel) -> int:
-    """Position id of a text's first token. RoBERTa and its relatives count from the id of the padding token on."""
+def _padding_id(base: PreTrainedModel) -> int | None:
+    """The id of the padding token, if positions depend on it."""
     embeddings: Any = getattr(base, "embeddings", None)
-    if hasattr(embeddings, "create_position_ids_from_input_ids"):
-        return int(embeddings.padding_idx) + 1
-    return 0
+    return int(embeddings.padding_idx) if hasattr(embeddings, "create_position_ids_from_input_ids") else None

@@ -72,22 +72,25 @@ class Logprobs:
         """Add a sequence."""
         self._num_top[row] = -1 if sampling.logprobs is None else sampling.logprobs
 
+    def lines(self, idx_mapping: np.ndarray) -> np.ndarray:
+        """The lines that need log probabilities. idx_mapping: [num_lines] line -> row."""
+        return np.flatnonzero(self._num_top[idx_mapping] >= 0)
+
     def launch(
-        self, logits: torch.Tensor, token_ids: torch.Tensor, idx_mapping: np.ndarray
-    ) -> tuple[np.ndarray, PendingLogprobs] | None:
+        self, logits: torch.Tensor, logits_lines: np.ndarray, token_ids: torch.Tensor, lines: np.ndarray, idx_mapping: np.ndarray
+    ) -> tuple[np.ndarray, PendingLogprobs]:
         """Start computing the log probabilities of sampled tokens.
 
         Args:
-            logits: [num_lines, vocab_size] of the model, before penalties and temperature.
+            logits: [n, vocab_size] of the model, before penalties and temperature.
+            logits_lines: [num_wanted] where the logits of each wanted line are among these.
             token_ids: [num_lines] int64.
+            lines: [num_wanted] the lines that need log probabilities.
             idx_mapping: [num_lines] line -> row.
 
         Returns:
-            The lines that need log probabilities, and these; None if no line does.
+            The lines, and their log probabilities.
         """
-        num_top = self._num_top[idx_mapping]
-        lines = np.flatnonzero(num_top >= 0)
-        if not len(lines):
-            return None
-        (on_device,) = self._transfer(lines)
-        return lines, PendingLogprobs(logits, token_ids[on_device], num_top[lines].tolist(), on_device, self._kernels)
+        of_logits, of_tokens = self._transfer(logits_lines, lines)
+        num_top = self._num_top[idx_mapping[lines]].tolist()
+        return lines, PendingLogprobs(logits, token_ids[of_tokens], num_top, of_logits, self._kernels)

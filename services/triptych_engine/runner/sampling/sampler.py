@@ -80,6 +80,7 @@ class Sampler:
         self._bias = Bias(max_num_seqs, self._transfer)
         self._bans = Bans(max_num_seqs, self._transfer)
         self._logprobs = Logprobs(max_num_seqs, self._transfer, kernels)
+        self._raw = torch.empty(0, 0)
 
     def add(self, row: int, sampling: SamplingParams, token_ids: list[int], num_prompt_tokens: int) -> None:
         """Add a sequence in a free row. Does not wait for the device, which may still compute earlier steps.
@@ -104,26 +105,52 @@ class Sampler:
         """Draw a token for each line, without waiting for the device.
 
         Args:
-            logits: [num_lines, vocab_size], any float type; not changed.
+            logits: [num_lines, vocab_size], any float type. Those of float32 are edited in place.
         """
         rows = metadata.idx_mapping
-        token_ids, is_invalid = self._choose(self._edited(logits, metadata), metadata)
-        logprobs = self._logprobs.launch(logits, token_ids, rows)
+        wants_logprobs = self._logprobs.lines(rows)
+        raw, raw_lines = logits, wants_logprobs
+        if self._has_edits(metadata):
+            if len(wants_logprobs) and logits.dtype == torch.float32:
+                raw, raw_lines = self._kept(logits, wants_logprobs), np.arange(len(wants_logprobs))
+            logits = self._edited(logits, metadata)
+        token_ids, is_invalid = self._choose(logits, metadata)
+        logprobs = self._logprobs.launch(raw, raw_lines, token_ids, wants_logprobs, rows) if len(wants_logprobs) else None
         self._penalties.update(token_ids, rows)
         return PendingSample(token_ids, fetch(token_ids, is_invalid), logprobs)
 
+    def _has_edits(self, metadata: SamplingMetadata) -> bool:
+        rows = metadata.idx_mapping
+        return (
+            metadata.edits is not None
+            or self._penalties.applies(rows)
+            or self._bias.applies(rows)
+            or self._bans.applies(rows, metadata.positions)
+        )
+
     def _edited(self, logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-        rows, positions = metadata.idx_mapping, metadata.positions
-        edits = metadata.edits
-        if edits is None and not (self._penalties.applies(rows) or self._bias.applies(rows) or self._bans.applies(rows, positions)):
-            return logits
-        logits = logits.float().clone()
+        """The logits with all edits, in place if they are float32."""
+        rows = metadata.idx_mapping
+        logits = logits.float()
         self._penalties.apply(logits, rows)
         self._bias.apply(logits, rows)
-        self._bans.apply(logits, rows, positions)
-        if edits is not None:
-            edits.apply(logits, self._transfer)
+        self._bans.apply(logits, rows, metadata.positions)
+        if metadata.edits is not None:
+            metadata.edits.apply(logits, self._transfer)
         return logits
+
+    def _kept(self, logits: torch.Tensor, lines: np.ndarray) -> torch.Tensor:
+        """A copy of some lines, before they are edited. On a CPU its memory is used again in the next step: new memory of this
+        size costs several times as much as the copy."""
+        if logits.device.type != "cpu":
+            (on_device,) = self._transfer(lines)
+            return logits[on_device]
+        if len(self._raw) < len(lines) or self._raw.shape[1] != logits.shape[1]:
+            self._raw = torch.empty(len(lines), logits.shape[1])
+        raw = self._raw[: len(lines)]
+        # torch's index_select takes thirty times as long with two threads where other processes use the cores, too.
+        np.take(logits.numpy(), lines, axis=0, out=raw.numpy(), mode="clip")
+        return raw
 
     def _choose(self, logits: torch.Tensor, metadata: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor]:
         """A token for each line, and whether the line is invalid: its largest logit is not finite."""

@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from triptych_common.errors import EmbeddingUnavailableError, InternalError, ServiceUnavailableError, TriptychError
+from triptych_common.errors import EmbeddingUnavailableError, InternalError, TriptychError
 from triptych_common.pb import engine_pb2, generation_pb2
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import MediaEncoding
 from triptych_frontend.engines.router import EngineCall, EngineRouter, Listener
+from triptych_frontend.generation.media_errors import in_terms_of_the_request, is_about_embeddings
 from triptych_frontend.generation.sequences.continuation import add_output, after_reasoning, of_one
 from triptych_frontend.generation.sequences.media_report import media_reports
 from triptych_frontend.prompt.preprocess import Prompt
 
 log = logging.getLogger(__name__)
 #: How often the sequences of a call are sent again in a row, unless all of them get a token in between.
-_MAX_RESUBMISSIONS = 3
-_RETRY_AFTER_S = 1.0
-#: The engine's name of an item.
-_ENGINE_FIELD = re.compile(r"media\[(\d+)\]")
+MAX_RESUBMISSIONS = 3
 
 
 class _State(Enum):
@@ -217,7 +214,7 @@ class MediaCall:
 
     def on_sequence_error(self, sequence: _MediaSequence, error: TriptychError) -> None:
         """The engine failed a sequence."""
-        if _is_about_embeddings(error) and sequence.can_go_on:
+        if is_about_embeddings(error) and sequence.can_go_on:
             log.warning("the engine did not get embeddings: %s", error.message)
             sequence.state, sequence.error = _State.LOST, error
             self._encoding.lose()
@@ -233,7 +230,7 @@ class MediaCall:
             await self._encoding.wait()
             while True:
                 await self._has_lost.wait()
-                if self._num_resubmissions == _MAX_RESUBMISSIONS:
+                if self._num_resubmissions == MAX_RESUBMISSIONS:
                     self._encoders.counts["failed"] += 1
                     break
                 self._num_resubmissions += 1
@@ -267,24 +264,4 @@ class MediaCall:
 
     def _fail(self, error: TriptychError) -> None:
         self.close()
-        self._listener.on_error(0, self._in_terms_of_the_request(error))
-
-    def _in_terms_of_the_request(self, error: TriptychError) -> TriptychError:
-        """The error with the client's name of the item, and with a class that tells the client what to do."""
-        found = _ENGINE_FIELD.match(error.field)
-        field, message = error.field, error.message
-        if found is not None and int(found[1]) < len(self._prompt.media):
-            field = self._prompt.media[int(found[1])].field
-            message = message.replace(found[0], field) if found[0] in message else f"{field}: {message}"
-        kind, retry_after_s = type(error), error.retry_after_s
-        if isinstance(error, EmbeddingUnavailableError):
-            kind, retry_after_s = ServiceUnavailableError, _RETRY_AFTER_S
-        return kind(message, field=field, limit=error.limit, value=error.value, retry_after_s=retry_after_s)
-
-
-def _is_about_embeddings(error: TriptychError) -> bool:
-    """Whether the engine lacked embeddings that an encoder may still compute."""
-    if isinstance(error, EmbeddingUnavailableError):
-        return True
-    # The engine may report an encoder's failure before the encoder itself does, while other encoders are still being asked.
-    return isinstance(error, InternalError) and _ENGINE_FIELD.match(error.field) is not None
+        self._listener.on_error(0, in_terms_of_the_request(error, self._prompt.media))

@@ -79,11 +79,20 @@ class CallReader:
         raise NotImplementedError
 
     def _is_known(self, name: object) -> bool:
-        return isinstance(name, str) and name != "" and (self._names is None or name in self._names)
+        return isinstance(name, str) and name != "" and is_text(name) and (self._names is None or name in self._names)
 
     def _refuse(self) -> list[CallEvent]:
         self.status = Status.REFUSED
         return []
+
+
+def is_text(value: str) -> bool:
+    """Whether a decoded string can be sent. An escape in JSON or Python may stand for half a character."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 _CLOSING = {"{": "}", "[": "]"}

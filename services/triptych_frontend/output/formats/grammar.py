@@ -8,11 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from triptych_common.constraints.compiler import json_rule
+from triptych_common.errors import InvalidRequestError
 
 from triptych_frontend.output.formats.table import CallStyle, ToolFormat
 
 #: Keywords beside which the properties of a schema are not all that an object may have.
 _OPEN_KEYWORDS = ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref")
+
+#: Names of arguments that PythonicCalls reads.
+_KEYWORD = re.compile(r"[\w.$:/-]+(?: +[\w.$:/-]+)*")
 
 
 class CallableTool(NamedTuple):
@@ -125,6 +129,12 @@ def _python_rules(number: int, tool: CallableTool) -> list[str]:
     shared = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
     rules = [f'call_{number}: {json.dumps(tool.name + "(")} first_{number}_0 ")"']
     for index, (name, schema) in enumerate(properties.items()):
+        if not _KEYWORD.fullmatch(name):
+            raise InvalidRequestError(
+                f"this model calls tools as in Python, where {name!r} cannot be the name of an argument",
+                field=tool.field,
+                value=name,
+            )
         value, rest = f"value_{number}_{index}", f"rest_{number}_{index + 1}"
         schema = schema if isinstance(schema, dict) else {}
         for kind, comma, skipped in (("first", "", f"first_{number}_{index + 1}"), ("rest", ", ", rest)):

@@ -5,9 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Set
 
-from triptych_frontend.output.formats.call_reader import CallArguments, CallEnd, CallEvent, CallReader, CallStart, JsonScan, Status
+from triptych_frontend.output.formats.call_reader import (
+    CallArguments,
+    CallEnd,
+    CallEvent,
+    CallReader,
+    CallStart,
+    JsonScan,
+    Status,
+    is_text,
+)
 
 _ARGUMENTS = ("arguments", "parameters")
+_NULL = "null"
 
 
 class JsonCalls(CallReader):
@@ -123,7 +133,7 @@ class JsonCalls(CallReader):
         elif self._key in _ARGUMENTS and not self._has_arguments:
             self._has_arguments = True
             inner = _decoded(self._token)
-            text = "{}" if inner is None else inner if isinstance(inner, str) else self._token
+            text = "{}" if self._token == _NULL else inner if isinstance(inner, str) and is_text(inner) else self._token
             if self._name:
                 return [*self._begin_call(), CallArguments(text)]
             self._early = text
@@ -156,5 +166,5 @@ def _decoded(token: str) -> object:
     """The value of a JSON token; None if it is not valid."""
     try:
         return json.loads(token, strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

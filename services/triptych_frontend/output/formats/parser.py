@@ -61,7 +61,7 @@ class FormatParser:
         self._num_calls = 0
         self._is_ended = False
         #: Whitespace that may stand before a marker.
-        self._space = ""
+        self._spaces: list[str] = []
         #: The text before is a marker or a call, so that whitespace is not text.
         self._is_border = False
         #: What turns into text again if no call follows, and the state to which it belongs.
@@ -106,9 +106,9 @@ class FormatParser:
             self._finish_calls()
         elif self._state is not State.AFTER_CALL:
             # What was held back behind a call is a part of a marker.
-            self._say(self._held)
-            if self._space and self._state is not State.REASONING and not self._is_border:
-                self._out.append(Text(self._space, self._num_tokens))
+            self._say("".join(self._gaps) + self._held)
+            if self._state is not State.REASONING:
+                self._say_space()
         return self._taken()
 
     def _taken(self) -> list[Event]:
@@ -118,6 +118,8 @@ class FormatParser:
     def _enter(self, state: State) -> None:
         self._state = state
         self._held = ""
+        #: Whitespace before what is held, where text has not begun.
+        self._gaps: list[str] = []
         if state in (State.TEXT, State.REASONING):
             self._scan = self._table.matchers[state].scan()
 
@@ -131,7 +133,7 @@ class FormatParser:
             self._reasoning_start = self._num_tokens
         elif origin is State.REASONING:
             self._end_reasoning()
-        self._space, self._is_border = "", True
+        self._spaces, self._is_border = [], True
         self._enter(state)
 
     def _end_reasoning(self) -> None:
@@ -139,8 +141,11 @@ class FormatParser:
         self._num_reasoning_tokens += max(self._num_tokens - 1 - self._reasoning_start, 0)
 
     def _at_border(self, text: str) -> str:
-        text = self._held + text
         skipped = self._skipped if self._state is State.AFTER_CALL else string.whitespace
+        if not self._held and not text.strip(skipped):
+            self._gaps.append(text)
+            return ""
+        text = "".join((*self._gaps, self._held, text))
         stripped = text.lstrip(skipped)
         before = text[: len(text) - len(stripped)]
         markers = self._table.border_markers[self._state]
@@ -148,8 +153,8 @@ class FormatParser:
             if stripped.startswith(marker):
                 self._cross(marker, before)
                 return stripped[len(marker) :]
-        if not stripped or any(marker.startswith(stripped) for marker in markers):
-            self._held = text
+        if any(marker.startswith(stripped) for marker in markers):
+            self._gaps, self._held = [before], stripped
             return ""
         if stripped[0] in self._openers:
             self._begin_calls(before, is_marked=False)
@@ -168,23 +173,30 @@ class FormatParser:
             return ""
         first = matches[0]
         self._say(text[: first.start - start])
-        self._cross(first.pattern, self._space)
+        self._cross(first.pattern, "".join(self._spaces))
         return text[first.end - start :]
 
     def _say(self, text: str) -> None:
         """Send text of the answer or of the reasoning, but not whitespace that may stand before a marker."""
-        text = self._space + text
         if self._is_border:
             text = text.lstrip()
         body = text.rstrip()
-        self._space = text[len(body) :]
+        space = text[len(body) :]
         if body:
-            self._is_border = False
+            body = "".join((*self._spaces, body))
+            self._spaces, self._is_border = [], False
             is_reasoning = self._state is State.REASONING
             self._out.append(Reasoning(body) if is_reasoning else Text(body, self._num_tokens))
+        if space:
+            self._spaces.append(space)
+
+    def _say_space(self) -> None:
+        """Send the whitespace at the end of the text."""
+        if self._spaces and not self._is_border:
+            self._out.append(Text("".join(self._spaces), self._num_tokens))
 
     def _begin_calls(self, before: str, is_marked: bool) -> None:
-        self._before_calls, self._space = before, ""
+        self._before_calls, self._spaces = before, []
         self._origin = State.REASONING if self._state is State.REASONING else State.TEXT
         self._reader = self._reader_class(None if is_marked else self._names)
         self._enter(State.CALLS)
@@ -236,8 +248,8 @@ class FormatParser:
             self._add(event)
         if not events and not self._reader.is_in_call:
             self._take_back()
-            if self._space and self._state is State.TEXT and not self._is_border:
-                self._out.append(Text(self._space, self._num_tokens))
+            if self._state is State.TEXT:
+                self._say_space()
 
 
 def _long_id() -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Set
 from typing import Any
 
-from triptych_frontend.output.formats.call_reader import CallArguments, CallEnd, CallEvent, CallReader, CallStart, Status
+from triptych_frontend.output.formats.call_reader import CallArguments, CallEnd, CallEvent, CallReader, CallStart, Status, is_text
 
 _OPENING, _CLOSING, _QUOTES = "([{", ")]}", "\"'"
 _WORDS = {"true": True, "false": False, "null": None}
@@ -105,12 +105,29 @@ class PythonicCalls(CallReader):
 
 
 def _as_json(source: str) -> str:
-    """A Python literal as JSON. Anything else becomes a string with its text."""
+    """JSON as it is, and a Python literal as JSON. Anything else becomes a string with its text."""
+    source = source.strip()
+    if _is_json(source):
+        return source
     try:
-        value = _literal(ast.parse(source.strip(), mode="eval").body)
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        value = _literal(ast.parse(source, mode="eval").body)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return text if is_text(text) else json.dumps(value, allow_nan=False)
     except (SyntaxError, ValueError, RecursionError, MemoryError, TypeError):
-        return json.dumps(source.strip(), ensure_ascii=False)
+        return json.dumps(source, ensure_ascii=False)
+
+
+def _is_json(source: str) -> bool:
+    """Whether it is JSON. Forced calls have JSON values, whose escapes mean something else in Python."""
+    try:
+        json.loads(source, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number in JSON")
 
 
 def _literal(node: ast.expr) -> Any:

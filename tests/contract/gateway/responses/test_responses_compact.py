@@ -59,13 +59,21 @@ async def test_what_cannot_be_compacted() -> None:
         with pytest.raises(openai.BadRequestError) as empty:
             await client.responses.compact(model=MODEL.name)
         assert empty.value.param == "input"
-        frontend.script = answers(Delta(text="cut", finish_reason=LENGTH))
-        with pytest.raises(openai.BadRequestError, match="no room"):
-            await client.responses.compact(model=MODEL.name, input="One")
         foreign: Any = [{"type": "compaction", "encrypted_content": "gAAAA"}]
         with pytest.raises(openai.BadRequestError) as unread:
             await client.responses.create(model=MODEL.name, input=foreign)
         assert unread.value.param == "input[0].encrypted_content"
+
+
+async def test_a_summary_has_a_limit_and_may_be_cut() -> None:
+    frontend = FakeFrontend()
+    frontend.script = answers(Delta(text="cut", finish_reason=LENGTH))
+    async with sdk(frontend) as client:
+        short = await client.responses.compact(model=MODEL.name, input="One")
+        assert frontend.request.options.sampling.max_tokens == 1024
+        window: Any = [*short.output, {"role": "user", "content": "Go on."}]
+        await client.responses.create(model=MODEL.name, input=window)
+    assert texts(frontend)[0][1].endswith("\ncut")
 
 
 async def test_calls_are_no_summary() -> None:

@@ -236,3 +236,28 @@ def test_a_bad_sequence_is_never_generated_and_the_prompt_does_not_count(driver:
     first = next(index for index in range(1, 20) if tuple(free[index - 1 : index + 1]) == bad)
     assert token_ids[:first] == free[:first]
     assert bad not in itertools.pairwise(token_ids)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_constrained_outputs_are_the_same_after_preemptions(driver: EngineDriver, async_scheduling: bool) -> None:
+    """A preempted row gets a new matcher, which must follow the whole output before the row is sampled again."""
+    rules: list[dict[str, Any]] = [
+        {"constraint": constraint("regex", "([a-z]{2}[0-9])*")},
+        {"constraint": constraint("json_schema", '{"type": "array", "items": {"type": "integer"}, "minItems": 40}')},
+        {"bad_token_sequences": ((1, 2), (1, 2, 3), (2, 3)), "logit_bias": {1: 4.0, 2: 4.0, 3: 4.0}},
+        {},
+    ]
+
+    def requests() -> list[Request]:
+        return [
+            a_request(f"r{index}", [3 + index] * 20, max_tokens=70, temperature=1.0, seed=index, logprobs=1, **rules[index % 4])
+            for index in range(8)
+        ]
+
+    alone = {name: one for request in requests() for name, one in driver.run(driver.scheduler(), [request]).items()}
+    scheduler = driver.scheduler(num_blocks=20)
+    together = driver.run(scheduler, requests(), async_scheduling=async_scheduling)
+    assert scheduler.num_preemptions
+    for name, one in alone.items():
+        assert together[name].token_ids == one.token_ids
+        assert together[name].last.finish_reason is one.last.finish_reason is FinishReason.LENGTH  # type: ignore[union-attr]

@@ -147,3 +147,12 @@ def test_a_template_or_a_token_shows_the_reasoning() -> None:
     assert found is not None
     assert found.name == "mistral"
     assert reasoning_format_of("{{ messages }}", {"<s>"}) is None
+
+
+@pytest.mark.parametrize("name", ["", "a(b", "a=b", 'a"', "a,b", " a", "a\\b"])
+def test_a_name_that_no_python_call_can_have_is_refused(name: str) -> None:
+    tool = CallableTool("f", {"type": "object", "properties": {name: {}}}, "tools[3].parameters_json_schema")
+    with pytest.raises(InvalidRequestError, match="cannot be the name of an argument") as caught:
+        CallGrammar(TOOL_FORMATS["pythonic"], {}).forced([tool], parallel=True)
+    assert caught.value.field == tool.field
+    assert CallGrammar(TOOL_FORMATS["hermes"], {}).forced([tool], parallel=True)

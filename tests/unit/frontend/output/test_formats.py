@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drivers.output import merged, pieces_of, run_stage
+from triptych_frontend.output.delta import DeltaBuilder
 from triptych_frontend.output.events import Event, Reasoning, Stopped, Text, ToolArguments, ToolCallStarted
 from triptych_frontend.output.formats.known import REASONING_FORMATS, TOOL_FORMATS
 from triptych_frontend.output.formats.parser import FormatParser, ParserOptions
@@ -206,3 +208,44 @@ def test_a_stop_string_ends_the_parser_too() -> None:
     assert stage.feed(Text("<think>a <", 1)) == [Reasoning("a")]
     assert stage.feed(Stopped("END")) == [Reasoning(" <"), Stopped("END")]
     assert stage.finish() == []
+
+
+@pytest.mark.parametrize(
+    ("tools", "text", "events"),
+    [
+        # Half a character cannot be sent.
+        ("hermes", r'<tool_call>{"name": "\ud800"}', [r'<tool_call>{"name": "\ud800"}']),
+        ("hermes", r'<tool_call>{"name": "f", "arguments": "\ud800"}', call(0, "f", r'"\ud800"')),
+        ("pythonic", r"[f(a='\ud800')]", call(0, "f", r'{"a": "\ud800"}')),
+        # Deeper than the JSON parser goes.
+        ("hermes", f'<tool_call>{{"name": "f", "arguments": {"[" * 5000}{"]" * 5000}}}', call(0, "f", "[" * 5000 + "]" * 5000)),
+        ("hermes", f'<tool_call>{{"name": "f", "arguments": {"9" * 5000}}}', call(0, "f", "9" * 5000)),
+        # JSON in a Python call: its escapes are JSON's.
+        ("pythonic", r'[f(a="\ud83d\ude00", b="x\/y", c=NaN)]', call(0, "f", r'{"a": "\ud83d\ude00", "b": "x\/y", "c": "NaN"}')),
+    ],
+)
+def test_odd_characters_end_no_call(tools: str, text: str, events: list[object]) -> None:
+    found = merged(run_stage(parser(tools), [text]))
+    assert [event.text if isinstance(event, Text) else event for event in found] == events
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " " * 40_000 + "x",
+        "a" + " " * 40_000 + "x",
+        "<think>" + "abc " * 10_000,
+        '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 40_000,
+    ],
+)
+def test_long_outputs_cost_linear_time(text: str) -> None:
+    # Quadratic, each of these took seconds.
+    stage, deltas = parser("hermes", "qwen3"), DeltaBuilder(0)
+    start_s = time.process_time()
+    for piece in pieces_of(text, range(4, len(text), 4)):
+        deltas.add(stage.feed(Text(piece, 1)))
+    deltas.add(stage.finish())
+    taken = deltas.take()
+    assert time.process_time() - start_s < 1
+    joined = "".join(delta.text + delta.reasoning + delta.tool_call.arguments for delta in taken)
+    assert text.strip().endswith(joined.strip())

@@ -1,8 +1,6 @@
-// Draws tokens from logits: two passes over each row, and no sort of the whole vocabulary.
+// Draws tokens from logits, without a sort of the whole vocabulary.
 
-#include <tuple>
-
-#include "sampling/candidates.h"
+#include "sampling/descending.h"
 
 using namespace triptych;
 
@@ -21,22 +19,19 @@ struct DrawArgs {
 
 namespace {
 
-// Smallest weights of candidates, relative to the largest weight, that are tried one after the other.
-constexpr float kLevels[] = {1.0f / 16, 1.0f / 1024, 1.0f / (1 << 20), std::numeric_limits<float>::min()};
-
 // A thread's scratch memory for one row.
 struct Row {
   int64_t size, num_blocks;
   std::unique_ptr<float[]> weights;      // [num_blocks * kBlock], relative to the largest
   std::unique_ptr<double[]> block_sums;  // [num_blocks]
-  std::unique_ptr<Candidate[]> candidates;  // [size]
-  std::unique_ptr<int32_t[]> bucket_of;  // [size]
   std::unique_ptr<float[]> block_most;   // [num_blocks] largest weight
-  double total;                          // mass of all tokens
+  Descending::Scratch scratch;
+  double total;  // mass of all tokens
 
   explicit Row(int64_t size)
       : size(size), num_blocks((size + kBlock - 1) / kBlock), weights(new float[num_blocks * kBlock]),
-        block_sums(new double[num_blocks]), block_most(new float[num_blocks]), candidates(new Candidate[size]), bucket_of(new int32_t[size]) {}
+        block_sums(new double[num_blocks]), block_most(new float[num_blocks]),
+        scratch(num_blocks * kBlock) {}
 
   void weigh(const float* logits, float temperature) {
     const float largest = largest_of(logits, size), scale = 1.0f / temperature;
@@ -80,60 +75,26 @@ struct Row {
     return last;
   }
 
-  // Takes the tokens of at least this weight as candidates; returns their number and their mass.
-  std::pair<int64_t, double> gather(float least) {
-    int64_t n = 0;
-    double mass = 0;
-    for (int64_t b = 0; b < num_blocks; b++) {
-      if (!(block_most[b] >= least)) continue;
-      for (int64_t i = b * kBlock; i < (b + 1) * kBlock; i += kLanes) {
-        for (uint32_t mask = lanes_from(load(weights.get() + i), least); mask; mask &= mask - 1) {
-          const int64_t token = i + __builtin_ctz(mask);
-          candidates[n++] = {weights[token], int32_t(token)};
-          mass += weights[token];
-        }
-      }
+  // A token of those that the cuts leave, in the order of probability.
+  int64_t draw_cut(const DrawArgs& a) {
+    const float least = std::max(float(a.min_p), std::numeric_limits<float>::min());
+    Descending order(weights.get(), block_most.get(), num_blocks, scratch, least);
+    int64_t token = 0;
+    Position end{size, total};  // of what top_k and min_p leave
+    if (a.top_k) {
+      end = order.find([&](Position at) { return at.rank >= a.top_k; }, token);
+    } else if (a.min_p > 0) {
+      end = order.end();
     }
-    return {n, mass};
-  }
-
-  // Takes at least the tokens that the cuts can leave; returns their number.
-  int64_t gather_for(const DrawArgs& a) {
-    const float min_p = float(a.min_p);
-    if (min_p > 0 && !a.top_k) return gather(min_p).first;  // top-p is of the mass of all of them
-    int64_t n = 0;
-    for (const float level : kLevels) {
-      double mass;
-      std::tie(n, mass) = gather(std::max(level, min_p));
-      // A margin for the rounding of sums.
-      if (level <= min_p || (a.top_k ? n >= a.top_k : mass > a.top_p * total * (1 + 1e-6))) break;
+    if (a.top_p < 1) {
+      const double most = a.top_p * end.mass;
+      end = order.find([&](Position at) { return at.rank >= end.rank || at.mass >= most; }, token);
     }
-    return n;
+    const double target = a.number * end.mass;
+    order.find([&](Position at) { return at.rank >= end.rank || at.mass > target; }, token);
+    return token;
   }
-
-  int64_t draw_cut(const DrawArgs& a);
 };
-
-int64_t Row::draw_cut(const DrawArgs& a) {
-  Descending ordered(candidates.get(), bucket_of.get(), gather_for(a));
-  const int64_t top_k = a.top_k ? a.top_k : size;
-  // Mass that top_k and min_p leave; without them it is that of all tokens.
-  double kept = total;
-  if (a.top_k || a.min_p > 0) {
-    kept = ordered.find([&](const Candidate*, int64_t end, double) { return end <= top_k; },
-                        [&](const Candidate&, int64_t rank, double) { return rank >= top_k; }).second;
-  }
-  const double most = a.top_p * kept;
-  const auto [size_left, mass] =
-      ordered.find([&](const Candidate*, int64_t end, double after) { return end <= top_k && after < most; },
-                   [&](const Candidate&, int64_t rank, double before) { return rank > 0 && (rank >= top_k || before >= most); });
-  const double target = a.number * mass;
-  const int64_t rank = ordered.find([&](const Candidate*, int64_t end, double after) { return end < size_left && after <= target; },
-                                    [&](const Candidate& one, int64_t rank, double before) {
-                                      return rank + 1 >= size_left || before + one.weight > target;
-                                    }).first;
-  return ordered.token(rank);
-}
 
 }  // namespace
 

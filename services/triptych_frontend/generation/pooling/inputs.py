@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from triptych_common.errors import ContextLengthError, InvalidRequestError, UnimplementedError
+from triptych_common.errors import ContextLengthError, InvalidRequestError, TriptychError
 from triptych_common.pb import generation_pb2
 
-from triptych_frontend.prompt.preprocess import Preprocessor
+from triptych_frontend.prompt.preprocess import Preprocessor, Prompt
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
 #: Texts that are tokenized at once. Between two batches, the threads serve other calls.
 _BATCH = 512
+
+
+@dataclass(slots=True)
+class Input:
+    """An input as an engine gets it."""
+
+    token_ids: list[int]
+    #: Index of the first token of the second text of a pair, where token types differ; else 0.
+    second_text_start: int = 0
+    #: The prompt of a conversation with media. Its owner releases it.
+    prompt: Prompt | None = None
+    #: What stands before the fields of the prompt's media in the request.
+    field: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,63 +48,67 @@ class PoolingInputs:
 
     Args:
         preprocessor: owns the threads, and renders conversations.
+        prompt: stands before each text that is no part of a pair.
     """
 
-    def __init__(self, preprocessor: Preprocessor, tokenizer: Tokenizer) -> None:
-        self._preprocessor, self._tokenizer = preprocessor, tokenizer
+    def __init__(self, preprocessor: Preprocessor, tokenizer: Tokenizer, prompt: str = "") -> None:
+        self._preprocessor, self._tokenizer, self._prompt = preprocessor, tokenizer, prompt
 
     async def single(
         self,
         inputs: Sequence[generation_pb2.EmbedInput],
         field: str,
         max_tokens: int,
+        on_exit: Callable[[Callable[[], None]], object],
         *,
         truncate_to: int | None,
         add_special_tokens: bool = True,
-    ) -> list[list[int]]:
+    ) -> list[Input]:
         """Token ids of each input.
 
         Args:
             field: the inputs' name in errors.
             max_tokens: the longest input that the model takes.
+            on_exit: takes what must be called when the call ends, or fails here.
             truncate_to: cut inputs to this many tokens, of which the tokens that the tokenizer adds are the last to go; 0 is as
-                many as the model takes.
+                many as the model takes. Inputs with media are not cut.
 
         Raises:
             InvalidRequestError, ContextLengthError: an input is at fault; the error names its index.
-            UnimplementedError: an input has media.
+            QueueFullError, ServiceUnavailableError: see `MediaPreparer.prepare`.
         """
         limit = _limit(truncate_to, max_tokens)
-        token_ids: list[list[int]] = [[] for _ in inputs]
+        found = [Input([]) for _ in inputs]
         texts = []
         for index, one in enumerate(inputs):
+            await _let_others_run(index)
             kind, name = one.WhichOneof("input"), f"{field}[{index}]"
             if kind == "text":
                 self._preprocessor.check_length(len(one.text), name)
                 texts.append(index)
             elif kind == "token_ids":
-                token_ids[index] = list(one.token_ids.ids)
-                self._preprocessor.check_token_ids(token_ids[index], name)
+                found[index].token_ids = list(one.token_ids.ids)
+                self._preprocessor.check_token_ids(found[index].token_ids, name)
             elif kind == "messages":
-                token_ids[index] = await self._chat(one.messages, name)
+                found[index] = await self._chat(one.messages, name, on_exit)
             else:
                 raise InvalidRequestError(f"{name} is empty; it needs a text, token ids or messages", field=name)
         for start in range(0, len(texts), _BATCH):
             batch = texts[start : start + _BATCH]
-            encoded = await self._encode([inputs[index].text for index in batch], add_special_tokens)
+            encoded = await self._encode([self._prompt + inputs[index].text for index in batch], add_special_tokens)
             for index, ids in zip(batch, encoded, strict=True):
-                token_ids[index] = ids
+                found[index].token_ids = ids
         added = set(texts) if add_special_tokens else set[int]()
-        for index, ids in enumerate(token_ids):
-            if truncate_to is not None and len(ids) > limit:
-                token_ids[index] = self._cut(ids, limit, has_added=index in added)
-            _check_length(token_ids[index], f"{field}[{index}]", max_tokens)
-        return token_ids
+        for index, input_ in enumerate(found):
+            if truncate_to is not None and len(input_.token_ids) > limit and input_.prompt is None:
+                input_.token_ids = self._cut(input_.token_ids, limit, has_added=index in added)
+            _check_length(input_, f"{field}[{index}]", limit)
+        return found
 
     async def pairs(
         self, first: Sequence[str], second: Sequence[str], field: str, max_tokens: int, *, truncate_to: int | None
-    ) -> tuple[list[list[int]], list[int]]:
-        """Token ids of each pair of texts, and where the second text starts if its token types differ, else 0.
+    ) -> list[Input]:
+        """Token ids of each pair of texts.
 
         Arguments and errors are those of `single`. Of a pair that is too long, the longer text is cut first.
         """
@@ -107,27 +125,36 @@ class PoolingInputs:
         for start in range(0, len(distinct), _BATCH):
             batch = distinct[start : start + _BATCH]
             encoded.update(zip(batch, await self._encode(batch, False), strict=True))
-        token_ids, seconds = [], []
+        found = []
         for index, (one, other) in enumerate(zip(first, second, strict=True)):
+            await _let_others_run(index)
             a, b = encoded[one], encoded[other]
             if truncate_to is not None:
                 a, b = _cut_pair(a, b, limit - form.num_added)
-            ids = [*form.before, *a, *form.between, *b, *form.after]
-            _check_length(ids, f"{field}[{index}]", max_tokens)
-            token_ids.append(ids)
-            seconds.append(len(form.before) + len(a) + len(form.between) if form.has_types else 0)
-        return token_ids, seconds
+            second_text_start = len(form.before) + len(a) + len(form.between) if form.has_types else 0
+            found.append(Input([*form.before, *a, *form.between, *b, *form.after], second_text_start))
+            _check_length(found[-1], f"{field}[{index}]", max_tokens)
+        return found
 
     async def _encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         return await self._preprocessor.run(lambda: self._tokenizer.encode_batch(texts, add_special_tokens))
 
-    async def _chat(self, messages: generation_pb2.ChatMessages, field: str) -> list[int]:
-        if any(part.HasField("media") for message in messages.messages for part in message.content):
-            raise UnimplementedError(f"{field} has media; only texts are embedded", field=field)
-        request = generation_pb2.ChatRequest(messages=messages.messages, add_generation_prompt=False)
-        prompt = await self._preprocessor.chat(request)
-        prompt.release()
-        return prompt.token_ids
+    async def _chat(
+        self, messages: generation_pb2.ChatMessages, name: str, on_exit: Callable[[Callable[[], None]], object]
+    ) -> Input:
+        request = generation_pb2.ChatRequest(
+            messages=messages.messages,
+            template_kwargs=messages.template_kwargs,
+            add_generation_prompt=messages.add_generation_prompt,
+            continue_final_message=messages.continue_final_message,
+        )
+        field = f"{name}.messages"
+        try:
+            prompt = await self._preprocessor.chat(request)
+        except TriptychError as error:
+            raise below(field, error) from error
+        on_exit(prompt.release)
+        return Input(prompt.token_ids, prompt=prompt if prompt.media else None, field=field)
 
     def _cut(self, ids: list[int], limit: int, *, has_added: bool) -> list[int]:
         before, after = self._tokenizer.around_text if has_added else ([], [])
@@ -146,6 +173,12 @@ class PoolingInputs:
         return PairFormat(ids[:start_a], ids[end_a:start_b], ids[end_b:], has_types=pair.type_ids[start_b] == 1)
 
 
+async def _let_others_run(index: int) -> None:
+    """Give other calls the event loop now and then: 512 inputs take about a millisecond."""
+    if index % _BATCH == _BATCH - 1:
+        await asyncio.sleep(0)
+
+
 def _limit(truncate_to: int | None, max_tokens: int) -> int:
     if truncate_to is None or truncate_to == 0:
         return max_tokens
@@ -159,16 +192,27 @@ def _limit(truncate_to: int | None, max_tokens: int) -> int:
     return truncate_to
 
 
-def _check_length(token_ids: list[int], field: str, max_tokens: int) -> None:
-    if not token_ids:
+def _check_length(input_: Input, field: str, max_tokens: int) -> None:
+    num_tokens = len(input_.token_ids)
+    if not num_tokens:
         raise InvalidRequestError(f"{field} is empty; the model needs at least one token", field=field, limit=1, value=0)
-    if len(token_ids) > max_tokens:
+    if num_tokens > max_tokens:
+        advice = "media cannot be cut" if input_.prompt is not None else "truncate_to cuts longer inputs"
         raise ContextLengthError(
-            f"{field} has {len(token_ids)} tokens; the model takes at most {max_tokens}, and truncate_to cuts longer inputs",
+            f"{field} has {num_tokens} tokens; at most {max_tokens} are taken, and {advice}",
             field=field,
             limit=max_tokens,
-            value=len(token_ids),
+            value=num_tokens,
         )
+
+
+def below(field: str, error: TriptychError) -> TriptychError:
+    """An error about a conversation, with the place of the conversation in the request before the field."""
+    if not error.field:
+        return error
+    path = f"{field}.{error.field}"
+    message = error.message.replace(error.field, path)
+    return type(error)(message, field=path, limit=error.limit, value=error.value, retry_after_s=error.retry_after_s)
 
 
 def _cut_pair(a: list[int], b: list[int], limit: int) -> tuple[list[int], list[int]]:
