@@ -7,12 +7,15 @@ guess replaces each payload.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pybase64
 
+T = TypeVar("T")
 #: Smallest payload that is cut out, in bytes.
 _MIN_BYTES = 4096
 _STRINGS = rb'(?:"\w+"\s*:\s*"[^"\\]*"\s*,\s*)*'
@@ -25,6 +28,8 @@ _BEFORE = {
 #: Between the mark and the payload.
 _OPENING = {b";base64,": re.compile(rb""), b'"data"': re.compile(rb'\s{0,8}:\s{0,8}"')}
 _WINDOW_BYTES = 512
+#: A larger body is parsed and converted in a thread, because that takes up to hundreds of milliseconds per megabyte.
+_LARGE_BYTES = 64 << 10
 
 
 class FileParts:
@@ -32,9 +37,11 @@ class FileParts:
 
     Args:
         body: the request's body. It stays in memory until the last payload is decoded.
+        num_bytes: its size, if the body came in another form.
     """
 
-    def __init__(self, body: bytes | bytearray) -> None:
+    def __init__(self, body: bytes | bytearray, num_bytes: int = 0) -> None:
+        self._is_large = max(len(body), num_bytes) > _LARGE_BYTES
         self._nonce = f"~{secrets.token_hex(8)}:"
         self._payloads: dict[str, memoryview] = {}
         self.rest = self._cut(body)
@@ -43,8 +50,12 @@ class FileParts:
         """The number of payloads that were not taken yet."""
         return len(self._payloads)
 
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run work on the body's content, in a thread if the body is large."""
+        return await asyncio.to_thread(work) if self._is_large else work()
+
     def take(self, address: str) -> bytes | None:
-        """The file of a URL or a data field whose payload was cut out; None for any other. It decodes, so call it in a thread.
+        """The file of a URL or a data field whose payload was cut out; None for any other. It decodes, so use `run`.
 
         Raises:
             ValueError: the payload is not base64. The message continues a sentence that begins with the field's name.
@@ -55,11 +66,8 @@ class FileParts:
 
     def restored(self, text: bytes) -> bytes:
         """JSON with the payloads in the place of their names, those that were not taken yet."""
-        for name, payload in self._payloads.items():
-            before, found, after = text.partition(name.encode())
-            if found:
-                text = b"".join((before, payload, after))
-        return text
+        names = re.compile(re.escape(self._nonce.encode()) + rb"[0-9]+")
+        return names.sub(lambda name: self._payloads.get(name[0].decode(), name[0]), text)
 
     def _cut(self, body: bytes | bytearray) -> bytes | bytearray:
         """The body without the payloads."""

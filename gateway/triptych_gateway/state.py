@@ -40,7 +40,7 @@ class Gateway:
         self.start_time = int(time.time())
         self.bodies = BodyBudget(settings.max_live_body_bytes, settings.body_wait_s)
         self.store = open_store(settings.response_store, settings.response_ttl_s, settings.response_store_max_bytes)
-        self.keeper = Keeper(self.store, settings.max_stored_response_bytes)
+        self.keeper = Keeper(self.store, settings.max_stored_response_bytes, settings.max_body_bytes)
         self.background = Background(self.keeper, settings.max_background_responses, LEASE_S)
         self.metrics.background_responses.set_function(lambda: len(self.background.runs))
         self.metrics.bodies_waiting.set_function(lambda: self.bodies.num_waiting)

@@ -59,9 +59,16 @@ def test_openai_of_npm(served: Stack, cache: Path, tmp_path: Path) -> None:
     assert run(tools.program("node"), "openai_npm.mjs", f"{served.url}/v1", DEFAULT_MODEL, cwd=tmp_path).endswith("ok\n")
 
 
-def test_schemathesis(served: Stack, cache: Path) -> None:
+def test_schemathesis(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = python_environment(cache / "schemathesis", "schemathesis>=4.20")
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-    program = python.with_name("schemathesis")
-    options = ["--checks", checks, "--max-examples", "30", "--seed", "1", "--request-timeout", "60"]
-    run(python, program, "run", f"{served.url}/openapi.json", *options)
+    options = ["--checks", checks, "--max-examples", "20", "--seed", "1", "--request-timeout", "120"]
+    shutil.copy(PROGRAMS / "schemathesis_hooks.py", tmp_path)
+    monkeypatch.setenv("SCHEMATHESIS_HOOKS", "schemathesis_hooks")
+    monkeypatch.setenv("TRIPTYCH_MODEL", DEFAULT_MODEL)
+    # A short context, because some requests have no limit of their own.
+    with running_stack("--max-model-len", "128") as stack:
+        run(python.with_name("schemathesis"), "run", f"{stack.url}/openapi.json", *options, cwd=tmp_path)
+        requests = stack.http.get("/metrics").text
+    for path in ("chat/completions", "completions", "responses", "messages"):
+        assert f'requests_total{{route="/v1/{path}",status="200"}}' in requests, f"no request to {path} was answered:\n{requests}"

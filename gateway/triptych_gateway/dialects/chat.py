@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,18 +15,13 @@ from triptych_gateway.dialects.prompt_logprobs import finite_logprob, prompt_log
 from triptych_gateway.dialects.request_fields import chat_fields
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.schemas.chat import ChatCompletionRequest
-from triptych_gateway.schemas.conversation import has_media
 
 
 class ChatDialect:
     """Requests and answers of /v1/chat/completions."""
 
     async def parse(self, body: ChatCompletionRequest, request_id: str, files: FileParts) -> Call:
-        if not has_media(body.messages):
-            call = convert.chat_call(body, request_id, files)
-        else:
-            # Decoding files takes milliseconds per megabyte, so it runs in a thread.
-            call = await asyncio.to_thread(convert.chat_call, body, request_id, files)
+        call = await files.run(lambda: convert.chat_call(body, request_id, files))
         return Call([call], body.num_choices, bool(body.stream), chat_fields(body))
 
     def encoder(self, body: ChatCompletionRequest, request_id: str, fingerprint: str | None) -> Encoder:

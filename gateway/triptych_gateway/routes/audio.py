@@ -10,7 +10,7 @@ from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.dialects.transcriptions import AudioDialect
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.form_body import read_form
-from triptych_gateway.routes.generation import answer
+from triptych_gateway.routes.generation import EVENT_STREAM, answer
 from triptych_gateway.routes.json_body import JsonRoute
 from triptych_gateway.schemas.audio.transcriptions import AudioRequest, Transcription, TranscriptionRequest, TranslationRequest
 from triptych_gateway.schemas.common import Schema
@@ -34,7 +34,7 @@ def _answers(content: dict[str, Any], description: str) -> dict[int | str, dict[
     response_class=Response,
     openapi_extra=_form(TranscriptionRequest),
     responses=_answers(
-        _WHOLE | {"text/event-stream": {"schema": {"type": "string"}}},
+        _WHOLE | EVENT_STREAM,
         "JSON or text; or, when stream is true, server-sent events up to transcript.text.done.",
     ),
 )

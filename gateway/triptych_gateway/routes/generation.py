@@ -23,26 +23,34 @@ from triptych_gateway.state import gateway_of, request_id_of
 
 router = AccessRouter(access=Access.KEY, tags=["OpenAI"], route_class=JsonRoute)
 _EVENTS = "One JSON object; or, when stream is true, server-sent events with chunks of it, and data: [DONE] at the end."
+#: A streamed answer, for the OpenAPI document, whose schema is that of each event.
+EVENT_STREAM: dict[str, Any] = {
+    "text/event-stream": {
+        "schema": {
+            "type": "object",
+            "properties": {"event": {"type": "string"}, "data": {"type": "string", "description": "JSON, or [DONE]."}},
+            "required": ["data"],
+        }
+    }
+}
 
 
-def responses(model: type, stream_type: str, description: str) -> dict[int | str, dict[str, Any]]:
+def responses(model: type, description: str) -> dict[int | str, dict[str, Any]]:
     """The responses of a generation route, for the OpenAPI document.
 
     Args:
         model: schema of an answer that is not streamed.
-        stream_type: content type of a streamed answer.
     """
-    content = {stream_type: {"schema": {"type": "string"}}}
-    return {200: {"model": model, "description": description, "content": content}, **openapi_responses()}
+    return {200: {"model": model, "description": description, "content": EVENT_STREAM}, **openapi_responses()}
 
 
-@router.post("/v1/chat/completions", response_class=Response, responses=responses(ChatCompletion, "text/event-stream", _EVENTS))
+@router.post("/v1/chat/completions", response_class=Response, responses=responses(ChatCompletion, _EVENTS))
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
     """Answer a conversation."""
     return await answer(request, body, ChatDialect())
 
 
-@router.post("/v1/completions", response_class=Response, responses=responses(Completion, "text/event-stream", _EVENTS))
+@router.post("/v1/completions", response_class=Response, responses=responses(Completion, _EVENTS))
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """Continue one or several prompts."""
     return await answer(request, body, CompletionDialect())

@@ -74,11 +74,16 @@ class JsonRequest(Request):
             files = FileParts(await self.body())
             if sum(map(files.rest.count, (b",", b"[", b"{"))) > MAX_SEPARATORS:
                 raise HTTPException(400, f"the body has more than {MAX_SEPARATORS} commas and opening brackets beside its files")
-            self._json = orjson.loads(files.rest)
-            check_names(files.rest)
+            self._json = await files.run(lambda: _parsed(files.rest))
             files.rest = b""  # otherwise the body stays in memory until the answer is complete
             self.state.files = files
         return self._json
+
+
+def _parsed(body: bytes | bytearray) -> Any:
+    value = orjson.loads(body)
+    check_names(body)
+    return value
 
 
 async def _next_chunk(chunks: AsyncGenerator[bytes, None]) -> bytes | None:

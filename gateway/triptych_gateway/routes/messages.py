@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import Request, Response
@@ -14,7 +13,7 @@ from triptych_gateway.dialects.fields import in_client_terms
 from triptych_gateway.dialects.messages import convert
 from triptych_gateway.dialects.messages.dialect import MessagesDialect
 from triptych_gateway.dialects.messages.errors import error_body
-from triptych_gateway.routes.generation import answer
+from triptych_gateway.routes.generation import EVENT_STREAM, answer
 from triptych_gateway.routes.json_body import JsonRoute, files_of
 from triptych_gateway.schemas.messages.answers import AnthropicErrorResponse, MessageAnswer, TokenCount
 from triptych_gateway.schemas.messages.request import CountTokensRequest, MessagesRequest
@@ -30,7 +29,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 _ANSWER = {
     "model": MessageAnswer,
     "description": "A message; or, when stream is true, server-sent events from message_start to message_stop.",
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    "content": EVENT_STREAM,
 }
 router = AccessRouter(access=Access.KEY, tags=["Anthropic"], route_class=JsonRoute, responses=_ERRORS, error_body=error_body)
 
@@ -48,7 +47,8 @@ async def count_tokens(request: Request, body: CountTokensRequest) -> TokenCount
 
 
 async def _count(request: Request, body: CountTokensRequest) -> TokenCount:
-    chat, files, names = await asyncio.to_thread(convert.chat_request, body, files_of(request))
+    parts = files_of(request)
+    chat, files, names = await parts.run(lambda: convert.chat_request(body, parts))
     for file in files:
         file.item.data = file.content
     try:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request, Response
-from triptych_common.errors import TriptychError
+from triptych_common.errors import InvalidRequestError, TriptychError
 from triptych_common.pb import common_pb2, generation_pb2
 
 from triptych_gateway.access.routes import Access, AccessRouter
@@ -37,15 +37,13 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
 async def create_pooling(request: Request, body: PoolingRequest) -> Response:
     """What the model's pooling gives: vectors, vectors of tokens, or values of labels."""
     frontend, request_id = gateway_of(request).frontend, request_id_of(request)
-    names = convert.input_names(body)
-    if await _classifies(request, body):
+    names, classifies = convert.input_names(body), await _classifies(request, body)
+    for field in ("dimensions", "normalize") if classifies else ("use_activation",):
+        if getattr(body, field) is not None:
+            raise InvalidRequestError(f"{field}: only for {'vectors' if classifies else 'classes'}; see task", field=field)
+    if classifies:
         classify = frontend.classify(await _classify_request(request, body), request_id)
-        return await _answer(
-            request,
-            classify,
-            convert.input_names(body),
-            lambda response: convert.pooled_classes_json(response, body.encoding_format),
-        )
+        return await _answer(request, classify, names, lambda response: convert.pooled_classes_json(response, body.encoding_format))
     embed = frontend.embed(await _embed_request(request, body), request_id)
     per_token = body.task == "token_embed"
     return await _answer(request, embed, names, lambda response: convert.pooled_json(response, body.encoding_format, per_token))
@@ -62,7 +60,7 @@ async def create_classification(request: Request, body: ClassifyRequest) -> Resp
 @router.post("/score", response_model=answers.ScoreList, include_in_schema=False)
 async def create_score(request: Request, body: ScoreRequest) -> Response:
     """How well texts fit together, pair by pair."""
-    call = gateway_of(request).frontend.score(convert.score_request(body), request_id_of(request))
+    call = gateway_of(request).frontend.score(await _score_request(request, body), request_id_of(request))
     return await _answer(request, call, convert.score_names(body), convert.scores_json)
 
 
@@ -80,21 +78,24 @@ async def rerank_v2(request: Request, body: RerankRequest) -> Response:
 
 
 async def _rerank(request: Request, body: RerankRequest, *, with_documents: bool) -> Response:
-    call = gateway_of(request).frontend.score(convert.score_request(body), request_id_of(request))
+    call = gateway_of(request).frontend.score(await _score_request(request, body), request_id_of(request))
     return await _answer(
         request, call, convert.RERANK_NAMES, lambda response: convert.ranking_json(response, body, with_documents=with_documents)
     )
 
 
-# Decoding media takes milliseconds per megabyte, and ten thousand texts take ten milliseconds, so both run in a thread.
-
-
 async def _embed_request(request: Request, body: EmbeddingRequest | PoolingRequest) -> generation_pb2.EmbedRequest:
-    return await asyncio.to_thread(convert.embed_request, body, files_of(request))
+    files = files_of(request)
+    return await files.run(lambda: convert.embed_request(body, files))
 
 
 async def _classify_request(request: Request, body: ClassifyRequest | PoolingRequest) -> generation_pb2.ClassifyRequest:
-    return await asyncio.to_thread(convert.classify_request, body, files_of(request))
+    files = files_of(request)
+    return await files.run(lambda: convert.classify_request(body, files))
+
+
+async def _score_request(request: Request, body: ScoreRequest | RerankRequest) -> generation_pb2.ScoreRequest:
+    return await files_of(request).run(lambda: convert.score_request(body))
 
 
 async def _classifies(request: Request, body: PoolingRequest) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from fastapi import Request, Response
@@ -35,8 +34,8 @@ async def _render(request: Request, body: ChatCompletionRequest) -> RenderRespon
     if body.truncate_prompt_tokens is not None:
         field = "truncate_prompt_tokens"
         raise InvalidRequestError(f"{field}: not possible here; the whole prompt is rendered", field=field)
-    # Decoding media takes milliseconds per megabyte, so it runs in a thread.
-    chat = await asyncio.to_thread(render_chat_request, body, files_of(request))
+    parts = files_of(request)
+    chat = await parts.run(lambda: render_chat_request(body, parts))
     try:
         reply = await gateway_of(request).frontend.preprocess(preprocess_pb2.PreprocessRequest(chat=chat), request_id_of(request))
     except TriptychError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import Request, Response
 from triptych_common.errors import TriptychError
 from triptych_common.pb import detokenize_pb2, preprocess_pb2
@@ -32,8 +30,8 @@ async def _tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse
     frontend, request_id = gateway_of(request).frontend, request_id_of(request)
     reply: preprocess_pb2.PreprocessResponse | preprocess_pb2.TokenizeResponse
     if body.messages is not None:
-        # Decoding media takes milliseconds per megabyte, so it runs in a thread.
-        chat = await asyncio.to_thread(convert.tokenize_chat_request, body, files_of(request))
+        parts = files_of(request)
+        chat = await parts.run(lambda: convert.tokenize_chat_request(body, parts))
         try:
             reply = await frontend.preprocess(preprocess_pb2.PreprocessRequest(chat=chat), request_id)
         except TriptychError as error:

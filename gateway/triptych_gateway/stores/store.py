@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from triptych_common.errors import InvalidRequestError
+
 #: Longest chain of responses that one request may continue.
 MAX_CHAIN = 1000
 Clock = Callable[[], float]
@@ -71,14 +73,27 @@ class ResponseStore(Protocol):
         ...
 
 
-async def chain(store: ResponseStore, tenant: str, response_id: str) -> list[StoredResponse] | None:
-    """The response and those that it continues, oldest first. None if one of them is missing, or if there are too many."""
+async def chain(store: ResponseStore, tenant: str, response_id: str, max_bytes: int) -> list[StoredResponse] | None:
+    """The response and those that it continues, oldest first. None if one of them is missing, or if there are too many.
+
+    Args:
+        max_bytes: most bytes of their items together, because all of them are read into memory.
+
+    Raises:
+        InvalidRequestError: they have more bytes.
+    """
+    num_bytes = 0
     found: list[StoredResponse] = []
     next_id: str | None = response_id
     while next_id is not None:
         record = await store.get(tenant, next_id)
         if record is None or len(found) == MAX_CHAIN:
             return None
+        num_bytes += len(record.input_items) + len(record.response)
+        if num_bytes > max_bytes:
+            field = "previous_response_id"
+            message = f"{field}: the conversation has more than {max_bytes} bytes; send the part that matters as input"
+            raise InvalidRequestError(message, field=field, limit=max_bytes, value=num_bytes)
         found.append(record)
         next_id = record.previous_id
     return found[::-1]

@@ -22,6 +22,7 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/completions": COMPLETION,
     "/v1/responses": {"model": MODEL.name, "input": [{"role": "user", "content": "Hi"}]},
     "/v1/responses/compact": {"model": MODEL.name, "input": "Hi"},
+    "/v1/responses/input_tokens": {"model": MODEL.name, "input": "Hi"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": TOKENS,
     "/v1/embeddings": {"model": CHAT["model"], "input": "x"},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -137,3 +139,20 @@ def test_the_url_itself_may_be_the_field_and_payloads_can_be_put_back() -> None:
     assert json.loads(parts.restored(rest))["input"][1]["video_url"] == url(CONTENT[1:], "video/mp4"), (
         "the other one is still there"
     )
+
+
+def test_many_payloads_are_put_back_in_one_pass() -> None:
+    address = "data:image/png;base64," + "A" * 4096
+    body = json.dumps({"input": [{"image_url": address}] * 4000}).encode()
+    parts = FileParts(body)
+    assert len(parts) == 4000
+    start_s = time.process_time()
+    assert parts.restored(bytes(parts.rest)) == body
+    # One pass per payload would copy 30 GB.
+    assert time.process_time() - start_s < 1
+
+
+@pytest.mark.parametrize(("num_bytes", "is_apart"), [(1000, False), (100_000, True)])
+async def test_work_on_a_large_body_leaves_the_event_loop(num_bytes: int, is_apart: bool) -> None:
+    for parts in (FileParts(b" " * num_bytes), FileParts(b"", num_bytes)):
+        assert (await parts.run(threading.get_ident) != threading.get_ident()) == is_apart

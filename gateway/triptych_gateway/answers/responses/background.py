@@ -124,7 +124,9 @@ class Background:
             return record
         run = self.runs.get(record.id)
         if run is not None and run.task is not None:
-            run.task.cancel()
+            # One that has ended is being stored. To cancel it again would lose its end.
+            if not run.encoder.is_finished:
+                run.task.cancel()
             await asyncio.wait({run.task})
         else:
             # Another gateway works on it. It notices when it renews its lease.
@@ -140,8 +142,8 @@ class Background:
             await asyncio.wait(waited, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
             error = ServiceUnavailableError("the gateway was stopped")
             for run in self.runs.values():
-                run.encoder.fail(to_api_error(error))
-                if run.task is not None:
+                if run.task is not None and not run.encoder.is_finished:
+                    run.encoder.fail(to_api_error(error))
                     run.task.cancel()
             await asyncio.wait(tasks)
         if self._renewing is not None:
@@ -151,7 +153,8 @@ class Background:
         encoder = run.encoder
         try:
             run.note(encoder.opening(1))
-            await self._keeper.store.replace(self._record(run))
+            if not await self._keeper.store.replace(self._record(run)):
+                raise asyncio.CancelledError  # it was cancelled or deleted before it began
             async with aclosing(run.events) as events:
                 async for written in events:
                     if not encoder.is_finished:

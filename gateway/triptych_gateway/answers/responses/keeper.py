@@ -55,11 +55,13 @@ class Keeper:
 
     Args:
         max_bytes: largest input, and largest log of events, that is kept.
+        max_chain_bytes: largest conversation that a request continues.
     """
 
-    def __init__(self, store: ResponseStore, max_bytes: int, clock: Clock = wall_clock) -> None:
+    def __init__(self, store: ResponseStore, max_bytes: int, max_chain_bytes: int, clock: Clock = wall_clock) -> None:
         self.store = store
         self.max_bytes = max_bytes
+        self._max_chain_bytes = max_chain_bytes
         self._clock = clock
 
     async def begin(self, tenant: str, body: ResponseRequest, files: FileParts, store: ResponseStore | None = None) -> Turn:
@@ -90,7 +92,7 @@ class Keeper:
         response_id = new_response_id()
         earlier: list[StoredResponse] = []
         if previous_id is not None:
-            found = await chain(store, tenant, previous_id)
+            found = await chain(store, tenant, previous_id, self._max_chain_bytes)
             if found is None:
                 message = f"no response {previous_id[:64]!r}, or one that it continues is gone"
                 raise PreviousResponseNotFoundError(message, field="previous_response_id")

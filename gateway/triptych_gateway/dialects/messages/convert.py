@@ -10,7 +10,7 @@ from triptych_gateway.dialects.fields import FieldNames
 from triptych_gateway.dialects.messages.conversation import ConversationWriter
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import MediaFile
-from triptych_gateway.schemas.messages.blocks import AssistantTurn, DocumentBlock, ImageBlock, ToolResultBlock, UserTurn
+from triptych_gateway.schemas.messages.blocks import AssistantTurn
 from triptych_gateway.schemas.messages.request import MessagesRequest, PromptFields, ThinkingDisabled, ThinkingEnabled
 from triptych_gateway.schemas.messages.tools import ToolChoiceNone, ToolChoiceTool
 
@@ -32,16 +32,6 @@ _MODES = {
     "tool": generation_pb2.ToolChoice.MODE_REQUIRED,
     "none": generation_pb2.ToolChoice.MODE_NONE,
 }
-
-
-def has_images(body: PromptFields) -> bool:
-    """Whether a message may have an image, also inside a tool result or a document."""
-    return any(
-        isinstance(block, ImageBlock | DocumentBlock | ToolResultBlock)
-        for message in body.messages
-        if isinstance(message, UserTurn) and isinstance(message.content, list)
-        for block in message.content
-    )
 
 
 def chat_request(body: PromptFields, parts: FileParts) -> tuple[generation_pb2.ChatRequest, list[MediaFile], FieldNames]:

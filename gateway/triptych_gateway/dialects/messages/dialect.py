@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from triptych_common.pb import generation_pb2
 
 from triptych_gateway.dialects.dialect import Call, Encoder
@@ -18,11 +16,7 @@ class MessagesDialect:
     """Requests and answers of /v1/messages."""
 
     async def parse(self, body: MessagesRequest, request_id: str, files: FileParts) -> Call:
-        # Decoding images takes milliseconds per megabyte, so it runs in a thread.
-        if convert.has_images(body):
-            chat, media, names = await asyncio.to_thread(convert.chat_request, body, files)
-        else:
-            chat, media, names = convert.chat_request(body, files)
+        chat, media, names = await files.run(lambda: convert.chat_request(body, files))
         convert.set_options(chat, body)
         mode = generation_pb2.OUTPUT_MODE_DELTA if body.stream else generation_pb2.OUTPUT_MODE_FINAL
         return Call([FrontendCall(chat, request_id, mode, media)], 1, bool(body.stream), names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from triptych_gateway.dialects.dialect import Call
 from triptych_gateway.dialects.responses.context import Context
@@ -10,6 +11,7 @@ from triptych_gateway.dialects.responses.encoder import ResponsesEncoder
 from triptych_gateway.dialects.responses.messages import has_media
 from triptych_gateway.dialects.responses.request import chat_call
 from triptych_gateway.file_parts import FileParts
+from triptych_gateway.frontends.calls import FrontendCall
 from triptych_gateway.schemas.responses.request import ResponseRequest
 
 
@@ -28,12 +30,11 @@ class ResponsesDialect:
         self._is_streamed = is_streamed
 
     async def parse(self, body: ResponseRequest, request_id: str, files: FileParts) -> Call:
-        arguments = (body, request_id, self._context, files, self._is_streamed)
-        if has_media(self._context.history) or has_media(self._context.items):
-            # Decoding files takes milliseconds per megabyte, so it runs in a thread.
-            call, names = await asyncio.to_thread(chat_call, *arguments)
-        else:
-            call, names = chat_call(*arguments)
+        def convert() -> tuple[FrontendCall, Mapping[str, str]]:
+            return chat_call(body, request_id, self._context, files, self._is_streamed)
+
+        # Files of the history are not in the body.
+        call, names = await (asyncio.to_thread(convert) if has_media(self._context.history) else files.run(convert))
         return Call([call], 1, self._is_streamed, names)
 
     def encoder(self, body: ResponseRequest, request_id: str, fingerprint: str | None) -> ResponsesEncoder:

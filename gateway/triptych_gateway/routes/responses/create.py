@@ -1,9 +1,12 @@
-"""POST /v1/responses, at once or in the background, and POST /v1/responses/compact."""
+"""POST /v1/responses, at once or in the background, and the routes that take the same items: compact and input_tokens."""
 
 from __future__ import annotations
 
+from typing import cast
+
 from fastapi import Request, Response
-from triptych_common.pb import common_pb2
+from triptych_common.errors import TriptychError
+from triptych_common.pb import common_pb2, generation_pb2, preprocess_pb2
 
 from triptych_gateway.answers.answer import Answer
 from triptych_gateway.answers.responses.background import Run
@@ -14,6 +17,7 @@ from triptych_gateway.dialects.responses.compaction import compacted, summary_re
 from triptych_gateway.dialects.responses.dialect import ResponsesDialect
 from triptych_gateway.routes.json_body import files_of, take_hold
 from triptych_gateway.schemas.responses.compact import CompactRequest
+from triptych_gateway.schemas.responses.input_tokens import InputTokens, InputTokensRequest
 from triptych_gateway.schemas.responses.request import ResponseRequest
 from triptych_gateway.state import gateway_of, request_id_of
 
@@ -59,3 +63,33 @@ async def compact(request: Request, body: CompactRequest) -> Response:
         return compacted(encoder.resource)
 
     return WholeResponse(work(), gateway.stopping, release)
+
+
+async def count(request: Request, body: InputTokensRequest) -> InputTokens:
+    """The tokens of the prompt that a response would have. Nothing is stored, and no model runs."""
+    gateway, request_id = gateway_of(request), request_id_of(request)
+    turn = await gateway.keeper.read(request.state.principal.tenant, body.input, body.previous_response_id)
+    # The items are in the context.
+    asked = ResponseRequest(
+        model=body.model,
+        input="",
+        instructions=body.instructions,
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        reasoning=body.reasoning,
+    )
+    call = await ResponsesDialect(turn.context, is_stored=False, is_streamed=False).parse(asked, request_id, files_of(request))
+    [only] = call.calls
+    for file in only.files:
+        file.item.data = file.content
+    chat = cast(generation_pb2.ChatRequest, only.request)
+    try:
+        reply = await gateway.frontend.preprocess(preprocess_pb2.PreprocessRequest(chat=chat), request_id)
+    except TriptychError as error:
+        raise call.in_client_terms(error) from error
+    num_tokens = len(reply.token_ids)
+    if body.truncation == "auto":
+        # There is room for at least one token of output.
+        num_tokens = min(num_tokens, reply.max_model_len - 1)
+    return InputTokens(input_tokens=num_tokens)

@@ -15,10 +15,11 @@ from triptych_gateway.dialects.responses.events import split_events
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.generation import responses
 from triptych_gateway.routes.json_body import JsonRoute
-from triptych_gateway.routes.responses.create import compact, create
+from triptych_gateway.routes.responses.create import compact, count, create
 from triptych_gateway.routes.responses.websocket import serve
 from triptych_gateway.schemas.responses.answer import CompactedResponse, DeletedResponse, ItemList, ResponseObject
 from triptych_gateway.schemas.responses.compact import CompactRequest
+from triptych_gateway.schemas.responses.input_tokens import InputTokens, InputTokensRequest
 from triptych_gateway.schemas.responses.request import ResponseRequest
 from triptych_gateway.state import gateway_of
 from triptych_gateway.stores.store import StoredResponse
@@ -42,7 +43,7 @@ def _known_query(*names: str) -> Any:
     return Depends(check)
 
 
-@router.post("/v1/responses", response_class=Response, responses=responses(ResponseObject, "text/event-stream", _EVENTS))
+@router.post("/v1/responses", response_class=Response, responses=responses(ResponseObject, _EVENTS))
 async def create_response(request: Request, body: ResponseRequest) -> Response:
     """Answer items with items."""
     return await create(request, body)
@@ -54,10 +55,16 @@ async def compact_response(request: Request, body: CompactRequest) -> Response:
     return await compact(request, body)
 
 
+@router.post("/v1/responses/input_tokens", responses=openapi_responses())
+async def count_input_tokens(request: Request, body: InputTokensRequest) -> InputTokens:
+    """The number of tokens of a response's prompt, without making the response."""
+    return await gateway_of(request).until_disconnect(request, count(request, body))
+
+
 @router.get(
     _ONE,
     response_class=Response,
-    responses=responses(ResponseObject, "text/event-stream", _EVENTS),
+    responses=responses(ResponseObject, _EVENTS),
     dependencies=[_known_query("include", "include_obfuscation", "starting_after", "stream")],
 )
 async def get_response(
@@ -125,7 +132,7 @@ async def list_input_items(
         places = [place for place, item in enumerate(items) if item["id"] == after]
         if not places:
             raise InvalidRequestError(f"after: the response has no input item {after[:64]!r}", field="after")
-        start = places[0] + 1
+        start = places[-1] + 1
     page = items[start : start + limit]
     ids = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
     return _json(orjson.dumps({"object": "list", "data": page, "has_more": start + limit < len(items), **ids}))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import Any
@@ -16,13 +17,14 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocket, WebSocketDisconnect
-from triptych_common.errors import InvalidRequestError, ServiceUnavailableError
+from triptych_common.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError
 from triptych_common.pb import common_pb2
 from triptych_common.rpc.interceptors import usable_request_id
 
 from triptych_gateway.answers.answer import Answer
 from triptych_gateway.answers.responses.connection import ConnectionStore
 from triptych_gateway.answers.responses.keeper import kept_events
+from triptych_gateway.body_budget import BodyHold
 from triptych_gateway.dialects.responses.dialect import ResponsesDialect
 from triptych_gateway.dialects.responses.encoder import ResponsesEncoder
 from triptych_gateway.dialects.responses.events import DONE, data_of, split_events
@@ -67,6 +69,7 @@ async def serve(websocket: WebSocket) -> None:
         work.cancel()
         reading.cancel()
         await asyncio.gather(work, reading, return_exceptions=True)
+        connection.close()
         with suppress(Exception):
             await websocket.close()
 
@@ -76,7 +79,8 @@ class _Connection:
 
     def __init__(self, websocket: WebSocket, gateway: Gateway, tenant: str) -> None:
         self._websocket, self._gateway, self._tenant = websocket, gateway, tenant
-        self._messages: asyncio.Queue[str] = asyncio.Queue(_MAX_WAITING)
+        #: Messages with the memory that is reserved for them, or why there is none.
+        self._messages: asyncio.Queue[tuple[str, BodyHold] | QueueFullError] = asyncio.Queue(_MAX_WAITING)
         self._store = ConnectionStore(gateway.store, gateway.settings.max_stored_response_bytes)
 
     async def read(self) -> None:
@@ -86,8 +90,27 @@ class _Connection:
                 message = await self._websocket.receive()
                 if message["type"] == "websocket.disconnect":
                     return
-                text = message.get("text")
-                await self._messages.put(text if text is not None else "")
+                await self._put(message.get("text") or "")
+
+    async def _put(self, text: str) -> None:
+        try:
+            # Characters take up to four bytes.
+            hold = await self._gateway.bodies.take(int(sys.getsizeof(text) * MEMORY_FACTOR))
+        except QueueFullError as error:
+            await self._messages.put(error)
+            return
+        try:
+            await self._messages.put((text, hold))
+        except BaseException:
+            hold.release()
+            raise
+
+    def close(self) -> None:
+        """Free the memory of the messages that still wait."""
+        while not self._messages.empty():
+            message = self._messages.get_nowait()
+            if not isinstance(message, QueueFullError):
+                message[1].release()
 
     async def work(self) -> None:
         """Answer messages until the connection's time is over."""
@@ -95,12 +118,14 @@ class _Connection:
         while True:
             try:
                 async with asyncio.timeout_at(ends_s):
-                    text = await self._messages.get()
+                    message = await self._messages.get()
             except TimeoutError:
                 await self._send_error(_LIMIT)
                 return
             try:
-                await self._answer(text)
+                if isinstance(message, QueueFullError):
+                    raise message
+                await self._answer(*message)
             except Exception as error:
                 await self.refuse(error)
 
@@ -111,12 +136,13 @@ class _Connection:
     async def _send_error(self, error: ApiError) -> None:
         await self._websocket.send_text(f'{{"type":"error","status":{error.status},{error.body[1:].decode()}')
 
-    async def _answer(self, text: str) -> None:
+    async def _answer(self, text: str, hold: BodyHold) -> None:
         """Make one response, and send its events."""
-        hold = await self._gateway.bodies.take(int(len(text) * MEMORY_FACTOR))
         try:
-            body, generates = _parsed(text)
-            await self._turn(body, generates, hold.release)
+            # Files are not cut out of messages: each has the memory and the size of a body.
+            files = FileParts(b"", sys.getsizeof(text))
+            body, generates = await files.run(lambda: _parsed(text))
+            await self._turn(body, generates, files, hold.release)
         except Exception:
             # The connection's copy is dropped, so that the client does not build on it again.
             with suppress(Exception):
@@ -125,10 +151,8 @@ class _Connection:
         finally:
             hold.release()
 
-    async def _turn(self, body: ResponseRequest, generates: bool, release: Callable[[], None]) -> None:
+    async def _turn(self, body: ResponseRequest, generates: bool, files: FileParts, release: Callable[[], None]) -> None:
         gateway = self._gateway
-        # Files are not cut out of messages: each has the memory and the size of a body.
-        files = FileParts(b"")
         turn = await gateway.keeper.begin(self._tenant, body, files, self._store)
         dialect = ResponsesDialect(turn.context, turn.is_stored, is_streamed=True)
         request_id = usable_request_id(None)
@@ -180,7 +204,7 @@ def _parsed(text: str) -> tuple[ResponseRequest, bool]:
     if not isinstance(message, dict) or message.get("type") != "response.create":
         raise InvalidRequestError("type: only messages of type 'response.create' are served", field="type")
     generates = message.pop("generate", None)
-    if generates not in (None, True, False):
+    if not isinstance(generates, bool | None):
         raise InvalidRequestError("generate: must be true or false", field="generate")
     for field in ("background", "stream_id"):
         if message.pop(field, None):

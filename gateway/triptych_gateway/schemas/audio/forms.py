@@ -28,7 +28,7 @@ def _file(value: Any) -> Any:
 
 def _number(value: Any) -> Any:
     try:
-        return float(value)
+        return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
 

@@ -11,11 +11,10 @@ from triptych_gateway.schemas.generation import GenerationRequest, StreamOptions
 from triptych_gateway.schemas.responses.items import Input
 from triptych_gateway.schemas.responses.tools import (
     ReasoningOptions,
-    ResponseAllowedTools,
-    ResponseToolName,
     TextOptions,
     ToolChoice,
     Tools,
+    check_tools,
 )
 
 LOGPROBS = "message.output_text.logprobs"
@@ -127,17 +126,5 @@ class ResponseRequest(GenerationRequest):
             raise at("truncation", "cannot be auto together with truncate_prompt_tokens")
         if self.structured_outputs is not None and self.text is not None and self.text.format is not None:
             raise at("structured_outputs", "cannot be sent together with text.format; both constrain the output")
-        names = [tool.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            raise at("tools", "two tools have the same name")
-        wanted: list[ResponseToolName] = []
-        if isinstance(self.tool_choice, ResponseAllowedTools):
-            wanted = list(self.tool_choice.tools)
-        elif isinstance(self.tool_choice, ResponseToolName):
-            wanted = [self.tool_choice]
-        missing = next((tool.name for tool in wanted if tool.name not in names), None)
-        if missing is not None:
-            raise at("tool_choice", f"there is no tool {missing!r} in tools")
-        if self.tool_choice == "required" and not names:
-            raise at("tool_choice", "required needs tools")
+        check_tools(self.tools, self.tool_choice)
         return self

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from triptych_gateway.schemas.common import JsonSchema, NoOp, Schema, refuse
+from triptych_gateway.schemas.common import JsonSchema, NoOp, Schema, at, refuse
 
 MAX_TOOLS = 512
 _NAME = r"^[a-zA-Z0-9_.-]+$"
@@ -66,6 +66,23 @@ ToolChoice = Annotated[
     | Annotated[ResponseAllowedTools, Tag("allowed_tools")],
     Discriminator(_choice_kind),
 ]
+
+
+def check_tools(tools: list[ResponseTool] | None, choice: ToolChoice | None) -> None:
+    """Raise an error if names of tools repeat, or if the choice names a tool that is not there."""
+    names = [tool.name for tool in tools or ()]
+    if len(set(names)) < len(names):
+        raise at("tools", "two tools have the same name")
+    wanted: list[ResponseToolName] = []
+    if isinstance(choice, ResponseAllowedTools):
+        wanted = list(choice.tools)
+    elif isinstance(choice, ResponseToolName):
+        wanted = [choice]
+    missing = next((tool.name for tool in wanted if tool.name not in names), None)
+    if missing is not None:
+        raise at("tool_choice", f"there is no tool {missing!r} in tools")
+    if choice == "required" and not names:
+        raise at("tool_choice", "required needs tools")
 
 
 class TextPlain(Schema):

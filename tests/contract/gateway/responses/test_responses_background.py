@@ -15,6 +15,7 @@ from support.fakes.frontend import MODEL, FakeFrontend, fails, says
 from support.shared_store import running_store, server_program
 from support.waiting import until
 from triptych_common.errors import InvalidRequestError
+from triptych_gateway.stores.memory import MemoryStore
 from triptych_gateway.stores.opening import open_store
 from triptych_gateway.stores.store import StoredResponse
 
@@ -73,6 +74,55 @@ async def test_cancel() -> None:
         await asyncio.wait_for(frontend.was_cancelled.wait(), 5)
         assert (await client.responses.retrieve(made.id)).status == "cancelled"
         assert (await client.responses.cancel(made.id)).status == "cancelled", "a second time changes nothing"
+
+
+class SlowStore(MemoryStore):
+    """A store in memory, in which responses end only when the event is set."""
+
+    async def replace(self, record: StoredResponse) -> bool:
+        if not record.is_live:
+            self.reached.set()
+            await self.gate.wait()
+        return await super().replace(record)
+
+    def __init__(self, *limits: Any) -> None:
+        super().__init__(*limits)
+        self.gate, self.reached = asyncio.Event(), asyncio.Event()
+
+
+@pytest.fixture
+def slow_store(monkeypatch: pytest.MonkeyPatch) -> SlowStore:
+    store = SlowStore(60.0, 1 << 20)
+    monkeypatch.setattr("triptych_gateway.state.open_store", lambda *_: store)
+    return store
+
+
+async def test_cancelling_twice_while_the_store_is_slow(slow_store: SlowStore) -> None:
+    frontend, _ = held("Hel", "lo")
+    async with sdk(frontend) as client:
+        made = await begun(client)
+        await frontend.arrivals.get()
+        cancelling = [asyncio.create_task(client.responses.cancel(made.id))]
+        await slow_store.reached.wait()
+        cancelling.append(asyncio.create_task(client.responses.cancel(made.id)))
+        await asyncio.sleep(0.1)
+        slow_store.gate.set()
+        assert [response.status for response in await asyncio.gather(*cancelling)] == ["cancelled", "cancelled"]
+        assert (await client.responses.retrieve(made.id)).status == "cancelled"
+
+
+async def test_cancelling_while_the_end_is_stored_comes_too_late(slow_store: SlowStore) -> None:
+    async with sdk(FakeFrontend()) as client:
+        stream = await client.responses.create(model=MODEL.name, input="Hi", background=True, stream=True)
+        created = await anext(stream)
+        await slow_store.reached.wait()
+        cancelling = asyncio.create_task(client.responses.cancel(created.response.id))  # type: ignore[union-attr]
+        await asyncio.sleep(0.1)
+        slow_store.gate.set()
+        assert (await cancelling).status == "completed"
+        assert [event.type async for event in stream][-1] == "response.completed"
+        replayed = await client.responses.retrieve(created.response.id, stream=True)  # type: ignore[union-attr]
+        assert [event.type async for event in replayed][-1] == "response.completed"
 
 
 async def test_only_background_responses_can_be_cancelled() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from openai.types.responses import response_compact_params, response_create_params
 from support.fakes.frontend import MODEL, FakeFrontend
 from support.fakes.gateway import gateway_client
 from triptych_common.pb import generation_pb2
 from triptych_gateway.schemas.common import NoOp
+from triptych_gateway.schemas.responses.compact import CompactRequest
 from triptych_gateway.schemas.responses.request import ResponseRequest
 
 BODY: dict[str, Any] = {"model": MODEL.name, "input": "Hi"}
@@ -87,6 +89,18 @@ REFUSED = sorted(
 
 def test_every_field_is_in_one_of_the_tables() -> None:
     assert set(ResponseRequest.model_fields) == {*HONOURED, *REFUSED, *ELSEWHERE}
+
+
+@pytest.mark.parametrize(
+    ("params", "schema"),
+    [
+        (response_create_params.ResponseCreateParamsNonStreaming, ResponseRequest),
+        (response_create_params.ResponseCreateParamsStreaming, ResponseRequest),
+        (response_compact_params.ResponseCompactParams, CompactRequest),
+    ],
+)
+def test_no_field_of_the_client_is_unknown(params: Any, schema: Any) -> None:
+    assert get_type_hints(params).keys() <= schema.model_fields.keys()
 
 
 @pytest.mark.parametrize("name", HONOURED)

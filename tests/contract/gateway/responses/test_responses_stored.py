@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 from support.drivers.responses import sdk
-from support.fakes.frontend import MODEL, FakeFrontend
+from support.fakes.frontend import MODEL, FakeFrontend, says
 from support.shared_store import running_store, server_program
 from triptych_gateway.app import create_app
 from triptych_gateway.settings import GatewaySettings
@@ -43,6 +44,27 @@ async def test_a_streamed_response_is_there_as_soon_as_it_has_ended(target: str)
         async for event in stream:
             if event.type == "response.completed":
                 assert await client.responses.retrieve(event.response.id) == event.response
+
+
+async def test_a_response_whose_client_left_is_not_there() -> None:
+    frontend = FakeFrontend()
+    frontend.script = says("Hel", "lo", gate=asyncio.Semaphore(1))
+    async with sdk(frontend) as client:
+        stream = await client.responses.create(model=MODEL.name, input="Hi", stream=True)
+        created = await anext(stream)
+        await stream.close()
+        await asyncio.wait_for(frontend.was_cancelled.wait(), 5)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(created.response.id)  # type: ignore[union-attr]
+
+
+async def test_a_chain_is_no_larger_than_a_body() -> None:
+    async with sdk(FakeFrontend(), max_body_bytes=100_000) as client:
+        made = await client.responses.create(model=MODEL.name, input="x" * 60_000)
+        made = await client.responses.create(model=MODEL.name, input="x" * 60_000, previous_response_id=made.id)
+        with pytest.raises(openai.BadRequestError, match="more than 100000 bytes") as caught:
+            await client.responses.create(model=MODEL.name, input="And?", previous_response_id=made.id)
+    assert caught.value.param == "previous_response_id"
 
 
 async def test_a_chain(target: str) -> None:

@@ -150,6 +150,43 @@ async def test_turns_are_taken_in_order() -> None:
     assert ended == ["a", "b"]
 
 
+async def test_messages_that_wait_have_reserved_their_memory() -> None:
+    frontend, gate = FakeFrontend(), asyncio.Semaphore(0)
+    frontend.script = says("Hello", gate=gate)
+    # Each message reserves 0.75 MB: one fits, the next one waits in vain.
+    async with socket(frontend, max_live_body_bytes=1_000_000, body_wait_s=0.05) as connection:
+        for length in (1, 300_000, 300_000):
+            message = {"type": "response.create", "model": MODEL.name, "input": "x" * length}
+            await connection.send(orjson.dumps(message).decode())
+        await frontend.arrivals.get()
+        await asyncio.sleep(0.2)
+        for _ in range(10):
+            gate.release()
+        ends = [(await until_end(connection))[-1] for _ in range(3)]
+        assert [end["type"] for end in ends] == ["response.completed", "response.completed", "error"]
+        assert (ends[2]["status"], ends[2]["error"]["code"]) == (429, "queue_full")
+        # Their memory is free again.
+        assert (await turn(connection, input="x" * 300_000))[-1]["type"] == "response.completed"
+
+
+async def test_messages_that_wait_when_the_client_leaves_free_their_memory() -> None:
+    frontend, gate = FakeFrontend(), asyncio.Semaphore(0)
+    frontend.script = says("Hello", gate=gate)
+    message = orjson.dumps({"type": "response.create", "model": MODEL.name, "input": "x" * 300_000}).decode()
+    async with gateway_server(frontend, max_live_body_bytes=1_000_000, body_wait_s=0.05) as (host, port):
+        address = f"ws://{host}:{port}/v1/responses"
+        async with websockets.connect(address) as connection:
+            await connection.send(orjson.dumps({"type": "response.create", "model": MODEL.name, "input": "Hi"}).decode())
+            await frontend.arrivals.get()
+            await connection.send(message)
+            await asyncio.sleep(0.1)
+        for _ in range(10):
+            gate.release()
+        async with websockets.connect(address) as connection:
+            await connection.send(message)
+            assert (await until_end(connection))[-1]["type"] == "response.completed"
+
+
 async def test_a_failed_turn_makes_the_connection_forget_what_it_continued() -> None:
     frontend = FakeFrontend()
     async with socket(frontend) as connection:

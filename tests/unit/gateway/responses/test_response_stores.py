@@ -73,12 +73,12 @@ async def test_only_a_live_response_is_replaced(store: ResponseStore) -> None:
 async def test_a_chain_is_oldest_first(store: ResponseStore) -> None:
     for name, before in (("c1", None), ("c2", "resp_c1"), ("c3", "resp_c2")):
         await store.put(record(name, previous_id=before))
-    found = await chain(store, "tenant", "resp_c3")
+    found = await chain(store, "tenant", "resp_c3", 1 << 20)
     assert found is not None
     assert [one.id for one in found] == ["resp_c1", "resp_c2", "resp_c3"]
-    assert await chain(store, "other", "resp_c3") is None
+    assert await chain(store, "other", "resp_c3", 1 << 20) is None
     await store.delete("tenant", "resp_c1")
-    assert await chain(store, "tenant", "resp_c3") is None, "a part is gone"
+    assert await chain(store, "tenant", "resp_c3", 1 << 20) is None, "a part is gone"
 
 
 async def test_responses_expire_on_a_server(server: str) -> None:

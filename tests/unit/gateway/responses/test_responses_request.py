@@ -12,7 +12,7 @@ from triptych_common.errors import InvalidRequestError
 from triptych_common.pb import common_pb2, generation_pb2
 from triptych_gateway.dialects.responses.context import Context, read_items, stored_items
 from triptych_gateway.dialects.responses.ids import new_response_id, output_item_id, response_of_item
-from triptych_gateway.dialects.responses.opaque import seal, unseal
+from triptych_gateway.dialects.responses.opaque import seal
 from triptych_gateway.dialects.responses.request import chat_call
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import FrontendCall
@@ -107,9 +107,9 @@ async def test_opaque_content_of_others_is_refused(content: str) -> None:
     assert caught.value.field == "input[0].encrypted_content"
 
 
-def test_opaque_content_cannot_unpack_to_gigabytes() -> None:
-    with pytest.raises(InvalidRequestError):
-        unseal(seal("x" * (17 << 20)), "f")
+def test_opaque_content_is_no_shorter_than_its_text() -> None:
+    """A request could unpack to more memory than its body has reserved otherwise."""
+    assert len(seal("x" * (1 << 20))) >= 1 << 20
 
 
 async def test_compaction_joins_the_instructions() -> None:
