@@ -10,7 +10,7 @@ from triptych_gateway.dialects import conversation
 from triptych_gateway.dialects.conversation import chat_messages, placed, template_kwargs
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
-from triptych_gateway.schemas.chat import ChatCompletionRequest
+from triptych_gateway.schemas.chat.request import ChatCompletionRequest
 from triptych_gateway.schemas.completions import CompletionRequest
 from triptych_gateway.schemas.generation import GenerationRequest
 from triptych_gateway.schemas.tokenize import TokenizeRequest

@@ -12,9 +12,9 @@ from triptych_common.pb import common_pb2, generation_pb2
 
 from triptych_gateway.dialects.conversation import chat_messages, template_kwargs
 from triptych_gateway.dialects.fields import FieldNames
-from triptych_gateway.dialects.request_fields import conversation_fields
+from triptych_gateway.dialects.openai.request_fields import conversation_fields
 from triptych_gateway.file_parts import FileParts
-from triptych_gateway.schemas.pooling import (
+from triptych_gateway.schemas.pooling.request import (
     ClassifyRequest,
     EmbeddingRequest,
     InputRequest,

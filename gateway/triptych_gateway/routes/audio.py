@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from triptych_gateway.access.routes import Access, AccessRouter
-from triptych_gateway.dialects.transcriptions import AudioDialect
+from triptych_gateway.dialects.openai.transcriptions import AudioDialect
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.form_body import read_form
 from triptych_gateway.routes.generation import EVENT_STREAM, answer

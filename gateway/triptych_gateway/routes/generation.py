@@ -11,13 +11,13 @@ from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.answers.answer import Answer
 from triptych_gateway.answers.stream import EventStreamResponse
 from triptych_gateway.answers.whole import WholeResponse
-from triptych_gateway.dialects.chat import ChatDialect
-from triptych_gateway.dialects.completions import CompletionDialect
 from triptych_gateway.dialects.dialect import Dialect, GenerationBody
+from triptych_gateway.dialects.openai.chat import ChatDialect
+from triptych_gateway.dialects.openai.completions import CompletionDialect
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.json_body import JsonRoute, files_of, take_hold
-from triptych_gateway.schemas.chat import ChatCompletionRequest
-from triptych_gateway.schemas.chat_answers import ChatCompletion
+from triptych_gateway.schemas.chat.answers import ChatCompletion
+from triptych_gateway.schemas.chat.request import ChatCompletionRequest
 from triptych_gateway.schemas.completions import Completion, CompletionRequest
 from triptych_gateway.state import gateway_of, request_id_of
 

@@ -16,8 +16,8 @@ from triptych_gateway.dialects import pooling as convert
 from triptych_gateway.dialects.fields import FieldNames, in_client_terms
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.json_body import JsonRoute, files_of
-from triptych_gateway.schemas import pooling_answers as answers
-from triptych_gateway.schemas.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
+from triptych_gateway.schemas.pooling import answers
+from triptych_gateway.schemas.pooling.request import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
 from triptych_gateway.state import gateway_of, request_id_of
 
 router = AccessRouter(access=Access.KEY, tags=["Embeddings"], route_class=JsonRoute, responses=openapi_responses())

@@ -12,10 +12,10 @@ from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.dialects.convert import render_chat_request
 from triptych_gateway.dialects.cost_json import MODALITIES
 from triptych_gateway.dialects.fields import in_client_terms
-from triptych_gateway.dialects.request_fields import chat_fields
+from triptych_gateway.dialects.openai.request_fields import chat_fields
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.json_body import JsonRoute, files_of
-from triptych_gateway.schemas.chat import ChatCompletionRequest
+from triptych_gateway.schemas.chat.request import ChatCompletionRequest
 from triptych_gateway.schemas.render import MediaFeatures, Placeholder, RenderResponse
 from triptych_gateway.state import gateway_of, request_id_of
 

@@ -9,7 +9,7 @@ from triptych_common.pb import detokenize_pb2, preprocess_pb2
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.dialects import convert
 from triptych_gateway.dialects.fields import in_client_terms
-from triptych_gateway.dialects.request_fields import FIELD_NAMES, conversation_fields
+from triptych_gateway.dialects.openai.request_fields import FIELD_NAMES, conversation_fields
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.json_body import JsonRoute, files_of
 from triptych_gateway.schemas.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse

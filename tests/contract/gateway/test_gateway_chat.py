@@ -13,7 +13,7 @@ from support.fakes.gateway import CHAT, events_of, gateway_client
 from support.sdk import openai_client
 from triptych_common.errors import ContextLengthError, InternalError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_gateway.schemas.chat_answers import ChatCompletion
+from triptych_gateway.schemas.chat.answers import ChatCompletion
 
 MESSAGES: Any = CHAT["messages"]
 

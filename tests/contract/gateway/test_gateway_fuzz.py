@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.frontend import MODEL
 from support.fakes.gateway import CHAT, COMPLETION, gateway_client
-from triptych_gateway.schemas.chat import ChatCompletionRequest
+from triptych_gateway.schemas.chat.request import ChatCompletionRequest
 from triptych_gateway.schemas.completions import CompletionRequest
 from triptych_gateway.schemas.responses.request import ResponseRequest
 

@@ -14,7 +14,7 @@ from support.fakes.gateway import client_of, gateway_app, gateway_client
 from support.waiting import until
 from triptych_common.errors import ContextLengthError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_gateway.schemas import pooling_answers as answers
+from triptych_gateway.schemas.pooling import answers
 
 _EMBED: dict[str, Any] = {"model": MODEL.name, "input": "x"}
 

@@ -13,7 +13,7 @@ from openai.types import embedding_create_params
 from support.fakes.frontend import MODEL, FakeFrontend
 from support.fakes.gateway import gateway_client
 from triptych_gateway.schemas.common import NoOp, Schema
-from triptych_gateway.schemas.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
+from triptych_gateway.schemas.pooling.request import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
 from triptych_gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 
 Json = dict[str, Any]

@@ -7,7 +7,7 @@ from docs.openai import FILE, Page, document
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from triptych_gateway.app import ROUTERS
-from triptych_gateway.schemas.chat import ChatCompletionRequest
+from triptych_gateway.schemas.chat.request import ChatCompletionRequest
 from triptych_gateway.schemas.common import NoOp
 from triptych_gateway.schemas.completions import CompletionRequest
 from triptych_gateway.schemas.conversation import Message

@@ -15,10 +15,10 @@ from triptych_common.rpc.structs import from_struct
 from triptych_gateway.dialects.convert import chat_call, chat_messages, complete_calls
 from triptych_gateway.dialects.fields import in_client_terms
 from triptych_gateway.dialects.media import media_fields
-from triptych_gateway.dialects.request_fields import FIELD_NAMES
+from triptych_gateway.dialects.openai.request_fields import FIELD_NAMES
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import FrontendCall
-from triptych_gateway.schemas.chat import ChatCompletionRequest
+from triptych_gateway.schemas.chat.request import ChatCompletionRequest
 from triptych_gateway.schemas.completions import CompletionRequest
 from triptych_gateway.schemas.conversation import Message
 from triptych_gateway.schemas.generation import GenerationRequest

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from triptych_common.errors import ServiceUnavailableError
 from triptych_common.pb import common_pb2, generation_pb2
-from triptych_gateway.dialects.chat import ChatEncoder
-from triptych_gateway.dialects.completions import CompletionEncoder
 from triptych_gateway.dialects.cost import Cost
-from triptych_gateway.dialects.openai import OpenAiEncoder
+from triptych_gateway.dialects.openai.chat import ChatEncoder
+from triptych_gateway.dialects.openai.completions import CompletionEncoder
+from triptych_gateway.dialects.openai.encoder import OpenAiEncoder
 from triptych_gateway.errors import to_api_error
 
 ENCODERS = [ChatEncoder, CompletionEncoder]

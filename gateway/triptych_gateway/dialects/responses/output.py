@@ -7,7 +7,7 @@ from typing import Any
 
 from triptych_common.pb import generation_pb2
 
-from triptych_gateway.dialects.prompt_logprobs import finite_logprob
+from triptych_gateway.dialects.openai.prompt_logprobs import finite_logprob
 from triptych_gateway.dialects.responses.events import DeltaTemplate, EventWriter
 from triptych_gateway.dialects.responses.ids import output_item_id
 from triptych_gateway.dialects.responses.opaque import seal

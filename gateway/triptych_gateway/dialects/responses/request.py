@@ -9,7 +9,7 @@ from triptych_common.pb import common_pb2, generation_pb2
 
 from triptych_gateway.dialects.conversation import json_text, template_kwargs
 from triptych_gateway.dialects.convert import generation_options, sampling_params
-from triptych_gateway.dialects.request_fields import generation_fields
+from triptych_gateway.dialects.openai.request_fields import generation_fields
 from triptych_gateway.dialects.responses.context import Context
 from triptych_gateway.dialects.responses.messages import Conversation
 from triptych_gateway.file_parts import FileParts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triptych_gateway.dialects.media import media_fields
-from triptych_gateway.schemas.chat import ChatCompletionRequest
+from triptych_gateway.schemas.chat.request import ChatCompletionRequest
 from triptych_gateway.schemas.conversation import Message
 from triptych_gateway.schemas.generation import GenerationRequest
 from triptych_gateway.schemas.tools import Tools

@@ -10,11 +10,11 @@ from triptych_common.pb import generation_pb2
 
 from triptych_gateway.dialects import convert
 from triptych_gateway.dialects.dialect import Call, Choice, Encoder
-from triptych_gateway.dialects.openai import OpenAiEncoder, finish_reason
-from triptych_gateway.dialects.prompt_logprobs import finite_logprob, prompt_logprobs_json
-from triptych_gateway.dialects.request_fields import chat_fields
+from triptych_gateway.dialects.openai.encoder import OpenAiEncoder, finish_reason
+from triptych_gateway.dialects.openai.prompt_logprobs import finite_logprob, prompt_logprobs_json
+from triptych_gateway.dialects.openai.request_fields import chat_fields
 from triptych_gateway.file_parts import FileParts
-from triptych_gateway.schemas.chat import ChatCompletionRequest
+from triptych_gateway.schemas.chat.request import ChatCompletionRequest
 
 
 class ChatDialect:

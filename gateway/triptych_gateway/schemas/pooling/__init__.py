@@ -1,0 +1,1 @@
+"""Embeddings, scores, classes: requests and answers."""
