@@ -1,6 +1,6 @@
 """Fields of a chat completion, sent to a real model: each has its effect on the answer.
 
-contract/gateway/test_gateway_fields.py tests that refused fields get their 400, and what the frontend receives of the others.
+contract/gateway/openai/test_gateway_fields.py tests that refused fields get their 400, and what of the others reaches the frontend.
 """
 
 from __future__ import annotations

@@ -1,0 +1,92 @@
+"""The CPU kernels of sampling draw what plain sorts draw, on each instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from triptych_common.host.cpu import isas_of_this_cpu
+from triptych_engine.runner.cpu.kernels import CpuKernels, load_kernels
+from triptych_engine.runner.cpu.sampling_kernels import DRAW_ARGS
+from triptych_engine.runner.sampling.logprobs import PendingLogprobs
+from triptych_engine.runner.sampling.sampling_ops import draw_sorted, uniform
+from triptych_engine.runner.transfer import HostToDevice
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("isa", isas_of_this_cpu())
+def test_kernels_draw_what_a_complete_sort_draws(kernels_for: Callable[..., CpuKernels], isa: str):
+    kernels = kernels_for(isa)
+    count, generator = 400, torch.Generator().manual_seed(0)
+    logits = torch.randn(count, 5000, generator=generator) * torch.tensor([0.3, 2.0, 6.0]).repeat(count)[:count, None]
+    args = np.zeros(count, DRAW_ARGS)
+    args["row"], args["number"], args["temperature"], args["is_cut"] = range(count), np.linspace(0, 0.999, count), 1.0, 1
+    args["top_k"], args["top_p"], args["min_p"] = np.resize([0, 1, 5, 40, 4990], count), np.resize([1.0, 0.3, 0.9, 0.99], count), 0
+    args["min_p"][::7] = 0.05
+    cuts = np.stack([args["top_k"], args["top_p"], args["min_p"]], 1)
+    wanted = draw_sorted(logits, torch.from_numpy(args["number"].copy()), cuts, HostToDevice(CPU, packed=True))
+    got = kernels.sampling.draw(logits, args)
+    assert (got != wanted).sum() <= 1, "rounding may move a number across a border, rarely"
+
+
+def plainly_drawn(logits: np.ndarray, one: np.void) -> tuple[int, float]:
+    """The token that DRAW_ARGS draw, by a sort of all tokens, and how near the number is to another token, relative to the mass."""
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / one["temperature"])
+    order = np.lexsort((np.arange(len(weights)), -weights)) if one["is_cut"] else np.arange(len(weights))
+    ordered = weights[order]
+    left = int((ordered >= one["min_p"]).sum()) if one["is_cut"] else len(ordered)
+    left = min(left, int(one["top_k"]) or left)
+    after = np.cumsum(ordered[:left])
+    if one["is_cut"] and one["top_p"] < 1:
+        left = int(np.searchsorted(after, one["top_p"] * after[-1])) + 1
+    target = one["number"] * after[left - 1]
+    rank = min(int(np.searchsorted(after[:left], target, side="right")), left - 1)
+    return int(order[rank]), float(np.abs(after[max(rank - 1, 0) : rank + 1] - target).min() / after[left - 1])
+
+
+@pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("shape", ["flat", "usual", "peaked", "ties", "equal", "banned"])
+def test_each_set_of_options_draws_the_token_of_a_plain_sort(kernels_for: Callable[..., CpuKernels], isa: str, shape: str):
+    """So the same seed gives the same token, however the kernel finds it. 20,001 tokens are not a whole number of blocks."""
+    generator = np.random.default_rng(7)
+    logits = generator.standard_normal(20_001).astype(np.float32) * {"flat": 0.4, "peaked": 9.0}.get(shape, 2.5)
+    if shape == "ties":
+        logits = np.round(logits)
+    if shape == "equal":
+        logits[:] = 1.0
+    if shape == "banned":
+        logits[generator.integers(len(logits), size=19_990)] = -np.inf
+    options = [
+        (temperature, top_k, top_p, min_p)
+        for temperature in (1.0, 0.3, 2.0)
+        for top_k in (0, 1, 50, 3000)
+        for top_p in (1.0, 0.95, 0.5, 1e-6)
+        for min_p in (0.0, 1e-4, 0.05, 1.0)
+    ]
+    args = np.zeros(len(options), DRAW_ARGS)
+    args["temperature"], args["top_k"], args["top_p"], args["min_p"] = np.array(options).T
+    args["number"] = uniform(np.arange(len(options), dtype=np.uint64), np.zeros(len(options), np.uint64))
+    args["is_cut"] = (args["top_k"] > 0) | (args["top_p"] < 1) | (args["min_p"] > 0)
+    got = kernels_for(isa).sampling.draw(torch.from_numpy(logits)[None], args).tolist()
+    for token, one in zip(got, args, strict=True):
+        wanted, distance = plainly_drawn(logits, one)
+        # The kernel rounds weights to float32: tokens that are nearly as likely may change places.
+        assert token == wanted or distance < 1e-6 or 0 < abs(logits[token] - logits[wanted]) < 1e-6, one
+
+
+@pytest.mark.parametrize(("size", "num_top"), [(3, 3), (300, 0), (700, 20), (5000, 20)])
+def test_kernels_give_the_log_probabilities_of_torch(size: int, num_top: int):
+    kernels = load_kernels()
+    logits = torch.randn(9, size, generator=torch.Generator().manual_seed(0)) * 4
+    logits[:, 1] = -torch.inf
+    lines, chosen = torch.tensor([8, 0, 3]), torch.tensor([0, 2, 2])
+    got = PendingLogprobs(logits, chosen, [num_top] * 3, lines, kernels).entries()
+    wanted = PendingLogprobs(logits[lines], chosen, [num_top] * 3).entries()
+    of_chosen = logits[lines].gather(1, chosen[:, None])
+    assert [one.rank for one in got] == ((logits[lines] > of_chosen).sum(1) + 1).tolist()
+    for one, other in zip(got, wanted, strict=True):
+        assert (one.token_id, one.top_token_ids) == (other.token_id, other.top_token_ids)
+        assert (one.logprob, *one.top_logprobs) == pytest.approx((other.logprob, *other.top_logprobs), abs=1e-5)
