@@ -64,6 +64,8 @@ async def test_an_id_stays_taken_until_its_cancelled_request_is_gone():
         engine.runner.gate = threading.Semaphore(1)
         first = engine.stub.Generate(engine_pb2.GenerateRequest(request=a_message("r", [1], max_tokens=100)))
         await first.read()
+        # Else the loop could abort the request between two steps, and the id would be free.
+        await until(lambda: engine.runner.is_held)
         first.cancel()
         await engine.until_a_command_waits()
         with pytest.raises(grpc.aio.AioRpcError, match="is in use"):
