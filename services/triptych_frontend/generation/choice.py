@@ -117,8 +117,15 @@ class Choice:
         ends_with_stop_token = output.HasField("stop_token_id") and not params.output.include_stop
         num_text_tokens = len(output.token_ids) - ends_with_stop_token
         has_logprobs, limit = params.wants_logprobs or params.is_best_of, params.reasoning
+        is_plain = not (has_logprobs or params.return_token_ids) and limit is None
         for position, token_id in enumerate(output.token_ids):
-            self._add_token(token_id, position < num_text_tokens, output.logprobs[position] if has_logprobs else None)
+            if is_plain:  # as `_add_token`, without the call
+                self.num_tokens += 1
+                if position < num_text_tokens and (events := self._chain.feed(token_id)):
+                    self._new.add(events)
+                    self.has_stopped = self._new.has_stopped
+            else:
+                self._add_token(token_id, position < num_text_tokens, output.logprobs[position] if has_logprobs else None)
             if self.has_stopped:
                 return
             if limit is not None:

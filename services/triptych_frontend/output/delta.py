@@ -94,13 +94,13 @@ class DeltaBuilder:
 
     def take(self) -> list[generation_pb2.ChoiceDelta]:
         """The output since the last call: at least one delta. The last has the new tokens, and how the choice ended."""
-        self._complete()
         delta, self.delta = self.delta, generation_pb2.ChoiceDelta(index=self._index)
         self.has_news = False
         if not self._before:
             delta.text = "".join(self._text)
             self._text.clear()
             return [delta]
+        self._complete()
         before, self._before = self._before, []
         if self._text:
             delta.text = "".join(self._text)
