@@ -144,10 +144,10 @@ def test_log_probabilities_are_of_the_lines_that_want_them():
     state, lines = Logprobs(4, transfer()), torch.stack([a_line(seed) for seed in range(4)])
     for row, count in enumerate((None, 2, 0, None)):
         state.add(row, replace(GREEDY, logprobs=count))
-    launched = state.launch(lines, torch.tensor([1, 2, 3, 4]), np.array([2, 0, 1, 1]))
-    assert launched is not None
-    wanted, pending = launched
+    rows = np.array([2, 0, 1, 1])
+    wanted = state.lines(rows)
     assert wanted.tolist() == [0, 2, 3]
+    _, pending = state.launch(lines, wanted, torch.tensor([1, 2, 3, 4]), wanted, rows)
     entries = pending.entries()
     assert [entry.token_id for entry in entries] == [1, 3, 4]
     assert [len(entry.top_token_ids) for entry in entries] == [0, 2, 2]
@@ -163,9 +163,9 @@ def test_what_no_row_uses_costs_nothing():
     for row in range(63):
         sampler.add(row, GREEDY, [1, 2], 1)
     sampler.add(63, replace(GREEDY, logit_bias={1: 1.0}, repetition_penalty=1.2, bad_token_ids=(2,), logprobs=2), [1, 2], 1)
-    logits, tokens, rows = torch.randn(63, VOCAB), torch.zeros(63).long(), np.arange(63)
+    tokens, rows = torch.zeros(63).long(), np.arange(63)
     with device_work() as work:
-        assert sampler._edited(logits, SamplingMetadata(rows, np.zeros(63, np.int64))) is logits
-        assert sampler._logprobs.launch(logits, tokens, rows) is None
+        assert not sampler._has_edits(SamplingMetadata(rows, np.zeros(63, np.int64)))
+        assert not len(sampler._logprobs.lines(rows))
         sampler._penalties.update(tokens, rows)
     assert work.num_operations == 0
