@@ -86,7 +86,9 @@ def a_server(service: SlowService, **settings: object) -> ServiceServer:
 
 
 async def test_the_control_port_shows_no_password() -> None:
-    server = a_server(SlowService())
+    service = SlowService()
+    service.idle.set()  # nothing to drain
+    server = a_server(service)
     await server.start()
     try:
         async with open_channel(f"127.0.0.1:{server.control_port}") as channel:
