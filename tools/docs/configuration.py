@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import difflib
-import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -19,7 +16,8 @@ from triptych_cli.stack.service_flags import SERVICES, settings_class
 from triptych_common.media.limits import MediaLimitSettings
 from triptych_common.settings import DEFAULT_MODEL, GrpcServiceSettings, ServiceSettings, parse_bytes
 
-ROOT = Path(__file__).resolve().parents[2]
+from .page import ROOT, write_or_check
+
 FILE = ROOT / "docs" / "configuration.md"
 
 #: Defaults that depend on the machine: (service, setting) -> text in the document.
@@ -177,17 +175,5 @@ def _default(name: str, info: FieldInfo) -> str:
     return f"`{','.join(value) if isinstance(value, tuple) else value}`"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the page is out of date")
-    wanted, there = document(), FILE.read_text(encoding="utf-8") if FILE.is_file() else ""
-    if not parser.parse_args().check:
-        FILE.write_text(wanted, encoding="utf-8")
-        return
-    if wanted != there:
-        sys.stdout.writelines(difflib.unified_diff(there.splitlines(True), wanted.splitlines(True), "there", "wanted"))
-        sys.exit(f"{FILE.relative_to(ROOT)} differs from the settings: commit what `make docs` writes")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(document(), FILE, __doc__, "settings")

@@ -6,11 +6,8 @@ around them is in `openai_page.txt` beside this file, in which `{{routes}}`, `{{
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,8 @@ from typing import Any
 from triptych_gateway.app import create_app
 from triptych_gateway.settings import GatewaySettings
 
-ROOT = Path(__file__).resolve().parents[2]
+from .page import ROOT, write_or_check
+
 FILE = ROOT / "docs" / "openai.md"
 TEMPLATE = Path(__file__).with_name("openai_page.txt")
 
@@ -202,17 +200,5 @@ def _row(*cells: str) -> str:
     return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", _one_line(cell)) for cell in cells) + " |"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the page is out of date")
-    wanted, there = document(), FILE.read_text(encoding="utf-8") if FILE.is_file() else ""
-    if not parser.parse_args().check:
-        FILE.write_text(wanted, encoding="utf-8")
-        return
-    if wanted != there:
-        sys.stdout.writelines(difflib.unified_diff(there.splitlines(True), wanted.splitlines(True), "there", "wanted"))
-        sys.exit(f"{FILE.relative_to(ROOT)} differs from the routes: commit what `make docs` writes")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(document(), FILE, __doc__, "routes")

@@ -14,6 +14,7 @@ from support.builders.pooling import an_embedder
 from support.drivers.engine_service import an_engine
 from support.drivers.pooling import PoolingDriver
 from support.grpc_server import serving
+from support.waiting import until
 from triptych_common.errors import ContextLengthError, InvalidRequestError, UnimplementedError
 from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import open_channel
@@ -118,7 +119,7 @@ async def test_values_that_are_no_numbers_fail_their_call_alone(tmp_path: Path) 
 async def test_a_cancelled_call_leaves_nothing_behind(tmp_path: Path) -> None:
     async with an_encoder(tmp_path) as (stub, driver, outbox):
         call = stub.Embed(a_call(*[[2, *[7] * 30, 3]] * 250))
-        await asyncio.sleep(0.01)
+        await until(lambda: outbox.num_live_requests > 0)
         call.cancel()
         async with asyncio.timeout(10):
             await outbox.wait_idle()
