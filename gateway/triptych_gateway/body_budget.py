@@ -51,7 +51,8 @@ class BodyBudget:
         entry = num_bytes, turn
         self._waiting.append(entry)
         try:
-            await asyncio.wait_for(asyncio.shield(turn), self._max_wait_s)
+            async with asyncio.timeout(self._max_wait_s):
+                await asyncio.shield(turn)
         except BaseException as error:
             if turn.done():  # the bytes were already reserved, but the caller has gone
                 self.give_back(num_bytes)

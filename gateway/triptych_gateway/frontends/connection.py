@@ -136,7 +136,8 @@ class FrontendConnection(Connection):
         session: _Stream = self.generation.Session()
         tasks: list[asyncio.Task[None]] = []
         try:
-            first = await asyncio.wait_for(session.read(), HANDSHAKE_TIMEOUT_S)
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                first = await session.read()
             if not isinstance(first, generation_pb2.GenerationServiceSessionResponse):  # grpc.aio.EOF
                 return "it ended the session at once"
             self.connected(first.instance, self.models[0] if self.models else common_pb2.ModelInfo())

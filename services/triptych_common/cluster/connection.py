@@ -15,7 +15,7 @@ import grpc
 from triptych_common.cluster.endpoint import Endpoint
 from triptych_common.errors import TriptychError
 from triptych_common.pb import common_pb2
-from triptych_common.rpc.channels import open_channel
+from triptych_common.rpc.channels import is_cancelled, open_channel
 from triptych_common.rpc.status import from_rpc_error, has_details
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Connection(ABC):
         """Connect, and reconnect whenever the connection is lost, until cancelled."""
         backoff_s = MIN_BACKOFF_S
         try:
-            while True:
+            while not is_cancelled():  # a call that ends in the same instant can hide the cancellation from `_live_once`
                 was_connected = await self._live_once()
                 backoff_s = MIN_BACKOFF_S if was_connected or self._is_there else min(backoff_s * 2, MAX_BACKOFF_S)
                 # Jitter prevents many clients from reconnecting at the same instant.

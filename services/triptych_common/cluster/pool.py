@@ -93,7 +93,8 @@ class Pool(Generic[C]):
     async def until_ready(self, timeout_s: float = GRACE_S) -> None:
         """Wait up to `timeout_s` for a ready service. Raises ServiceUnavailableError when there is none."""
         try:
-            await asyncio.wait_for(self._has_ready.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._has_ready.wait()
         except TimeoutError:
             raise self.none_left() from None
 
@@ -110,7 +111,8 @@ class Pool(Generic[C]):
         while (found := self.by_instance(instance_id)) is None and (left_s := deadline_s - time.monotonic()) > 0:
             change = self._next_change
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(change.wait(), left_s)
+                async with asyncio.timeout(left_s):
+                    await change.wait()
         return found
 
     async def run(self) -> None:

@@ -119,7 +119,8 @@ class DnsResolver:
             await asyncio.sleep(min(DNS_RETRY_S, self._interval_s))  # several hints in this time cause one lookup
             if not changes.failure:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._hint.wait(), self._interval_s)
+                    async with asyncio.timeout(self._interval_s):
+                        await self._hint.wait()
 
     def resolve_now(self) -> None:
         self._hint.set()

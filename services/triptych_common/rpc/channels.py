@@ -41,9 +41,13 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 
 def was_closed(error: BaseException) -> bool:
     """Whether a call failed because its channel was closed meanwhile. gRPC then cancels the call as if its caller had done so."""
+    return isinstance(error, grpc.aio.UsageError) or (isinstance(error, asyncio.CancelledError) and not is_cancelled())
+
+
+def is_cancelled() -> bool:
+    """Whether somebody has cancelled the current task, even if a library took the cancellation for the end of a call."""
     task = asyncio.current_task()
-    is_own = task is not None and task.cancelling() > 0
-    return isinstance(error, grpc.aio.UsageError) or (isinstance(error, asyncio.CancelledError) and not is_own)
+    return task is not None and task.cancelling() > 0
 
 
 def open_channel(address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:

@@ -121,7 +121,8 @@ class EngineConnection(Connection):
         session: _Session = self._stub.Session()
         sender: asyncio.Task[None] | None = None
         try:
-            first = await asyncio.wait_for(session.read(), HANDSHAKE_TIMEOUT_S)
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                first = await session.read()
             if not isinstance(first, engine_pb2.SessionResponse):  # grpc.aio.EOF
                 return "it ended the session at once"
             self.check_fingerprint(first.model, self._expected)

@@ -57,7 +57,8 @@ class Admission:
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no call is live. Returns False if calls are still live after the timeout."""
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True

@@ -198,3 +198,21 @@ def test_when_one_goes_only_its_own_keys_move(names: set[str], key: bytes) -> No
     home = first(names)
     for gone in names - {home}:
         assert first(names - {gone}) == home
+
+
+async def test_a_connection_ends_even_if_its_life_hides_the_cancellation() -> None:
+    class Hiding(FakeConnection):
+        async def serve(self) -> str:
+            try:
+                return await super().serve()
+            except asyncio.CancelledError:
+                return "the call ended in the same instant"
+
+    connection = Hiding("a:1")
+    task = asyncio.create_task(connection.run())
+    await until(lambda: connection.is_connected)
+    task.cancel()
+    ended, _ = await asyncio.wait([task], timeout=5)
+    task.cancel()  # for a connection that did reconnect: it sleeps in between
+    assert ended
+    assert connection.num_lives == 1
