@@ -70,7 +70,10 @@ def test_a_signal_ends_the_process_with_zero() -> None:
         assert process.stderr is not None
         first_line = process.stderr.readline()
         process.terminate()
-        rest = process.communicate(timeout=30)[1]
+        try:
+            rest = process.communicate(timeout=30)[1]
+        finally:
+            process.kill()  # one that did not end
     assert "listening on" in first_line
     assert process.returncode == 0, rest
     assert "Traceback" not in rest
