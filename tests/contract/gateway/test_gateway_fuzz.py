@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.frontend import MODEL
-from support.fakes.gateway import CHAT, COMPLETION, gateway_client
+from support.fakes.gateway import CHAT, COMPLETION, running_gateway
 from triptych_gateway.schemas.chat.request import ChatCompletionRequest
 from triptych_gateway.schemas.completions import CompletionRequest
 from triptych_gateway.schemas.responses.request import ResponseRequest
@@ -58,9 +59,16 @@ plausible = st.fixed_dictionaries(
 )
 
 
-async def answer(path: str, body: bytes) -> None:
-    async with gateway_client() as client:
-        response = await client.post(path, content=body, headers={"content-type": "application/json"})
+Post = Callable[[str, bytes], httpx.Response]
+
+
+@pytest.fixture(scope="module")
+def post() -> Iterator[Post]:
+    with running_gateway() as post:
+        yield post
+
+
+def check(response: httpx.Response) -> None:
     assert response.status_code < 500, response.text
     if response.status_code >= 400:
         error = response.json()["error"]
@@ -71,13 +79,13 @@ async def answer(path: str, body: bytes) -> None:
 @pytest.mark.parametrize("path", VALID)
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_json_objects(path: str, data: st.DataObject) -> None:
+def test_json_objects(path: str, post: Post, data: st.DataObject) -> None:
     change = data.draw(changes | plausible)
-    asyncio.run(answer(path, orjson.dumps(data.draw(st.sampled_from([{}, VALID[path]])) | change)))
+    check(post(path, orjson.dumps(data.draw(st.sampled_from([{}, VALID[path]])) | change)))
 
 
 @pytest.mark.parametrize("path", VALID)
 @given(body=st.binary(max_size=40) | values.map(orjson.dumps))
 @settings(max_examples=30, deadline=None)
-def test_other_bodies(path: str, body: bytes) -> None:
-    asyncio.run(answer(path, body))
+def test_other_bodies(path: str, post: Post, body: bytes) -> None:
+    check(post(path, body))

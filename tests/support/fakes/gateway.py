@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
@@ -42,6 +42,37 @@ async def gateway_client(frontend: FakeFrontend | None = None, **settings: Any) 
     """A client that calls the application directly, without a socket."""
     async with gateway_app(frontend or FakeFrontend(), **settings) as app, client_of(app) as client:
         yield client
+
+
+@contextmanager
+def running_gateway() -> Iterator[Callable[[str, bytes], httpx.Response]]:
+    """(path, JSON body) -> answer, for tests without an event loop that post many bodies to one gateway."""
+    stop = asyncio.Event()
+
+    async def serve(started: asyncio.Future[httpx.AsyncClient]) -> None:
+        async with gateway_client() as client:
+            started.set_result(client)
+            await stop.wait()
+
+    async def start() -> tuple[httpx.AsyncClient, asyncio.Task[None]]:
+        started: asyncio.Future[httpx.AsyncClient] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(serve(started))
+        await asyncio.wait({started, task}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        return started.result(), task
+
+    async def end(task: asyncio.Task[None]) -> None:
+        stop.set()
+        await task
+
+    with asyncio.Runner() as runner:
+        client, task = runner.run(start())
+        try:
+            headers = {"content-type": "application/json"}
+            yield lambda path, body: runner.run(client.post(path, content=body, headers=headers))
+        finally:
+            runner.run(end(task))
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:

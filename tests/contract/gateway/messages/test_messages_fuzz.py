@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import orjson
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.drivers.anthropic import HI, WEATHER
-from support.fakes.gateway import gateway_client
+from support.fakes.gateway import running_gateway
 from triptych_gateway.schemas.messages.request import MessagesRequest
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -46,18 +48,20 @@ bodies = st.fixed_dictionaries(
 )
 
 
-async def answer(body: dict[str, Any]) -> None:
-    async with gateway_client() as client:
-        for path in ("/v1/messages", "/v1/messages/count_tokens"):
-            response = await client.post(path, content=orjson.dumps(body), headers={"content-type": "application/json"})
-            assert response.status_code < 500, response.text
-            if response.status_code >= 400:
-                error = response.json()
-                assert set(error) == {"type", "error", "request_id"}
-                assert error["error"]["message"]
+@pytest.fixture(scope="module")
+def post() -> Iterator[Callable[[str, bytes], httpx.Response]]:
+    with running_gateway() as post:
+        yield post
 
 
 @given(change=bodies, is_valid=st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_json_objects(change: dict[str, Any], is_valid: bool) -> None:
-    asyncio.run(answer(HI | change if is_valid else change))
+def test_json_objects(post: Callable[[str, bytes], httpx.Response], change: dict[str, Any], is_valid: bool) -> None:
+    body = orjson.dumps(HI | change if is_valid else change)
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        response = post(path, body)
+        assert response.status_code < 500, response.text
+        if response.status_code >= 400:
+            error = response.json()
+            assert set(error) == {"type", "error", "request_id"}
+            assert error["error"]["message"]
