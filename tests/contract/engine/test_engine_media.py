@@ -150,7 +150,8 @@ async def test_a_lost_item_fails_its_request_and_no_other():
         assert token_ids == alone(kept)
 
 
-async def test_an_encoder_that_is_away_is_said_to_be():
+async def test_an_encoder_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("triptych_engine.media.fetcher._CONNECT_WAIT_S", 0.3)
     async with an_engine(timeout_s=1) as engine:
         error = await engine.failure(engine.message("r", [1, CAT], address="127.0.0.1:1"))
         assert isinstance(error, EmbeddingUnavailableError)

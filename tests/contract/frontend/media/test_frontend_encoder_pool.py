@@ -71,7 +71,7 @@ async def test_an_encoder_that_hangs_alone_is_an_error_in_bounded_time(monkeypat
             await ensure(bench.client, [item()])
         await until(lambda: not bench.pool.ready)
         with pytest.raises(ServiceUnavailableError, match="did not answer in time"):
-            await bench.pool.until_some()
+            await bench.pool.until_ready(0.1)
         bench.fakes[0].answers.set()
         await until_connected(bench.pool, 1)
         await (await ensure(bench.client, [item()])).close()
