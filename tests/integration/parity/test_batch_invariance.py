@@ -34,7 +34,7 @@ def the_requests(vocab_size: int, prompt_logprobs: int | None = 1) -> list[Reque
 
 def company(vocab_size: int, count: int) -> list[Request]:
     return [
-        a_request(f"other {i}", tokens(i + 1, 5 + 3 * i, vocab_size), max_tokens=MAX_TOKENS + 8, temperature=i % 2, seed=i)
+        a_request(f"other {i}", tokens(i + 1, 5 + i, vocab_size), max_tokens=MAX_TOKENS + 8, temperature=i % 2, seed=i)
         for i in range(count)
     ]
 

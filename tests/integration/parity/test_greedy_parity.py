@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.builders.engine import a_request
-from support.drivers.engine import EngineDriver, transformers_greedy
+from support.drivers.engine import EngineDriver, assert_greedy
 from triptych_common.model.store import TEXT_MODEL, resolve_model
 from triptych_common.settings import DEFAULT_MODEL
 
@@ -67,13 +67,14 @@ def prompts(path: Path) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(path: Path, prompts: list[list[int]]) -> list[list[int]]:
-    return transformers_greedy(path, prompts, MAX_TOKENS, EOS)
+def driver() -> EngineDriver:
+    return EngineDriver(resolve_model(DEFAULT_MODEL), max_model_len=512, num_blocks=400)
 
 
 @pytest.fixture(scope="module")
-def driver() -> EngineDriver:
-    return EngineDriver(resolve_model(DEFAULT_MODEL), max_model_len=512, num_blocks=400)
+def alone(driver: EngineDriver, prompts: list[list[int]]) -> list[list[int]]:
+    """What each prompt gives with nothing beside it. `test_alone` compares it with transformers."""
+    return [driver.run(driver.scheduler(), [request])[request.request_id].token_ids for request in requests_for(prompts)]
 
 
 def requests_for(prompts: list[list[int]]) -> list:
@@ -92,28 +93,27 @@ def test_what_sees_changes_no_prompt_of_text(path: Path, prompts: list[list[int]
     assert [joined(text)["input_ids"] for text in texts] == [alone(text)["input_ids"] for text in texts]
 
 
-def test_alone(driver: EngineDriver, prompts: list[list[int]], expected: list[list[int]]):
+def test_alone(path: Path, prompts: list[list[int]], alone: list[list[int]]):
     assert len(prompts) >= 20
-    for request, wanted in zip(requests_for(prompts), expected, strict=True):
-        assert driver.run(driver.scheduler(), [request])[request.request_id].token_ids == wanted
+    assert_greedy(path, prompts, alone, MAX_TOKENS, EOS)
 
 
 def test_in_a_ragged_batch_with_chunked_prefill_and_prefix_hits(
-    driver: EngineDriver, prompts: list[list[int]], expected: list[list[int]]
+    driver: EngineDriver, prompts: list[list[int]], alone: list[list[int]]
 ):
     scheduler = driver.scheduler(max_num_batched_tokens=48)
     generated = driver.run(scheduler, requests_for(prompts), arrivals=[2 * i for i in range(len(prompts))])
-    assert [generated[f"r{i}"].token_ids for i in range(len(prompts))] == expected
+    assert [generated[f"r{i}"].token_ids for i in range(len(prompts))] == alone
     assert scheduler.kv_cache.prefix_cache_hits > 500
     again = driver.run(scheduler, requests_for(prompts))
-    assert [again[f"r{i}"].token_ids for i in range(len(prompts))] == expected
+    assert [again[f"r{i}"].token_ids for i in range(len(prompts))] == alone
 
 
-def test_under_preemption(driver: EngineDriver, prompts: list[list[int]], expected: list[list[int]]):
+def test_under_preemption(driver: EngineDriver, prompts: list[list[int]], alone: list[list[int]]):
     scheduler = driver.scheduler(num_blocks=26, max_num_batched_tokens=64)
     generated = driver.run(scheduler, requests_for(prompts))
     assert scheduler.num_preemptions > 0
-    assert [generated[f"r{i}"].token_ids for i in range(len(prompts))] == expected
+    assert [generated[f"r{i}"].token_ids for i in range(len(prompts))] == alone
 
 
 def test_a_seeded_sample_is_the_same_whatever_else_is_in_the_batch(driver: EngineDriver, prompts: list[list[int]]):
