@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,12 +25,17 @@ _ENDLESS = {"model": DEFAULT_MODEL, "prompt": "Once upon a time", "max_tokens": 
 
 @pytest.fixture(scope="module")
 def small_stack() -> Iterator[Stack]:
-    """One request runs, two wait, and about 700 tokens are all that the KV cache holds."""
+    """One request runs, two wait, and about 700 tokens are all that the KV cache holds. At the end SIGINT leaves no process."""
     limits = ["--engine.max-num-seqs", "1", "--engine.max-waiting", str(_MAX_WAITING), "--engine.kv-cache-memory", "32M"]
     # The type decides how many tokens that holds, and by default the CPU decides about the type.
     limits += ["--engine.dtype", "float32"]
     with running_stack(*limits) as stack:
         yield stack
+        services = stack.serving.services()
+        stack.serving.process.send_signal(signal.SIGINT)
+        assert stack.serving.process.wait(timeout=60) == 0
+        assert services.keys() >= {"gateway", "frontend", "engine"}
+        assert not any(service.is_running() for service in services.values())
 
 
 @pytest.fixture
@@ -119,6 +125,7 @@ def test_a_service_killed_under_a_stream(stack: Stack, victim: str) -> None:
     assert done == "data: [DONE]"
     assert error_event(last)["type"] == "service_unavailable_error"
     assert error_event(last)["message"]
+    serving.wait_for(rf"{victim} died \(SIGKILL\); its last lines:")
     serving.wait_until_unready(stack.url)
     assert [stack.http.get(path).status_code for path in ("/ready", "/live", "/health")] == [503, 200, 200]
     refused = stack.http.post("/v1/chat/completions", json=QUESTION)

@@ -21,7 +21,7 @@ _LIMIT_S = 240
 
 def _body(number: int, dice: random.Random) -> dict[str, Any]:
     """One of a thousand requests: short and long prompts, shared and own prefixes, greedy and sampled."""
-    common = {"model": DEFAULT_MODEL, "max_tokens": dice.randint(1, 24), "ignore_eos": True, "stream": dice.random() < 0.75}
+    common = {"model": DEFAULT_MODEL, "max_tokens": dice.randint(1, 12), "ignore_eos": True, "stream": dice.random() < 0.75}
     common |= {"temperature": dice.choice([0, 1]), "seed": number}
     subject = f"number {number if dice.random() < 0.5 else 7}, " * dice.choice([1, 1, 1, 8])
     if dice.random() < 0.5:

@@ -119,13 +119,13 @@ def test_an_engine_sleeps_and_wakes(stack: Stack, wake_up: Callable[[str], None]
 def test_a_draining_service_ends_its_work_and_takes_no_more(stack: Stack, wake_up: Callable[[str], None], service: str) -> None:
     control = stack.control(service)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(answer_of, stack, ignore_eos=True, max_tokens=200)
+        running = pool.submit(answer_of, stack, ignore_eos=True, max_tokens=80)
         stack.wait_for_load(1)
         try:
             at_once = control.Drain(control_pb2.DrainRequest(timeout_s=0))
             _refused(stack)
             drained = control.Drain(control_pb2.DrainRequest(timeout_s=60))
-            assert running.result()["usage"]["completion_tokens"] == 200
+            assert running.result()["usage"]["completion_tokens"] == 80
             assert _state(stack, service) == common_pb2.SERVER_STATE_DRAINING
         finally:
             wake_up(service)
