@@ -52,8 +52,7 @@ async def ask(bench: Bench, number: int) -> str:
     return "answered"
 
 
-@pytest.mark.parametrize("wait_for", ["bytes_sent", "miss"])
-async def test_mixed_requests_survive_a_killed_encoder(wait_for: str) -> None:
+async def test_mixed_requests_survive_killed_encoders() -> None:
     path = str(media.checkpoint("llava_siglip"))
     port = free_port("127.0.0.1")
     settings = {"encoder_addresses": (f"127.0.0.1:{port}",)}
@@ -61,18 +60,26 @@ async def test_mixed_requests_survive_a_killed_encoder(wait_for: str) -> None:
         says([20, 21]), model=media.checkpoint("llava_siglip"), engine_class=FakeMediaEngine, **settings
     ) as bench:
         encoders, counts = bench.frontend._encoders, bench.frontend._encoder_client.counts
-        async with encoder_process(path, port) as process:
-            await until(lambda: bool(encoders.ready), _START_TIMEOUT_S)
-            asked = [asyncio.create_task(ask(bench, number)) for number in range(250)]
-            # In the middle of encoding; or with embeddings that are there, and not all of them fetched.
-            await until(lambda: counts[wait_for] >= 20)
-            process.send_signal(signal.SIGKILL)
-            outcomes = Counter(await asyncio.gather(*asked))
+
+        async def outcomes_of(numbers: range) -> Counter[str]:
+            return Counter(await asyncio.gather(*(ask(bench, number) for number in numbers)))
+
+        asked = range(0)
+        # In the middle of encoding; or with embeddings that are there, and not all of them fetched.
+        for wait_for in ("bytes_sent", "miss"):
+            async with encoder_process(path, port) as process:
+                await until(lambda: bool(encoders.ready), _START_TIMEOUT_S)
+                after = await outcomes_of(asked)
+                assert after["answered"] == len(asked), after
+                asked, enough = range(asked.stop, asked.stop + 250), counts[wait_for] + 20
+                running = asyncio.create_task(outcomes_of(asked))
+                await until(lambda: counts[wait_for] >= enough)  # noqa: B023 - awaited here
+                process.send_signal(signal.SIGKILL)
+                outcomes = await running
+            assert outcomes.total() == 250
+            assert outcomes["answered"] >= 125
         async with encoder_process(path, port):
             await until(lambda: bool(encoders.ready), _START_TIMEOUT_S)
-            after = Counter(await asyncio.gather(*(ask(bench, number) for number in range(250))))
-        assert outcomes.total() == 250
-        assert outcomes["answered"] >= 125
-        assert after == {"answered": 250}
+            assert await outcomes_of(asked) == {"answered": 250}
         assert not bench.frontend.num_live_requests
         await until(lambda: not bench.engine.live)
