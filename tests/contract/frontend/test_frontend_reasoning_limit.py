@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from support.builders.tokenizer import IM_END_ID, byte_level_tokenizer, write_mo
 from support.builders.tools import TOOL_TEMPLATE, tool, tool_model_dir
 from support.drivers.media_frontend import PICTURE, media_bench, request
 from support.fakes.engine import Script, says, thinks
+from support.run_dir import run_dir
 from support.waiting import until
 from triptych_common.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
 from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
@@ -45,8 +45,7 @@ def marker_model_dir() -> Path:
     """A model whose markers are tokens."""
     tokenizer = byte_level_tokenizer()
     tokenizer.add_tokens(["<think>", "</think>"])
-    path = Path(mkdtemp(prefix="triptych-test-think-")) / "model"
-    return write_model(path, tokenizer, chat_template=TOOL_TEMPLATE, max_position_embeddings=4096)
+    return write_model(run_dir("think") / "model", tokenizer, chat_template=TOOL_TEMPLATE, max_position_embeddings=4096)
 
 
 async def error_of(call: Any) -> TriptychError:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import io
-import shutil
 import struct
-import tempfile
 import zipfile
 import zlib
 from pathlib import Path
@@ -19,14 +16,13 @@ import soundfile
 from PIL import Image
 
 from support.builders.multimodal import build_checkpoint
+from support.run_dir import run_dir
 
 
 @functools.cache
 def checkpoint(family: str) -> Path:
     """A tiny checkpoint of the family, written once per test run."""
-    path = Path(tempfile.mkdtemp(prefix=f"triptych-test-{family}-"))
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
-    return build_checkpoint(family, path)
+    return build_checkpoint(family, run_dir(family))
 
 
 def image(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import json
-import shutil
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from support.run_dir import run_dir
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ENDOFTEXT_ID, IM_START_ID, IM_END_ID = range(3)
@@ -107,6 +106,4 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 @lru_cache(1)
 def small_model_dir() -> Path:
     """The default small model, written once per test run."""
-    path = Path(tempfile.mkdtemp(prefix="triptych-test-model-"))
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
-    return write_model(path / "small")
+    return write_model(run_dir("model") / "small")

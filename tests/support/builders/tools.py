@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from triptych_common.pb import generation_pb2
 
 from support.builders.tokenizer import write_model
+from support.run_dir import run_dir
 
 #: In the manner of Qwen3: tools in the system turn, `<tool_call>` around JSON, `<think>` before the answer.
 TOOL_TEMPLATE = """\
@@ -43,9 +43,7 @@ WEATHER_SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "
 @lru_cache(1)
 def tool_model_dir() -> Path:
     """The model's directory, written once per test run."""
-    return write_model(
-        Path(mkdtemp(prefix="triptych-test-tools-")) / "tools", chat_template=TOOL_TEMPLATE, max_position_embeddings=4096
-    )
+    return write_model(run_dir("tools") / "tools", chat_template=TOOL_TEMPLATE, max_position_embeddings=4096)
 
 
 def tool(name: str = "get_weather", schema: Any = WEATHER_SCHEMA, **fields: Any) -> generation_pb2.Tool:
