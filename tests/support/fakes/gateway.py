@@ -91,19 +91,31 @@ async def gateway_server(frontend: FakeFrontend, **settings: Any) -> AsyncIterat
             yield place
 
 
+class _PromptServer(uvicorn.Server):
+    """Ends as soon as it is told to. uvicorn's own server looks every 0.1 s."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.end = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.end.wait()
+
+
 @asynccontextmanager
 async def serving_http(app: FastAPI) -> AsyncIterator[tuple[str, int]]:
     """The application behind uvicorn. Yields host and port."""
     listener = listen("127.0.0.1", 0)
     host, port = listener.getsockname()
-    server = uvicorn.Server(uvicorn.Config(app, http="httptools", ws="websockets-sansio", log_config=None, access_log=False))
+    server = _PromptServer(uvicorn.Config(app, http="httptools", ws="websockets-sansio", log_config=None, access_log=False))
     # The inner part of `serve`, which leaves the test's signal handlers alone.
     task = asyncio.create_task(server._serve(sockets=[listener]))
     try:
         yield host, port
     finally:
         app.state.gateway.stop_requests()
-        server.should_exit = True
+        server.end.set()
         await task
 
 
