@@ -15,9 +15,12 @@ DRAW_ARGS = np.dtype(
         ("top_p", np.float64),
         ("min_p", np.float64),
         ("top_k", np.int64),
+        ("mask", np.uintp),
         ("temperature", np.float32),
+        ("largest", np.float32),
         ("is_cut", np.int32),
-    ]
+    ],
+    align=True,
 )
 
 
@@ -33,18 +36,19 @@ class SamplingKernels:
         self._draw.argtypes = [pointer, count, pointer, count, pointer]
         self._logprobs.argtypes = [pointer, count, pointer, pointer, count, count, *[pointer] * 4]
 
-    def draw(self, logits: torch.Tensor, args: np.ndarray) -> torch.Tensor:
+    def draw(self, logits: torch.Tensor, args: np.ndarray) -> np.ndarray:
         """Draw a token for each of n arguments.
 
         Args:
             logits: [rows, vocab_size] fp32, dense.
-            args: [n] DRAW_ARGS; `row` is a row whose largest logit is finite. Temperatures are positive; top_k is 0 for all tokens.
+            args: [n] DRAW_ARGS. `mask` is the address of a packed mask, or 0. Without a mask, `largest` is the largest logit of the
+                row, which is finite, and the temperature is positive.
 
         Returns:
-            [n] int64.
+            [n] int64; -1 where the mask leaves no token with a finite logit.
         """
-        token_ids = torch.empty(len(args), dtype=torch.int64)
-        self._draw(logits.data_ptr(), logits.shape[1], args.ctypes.data, len(args), token_ids.data_ptr())
+        token_ids = np.empty(len(args), np.int64)
+        self._draw(logits.data_ptr(), logits.shape[1], args.ctypes.data, len(args), token_ids.ctypes.data)
         return token_ids
 
     def logprobs(

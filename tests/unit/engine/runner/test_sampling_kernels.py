@@ -28,8 +28,9 @@ def test_kernels_draw_what_a_complete_sort_draws(kernels_for: Callable[..., CpuK
     args["min_p"][::7] = 0.05
     cuts = np.stack([args["top_k"], args["top_p"], args["min_p"]], 1)
     wanted = draw_sorted(logits, torch.from_numpy(args["number"].copy()), cuts, HostToDevice(CPU, packed=True))
+    args["largest"] = logits.max(1).values
     got = kernels.sampling.draw(logits, args)
-    assert (got != wanted).sum() <= 1, "rounding may move a number across a border, rarely"
+    assert (got != wanted.numpy()).sum() <= 1, "rounding may move a number across a border, rarely"
 
 
 def plainly_drawn(logits: np.ndarray, one: np.void) -> tuple[int, float]:
@@ -70,11 +71,40 @@ def test_each_set_of_options_draws_the_token_of_a_plain_sort(kernels_for: Callab
     args["temperature"], args["top_k"], args["top_p"], args["min_p"] = np.array(options).T
     args["number"] = uniform(np.arange(len(options), dtype=np.uint64), np.zeros(len(options), np.uint64))
     args["is_cut"] = (args["top_k"] > 0) | (args["top_p"] < 1) | (args["min_p"] > 0)
+    args["largest"] = logits.max()
     got = kernels_for(isa).sampling.draw(torch.from_numpy(logits)[None], args).tolist()
     for token, one in zip(got, args, strict=True):
         wanted, distance = plainly_drawn(logits, one)
         # The kernel rounds weights to float32: tokens that are nearly as likely may change places.
         assert token == wanted or distance < 1e-6 or 0 < abs(logits[token] - logits[wanted]) < 1e-6, one
+
+
+@pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("size", [40, 512, 5001])
+def test_a_mask_draws_what_logits_without_the_other_tokens_draw(kernels_for: Callable[..., CpuKernels], isa: str, size: int):
+    kernels, generator = kernels_for(isa), np.random.default_rng(3)
+    logits = generator.standard_normal((60, size)).astype(np.float32)
+    logits[5:10, ::2] = -np.inf
+    allowed = generator.random((60, size)) < np.resize([0.0, 0.01, 0.5, 1.0], 60)[:, None]
+    words = np.zeros((60, -(-size // 32) * 4), np.uint8)
+    packed = np.packbits(allowed, axis=-1, bitorder="little")
+    words[:, : packed.shape[1]] = packed
+    args = np.zeros(60, DRAW_ARGS)
+    args["row"], args["number"] = range(60), generator.random(60)
+    args["temperature"] = np.resize([0.0, 1.0, 0.7], 60)
+    args["top_p"], args["top_k"] = 1.0, np.resize([0, 0, 0, 0, 0, 6], 60)
+    args["is_cut"] = args["top_k"] > 0
+    args["mask"] = words.ctypes.data + np.arange(60) * words.strides[0]
+    got = kernels.sampling.draw(torch.from_numpy(logits), args)
+    masked = np.where(allowed, logits, -np.inf).astype(np.float32)
+    is_empty = ~np.isfinite(masked.max(1))
+    assert is_empty.any()
+    is_greedy = args["temperature"] == 0
+    args["mask"], args["largest"] = 0, masked.max(1)
+    drawn = np.flatnonzero(~is_greedy & ~is_empty)
+    wanted = np.where(is_empty, -1, masked.argmax(1))
+    wanted[drawn] = kernels.sampling.draw(torch.from_numpy(masked), args[drawn])
+    assert got.tolist() == wanted.tolist()
 
 
 @pytest.mark.parametrize(("size", "num_top"), [(3, 3), (300, 0), (700, 20), (5000, 20)])

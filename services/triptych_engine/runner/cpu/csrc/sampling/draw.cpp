@@ -1,5 +1,7 @@
 // Draws tokens from logits, without a sort of the whole vocabulary.
 
+#include <cmath>
+
 #include "sampling/descending.h"
 
 using namespace triptych;
@@ -12,7 +14,9 @@ struct DrawArgs {
   double number;       // in [0, 1)
   double top_p, min_p;
   int64_t top_k;       // 0: all tokens
-  float temperature;
+  const uint32_t* mask;  // [size / 32, rounded up] bit i of word w is set if token 32 * w + i may be drawn; null: all tokens may
+  float temperature;   // 0, only with a mask: the likeliest token is taken
+  float largest;       // of the row; not read with a mask
   int32_t is_cut;      // whether top_k, top_p or min_p leaves tokens out
 };
 }
@@ -20,24 +24,83 @@ struct DrawArgs {
 namespace {
 
 // A thread's scratch memory for one row.
-struct Row {
-  int64_t size, num_blocks;
-  std::unique_ptr<float[]> weights;      // [num_blocks * kBlock], relative to the largest
-  std::unique_ptr<double[]> block_sums;  // [num_blocks]
-  std::unique_ptr<float[]> block_most;   // [num_blocks] largest weight
-  Descending::Scratch scratch;
-  double total;  // mass of all tokens
+class Row {
+ public:
+  const int64_t size;
 
   explicit Row(int64_t size)
       : size(size), num_blocks((size + kBlock - 1) / kBlock), weights(new float[num_blocks * kBlock]),
         block_sums(new double[num_blocks]), block_most(new float[num_blocks]),
         scratch(num_blocks * kBlock) {}
 
-  void weigh(const float* logits, float temperature) {
-    const float largest = largest_of(logits, size), scale = 1.0f / temperature;
+  // The token that is drawn; -1 if the mask leaves no token with a finite logit.
+  int64_t choose(const DrawArgs& a, const float* logits) {
+    if (!a.mask) {
+      weigh(logits, a.largest, a.temperature, false);
+    } else {
+      const float largest = take(logits, a.mask);
+      if (!std::isfinite(largest)) return -1;
+      if (a.temperature == 0) return likeliest(largest);
+      weigh(weights.get(), largest, a.temperature, true);
+    }
+    return a.is_cut ? draw_cut(a) : draw_any(a.number);
+  }
+
+ private:
+  int64_t num_blocks;
+  std::unique_ptr<float[]> weights;      // [num_blocks * kBlock], relative to the largest
+  std::unique_ptr<double[]> block_sums;  // [num_blocks]
+  std::unique_ptr<float[]> block_most;   // [num_blocks] largest weight
+  Descending::Scratch scratch;
+  double total;  // mass of all tokens
+
+  // Sets the weights to the logits of the tokens in the mask, and to -inf elsewhere; returns the largest.
+  float take(const float* logits, const uint32_t* mask) {
+    const vf nothing = splat(-std::numeric_limits<float>::infinity());
+    float largest = nothing[0];
+    for (int64_t b = 0; b < num_blocks; b++) {
+      vf most = nothing;
+      for (int64_t i = b * kBlock; i < (b + 1) * kBlock; i += kLanes) {
+        const uint32_t bits = i < size ? mask[i / 32] >> (i % 32) : 0;
+        vf v = nothing;
+        if (bits & 0xffff) {
+          if (i + kLanes <= size) {
+            v = load(logits + i);
+          } else {  // beyond the vocabulary, there is nothing
+            std::copy(logits + i, logits + size, (float*)&v);
+          }
+          const vi is_in = ((vi{} + int32_t(bits)) >> iota()) & 1;
+          v = is_in != 0 ? v : nothing;
+          most = v > most ? v : most;
+        }
+        store(weights.get() + i, v);
+      }
+      block_most[b] = max_of(most);
+      largest = std::max(largest, block_most[b]);
+    }
+    return largest;
+  }
+
+  // After `take`: the first token with the largest logit.
+  int64_t likeliest(float largest) const {
+    int64_t b = 0;
+    while (block_most[b] != largest) b++;
+    int64_t token = b * kBlock;
+    while (weights[token] != largest) token++;
+    return token;
+  }
+
+  // Sets the weights of all tokens. is_taken: the logits are those of `take`, in the place of the weights.
+  void weigh(const float* logits, float largest, float temperature, bool is_taken) {
+    const float scale = 1.0f / temperature;
     total = 0;
     for (int64_t b = 0; b < num_blocks; b++) {
       float* to = weights.get() + b * kBlock;
+      if (is_taken && !(block_most[b] >= -std::numeric_limits<float>::max())) {
+        std::fill(to, to + kBlock, 0.0f);
+        block_sums[b] = block_most[b] = 0;
+        continue;
+      }
       const float* from = logits + b * kBlock;
       float last[kBlock];
       if ((b + 1) * kBlock > size) {  // beyond the vocabulary, weights are 0
@@ -102,8 +165,9 @@ extern "C" {
 
 int64_t triptych_draw_args_size() { return sizeof(DrawArgs); }
 
-// Draws a token for each of n arguments, from softmax(logits / temperature). What min_p, top_k and top_p leave is drawn in the order
-// of probability, all tokens in the order of ids. logits: [rows, size] fp32, rows of which the largest value is finite; tokens: [n].
+// Draws a token for each of n arguments, from softmax(logits / temperature) of the tokens in the mask. What min_p, top_k and top_p leave
+// is drawn in the order of probability, all tokens in the order of ids. logits: [rows, size] fp32, without a mask rows of which the
+// largest value is finite; tokens: [n], -1 where the mask leaves no token with a finite logit.
 void triptych_draw(const float* logits, int64_t size, const DrawArgs* args, int64_t n, int64_t* tokens) {
 #pragma omp parallel if (n > 1)
   {
@@ -112,8 +176,7 @@ void triptych_draw(const float* logits, int64_t size, const DrawArgs* args, int6
     Row& row = *kept;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < n; i++) {
-      row.weigh(logits + args[i].row * size, args[i].temperature);
-      tokens[i] = args[i].is_cut ? row.draw_cut(args[i]) : row.draw_any(args[i].number);
+      tokens[i] = row.choose(args[i], logits + args[i].row * size);
     }
   }
 }
