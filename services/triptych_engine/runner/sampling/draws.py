@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from triptych_engine.runner.cpu.kernels import CpuKernels
-from triptych_engine.runner.cpu.sampling_kernels import DRAW_ARGS
+from triptych_engine.runner.cpu.sampling_kernels import DRAW_ARGS, SamplingKernels
 from triptych_engine.runner.sampling.sampling_ops import draw, draw_sorted, uniform
 from triptych_engine.runner.sampling.token_rules import StepRules
 from triptych_engine.runner.transfer import HostToDevice
@@ -37,6 +37,7 @@ class Draws:
         self._seeds = np.zeros(max_num_seqs, np.uint64)
         self._cuts = np.zeros((max_num_seqs, 3))  # top-k (0: all), top-p, min-p
         self._is_cut = np.zeros(max_num_seqs, np.bool_)  # whether these leave tokens out of what is drawn
+        self._args = np.zeros(max_num_seqs, DRAW_ARGS)  # what of them does not change
 
     def add(self, row: int, sampling: SamplingParams) -> None:
         """Add a sequence."""
@@ -44,6 +45,9 @@ class Draws:
         self._cuts[row] = sampling.top_k, sampling.top_p, sampling.min_p
         is_cut = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         self._is_cut[row] = is_cut and sampling.temperature > 0
+        args = self._args[row]
+        args["top_k"], args["top_p"], args["min_p"] = self._cuts[row]
+        args["temperature"], args["is_cut"] = sampling.temperature, self._is_cut[row]
 
     def choose(
         self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray, rules: StepRules | None
@@ -62,43 +66,34 @@ class Draws:
         """
         if self._kernels is None:
             return self._by_tensors(logits, rows, positions, rules)
-        return self._by_kernels(self._kernels, _dense_floats(logits), rows, positions, rules)
+        return self._by_kernels(self._kernels.sampling, _dense_floats(logits), rows, positions, rules)
 
     def _by_kernels(
-        self, kernels: CpuKernels, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray, rules: StepRules | None
+        self, kernels: SamplingKernels, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray, rules: StepRules | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        best, chosen = kernels.argmax(logits)
-        largest, token_ids = best.numpy(), chosen.numpy()
-        is_invalid = ~np.isfinite(largest)
-        waits = np.zeros(len(rows), np.bool_)  # for its mask
-        if rules is not None:
-            waits[rules.constrained] = self._is_cut[rows[rules.constrained]] | is_invalid[rules.constrained]
-        drawn = np.flatnonzero((self._temperature[rows] > 0) & ~waits & ~is_invalid)
-        if len(drawn):
-            args = self._args(drawn, rows, positions.astype(np.uint64))
-            args["largest"] = largest[drawn]
-            token_ids[drawn] = kernels.sampling.draw(logits, args)
-        if rules is not None and len(lines := rules.constrained):
-            offered = lines[~waits[lines]]
+        seeds, places = self._seeds[rows], positions.astype(np.uint64)
+        args = self._args[rows]
+        args["row"] = np.arange(len(rows))
+        args["number"] = kernels.uniform(seeds, places)
+        if rules is None or not len(rules.constrained):
+            token_ids = kernels.draw(logits, args)
+        else:
+            constrained = rules.constrained
+            waits = np.zeros(len(rows), np.bool_)  # for its mask
+            waits[constrained] = self._is_cut[rows[constrained]]
+            token_ids = np.full(len(rows), -1)
+            token_ids[~waits] = kernels.draw(logits, args[~waits])
+            offered = constrained[token_ids[constrained] >= 0]
+            waits[constrained] = True
             waits[offered] = ~rules.constraints.take(rows[offered], token_ids[offered])
             if len(refused := np.flatnonzero(waits)):
                 masks = rules.constraints.masks(rows[refused])
                 masks.allow_ends(logits, refused, self._transfer)
-                args = self._args(refused, rows, positions.astype(np.uint64) + _SECOND_DRAW)
-                args["mask"] = masks.words.ctypes.data + np.arange(len(refused)) * masks.words.strides[0]
-                drawn_again = kernels.sampling.draw(logits, args)
-                is_invalid[refused] = np.isnan(largest[refused]) | (drawn_again < 0)
-                token_ids[refused] = np.maximum(drawn_again, 0)
-        return chosen, torch.from_numpy(is_invalid)
-
-    def _args(self, lines: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """[n] DRAW_ARGS of some lines, which still lack the mask or the largest logit. positions: [num_lines] uint64."""
-        args = np.zeros(len(lines), DRAW_ARGS)
-        rows = rows[lines]
-        args["row"], args["number"] = lines, uniform(self._seeds[rows], positions[lines])
-        args["top_k"], args["top_p"], args["min_p"] = self._cuts[rows].T
-        args["temperature"], args["is_cut"] = self._temperature[rows], self._is_cut[rows]
-        return args
+                again = args[refused]
+                again["number"] = kernels.uniform(seeds[refused], places[refused] + _SECOND_DRAW)
+                again["mask"] = masks.words.ctypes.data + np.arange(len(refused)) * masks.words.strides[0]
+                token_ids[refused] = kernels.draw(logits, again)
+        return torch.from_numpy(np.maximum(token_ids, 0)), torch.from_numpy(token_ids < 0)
 
     def _by_tensors(
         self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray, rules: StepRules | None

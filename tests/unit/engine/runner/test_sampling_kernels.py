@@ -28,7 +28,6 @@ def test_kernels_draw_what_a_complete_sort_draws(kernels_for: Callable[..., CpuK
     args["min_p"][::7] = 0.05
     cuts = np.stack([args["top_k"], args["top_p"], args["min_p"]], 1)
     wanted = draw_sorted(logits, torch.from_numpy(args["number"].copy()), cuts, HostToDevice(CPU, packed=True))
-    args["largest"] = logits.max(1).values
     got = kernels.sampling.draw(logits, args)
     assert (got != wanted.numpy()).sum() <= 1, "rounding may move a number across a border, rarely"
 
@@ -71,7 +70,6 @@ def test_each_set_of_options_draws_the_token_of_a_plain_sort(kernels_for: Callab
     args["temperature"], args["top_k"], args["top_p"], args["min_p"] = np.array(options).T
     args["number"] = uniform(np.arange(len(options), dtype=np.uint64), np.zeros(len(options), np.uint64))
     args["is_cut"] = (args["top_k"] > 0) | (args["top_p"] < 1) | (args["min_p"] > 0)
-    args["largest"] = logits.max()
     got = kernels_for(isa).sampling.draw(torch.from_numpy(logits)[None], args).tolist()
     for token, one in zip(got, args, strict=True):
         wanted, distance = plainly_drawn(logits, one)
@@ -97,14 +95,35 @@ def test_a_mask_draws_what_logits_without_the_other_tokens_draw(kernels_for: Cal
     args["mask"] = words.ctypes.data + np.arange(60) * words.strides[0]
     got = kernels.sampling.draw(torch.from_numpy(logits), args)
     masked = np.where(allowed, logits, -np.inf).astype(np.float32)
-    is_empty = ~np.isfinite(masked.max(1))
+    args["mask"] = 0
+    assert got.tolist() == kernels.sampling.draw(torch.from_numpy(masked), args).tolist()
+    is_empty, is_greedy = ~np.isfinite(masked.max(1)), args["temperature"] == 0
+    assert (got == -1).tolist() == is_empty.tolist()
     assert is_empty.any()
-    is_greedy = args["temperature"] == 0
-    args["mask"], args["largest"] = 0, masked.max(1)
-    drawn = np.flatnonzero(~is_greedy & ~is_empty)
-    wanted = np.where(is_empty, -1, masked.argmax(1))
-    wanted[drawn] = kernels.sampling.draw(torch.from_numpy(masked), args[drawn])
-    assert got.tolist() == wanted.tolist()
+    assert got[is_greedy & ~is_empty].tolist() == masked.argmax(1)[is_greedy & ~is_empty].tolist()
+    assert np.isfinite(masked[np.arange(60), got])[~is_empty].all()
+
+
+@pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("temperature", [0.0, 1e-42, 1.0])
+def test_a_row_without_a_largest_logit_gives_no_token(kernels_for: Callable[..., CpuKernels], isa: str, temperature: float):
+    logits = torch.zeros(6, 700)
+    logits[0, 699], logits[1], logits[2, 40], logits[3, 40] = torch.nan, -torch.inf, torch.inf, -torch.inf
+    logits[4, 1] = logits[4, 600] = 3.0
+    args = np.zeros(12, DRAW_ARGS)
+    args["row"], args["temperature"], args["top_p"] = np.tile(np.arange(6), 2), temperature, 1.0
+    args["is_cut"][6:], args["top_p"][6:] = 1, 0.9
+    got = kernels_for(isa).sampling.draw(logits, args).reshape(2, 6)
+    assert (got[:, :3] == -1).all()
+    assert (got[:, 3] >= 0).all()
+    assert (got[:, 4] == 1).all() or temperature == 1
+
+
+def test_numbers_are_those_of_numpy():
+    generator = np.random.default_rng(0)
+    seeds, positions = (generator.integers(0, 2**64, 1000, np.uint64) for _ in range(2))
+    seeds[:2], positions[:2] = (0, 2**64 - 1), (2**64 - 1, 0)
+    assert load_kernels().sampling.uniform(seeds, positions).tolist() == uniform(seeds, positions).tolist()
 
 
 @pytest.mark.parametrize(("size", "num_top"), [(3, 3), (300, 0), (700, 20), (5000, 20)])
