@@ -67,18 +67,9 @@ class _Follower:
     start_token_ids: frozenset[int]
     #: An end is allowed only where nothing else is.
     ignores_eos: bool
-    num_followed: int = 0  # output tokens
 
-    def takes(self, token_id: int) -> bool:
-        """Whether the token is accepted next. Then it is taken. Else nothing changes."""
-        if not self.matcher.try_consume_tokens([token_id]):
-            return False
-        self.num_followed += 1
-        return True
-
-    def follow(self, token_ids: Sequence[int]) -> None:
+    def take(self, token_ids: Sequence[int]) -> None:
         """Take further output tokens."""
-        self.num_followed += len(token_ids)
         for index, token_id in enumerate(token_ids):
             if not self.start_token_ids:
                 self.matcher.consume_tokens(list(token_ids[index:]))
@@ -98,6 +89,8 @@ class Constraints:
 
     def __init__(self, max_num_seqs: int, cache: ConstraintCache, num_threads: int | None) -> None:
         self.used = np.zeros(max_num_seqs, np.bool_)  # [rows] whether the row has a constraint
+        self.started = np.zeros(max_num_seqs, np.bool_)  # [rows] whether it applies to the next token
+        self._num_followed = np.zeros(max_num_seqs, np.int64)  # [rows] output tokens
         self._cache, self._num_threads = cache, num_threads
         self._followers: dict[int, _Follower] = {}  # row -> state
         self._errors: dict[int, str] = {}  # row -> why its constraint cannot be followed
@@ -108,7 +101,7 @@ class Constraints:
         constraint = sampling.constraint
         if constraint is None:
             return
-        self.used[row] = True
+        self.used[row], self._num_followed[row] = True, 0
         try:
             matcher = self._cache.copy(constraint.spec)
         except TriptychError as error:
@@ -116,23 +109,28 @@ class Constraints:
             return
         ignores_eos = sampling.stop_token_ids.isdisjoint(self._cache.end_token_ids)
         self._followers[row] = _Follower(matcher, frozenset(constraint.starts_after_token_ids), ignores_eos)
+        self.started[row] = not constraint.starts_after_token_ids
 
     def remove(self, row: int) -> None:
         """Remove a sequence."""
-        self.used[row] = False
+        self.used[row] = self.started[row] = False
         self._followers.pop(row, None)
         self._errors.pop(row, None)
 
+    def are_behind(self, rows: np.ndarray, num_output_tokens: np.ndarray) -> np.ndarray:
+        """[n] bool, which constraints have not taken all output tokens yet. rows, num_output_tokens: [n]."""
+        return self.used[rows] & (self._num_followed[rows] < num_output_tokens)
+
     def follow(self, row: int, output: np.ndarray) -> None:
         """Take the tokens that became known. output: [n] all known output tokens of the row."""
-        follower = self._followers.get(row)
-        if follower is not None and follower.num_followed < len(output):
-            follower.follow(output[follower.num_followed :].tolist())
+        num_followed, self._num_followed[row] = self._num_followed[row], len(output)
+        if (follower := self._followers.get(row)) is not None:
+            follower.take(output[num_followed:].tolist())
+            self.started[row] = not follower.start_token_ids
 
-    def is_complete(self, row: int) -> bool:
-        """Whether the output matches and nothing may follow it."""
-        follower = self._followers.get(row)
-        return follower is not None and not follower.start_token_ids and follower.matcher.is_stopped()
+    def has_stopped(self, row: int) -> bool:
+        """Whether no token may follow the output: it matches, or there is an error."""
+        return row in self._errors or bool(self.started[row] and self._followers[row].matcher.is_stopped())
 
     def error(self, row: int) -> str:
         """Why the row's constraint cannot be followed; empty if it can."""
@@ -141,15 +139,8 @@ class Constraints:
         error = self._followers[row].matcher.get_error()
         return error.splitlines()[0][:300] if error else ""
 
-    def started(self, idx_mapping: np.ndarray) -> np.ndarray:
-        """[m] int64, the lines whose constraint has started. idx_mapping: [num_lines] line -> row."""
-        lines = np.flatnonzero(self.used[idx_mapping])
-        followers = (self._followers.get(row) for row in idx_mapping[lines].tolist())
-        has_started = [follower is not None and not follower.start_token_ids for follower in followers]
-        return lines[np.array(has_started, np.bool_)]
-
     def take(self, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
-        """Offer a token to each row whose constraint has started.
+        """Offer a token to each of some rows whose constraints apply and have taken all tokens before.
 
         It is taken if it may follow. An end-of-sequence token never is: whether it may follow depends on more than the matcher.
 
@@ -158,31 +149,36 @@ class Constraints:
             token_ids: [n] int64.
 
         Returns:
-            [n] bool, whether the row took its token.
+            [n] bool, whether the constraint took the token.
         """
-        ends = self._cache.end_token_ids
+        ends, followers = self._cache.end_token_ids, self._followers
         pairs = zip(rows.tolist(), token_ids.tolist(), strict=True)
-        taken = [token_id not in ends and self._followers[row].takes(token_id) for row, token_id in pairs]
-        return np.array(taken, np.bool_)
+        taken = np.array(
+            [token not in ends and followers[row].matcher.try_consume_tokens([token]) == 1 for row, token in pairs], np.bool_
+        )
+        self._num_followed[rows] += taken
+        return taken
 
     def masks(self, rows: np.ndarray) -> TokenMasks:
-        """What rows accept next. rows: [n], whose constraints have started."""
+        """What constraints accept next. rows: [n], whose constraints apply and have taken all tokens before."""
         followers = [self._followers[row] for row in rows.tolist()]
         words = self._fill([follower.matcher for follower in followers])
-        end_token_ids = np.array(self._cache.end_token_ids, np.int64)
-        end_words = np.zeros(words.shape[1], np.uint32)
-        np.bitwise_or.at(end_words, end_token_ids // 32, np.uint32(1) << (end_token_ids % 32).astype(np.uint32))
-        ends: np.ndarray = np.logical_and(~(words & ~end_words).any(-1), words.any(-1))
+        ends_at = [(token // 32, np.uint32(1 << token % 32)) for token in self._cache.end_token_ids]
+        may_end = np.array([words[:, word] & bit for word, bit in ends_at], np.uint32).reshape(-1, len(words))
+        for word, bit in ends_at:
+            words[:, word] &= ~bit
+        ends: np.ndarray = np.logical_and(may_end.any(0), ~words.any(-1))
         ignores_eos = np.fromiter((follower.ignores_eos for follower in followers), np.bool_, len(followers))
-        words[ignores_eos & ~ends] &= ~end_words
-        return TokenMasks(words, ends, end_token_ids)
+        for (word, _), is_set in zip(ends_at, may_end, strict=True):
+            words[:, word] |= np.where(ends | ~ignores_eos, is_set, 0)
+        return TokenMasks(words, ends, np.array(self._cache.end_token_ids, np.int64))
 
     def _fill(self, matchers: Sequence[LLMatcher]) -> np.ndarray:
-        """[m, words] uint32, the masks of matchers. No bits are set for one that has an error."""
+        """[n, words] uint32, the masks of matchers. No bits are set for one that has an error."""
         from llguidance import LLExecutor
 
         num_words = -(-self._cache.num_tokens // 32)
-        words = np.zeros((len(matchers), num_words), np.uint32)
+        words = np.empty((len(matchers), num_words), np.uint32)
         if len(matchers) <= _FEW_ROWS:
             for index, matcher in enumerate(matchers):
                 matcher.unsafe_compute_mask_ptr(words[index].ctypes.data, num_words * 4)
@@ -191,7 +187,5 @@ class Constraints:
                 self._pool = LLExecutor(self._num_threads)
             numbered = [(matcher, index) for index, matcher in enumerate(matchers)]
             self._pool.unsafe_compute_mask_ptr(numbered, words.ctypes.data, num_words * 4, len(matchers))
-        for index, matcher in enumerate(matchers):
-            if matcher.is_error():
-                words[index] = 0
+        words[[index for index, matcher in enumerate(matchers) if matcher.is_error()]] = 0
         return words

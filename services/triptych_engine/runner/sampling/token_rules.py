@@ -81,17 +81,21 @@ class TokenRules:
         Args:
             idx_mapping: [num_lines] line -> row, with known tokens.
         """
-        lines = np.flatnonzero(self._used[idx_mapping])
-        if not len(lines):
+        if not self.apply_to(idx_mapping):
             return None
+        self._follow(idx_mapping)
         banned: list[tuple[int, int]] = []
-        for line in lines.tolist():
+        for line in np.flatnonzero(self._bad_sequences.used[idx_mapping]).tolist():
             row = int(idx_mapping[line])
-            output = self._batch.known_output(row)
-            self._constraints.follow(row, output)
-            banned += [(line, token_id) for token_id in self._bad_sequences.banned(row, output)]
+            banned += [(line, token_id) for token_id in self._bad_sequences.banned(row, self._batch.known_output(row))]
         pairs = np.array(banned, np.int64).reshape(-1, 2)
-        return StepRules(pairs[:, 0].copy(), pairs[:, 1].copy(), self._constraints.started(idx_mapping), self._constraints)
+        constrained = np.flatnonzero(self._constraints.started[idx_mapping])
+        return StepRules(pairs[:, 0].copy(), pairs[:, 1].copy(), constrained, self._constraints)
+
+    def _follow(self, rows: np.ndarray) -> None:
+        """Let the constraints of rows take the output tokens that became known."""
+        for row in rows[self._constraints.are_behind(rows, self._batch.num_known_output_tokens(rows))].tolist():
+            self._constraints.follow(row, self._batch.known_output(row))
 
     def verdicts(self, rows: np.ndarray, nothing_left: Collection[int]) -> tuple[list[int], dict[int, str]]:
         """Which rows have ended by their rules, now that their newest tokens are known.
@@ -104,15 +108,15 @@ class TokenRules:
             The indices of rows whose output matches its constraint so that nothing may follow, and for the index of each row that
             cannot go on, the reason.
         """
-        complete, reasons = [], {}
-        for index in np.flatnonzero(self._used[rows]).tolist():
+        self._follow(np.delete(rows, list(nothing_left)))
+        nothing = "the constraint, the banned and the allowed tokens together leave no token to generate"
+        complete, reasons = [], {index: nothing for index in nothing_left if self._used[rows[index]]}
+        for index in np.flatnonzero(self._constraints.used[rows]).tolist():
             row = int(rows[index])
-            if index not in nothing_left:
-                self._constraints.follow(row, self._batch.known_output(row))
+            if not self._constraints.has_stopped(row):
+                continue
             if error := self._constraints.error(row):
                 reasons[index] = f"the constraint cannot be followed: {error}"
-            elif index in nothing_left:
-                reasons[index] = "the constraint, the banned and the allowed tokens together leave no token to generate"
-            elif self._constraints.is_complete(row):
+            elif index not in reasons:
                 complete.append(index)
         return complete, reasons
