@@ -11,7 +11,8 @@ from triptych_common.host.cpu import isas_of_this_cpu
 from triptych_engine.runner.cpu.kernels import CpuKernels, load_kernels
 from triptych_engine.runner.cpu.sampling_kernels import DRAW_ARGS
 from triptych_engine.runner.sampling.logprobs import PendingLogprobs
-from triptych_engine.runner.sampling.sampling_ops import draw_sorted, uniform
+from triptych_engine.runner.sampling.numbers import uniform
+from triptych_engine.runner.sampling.tensors.draw import draw_sorted
 from triptych_engine.runner.transfer import HostToDevice
 
 CPU = torch.device("cpu")

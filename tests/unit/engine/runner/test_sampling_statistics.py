@@ -12,9 +12,10 @@ import torch
 from scipy.stats import chisquare
 from support.builders.engine import GREEDY
 from triptych_engine.runner.cpu.kernels import CpuKernels, load_kernels
-from triptych_engine.runner.sampling.constraints import TokenMasks
-from triptych_engine.runner.sampling.sampler import Sampler, SamplingMetadata
-from triptych_engine.runner.sampling.token_rules import StepRules
+from triptych_engine.runner.sampling.choice import SamplingMetadata
+from triptych_engine.runner.sampling.rules.constraints import TokenMasks
+from triptych_engine.runner.sampling.rules.token_rules import StepRules
+from triptych_engine.runner.sampling.sampler import Sampler
 
 VOCAB, NUM_DRAWS, NUM_ROWS = 300, 20_000, 2_000
 #: Below it a distribution is refused; one of the right ones is, once in 10,000 sittings.

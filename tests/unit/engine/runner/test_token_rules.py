@@ -21,8 +21,8 @@ from triptych_common.constraints import compiler
 from triptych_common.constraints.spec import ConstraintSpec
 from triptych_common.errors import InvalidRequestError, UnimplementedError
 from triptych_engine.runner.constraint_cache import constraint_cache
-from triptych_engine.runner.sampling.bad_sequences import BadSequences
-from triptych_engine.runner.sampling.constraints import Constraints, TokenMasks
+from triptych_engine.runner.sampling.rules.bad_sequences import BadSequences
+from triptych_engine.runner.sampling.rules.constraints import Constraints, TokenMasks
 from triptych_engine.runner.transfer import HostToDevice
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput
 from triptych_engine.scheduling.request import Constraint, FinishReason, Request

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "sampling/descending.h"
+#include "sampling/edits.h"
 
 using namespace triptych;
 
@@ -15,6 +16,7 @@ struct DrawArgs {
   double top_p, min_p;
   int64_t top_k;       // 0: all tokens
   const uint32_t* mask;  // [size / 32, rounded up] bit i of word w is set if token 32 * w + i may be chosen; null: all tokens may
+  const Edits* edits;  // null: none
   float temperature;   // 0: the likeliest token is taken
   int32_t is_cut;      // whether top_k, top_p or min_p leaves tokens out
 };
@@ -192,17 +194,37 @@ extern "C" {
 
 int64_t triptych_draw_args_size() { return sizeof(DrawArgs); }
 
+int64_t triptych_edits_size() { return sizeof(Edits); }
+
 // Chooses a token for each of n arguments from softmax(logits / temperature) of the tokens in the mask. What min_p, top_k and top_p leave
-// is drawn in the order of probability, all tokens in the order of ids. logits: [rows, size] fp32; tokens: [n], -1 where the largest
+// is drawn in the order of probability, all tokens in the order of ids. logits: [rows, size] fp32, which are the
+// same afterwards, but rows with edits are changed meanwhile; tokens: [n], -1 where the largest
 // logit of the tokens in the mask is not finite, or one of them is NaN.
-void triptych_draw(const float* logits, int64_t size, const DrawArgs* args, int64_t n, int64_t* tokens) {
+void triptych_draw(float* logits, int64_t size, const DrawArgs* args, int64_t n, int64_t* tokens) {
 #pragma omp parallel if (n > 1)
   {
     static thread_local std::unique_ptr<Row> kept;
     if (!kept || kept->size != size) kept.reset(new Row(size));
+    static thread_local EditedRow edited;
     Row& row = *kept;
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < n; i++) tokens[i] = row.choose(args[i], logits + args[i].row * size);
+    for (int64_t i = 0; i < n; i++) {
+      float* x = logits + args[i].row * size;
+      if (args[i].edits) edited.apply(*args[i].edits, x, size);
+      tokens[i] = row.choose(args[i], x);
+      if (args[i].edits) edited.undo();
+    }
+  }
+}
+
+// Counts one more token in the penalties of each of n rows, which have room for it. edits: one for each row; rows, tokens: [n].
+void triptych_count_tokens(Edits* edits, const int64_t* rows, const int64_t* tokens, int64_t n) {
+  for (int64_t r = 0; r < n; r++) {
+    Edits& e = edits[rows[r]];
+    int64_t i = 0;
+    while (i < e.num_penalized && e.penalized[i] != tokens[r]) i++;
+    if (i == e.num_penalized) e.penalized[i] = tokens[r], e.counts[i] = 0, e.num_penalized++;
+    e.counts[i]++;
   }
 }
 

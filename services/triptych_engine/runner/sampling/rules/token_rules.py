@@ -14,8 +14,8 @@ import torch
 from triptych_common.constraints.cache import ConstraintCache
 
 from triptych_engine.runner.input_batch import InputBatch
-from triptych_engine.runner.sampling.bad_sequences import BadSequences
-from triptych_engine.runner.sampling.constraints import Constraints
+from triptych_engine.runner.sampling.rules.bad_sequences import BadSequences
+from triptych_engine.runner.sampling.rules.constraints import Constraints
 from triptych_engine.runner.transfer import HostToDevice
 from triptych_engine.scheduling.request import SamplingParams
 
@@ -31,11 +31,18 @@ class StepRules:
     constrained: np.ndarray
     constraints: Constraints
 
-    def ban(self, logits: torch.Tensor, transfer: HostToDevice) -> None:
-        """Set the logits of banned tokens to -inf, in place. logits: [num_lines, vocab_size] float32."""
+    def apply(self, logits: torch.Tensor, idx_mapping: np.ndarray, transfer: HostToDevice) -> None:
+        """Set the logits of forbidden tokens to -inf, in place.
+
+        Args:
+            logits: [num_lines, vocab_size] float32.
+            idx_mapping: [num_lines] line -> row.
+        """
         if len(self.banned_lines):
             lines, token_ids = transfer(self.banned_lines, self.banned_ids)
             logits[lines, token_ids] = -torch.inf
+        if len(self.constrained):
+            self.constraints.masks(idx_mapping[self.constrained]).apply(logits, self.constrained, transfer)
 
 
 class TokenRules:

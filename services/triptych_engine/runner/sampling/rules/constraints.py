@@ -49,10 +49,6 @@ class TokenMasks:
         # Each byte of a mask finds what it adds to eight logits: a fifth of the time of unpacking the bits and masked_fill.
         added = torch.nn.functional.embedding(words.view(torch.uint8).int(), table).flatten(1)[:, : logits.shape[-1]]
         logits.index_add_(0, on_device, added)
-        self.allow_ends(logits, lines, transfer)
-
-    def allow_ends(self, logits: torch.Tensor, lines: np.ndarray, transfer: HostToDevice) -> None:
-        """Undo what other edits did to the end-of-sequence tokens where nothing else may follow. Arguments as for `apply`."""
         if self.ends.any():
             ending, token_ids = transfer(lines[self.ends], self.end_token_ids)
             logits[ending[:, None], token_ids] = 0.0
