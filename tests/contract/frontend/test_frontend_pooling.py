@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from support.builders.pooling import a_classifier, an_embedder, texts
 from support.fakes.engine import FakeEngine
 from support.grpc_server import serving
 from support.waiting import until
+from transformers import AutoTokenizer
 from triptych_common.errors import (
     ContextLengthError,
     InvalidRequestError,
@@ -110,6 +112,26 @@ async def test_a_long_input_is_named_or_cut(embedder: Path) -> None:
     assert (error.field, error.limit, error.value) == ("inputs[7]", "40", "52")
     assert cut.embeddings[7].values[:2] == [2 + 38 * 6 + 3, 40]
     assert short.embeddings[7].values[:2] == [2 + 6 + 3, 3]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+async def test_inputs_are_cut_on_the_side_that_the_checkpoint_says(tmp_path: Path, side: str) -> None:
+    path = a_classifier(tmp_path)
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps({**config, "truncation_side": side}))
+    tokenizer = AutoTokenizer.from_pretrained(str(path))
+    text, pairs = "w0 w1 w2 w3 w4", [("w0 w1", "w2 w3 w4 w5 w6"), ("w1 w2 w3 w4 w5 w6", "w7"), ("w1 w2 w3", "w4 w5 w6")]
+    async with a_frontend(path) as bench:
+        some = [*inputs(text), Input(token_ids=generation_pb2.TokenIds(ids=[5, 6, 7, 8, 9]))]
+        for limit in (4, 1):
+            await bench.generation.Classify(generation_pb2.ClassifyRequest(inputs=some, truncate_to=limit))
+        first, second = (inputs(*side_of) for side_of in zip(*pairs, strict=True))
+        await bench.generation.Score(generation_pb2.ScoreRequest(queries=first, documents=second, truncate_to=7))
+        cut, tiny, scored = ([list(one.prompt_token_ids) for one in sent.requests] for sent in bench.engine.embeds)
+    assert cut[0] == tokenizer(text, truncation=True, max_length=4).input_ids
+    assert cut[1] == ([6, 7, 8, 9] if side == "left" else [5, 6, 7, 8])
+    assert [len(one) for one in tiny] == [1, 1]
+    assert scored == [tokenizer(*pair, truncation=True, max_length=7).input_ids for pair in pairs]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ class PoolingInputs:
             max_tokens: the longest input that the model takes.
             on_exit: takes what must be called when the call ends, or fails here.
             truncate_to: cut inputs to this many tokens, of which the tokens that the tokenizer adds are the last to go; 0 is as
-                many as the model takes. Inputs with media are not cut.
+                many as the model takes. The checkpoint's `truncation_side` says which ones a text loses.
+                Inputs with media are not cut.
 
         Raises:
             InvalidRequestError, ContextLengthError: an input is at fault; the error names its index.
@@ -130,7 +131,8 @@ class PoolingInputs:
             await _let_others_run(index)
             a, b = encoded[one], encoded[other]
             if truncate_to is not None:
-                a, b = _cut_pair(a, b, limit - form.num_added)
+                num_a, num_b = _cut_lengths(len(a), len(b), limit - form.num_added)
+                a, b = self._kept(a, num_a), self._kept(b, num_b)
             second_text_start = len(form.before) + len(a) + len(form.between) if form.has_types else 0
             found.append(Input([*form.before, *a, *form.between, *b, *form.after], second_text_start))
             _check_length(found[-1], f"{field}[{index}]", max_tokens)
@@ -160,8 +162,12 @@ class PoolingInputs:
         before, after = self._tokenizer.around_text if has_added else ([], [])
         num_text = limit - len(before) - len(after)
         if num_text < 0:
-            return ids[:limit]
-        return [*before, *ids[len(before) : len(before) + num_text], *after]
+            return self._kept(ids, limit)
+        return [*before, *self._kept(ids[len(before) : len(ids) - len(after)], num_text), *after]
+
+    def _kept(self, ids: list[int], count: int) -> list[int]:
+        """The first tokens, or the last ones if the checkpoint's `truncation_side` is left."""
+        return ids[max(len(ids) - count, 0) :] if self._tokenizer.cuts_left else ids[:count]
 
     def _pair_format(self) -> PairFormat:
         backend = self._tokenizer.backend
@@ -215,12 +221,12 @@ def below(field: str, error: TriptychError) -> TriptychError:
     return type(error)(message, field=path, limit=error.limit, value=error.value, retry_after_s=error.retry_after_s)
 
 
-def _cut_pair(a: list[int], b: list[int], limit: int) -> tuple[list[int], list[int]]:
-    """Cut two texts to `limit` tokens together: the longer one first, then both to the same length."""
-    if len(a) + len(b) <= limit:
+def _cut_lengths(a: int, b: int, limit: int) -> tuple[int, int]:
+    """How many tokens of two texts are kept, `limit` at most: the longer one is cut first, then both to the same length."""
+    if a + b <= limit:
         return a, b
-    shorter = min(len(a), len(b))
+    shorter = min(a, b)
     longer = max(shorter, limit - shorter)
     if shorter + longer > limit:
         shorter, longer = limit // 2, limit - limit // 2
-    return (a[:shorter], b[:longer]) if len(a) <= len(b) else (a[:longer], b[:shorter])
+    return (shorter, longer) if a <= b else (longer, shorter)
