@@ -7,13 +7,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from triptych_common.errors import ContextLengthError, InvalidRequestError, TriptychError
-from triptych_common.pb import generation_pb2
+from triptych_common.pb import common_pb2, generation_pb2
+from triptych_common.rpc.principal import Principal
 
 from triptych_frontend.prompt.preprocess import Preprocessor, Prompt
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
 #: Texts that are tokenized at once. Between two batches, the threads serve other calls.
 _BATCH = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and how."""
+
+    principal: Principal
+    #: The client's own salt. Callers share media names and embeddings only within a principal and a salt.
+    cache_salt: str
+    #: Lower runs first.
+    priority: int
+    context: common_pb2.CallContext | None
+
+    @classmethod
+    def of(cls, request: generation_pb2.EmbedRequest | generation_pb2.ScoreRequest | generation_pb2.ClassifyRequest) -> Caller:
+        """The caller of a request."""
+        context = request.context if request.HasField("context") else None
+        return cls(Principal(request.context.tenant), request.cache_salt, request.priority, context)
 
 
 @dataclass(slots=True)
@@ -59,6 +78,7 @@ class PoolingInputs:
         inputs: Sequence[generation_pb2.EmbedInput],
         field: str,
         max_tokens: int,
+        caller: Caller,
         on_exit: Callable[[Callable[[], None]], object],
         *,
         truncate_to: int | None,
@@ -91,7 +111,7 @@ class PoolingInputs:
                 found[index].token_ids = list(one.token_ids.ids)
                 self._preprocessor.check_token_ids(found[index].token_ids, name)
             elif kind == "messages":
-                found[index] = await self._chat(one.messages, name, on_exit)
+                found[index] = await self._chat(one.messages, name, caller, on_exit)
             else:
                 raise InvalidRequestError(f"{name} is empty; it needs a text, token ids or messages", field=name)
         for start in range(0, len(texts), _BATCH):
@@ -142,17 +162,18 @@ class PoolingInputs:
         return await self._preprocessor.run(lambda: self._tokenizer.encode_batch(texts, add_special_tokens))
 
     async def _chat(
-        self, messages: generation_pb2.ChatMessages, name: str, on_exit: Callable[[Callable[[], None]], object]
+        self, messages: generation_pb2.ChatMessages, name: str, caller: Caller, on_exit: Callable[[Callable[[], None]], object]
     ) -> Input:
         request = generation_pb2.ChatRequest(
             messages=messages.messages,
             template_kwargs=messages.template_kwargs,
             add_generation_prompt=messages.add_generation_prompt,
             continue_final_message=messages.continue_final_message,
+            options=generation_pb2.GenerationOptions(cache_salt=caller.cache_salt),
         )
         field = f"{name}.messages"
         try:
-            prompt = await self._preprocessor.chat(request)
+            prompt = await self._preprocessor.chat(request, caller.principal)
         except TriptychError as error:
             raise below(field, error) from error
         on_exit(prompt.release)
