@@ -27,7 +27,7 @@ from triptych_common.errors import (
     UnimplementedError,
 )
 from triptych_common.model.pooling import served_model
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych_common.pb import common_pb2, control_pb2, generation_pb2
 from triptych_common.rpc.status import from_rpc_error
 
 Input = generation_pb2.EmbedInput
@@ -215,3 +215,22 @@ async def test_another_engine_takes_over_when_one_dies_or_refuses(embedder: Path
         error = await refusal(bench.generation.Embed(generation_pb2.EmbedRequest(inputs=inputs("w0"))))
         assert isinstance(error, ServiceUnavailableError)
         assert not bench.frontend.num_live_requests
+
+
+async def test_a_drain_lets_a_call_in_flight_end_and_refuses_new_ones(embedder: Path) -> None:
+    some = texts(600)  # three engine calls, of which one is sent during the drain
+    async with a_frontend(embedder) as bench:
+        bench.engine.embed_gate = asyncio.Semaphore(0)
+        call = bench.generation.Embed(generation_pb2.EmbedRequest(inputs=inputs(*some)))
+        await until(lambda: len(bench.engine.embeds) == 2)
+        assert not (await bench.control.Drain(control_pb2.DrainRequest(timeout_s=0))).drained
+        error = await refusal(bench.generation.Embed(generation_pb2.EmbedRequest(inputs=inputs("w0"))))
+        assert len(bench.engine.embeds) == 2
+        drain = bench.control.Drain(control_pb2.DrainRequest(timeout_s=30))
+        for _ in range(3):
+            bench.engine.embed_gate.release()
+        answer = await call
+        assert (await drain).drained
+    assert isinstance(error, ServiceUnavailableError)
+    assert "draining" in error.message
+    assert [one.values[1] for one in answer.embeddings] == [len(text.split()) + 2 for text in some]
