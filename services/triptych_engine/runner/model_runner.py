@@ -229,7 +229,7 @@ class ModelRunner:
 
         @torch.inference_mode()
         def launch(logits: torch.Tensor) -> StepSample:
-            pending = self._sampler.sample(logits, SamplingMetadata(rows, positions, self._rules.edits(rows)))
+            pending = self._sampler.sample(logits, SamplingMetadata(rows, positions, self._rules.of_step(rows)))
             (on_device,) = self._transfer(rows)
             self._newest_tokens.index_copy_(0, on_device, pending.token_ids)
             return StepSample(request_ids, pending, self._batch, expected, self._rules)

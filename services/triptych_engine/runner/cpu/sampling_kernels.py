@@ -15,6 +15,7 @@ DRAW_ARGS = np.dtype(
         ("top_p", np.float64),
         ("min_p", np.float64),
         ("top_k", np.int64),
+        ("mask", np.uintp),
         ("temperature", np.float32),
         ("is_cut", np.int32),
     ]
@@ -29,23 +30,31 @@ class SamplingKernels:
         library.triptych_draw_args_size.restype = count
         if library.triptych_draw_args_size() != DRAW_ARGS.itemsize:
             raise AssertionError("DRAW_ARGS does not mirror DrawArgs")
-        self._draw, self._logprobs = library.triptych_draw, library.triptych_logprobs
+        self._draw, self._uniform, self._logprobs = library.triptych_draw, library.triptych_uniform, library.triptych_logprobs
         self._draw.argtypes = [pointer, count, pointer, count, pointer]
+        self._uniform.argtypes = [pointer, pointer, count, pointer]
         self._logprobs.argtypes = [pointer, count, pointer, pointer, count, count, *[pointer] * 4]
 
-    def draw(self, logits: torch.Tensor, args: np.ndarray) -> torch.Tensor:
-        """Draw a token for each of n arguments.
+    def draw(self, logits: torch.Tensor, args: np.ndarray) -> np.ndarray:
+        """Choose a token for each of n arguments.
 
         Args:
             logits: [rows, vocab_size] fp32, dense.
-            args: [n] DRAW_ARGS; `row` is a row whose largest logit is finite. Temperatures are positive; top_k is 0 for all tokens.
+            args: [n] DRAW_ARGS. `mask` is the address of a packed mask, or 0. At temperature 0 the likeliest token is chosen,
+                the first of several. top_k is 0 for all tokens.
 
         Returns:
-            [n] int64.
+            [n] int64; -1 where the largest logit of the tokens in the mask is not finite, or one of them is NaN.
         """
-        token_ids = torch.empty(len(args), dtype=torch.int64)
-        self._draw(logits.data_ptr(), logits.shape[1], args.ctypes.data, len(args), token_ids.data_ptr())
+        token_ids = np.empty(len(args), np.int64)
+        self._draw(logits.data_ptr(), logits.shape[1], args.ctypes.data, len(args), token_ids.ctypes.data)
         return token_ids
+
+    def uniform(self, seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """The same as `sampling_ops.uniform`, in a tenth of the time. seeds, positions: [n] uint64, dense."""
+        numbers = np.empty(len(seeds))
+        self._uniform(seeds.ctypes.data, positions.ctypes.data, len(seeds), numbers.ctypes.data)
+        return numbers
 
     def logprobs(
         self, logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, num_top: int
