@@ -14,6 +14,7 @@ from prometheus_client import Metric
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
+from triptych_common.constraints.cache import warm_up
 from triptych_common.constraints.spec import KINDS
 from triptych_common.errors import ServiceUnavailableError, StartupError
 from triptych_common.host.cores import num_usable_cores
@@ -175,6 +176,8 @@ class EngineService:
         self._servicer.attach(self._core, model, capacity, traits, config.pooling)
         self._state = State.SERVER_STATE_SERVING
         await self._server.health.set_ready(True)
+        if model.capabilities.constraints:
+            warm_up(self._core.compile_constraint)
         log.info("ready: %s, %d tokens of context, %d tokens of KV cache", model.name, model.max_model_len, capacity)
 
     def _on_death(self, error: BaseException) -> None:

@@ -57,6 +57,7 @@ def embed_request(body: EmbeddingRequest | PoolingRequest, parts: FileParts) -> 
         packed=True,
         add_special_tokens=body.add_special_tokens,
         priority=body.priority,
+        cache_salt=body.cache_salt,
     )
 
 
@@ -69,6 +70,7 @@ def classify_request(body: ClassifyRequest | PoolingRequest, parts: FileParts) -
         truncate_to=_truncate_to(body.truncate_prompt_tokens),
         add_special_tokens=body.add_special_tokens,
         priority=body.priority,
+        cache_salt=body.cache_salt,
     )
 
 

@@ -22,6 +22,7 @@ from triptych_gateway.state import gateway_of, request_id_of
 
 router = AccessRouter(access=Access.KEY, tags=["Embeddings"], route_class=JsonRoute, responses=openapi_responses())
 T = TypeVar("T")
+PoolingCall = TypeVar("PoolingCall", generation_pb2.EmbedRequest, generation_pb2.ClassifyRequest, generation_pb2.ScoreRequest)
 
 
 @router.post("/v1/embeddings", response_model=answers.EmbeddingList)
@@ -86,16 +87,21 @@ async def _rerank(request: Request, body: RerankRequest, *, with_documents: bool
 
 async def _embed_request(request: Request, body: EmbeddingRequest | PoolingRequest) -> generation_pb2.EmbedRequest:
     files = files_of(request)
-    return await files.run(lambda: convert.embed_request(body, files))
+    return _from_caller(request, await files.run(lambda: convert.embed_request(body, files)))
 
 
 async def _classify_request(request: Request, body: ClassifyRequest | PoolingRequest) -> generation_pb2.ClassifyRequest:
     files = files_of(request)
-    return await files.run(lambda: convert.classify_request(body, files))
+    return _from_caller(request, await files.run(lambda: convert.classify_request(body, files)))
 
 
 async def _score_request(request: Request, body: ScoreRequest | RerankRequest) -> generation_pb2.ScoreRequest:
-    return await files_of(request).run(lambda: convert.score_request(body))
+    return _from_caller(request, await files_of(request).run(lambda: convert.score_request(body)))
+
+
+def _from_caller(request: Request, message: PoolingCall) -> PoolingCall:
+    message.context.tenant = request.state.principal.tenant
+    return message
 
 
 async def _classifies(request: Request, body: PoolingRequest) -> bool:

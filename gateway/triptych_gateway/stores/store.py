@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,6 +73,17 @@ class ResponseStore(Protocol):
         ...
 
 
+async def walk(store: ResponseStore, tenant: str, response_id: str) -> AsyncIterator[StoredResponse]:
+    """The response and those that it continues, newest first, as far as they are there. At most MAX_CHAIN."""
+    next_id: str | None = response_id
+    for _ in range(MAX_CHAIN):
+        record = await store.get(tenant, next_id) if next_id is not None else None
+        if record is None:
+            return
+        yield record
+        next_id = record.previous_id
+
+
 async def chain(store: ResponseStore, tenant: str, response_id: str, max_bytes: int) -> list[StoredResponse] | None:
     """The response and those that it continues, oldest first. None if one of them is missing, or if there are too many.
 
@@ -84,19 +95,14 @@ async def chain(store: ResponseStore, tenant: str, response_id: str, max_bytes: 
     """
     num_bytes = 0
     found: list[StoredResponse] = []
-    next_id: str | None = response_id
-    while next_id is not None:
-        record = await store.get(tenant, next_id)
-        if record is None or len(found) == MAX_CHAIN:
-            return None
+    async for record in walk(store, tenant, response_id):
         num_bytes += len(record.input_items) + len(record.response)
         if num_bytes > max_bytes:
             field = "previous_response_id"
             message = f"{field}: the conversation has more than {max_bytes} bytes; send the part that matters as input"
             raise InvalidRequestError(message, field=field, limit=max_bytes, value=num_bytes)
         found.append(record)
-        next_id = record.previous_id
-    return found[::-1]
+    return found[::-1] if found and found[-1].previous_id is None else None
 
 
 wall_clock: Clock = time.time

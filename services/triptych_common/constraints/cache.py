@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -11,19 +12,22 @@ from weakref import WeakValueDictionary
 
 from triptych_common.constraints.compiler import compile_constraint
 from triptych_common.constraints.spec import ConstraintSpec
+from triptych_common.errors import UnimplementedError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+log = logging.getLogger(__name__)
 #: Compiled constraints that are kept although nothing uses them.
 _MAX_UNUSED = 128
+_ANY = ConstraintSpec("json_object", "")
 
 
 class ConstraintCache:
     """Thread-safe. Failures are not kept.
 
     Args:
-        load_tokenizer: makes the tokenizer, at the first use, in a thread of the pool.
+        load_tokenizer: makes the tokenizer, at the first use, in a thread of the pool. Its ValueError says why it cannot be used.
         pool: where constraints are compiled.
         field: path of the constraint in a request, for errors.
     """
@@ -82,5 +86,22 @@ class ConstraintCache:
     def _loaded_tokenizer(self) -> LLTokenizer:
         with self._tokenizer_lock:
             if self._tokenizer is None:
-                self._tokenizer = self._load_tokenizer()
+                try:
+                    self._tokenizer = self._load_tokenizer()
+                except ValueError as error:
+                    reason = f"constraints cannot be used with this model's tokenizer: {error}"
+                    raise UnimplementedError(reason, field=self._field) from error
             return self._tokenizer
+
+
+def warm_up(compile_constraint: Callable[[ConstraintSpec], Future[LLMatcher]]) -> None:
+    """Load the tokenizer of a cache in its pool, by its `compile`, so that the first constraint of a request does not wait for it.
+
+    Returns at once. If the tokenizer cannot be used, this is logged, and requests with constraints get the error.
+    """
+    compile_constraint(_ANY).add_done_callback(_log_failure)
+
+
+def _log_failure(compiled: Future[LLMatcher]) -> None:
+    if (error := compiled.exception()) is not None:
+        log.warning("constraints cannot be used: %s", error)

@@ -438,7 +438,7 @@ class UploadMediaResponse(_message.Message):
     def __init__(self, upload_id: _Optional[str] = ..., expires_s: _Optional[float] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("model", "inputs", "dimensions", "normalize", "truncate_to", "task", "packed", "add_special_tokens", "priority")
+    __slots__ = ("model", "inputs", "dimensions", "normalize", "truncate_to", "task", "packed", "add_special_tokens", "priority", "cache_salt", "context")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
@@ -448,6 +448,8 @@ class EmbedRequest(_message.Message):
     PACKED_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     model: str
     inputs: _containers.RepeatedCompositeFieldContainer[EmbedInput]
     dimensions: int
@@ -457,7 +459,9 @@ class EmbedRequest(_message.Message):
     packed: bool
     add_special_tokens: bool
     priority: int
-    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[EmbedInput, _Mapping]]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., truncate_to: _Optional[int] = ..., task: _Optional[_Union[_common_pb2.Task, str]] = ..., packed: _Optional[bool] = ..., add_special_tokens: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
+    cache_salt: str
+    context: _common_pb2.CallContext
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[EmbedInput, _Mapping]]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., truncate_to: _Optional[int] = ..., task: _Optional[_Union[_common_pb2.Task, str]] = ..., packed: _Optional[bool] = ..., add_special_tokens: _Optional[bool] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., context: _Optional[_Union[_common_pb2.CallContext, _Mapping]] = ...) -> None: ...
 
 class EmbedInput(_message.Message):
     __slots__ = ("text", "token_ids", "messages")
@@ -506,20 +510,24 @@ class Embedding(_message.Message):
     def __init__(self, values: _Optional[_Iterable[float]] = ..., num_vectors: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("model", "queries", "documents", "truncate_to", "activation", "priority")
+    __slots__ = ("model", "queries", "documents", "truncate_to", "activation", "priority", "cache_salt", "context")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_TO_FIELD_NUMBER: _ClassVar[int]
     ACTIVATION_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     model: str
     queries: _containers.RepeatedCompositeFieldContainer[EmbedInput]
     documents: _containers.RepeatedCompositeFieldContainer[EmbedInput]
     truncate_to: int
     activation: bool
     priority: int
-    def __init__(self, model: _Optional[str] = ..., queries: _Optional[_Iterable[_Union[EmbedInput, _Mapping]]] = ..., documents: _Optional[_Iterable[_Union[EmbedInput, _Mapping]]] = ..., truncate_to: _Optional[int] = ..., activation: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
+    cache_salt: str
+    context: _common_pb2.CallContext
+    def __init__(self, model: _Optional[str] = ..., queries: _Optional[_Iterable[_Union[EmbedInput, _Mapping]]] = ..., documents: _Optional[_Iterable[_Union[EmbedInput, _Mapping]]] = ..., truncate_to: _Optional[int] = ..., activation: _Optional[bool] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., context: _Optional[_Union[_common_pb2.CallContext, _Mapping]] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("request_id", "model", "scores", "usage")
@@ -534,20 +542,24 @@ class ScoreResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., scores: _Optional[_Iterable[float]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ...) -> None: ...
 
 class ClassifyRequest(_message.Message):
-    __slots__ = ("model", "inputs", "activation", "truncate_to", "add_special_tokens", "priority")
+    __slots__ = ("model", "inputs", "activation", "truncate_to", "add_special_tokens", "priority", "cache_salt", "context")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     ACTIVATION_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_TO_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     model: str
     inputs: _containers.RepeatedCompositeFieldContainer[EmbedInput]
     activation: bool
     truncate_to: int
     add_special_tokens: bool
     priority: int
-    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[EmbedInput, _Mapping]]] = ..., activation: _Optional[bool] = ..., truncate_to: _Optional[int] = ..., add_special_tokens: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
+    cache_salt: str
+    context: _common_pb2.CallContext
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[EmbedInput, _Mapping]]] = ..., activation: _Optional[bool] = ..., truncate_to: _Optional[int] = ..., add_special_tokens: _Optional[bool] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., context: _Optional[_Union[_common_pb2.CallContext, _Mapping]] = ...) -> None: ...
 
 class ClassifyResponse(_message.Message):
     __slots__ = ("request_id", "model", "classifications", "labels", "usage")

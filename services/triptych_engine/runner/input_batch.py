@@ -132,6 +132,10 @@ class InputBatch:
         """[n] bool, whether the host does not know the newest token of a row yet."""
         return self._num_known_tokens[rows] < self.num_tokens[rows]
 
+    def num_known_output_tokens(self, rows: np.ndarray) -> np.ndarray:
+        """[n] int64, the number of output tokens of rows that the host knows."""
+        return self._num_known_tokens[rows] - self.num_prompt_tokens[rows]
+
     def known_output(self, row: int) -> np.ndarray:
         """[n] int32, the output tokens of a row that the host knows."""
         return self.token_ids[row, self.num_prompt_tokens[row] : self._num_known_tokens[row]]

@@ -10,8 +10,8 @@ import torch
 
 from triptych_engine.runner.input_batch import ExpectedTokens, InputBatch, StepInputs
 from triptych_engine.runner.sampling.logprobs import PendingLogprobs
+from triptych_engine.runner.sampling.rules.token_rules import TokenRules
 from triptych_engine.runner.sampling.sampler import PendingSample
-from triptych_engine.runner.sampling.token_rules import TokenRules
 from triptych_engine.scheduling.output import StepResult
 
 

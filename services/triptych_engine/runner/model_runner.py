@@ -19,9 +19,10 @@ from triptych_engine.runner.launched_step import LaunchedStep, ModelOutput, Step
 from triptych_engine.runner.media_inputs import MediaInputs, PlacedSlice
 from triptych_engine.runner.model.loader import LoadedModel
 from triptych_engine.runner.pooling.pooler import Pooler
+from triptych_engine.runner.sampling.choice import SamplingMetadata
 from triptych_engine.runner.sampling.prompt_logprobs import PromptLogprobs
-from triptych_engine.runner.sampling.sampler import Sampler, SamplingMetadata
-from triptych_engine.runner.sampling.token_rules import TokenRules
+from triptych_engine.runner.sampling.rules.token_rules import TokenRules
+from triptych_engine.runner.sampling.sampler import Sampler
 from triptych_engine.runner.transfer import HostToDevice, check_device, end_of_work
 from triptych_engine.runner.warm_up import WarmUp
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
@@ -229,7 +230,7 @@ class ModelRunner:
 
         @torch.inference_mode()
         def launch(logits: torch.Tensor) -> StepSample:
-            pending = self._sampler.sample(logits, SamplingMetadata(rows, positions, self._rules.edits(rows)))
+            pending = self._sampler.sample(logits, SamplingMetadata(rows, positions, self._rules.of_step(rows)))
             (on_device,) = self._transfer(rows)
             self._newest_tokens.index_copy_(0, on_device, pending.token_ids)
             return StepSample(request_ids, pending, self._batch, expected, self._rules)

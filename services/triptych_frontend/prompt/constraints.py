@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Executor
 
-from triptych_common.constraints.cache import ConstraintCache
+from triptych_common.constraints.cache import ConstraintCache, warm_up
 from triptych_common.constraints.messages import to_spec, to_start_tokens
 from triptych_common.constraints.tokenizer import constraint_tokenizer
 from triptych_common.pb import common_pb2
@@ -24,8 +24,12 @@ class ConstraintChecker:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, pool: Executor) -> None:
         self._vocab_size = vocab_size
-        # Without end-of-sequence tokens: whether a constraint compiles does not depend on them.
-        self._cache = ConstraintCache(lambda: constraint_tokenizer(tokenizer.backend, vocab_size, ()), pool, _FIELD)
+        # Any end-of-sequence token will do: whether a constraint compiles does not depend on it.
+        self._cache = ConstraintCache(lambda: constraint_tokenizer(tokenizer.backend, vocab_size, (0,)), pool, _FIELD)
+
+    def warm_up(self) -> None:
+        """Make the first check as fast as the others. Returns at once."""
+        warm_up(self._cache.compile)
 
     async def check(self, constraint: common_pb2.Constraint) -> None:
         """Raise InvalidRequestError, which names the place in the schema or grammar, unless the constraint can be honoured."""

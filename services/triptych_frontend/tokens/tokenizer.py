@@ -86,6 +86,11 @@ class Tokenizer:
         """The tokens that the tokenizer adds before and after a text."""
         return self._added_before, self._added_after
 
+    @property
+    def cuts_left(self) -> bool:
+        """Whether the checkpoint wants texts that are too long to lose their first tokens."""
+        return bool(self.hf.truncation_side == "left")
+
     def encode_inner(self, text: str) -> list[int]:
         """Token ids of a text inside of another one: without special tokens around it and without a space added before it."""
         return self._without_prefix(text, lambda inner: self.encode(inner, add_special_tokens=False))

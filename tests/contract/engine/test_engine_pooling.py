@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from support import media_stack
 from support.builders.pooling import an_embedder
 from support.drivers.engine_service import an_engine
 from support.drivers.pooling import PoolingDriver
@@ -125,6 +126,24 @@ async def test_a_cancelled_call_leaves_nothing_behind(tmp_path: Path) -> None:
             await outbox.wait_idle()
         await stub.Embed(a_call([2, 3]))
         assert driver.scheduler.num_running == driver.scheduler.num_waiting == 0
+
+
+async def test_a_drain_lets_a_call_in_flight_end_and_refuses_new_ones(tmp_path: Path) -> None:
+    prompts = [[2, *[7] * 30, 3]] * 250
+    settings = {"max_num_seqs": 1, "max_num_batched_tokens": 64}
+    async with (
+        media_stack.an_engine(an_embedder(tmp_path, "bert"), **settings) as service,
+        open_channel(f"127.0.0.1:{service._server.port}") as channel,
+    ):
+        stub = engine_pb2_grpc.EngineServiceStub(channel)
+        call = asyncio.ensure_future(stub.Embed(a_call(*prompts)))
+        await until(lambda: service.num_live_requests > 0)
+        assert not await service.drain(0)
+        with pytest.raises(grpc.aio.AioRpcError, match="draining") as refused:
+            await stub.Embed(a_call([2, 3]))
+        assert await service.drain(60)
+        assert len((await call).embeddings) == len(prompts)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_full_queue_ends_the_call(tmp_path: Path) -> None:

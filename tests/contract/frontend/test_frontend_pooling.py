@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from support.builders.pooling import a_classifier, an_embedder, texts
 from support.fakes.engine import FakeEngine
 from support.grpc_server import serving
 from support.waiting import until
+from transformers import AutoTokenizer
 from triptych_common.errors import (
     ContextLengthError,
     InvalidRequestError,
@@ -25,7 +27,7 @@ from triptych_common.errors import (
     UnimplementedError,
 )
 from triptych_common.model.pooling import served_model
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych_common.pb import common_pb2, control_pb2, generation_pb2
 from triptych_common.rpc.status import from_rpc_error
 
 Input = generation_pb2.EmbedInput
@@ -112,6 +114,26 @@ async def test_a_long_input_is_named_or_cut(embedder: Path) -> None:
     assert short.embeddings[7].values[:2] == [2 + 6 + 3, 3]
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+async def test_inputs_are_cut_on_the_side_that_the_checkpoint_says(tmp_path: Path, side: str) -> None:
+    path = a_classifier(tmp_path)
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps({**config, "truncation_side": side}))
+    tokenizer = AutoTokenizer.from_pretrained(str(path))
+    text, pairs = "w0 w1 w2 w3 w4", [("w0 w1", "w2 w3 w4 w5 w6"), ("w1 w2 w3 w4 w5 w6", "w7"), ("w1 w2 w3", "w4 w5 w6")]
+    async with a_frontend(path) as bench:
+        some = [*inputs(text), Input(token_ids=generation_pb2.TokenIds(ids=[5, 6, 7, 8, 9]))]
+        for limit in (4, 1):
+            await bench.generation.Classify(generation_pb2.ClassifyRequest(inputs=some, truncate_to=limit))
+        first, second = (inputs(*side_of) for side_of in zip(*pairs, strict=True))
+        await bench.generation.Score(generation_pb2.ScoreRequest(queries=first, documents=second, truncate_to=7))
+        cut, tiny, scored = ([list(one.prompt_token_ids) for one in sent.requests] for sent in bench.engine.embeds)
+    assert cut[0] == tokenizer(text, truncation=True, max_length=4).input_ids
+    assert cut[1] == ([6, 7, 8, 9] if side == "left" else [5, 6, 7, 8])
+    assert [len(one) for one in tiny] == [1, 1]
+    assert scored == [tokenizer(*pair, truncation=True, max_length=7).input_ids for pair in pairs]
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
@@ -193,3 +215,22 @@ async def test_another_engine_takes_over_when_one_dies_or_refuses(embedder: Path
         error = await refusal(bench.generation.Embed(generation_pb2.EmbedRequest(inputs=inputs("w0"))))
         assert isinstance(error, ServiceUnavailableError)
         assert not bench.frontend.num_live_requests
+
+
+async def test_a_drain_lets_a_call_in_flight_end_and_refuses_new_ones(embedder: Path) -> None:
+    some = texts(600)  # three engine calls, of which one is sent during the drain
+    async with a_frontend(embedder) as bench:
+        bench.engine.embed_gate = asyncio.Semaphore(0)
+        call = bench.generation.Embed(generation_pb2.EmbedRequest(inputs=inputs(*some)))
+        await until(lambda: len(bench.engine.embeds) == 2)
+        assert not (await bench.control.Drain(control_pb2.DrainRequest(timeout_s=0))).drained
+        error = await refusal(bench.generation.Embed(generation_pb2.EmbedRequest(inputs=inputs("w0"))))
+        assert len(bench.engine.embeds) == 2
+        drain = bench.control.Drain(control_pb2.DrainRequest(timeout_s=30))
+        for _ in range(3):
+            bench.engine.embed_gate.release()
+        answer = await call
+        assert (await drain).drained
+    assert isinstance(error, ServiceUnavailableError)
+    assert "draining" in error.message
+    assert [one.values[1] for one in answer.embeddings] == [len(text.split()) + 2 for text in some]

@@ -19,7 +19,7 @@ from triptych_gateway.errors import ApiError, NotFoundError, PreviousResponseNot
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.schemas.responses.items import Input
 from triptych_gateway.schemas.responses.request import ResponseRequest
-from triptych_gateway.stores.store import Clock, ResponseStore, StoredResponse, chain, wall_clock
+from triptych_gateway.stores.store import Clock, ResponseStore, StoredResponse, chain, walk, wall_clock
 
 log = logging.getLogger(__name__)
 _LOST = ApiError(500, "the gateway that worked on this response is gone", "server_error")
@@ -121,6 +121,18 @@ class Keeper:
             record = ended_record(record, failed(orjson.loads(record.response), _LOST))
             await self.store.replace(record)
         return record
+
+    async def input_items(self, tenant: str, response_id: str) -> list[dict[str, Any]]:
+        """All items that a stored response was made from, oldest first: those of the responses that it continues, and its own.
+
+        Of a conversation whose beginning is gone, these are the items that are left. Raises NotFoundError if the response is gone.
+        """
+        record = await self.get(tenant, response_id)
+        items: list[dict[str, Any]] = orjson.loads(record.input_items)
+        if record.previous_id is not None:
+            async for earlier in walk(self.store, tenant, record.previous_id):
+                items[:0] = orjson.loads(earlier.input_items) + orjson.loads(earlier.response)["output"]
+        return items
 
     async def keep(self, turn: Turn, encoder: ResponsesEncoder) -> None:
         """Store a response that has ended, if it shall be stored. If that is not possible, the response says that it is not."""

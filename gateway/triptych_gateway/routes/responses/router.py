@@ -123,8 +123,8 @@ async def list_input_items(
     order: Literal["asc", "desc"] = "desc",
     include: Include = None,
 ) -> Response:
-    """The input items of a stored response, without those of the responses that it continues."""
-    items = orjson.loads((await _record(request, response_id)).input_items)
+    """The items that a stored response was made from, with the input and the output of the responses that it continues."""
+    items = await gateway_of(request).keeper.input_items(request.state.principal.tenant, response_id)
     if order == "desc":
         items.reverse()
     start = 0

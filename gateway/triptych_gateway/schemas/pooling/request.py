@@ -74,6 +74,10 @@ class InputRequest(Schema):
     truncate_prompt_tokens: _Truncation = None
     add_special_tokens: Annotated[bool | None, Field(description="Let the tokenizer add its own to texts. Default true.")] = None
     priority: _Priority = None
+    cache_salt: Annotated[
+        str | None,
+        Field(min_length=1, description="The embeddings of media are shared only between requests of the same salt."),
+    ] = None
 
     @property
     def inputs(self) -> list[str | list[int]]:

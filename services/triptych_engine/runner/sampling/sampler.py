@@ -1,7 +1,7 @@
 """Chooses the next token of each sequence from its logits.
 
 Random numbers are a pure function of (seed, position): a seeded request gives the same text with any other requests in its batch,
-and also after it was preempted and computed again. Order of operations: penalties, bias, bans and constraints on the logits;
+and also after it was preempted and computed again. Order of operations: penalties, bias and bans on the logits; constraints;
 temperature; min-p, top-k, top-p; draw. Nothing waits for the device until the result is requested.
 """
 
@@ -13,24 +13,12 @@ import numpy as np
 import torch
 
 from triptych_engine.runner.cpu.kernels import CpuKernels
-from triptych_engine.runner.cpu.sampling_kernels import DRAW_ARGS
-from triptych_engine.runner.sampling.bans import Bans
-from triptych_engine.runner.sampling.bias import Bias
+from triptych_engine.runner.sampling.choice import Choice, SamplingMetadata
+from triptych_engine.runner.sampling.kernels.choice import KernelChoice
 from triptych_engine.runner.sampling.logprobs import Logprobs, PendingLogprobs
-from triptych_engine.runner.sampling.penalties import Penalties
-from triptych_engine.runner.sampling.sampling_ops import draw, draw_sorted, uniform
-from triptych_engine.runner.sampling.token_rules import TokenEdits
+from triptych_engine.runner.sampling.tensors.choice import TensorChoice
 from triptych_engine.runner.transfer import Fetch, HostToDevice, fetch
 from triptych_engine.scheduling.request import SamplingParams, TokenLogprobs
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingMetadata:
-    """The rows of the batch for which a step samples. A row may have several lines, one for each token that is drawn for it."""
-
-    idx_mapping: np.ndarray  # [num_lines] int64, line of the logits -> row of the batch
-    positions: np.ndarray  # [num_lines] int64, number of output tokens of the sequence before the one that is drawn
-    edits: TokenEdits | None = None  # of rows with a constraint or bad token sequences
 
 
 @dataclass(slots=True)
@@ -70,17 +58,13 @@ class Sampler:
     """
 
     def __init__(self, max_num_seqs: int, device: torch.device, kernels: CpuKernels | None = None) -> None:
-        self._kernels = kernels
-        self._transfer = HostToDevice(device)
-        self._temperature = np.zeros(max_num_seqs, np.float32)
-        self._seeds = np.zeros(max_num_seqs, np.uint64)
-        self._cuts = np.zeros((max_num_seqs, 3))  # top-k (0: all), top-p, min-p
-        self._is_cut = np.zeros(max_num_seqs, np.bool_)  # whether these leave tokens out
-        self._penalties = Penalties(max_num_seqs, device, self._transfer)
-        self._bias = Bias(max_num_seqs, self._transfer)
-        self._bans = Bans(max_num_seqs, self._transfer)
-        self._logprobs = Logprobs(max_num_seqs, self._transfer, kernels)
-        self._raw = torch.empty(0, 0)
+        transfer = HostToDevice(device)
+        self._choice: Choice
+        if kernels is not None:
+            self._choice = KernelChoice(max_num_seqs, kernels.sampling)
+        else:
+            self._choice = TensorChoice(max_num_seqs, device, transfer)
+        self._logprobs = Logprobs(max_num_seqs, transfer, kernels)
 
     def add(self, row: int, sampling: SamplingParams, token_ids: list[int], num_prompt_tokens: int) -> None:
         """Add a sequence in a free row. Does not wait for the device, which may still compute earlier steps.
@@ -88,117 +72,23 @@ class Sampler:
         Args:
             token_ids: its prompt and, after a preemption, its output so far.
         """
-        self._temperature[row], self._seeds[row] = sampling.temperature, sampling.seed
-        self._cuts[row] = sampling.top_k, sampling.top_p, sampling.min_p
-        self._is_cut[row] = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
-        self._penalties.add(row, sampling, token_ids, num_prompt_tokens)
-        self._bias.add(row, sampling)
-        self._bans.add(row, sampling)
+        self._choice.add(row, sampling, token_ids, num_prompt_tokens)
         self._logprobs.add(row, sampling)
 
     def remove(self, row: int) -> None:
         """Remove the sequence in a row."""
-        for state in (self._penalties, self._bias, self._bans):
-            state.remove(row)
+        self._choice.remove(row)
 
     def sample(self, logits: torch.Tensor, metadata: SamplingMetadata) -> PendingSample:
         """Draw a token for each line, without waiting for the device.
 
         Args:
-            logits: [num_lines, vocab_size], any float type. Those of float32 are edited in place.
+            logits: [num_lines, vocab_size], any float type. Those of float32 may be edited in place.
         """
         rows = metadata.idx_mapping
-        wants_logprobs = self._logprobs.lines(rows)
-        raw, raw_lines = logits, wants_logprobs
-        if self._has_edits(metadata):
-            if len(wants_logprobs) and logits.dtype == torch.float32:
-                raw, raw_lines = self._kept(logits, wants_logprobs), np.arange(len(wants_logprobs))
-            logits = self._edited(logits, metadata)
-        token_ids, is_invalid = self._choose(logits, metadata)
-        logprobs = self._logprobs.launch(raw, raw_lines, token_ids, wants_logprobs, rows) if len(wants_logprobs) else None
-        self._penalties.update(token_ids, rows)
-        return PendingSample(token_ids, fetch(token_ids, is_invalid), logprobs)
-
-    def _has_edits(self, metadata: SamplingMetadata) -> bool:
-        rows = metadata.idx_mapping
-        return (
-            metadata.edits is not None
-            or self._penalties.applies(rows)
-            or self._bias.applies(rows)
-            or self._bans.applies(rows, metadata.positions)
-        )
-
-    def _edited(self, logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-        """The logits with all edits, in place if they are float32."""
-        rows = metadata.idx_mapping
-        logits = logits.float()
-        self._penalties.apply(logits, rows)
-        self._bias.apply(logits, rows)
-        self._bans.apply(logits, rows, metadata.positions)
-        if metadata.edits is not None:
-            metadata.edits.apply(logits, self._transfer)
-        return logits
-
-    def _kept(self, logits: torch.Tensor, lines: np.ndarray) -> torch.Tensor:
-        """A copy of some lines, before they are edited. On a CPU its memory is used again in the next step: new memory of this
-        size costs several times as much as the copy."""
-        if logits.device.type != "cpu":
-            (on_device,) = self._transfer(lines)
-            return logits[on_device]
-        if len(self._raw) < len(lines) or self._raw.shape[1] != logits.shape[1]:
-            self._raw = torch.empty(len(lines), logits.shape[1])
-        raw = self._raw[: len(lines)]
-        # torch's index_select takes thirty times as long with two threads where other processes use the cores, too.
-        np.take(logits.numpy(), lines, axis=0, out=raw.numpy(), mode="clip")
-        return raw
-
-    def _choose(self, logits: torch.Tensor, metadata: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token for each line, and whether the line is invalid: its largest logit is not finite."""
-        if self._kernels is not None:
-            logits = _dense_floats(logits)
-            best, token_ids = self._kernels.argmax(logits)
-        else:
-            best, token_ids = logits.max(-1)
-        is_invalid = ~torch.isfinite(best)
-        drawn = np.flatnonzero(self._temperature[metadata.idx_mapping] > 0)
-        if len(drawn):
-            (lines,) = self._transfer(drawn)
-            rows, positions = metadata.idx_mapping[drawn], metadata.positions[drawn]
-            if self._kernels is not None:
-                chosen = self._kernels.sampling.draw(logits, self._draw_args(drawn, rows, positions))
-            else:
-                chosen = self._draw(logits[lines].float(), rows, positions)
-            token_ids[lines] = torch.where(is_invalid[lines], token_ids[lines], chosen)
-        return token_ids, is_invalid
-
-    def _draw_args(self, lines: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """[n] DRAW_ARGS, for the same as `_draw`."""
-        args = np.empty(len(lines), DRAW_ARGS)
-        args["row"], args["number"] = lines, uniform(self._seeds[rows], positions.astype(np.uint64))
-        args["top_k"], args["top_p"], args["min_p"] = self._cuts[rows].T
-        args["temperature"], args["is_cut"] = self._temperature[rows], self._is_cut[rows]
-        return args
-
-    def _draw(self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> torch.Tensor:
-        """Draw from softmax(logits / temperature), cut by min-p, top-k and top-p. logits: [n, vocab_size] float32."""
-        is_cut = self._is_cut[rows]
-        numbers, temperature, cut_lines, whole_lines = self._transfer(
-            uniform(self._seeds[rows], positions.astype(np.uint64)),
-            self._temperature[rows],
-            np.flatnonzero(is_cut),
-            np.flatnonzero(~is_cut),
-        )
-        # Division by a low temperature may overflow. -inf must stay -inf.
-        logits = (logits / temperature[:, None]).clamp(max=torch.finfo(torch.float32).max)
-        if not is_cut.any():
-            return draw(logits, numbers)
-        token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-        token_ids[cut_lines] = draw_sorted(logits[cut_lines], numbers[cut_lines], self._cuts[rows[is_cut]], self._transfer)
-        if len(whole_lines):
-            token_ids[whole_lines] = draw(logits[whole_lines], numbers[whole_lines])
-        return token_ids
-
-
-def _dense_floats(logits: torch.Tensor) -> torch.Tensor:
-    """What kernels take; without an operation if it is that already."""
-    return logits if logits.dtype == torch.float32 and logits.is_contiguous() else logits.float().contiguous()
+        wanted = self._logprobs.lines(rows)
+        chosen = self._choice.choose(logits, metadata, wanted)
+        logprobs = None
+        if len(wanted):
+            logprobs = self._logprobs.launch(chosen.raw, chosen.raw_lines, chosen.token_ids, wanted, rows)
+        return PendingSample(chosen.token_ids, fetch(chosen.token_ids, chosen.is_invalid), logprobs)

@@ -20,7 +20,7 @@ from triptych_common.telemetry.logs import request_id_var
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
-from triptych_frontend.generation.pooling.inputs import Input, PoolingInputs, below
+from triptych_frontend.generation.pooling.inputs import Caller, Input, PoolingInputs, below
 from triptych_frontend.generation.pooling.media import embed_with_media
 from triptych_frontend.served_model import ServedModel
 
@@ -80,7 +80,7 @@ class Embedder:
             if params.task not in (common_pb2.TASK_EMBED, common_pb2.TASK_TOKEN_EMBED):
                 raise InvalidRequestError("task must be EMBED or TOKEN_EMBED", field="task")
             self._check(request.model, params, request.inputs, "inputs")
-            pooled = await self._pool(await self._read(request, on_exit), params, request.priority)
+            pooled = await self._pool(await self._read(request, on_exit), params, Caller.of(request))
             # Ten thousand vectors take a tenth of a second.
             response = await asyncio.to_thread(_embed_response, pooled, packed=request.packed)
             response.request_id, response.model = request_id_var.get(), self._model.info.name
@@ -93,7 +93,7 @@ class Embedder:
             if request.HasField("activation"):
                 params.activation = request.activation
             pooling = self._check(request.model, params, request.inputs, "inputs")
-            pooled = await self._pool(await self._read(request, on_exit), params, request.priority)
+            pooled = await self._pool(await self._read(request, on_exit), params, Caller.of(request))
             return generation_pb2.ClassifyResponse(
                 request_id=request_id_var.get(),
                 model=self._model.info.name,
@@ -149,17 +149,19 @@ class Embedder:
             request.inputs,
             "inputs",
             self._model.info.max_model_len,
+            Caller.of(request),
             on_exit,
             truncate_to=request.truncate_to if request.HasField("truncate_to") else None,
             add_special_tokens=request.add_special_tokens if request.HasField("add_special_tokens") else True,
         )
 
     async def _cosines(self, request: generation_pb2.ScoreRequest, on_exit: OnExit) -> tuple[np.ndarray, common_pb2.Usage]:
-        limit, truncate_to = self._model.info.max_model_len, request.truncate_to if request.HasField("truncate_to") else None
-        queries = await self._inputs.single(request.queries, "queries", limit, on_exit, truncate_to=truncate_to)
-        documents = await self._inputs.single(request.documents, "documents", limit, on_exit, truncate_to=truncate_to)
+        caller, limit = Caller.of(request), self._model.info.max_model_len
+        truncate_to = request.truncate_to if request.HasField("truncate_to") else None
+        queries = await self._inputs.single(request.queries, "queries", limit, caller, on_exit, truncate_to=truncate_to)
+        documents = await self._inputs.single(request.documents, "documents", limit, caller, on_exit, truncate_to=truncate_to)
         params = common_pb2.PoolingParams(task=common_pb2.TASK_EMBED, normalize=True)
-        pooled = await self._pool([*queries, *documents], params, request.priority)
+        pooled = await self._pool([*queries, *documents], params, caller)
         of_queries, of_documents = np.split(pooled.values, [len(queries)])
         return (of_queries * of_documents).sum(-1), pooled.usage
 
@@ -174,10 +176,10 @@ class Embedder:
             self._model.info.max_model_len,
             truncate_to=request.truncate_to if request.HasField("truncate_to") else None,
         )
-        pooled = await self._pool(pairs, params, request.priority)
+        pooled = await self._pool(pairs, params, Caller.of(request))
         return pooled.values[:, 0], pooled.usage
 
-    async def _pool(self, inputs: Sequence[Input], params: common_pb2.PoolingParams, priority: int) -> Pooled:
+    async def _pool(self, inputs: Sequence[Input], params: common_pb2.PoolingParams, caller: Caller) -> Pooled:
         """Send inputs to engines, a few calls at a time. Each input with media has its own call."""
         self._check_answer_fits(inputs, params)
         slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
@@ -187,7 +189,7 @@ class Embedder:
         async def one(indices: Sequence[int]) -> None:
             some = [inputs[index] for index in indices]
             async with slots:
-                response = await self._call(some, params, priority)
+                response = await self._call(some, params, caller)
             for index, tensor in zip(indices, response.embeddings, strict=True):
                 tensors[index] = tensor
             for name in _USAGE:
@@ -205,11 +207,11 @@ class Embedder:
         return _joined(tensors, usage)
 
     async def _call(
-        self, inputs: Sequence[Input], params: common_pb2.PoolingParams, priority: int
+        self, inputs: Sequence[Input], params: common_pb2.PoolingParams, caller: Caller
     ) -> engine_pb2.EngineServiceEmbedResponse:
         seconds = [one.second_text_start for one in inputs]
         request = engine_pb2.EngineServiceEmbedRequest(
-            requests=[self._engine_request(one.token_ids, priority) for one in inputs],
+            requests=[self._engine_request(one.token_ids, caller) for one in inputs],
             pooling=params,
             second_text_starts=seconds if any(seconds) else (),
         )
@@ -224,9 +226,12 @@ class Embedder:
             raise below(inputs[0].field, error) if error.field.startswith("messages[") else error from error
 
     @staticmethod
-    def _engine_request(token_ids: list[int], priority: int) -> engine_pb2.EngineRequest:
+    def _engine_request(token_ids: list[int], caller: Caller) -> engine_pb2.EngineRequest:
         request_id = f"{request_id_var.get()}-{secrets.token_hex(8)}"
-        return engine_pb2.EngineRequest(request_id=request_id, prompt_token_ids=token_ids, priority=priority)
+        # Without the salt: an engine that embeds has no prefix cache, and the keys of media contain it.
+        return engine_pb2.EngineRequest(
+            request_id=request_id, prompt_token_ids=token_ids, priority=caller.priority, context=caller.context
+        )
 
     def _check_answer_fits(self, inputs: Sequence[Input], params: common_pb2.PoolingParams) -> None:
         size = params.dimensions or (self._pooling.size if self._pooling is not None else 0)

@@ -7,13 +7,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from triptych_common.errors import ContextLengthError, InvalidRequestError, TriptychError
-from triptych_common.pb import generation_pb2
+from triptych_common.pb import common_pb2, generation_pb2
+from triptych_common.rpc.principal import Principal
 
 from triptych_frontend.prompt.preprocess import Preprocessor, Prompt
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
 #: Texts that are tokenized at once. Between two batches, the threads serve other calls.
 _BATCH = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and how."""
+
+    principal: Principal
+    #: The client's own salt. Callers share media names and embeddings only within a principal and a salt.
+    cache_salt: str
+    #: Lower runs first.
+    priority: int
+    context: common_pb2.CallContext | None
+
+    @classmethod
+    def of(cls, request: generation_pb2.EmbedRequest | generation_pb2.ScoreRequest | generation_pb2.ClassifyRequest) -> Caller:
+        """The caller of a request."""
+        context = request.context if request.HasField("context") else None
+        return cls(Principal(request.context.tenant), request.cache_salt, request.priority, context)
 
 
 @dataclass(slots=True)
@@ -59,6 +78,7 @@ class PoolingInputs:
         inputs: Sequence[generation_pb2.EmbedInput],
         field: str,
         max_tokens: int,
+        caller: Caller,
         on_exit: Callable[[Callable[[], None]], object],
         *,
         truncate_to: int | None,
@@ -71,7 +91,8 @@ class PoolingInputs:
             max_tokens: the longest input that the model takes.
             on_exit: takes what must be called when the call ends, or fails here.
             truncate_to: cut inputs to this many tokens, of which the tokens that the tokenizer adds are the last to go; 0 is as
-                many as the model takes. Inputs with media are not cut.
+                many as the model takes. The checkpoint's `truncation_side` says which ones a text loses.
+                Inputs with media are not cut.
 
         Raises:
             InvalidRequestError, ContextLengthError: an input is at fault; the error names its index.
@@ -90,7 +111,7 @@ class PoolingInputs:
                 found[index].token_ids = list(one.token_ids.ids)
                 self._preprocessor.check_token_ids(found[index].token_ids, name)
             elif kind == "messages":
-                found[index] = await self._chat(one.messages, name, on_exit)
+                found[index] = await self._chat(one.messages, name, caller, on_exit)
             else:
                 raise InvalidRequestError(f"{name} is empty; it needs a text, token ids or messages", field=name)
         for start in range(0, len(texts), _BATCH):
@@ -130,7 +151,8 @@ class PoolingInputs:
             await _let_others_run(index)
             a, b = encoded[one], encoded[other]
             if truncate_to is not None:
-                a, b = _cut_pair(a, b, limit - form.num_added)
+                num_a, num_b = _cut_lengths(len(a), len(b), limit - form.num_added)
+                a, b = self._kept(a, num_a), self._kept(b, num_b)
             second_text_start = len(form.before) + len(a) + len(form.between) if form.has_types else 0
             found.append(Input([*form.before, *a, *form.between, *b, *form.after], second_text_start))
             _check_length(found[-1], f"{field}[{index}]", max_tokens)
@@ -140,17 +162,18 @@ class PoolingInputs:
         return await self._preprocessor.run(lambda: self._tokenizer.encode_batch(texts, add_special_tokens))
 
     async def _chat(
-        self, messages: generation_pb2.ChatMessages, name: str, on_exit: Callable[[Callable[[], None]], object]
+        self, messages: generation_pb2.ChatMessages, name: str, caller: Caller, on_exit: Callable[[Callable[[], None]], object]
     ) -> Input:
         request = generation_pb2.ChatRequest(
             messages=messages.messages,
             template_kwargs=messages.template_kwargs,
             add_generation_prompt=messages.add_generation_prompt,
             continue_final_message=messages.continue_final_message,
+            options=generation_pb2.GenerationOptions(cache_salt=caller.cache_salt),
         )
         field = f"{name}.messages"
         try:
-            prompt = await self._preprocessor.chat(request)
+            prompt = await self._preprocessor.chat(request, caller.principal)
         except TriptychError as error:
             raise below(field, error) from error
         on_exit(prompt.release)
@@ -160,8 +183,12 @@ class PoolingInputs:
         before, after = self._tokenizer.around_text if has_added else ([], [])
         num_text = limit - len(before) - len(after)
         if num_text < 0:
-            return ids[:limit]
-        return [*before, *ids[len(before) : len(before) + num_text], *after]
+            return self._kept(ids, limit)
+        return [*before, *self._kept(ids[len(before) : len(ids) - len(after)], num_text), *after]
+
+    def _kept(self, ids: list[int], count: int) -> list[int]:
+        """The first tokens, or the last ones if the checkpoint's `truncation_side` is left."""
+        return ids[max(len(ids) - count, 0) :] if self._tokenizer.cuts_left else ids[:count]
 
     def _pair_format(self) -> PairFormat:
         backend = self._tokenizer.backend
@@ -215,12 +242,12 @@ def below(field: str, error: TriptychError) -> TriptychError:
     return type(error)(message, field=path, limit=error.limit, value=error.value, retry_after_s=error.retry_after_s)
 
 
-def _cut_pair(a: list[int], b: list[int], limit: int) -> tuple[list[int], list[int]]:
-    """Cut two texts to `limit` tokens together: the longer one first, then both to the same length."""
-    if len(a) + len(b) <= limit:
+def _cut_lengths(a: int, b: int, limit: int) -> tuple[int, int]:
+    """How many tokens of two texts are kept, `limit` at most: the longer one is cut first, then both to the same length."""
+    if a + b <= limit:
         return a, b
-    shorter = min(len(a), len(b))
+    shorter = min(a, b)
     longer = max(shorter, limit - shorter)
     if shorter + longer > limit:
         shorter, longer = limit // 2, limit - limit // 2
-    return (a[:shorter], b[:longer]) if len(a) <= len(b) else (a[:longer], b[:shorter])
+    return (shorter, longer) if a <= b else (longer, shorter)

@@ -80,6 +80,33 @@ async def test_pictures_go_to_the_engine_by_key_and_texts_beside_them() -> None:
     assert answer.usage.prompt_tokens == sum(lengths)
 
 
+async def test_tenants_and_salts_share_neither_files_nor_names_nor_embeddings() -> None:
+    first, second = (common_pb2.CallContext(tenant=name) for name in ("first", "second"))
+    named = common_pb2.MediaItem(modality=common_pb2.MODALITY_IMAGE, data=PICTURE, uuid="cat")
+    name = common_pb2.MediaItem(modality=common_pb2.MODALITY_IMAGE, uuid="cat")
+    async with _bench() as (bench, _):
+        header = generation_pb2.UploadMediaHeader(num_bytes=len(PICTURE), context=first)
+        parts = [generation_pb2.UploadMediaRequest(header=header), generation_pb2.UploadMediaRequest(data=PICTURE)]
+        upload_id = (await bench.generation.UploadMedia(iter(parts))).upload_id
+        uploaded = common_pb2.MediaItem(modality=common_pb2.MODALITY_IMAGE, upload_id=upload_id)
+        for item in (named, uploaded):
+            await bench.generation.Embed(_embed((item,), context=first))
+        calls: list[tuple[common_pb2.MediaItem, dict[str, Any]]] = [
+            (named, {"context": second}),
+            (named, {"context": first, "cache_salt": "s"}),
+            (name, {"context": first}),
+        ]
+        for item, fields in calls:
+            await bench.generation.Embed(_embed((item,), **fields))
+        for fields in ({}, {"context": common_pb2.CallContext(tenant="third")}, {"context": first, "cache_salt": "other"}):
+            assert "is not known here" in (await _error(bench, _embed((name,), **fields))).message
+        sent = [one.requests[0] for one in bench.engine.embeds]
+    mine, uploads, foreign, salted, again = (one.media[0].key for one in sent if one.media)
+    assert mine == uploads == again
+    assert len({mine, foreign, salted}) == 3
+    assert {one.context.tenant for one in sent} == {"first", "second"}
+
+
 async def test_embeddings_lost_before_they_were_fetched_are_made_again() -> None:
     async with _bench() as (bench, encoder):
         encoder.num_lost_before_fetch = 1

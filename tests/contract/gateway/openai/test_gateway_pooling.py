@@ -51,6 +51,15 @@ async def test_options_arrive() -> None:
             assert {name: getattr(request, name) for name in options} == options
 
 
+async def test_every_call_says_who_asks() -> None:
+    frontend, text = FakeFrontend(), {"input": "x", "model": MODEL.name}
+    bodies = {"/v1/embeddings": text, "/pooling": text, "/classify": text, "/score": {"text_1": "a", "text_2": "b"}}
+    async with gateway_client(frontend, api_key="a key") as client:
+        for path, body in bodies.items():
+            assert (await client.post(path, json=body, headers={"Authorization": "Bearer a key"})).is_success
+    assert [one.HasField("context") for one in frontend.pooling_requests] == [True] * 4
+
+
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/classify"])
 async def test_conversations_with_pictures(path: str) -> None:
     frontend = FakeFrontend()

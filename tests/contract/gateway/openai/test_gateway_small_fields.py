@@ -40,6 +40,7 @@ INPUT: dict[str, Row] = COMMON | {
     "input": ("Other", {}, lambda request, _: request.inputs[0].text == "Other"),
     "messages": (USER, {"input": None}, lambda request, _: request.inputs[0].messages.messages[0].role == "user"),
     "add_special_tokens": (False, {}, sent("add_special_tokens", False)),
+    "cache_salt": ("s", {}, sent("cache_salt", "s")),
     "add_generation_prompt": (True, TALK, lambda request, _: request.inputs[0].messages.add_generation_prompt),
     "continue_final_message": (True, TALK, lambda request, _: request.inputs[0].messages.continue_final_message),
     "chat_template_kwargs": ({"a": "b"}, TALK, lambda request, _: dict(request.inputs[0].messages.template_kwargs) == {"a": "b"}),

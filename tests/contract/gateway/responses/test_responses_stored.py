@@ -143,6 +143,22 @@ async def test_input_items_are_paged() -> None:
     assert len({item.id for item in ascending}) == 5
 
 
+async def test_input_items_are_those_of_the_whole_conversation() -> None:
+    async with sdk(FakeFrontend()) as client:
+        first = await client.responses.create(model=MODEL.name, input="One")
+        second = await client.responses.create(model=MODEL.name, input="Two", previous_response_id=first.id)
+        third = await client.responses.create(model=MODEL.name, input="Three", previous_response_id=second.id)
+        listed = [item.to_dict() async for item in client.responses.input_items.list(third.id, order="asc", limit=2)]
+        newest = (await client.responses.input_items.list(third.id, limit=1)).data
+        await client.responses.delete(first.id)
+        left = (await client.responses.input_items.list(third.id, order="asc")).data
+    said: list[Any] = [(item["role"], item["content"][0]["text"]) for item in listed]  # type: ignore[index]
+    assert said == [("user", "One"), ("assistant", "Hello"), ("user", "Two"), ("assistant", "Hello"), ("user", "Three")]
+    assert [item["id"] for item in listed][1::2] == [first.output[0].id, second.output[0].id]
+    assert [item.id for item in newest] == [listed[-1]["id"]]
+    assert [item.to_dict() for item in left] == listed[2:], "what is left of a conversation whose beginning is gone"
+
+
 async def test_references_to_stored_items() -> None:
     frontend = FakeFrontend()
     async with sdk(frontend) as client:

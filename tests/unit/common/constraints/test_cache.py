@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.builders.tokenizer import IM_END_ID, VOCAB_SIZE, byte_level_tokenizer
 from triptych_common.constraints import cache as cache_module
-from triptych_common.constraints.cache import ConstraintCache
+from triptych_common.constraints.cache import ConstraintCache, warm_up
 from triptych_common.constraints.spec import ConstraintSpec
 from triptych_common.constraints.tokenizer import constraint_tokenizer
-from triptych_common.errors import InvalidRequestError
+from triptych_common.errors import InvalidRequestError, UnimplementedError
 
 
 def a_cache(pool: ThreadPoolExecutor, loads: list[str] | None = None) -> ConstraintCache:
@@ -69,3 +69,28 @@ def test_the_oldest_are_forgotten_unless_they_are_held(monkeypatch: pytest.Monke
         assert id(cache.compile(regex("d"))) == newest
         assert regex("b") not in cache._held
         assert not cache.copy(regex("b")).is_error(), "what was forgotten is compiled again"
+
+
+def test_the_tokenizer_is_loaded_before_the_first_constraint() -> None:
+    loads: list[str] = []
+    with ThreadPoolExecutor(1, "pool") as pool:
+        cache = a_cache(pool, loads)
+        warm_up(cache.compile)
+        pool.submit(lambda: None).result()
+        assert len(loads) == 1
+        cache.compile(regex("a")).result()
+    assert len(loads) == 1
+    assert loads[0].startswith("pool")
+
+
+def test_a_tokenizer_that_cannot_be_used_is_logged_and_told_to_each_request(caplog: pytest.LogCaptureFixture) -> None:
+    def load():
+        raise ValueError("no such model type")
+
+    with ThreadPoolExecutor(1) as pool:
+        cache = ConstraintCache(load, pool, "options.constraint")
+        warm_up(cache.compile)
+        with pytest.raises(UnimplementedError, match="no such model type") as caught:
+            cache.compile(regex("a")).result()
+    assert caught.value.field == "options.constraint"
+    assert "constraints cannot be used" in caplog.text

@@ -201,3 +201,26 @@ def test_a_tokenizer_like_sentencepieces_works() -> None:
     ids = backend.encode("the end", add_special_tokens=False).ids[1:]  # without the space that it adds
     assert matcher.consume_tokens(ids)
     assert matcher.is_stopped()
+
+
+def test_an_end_has_a_logit_even_if_the_tokenizer_is_wider_than_the_logits() -> None:
+    backend = byte_level_tokenizer(("<x>",))
+    backend.add_special_tokens(["</s>"])
+    num_logits = backend.token_to_id("</s>")
+    for named in ([], [num_logits]):
+        tokenizer = constraint_tokenizer(backend, num_logits, named)
+        assert tokenizer.eos_tokens == [backend.token_to_id("<x>")], "llguidance would guess </s>, which has no logit"
+        assert accepts("regex", "a+", "aa", tokenizer, backend)
+    assert constraint_tokenizer(backend, num_logits + 1, [num_logits]).eos_tokens == [num_logits]
+    with pytest.raises(ValueError, match="no special token"):
+        constraint_tokenizer(byte_level_tokenizer(()), VOCAB_SIZE, [])
+
+
+def test_padding_and_truncation_of_the_backend_stay_as_they_are() -> None:
+    backend = byte_level_tokenizer()
+    backend.enable_truncation(2)
+    backend.enable_padding(length=4)
+    tokenizer = constraint_tokenizer(backend, VOCAB_SIZE, [IM_END_ID])
+    assert accepts("regex", "a+b", "aaaaab", tokenizer, byte_level_tokenizer())
+    assert len(tokenizer.tokenize_str("abcdefgh")) > 4
+    assert (backend.truncation["max_length"], backend.padding["length"]) == (2, 4)

@@ -18,7 +18,7 @@ from triptych_engine.runner.cpu.decoder_layer import FusedDecoderLayer
 from triptych_engine.runner.cpu.kernels import LINEAR_METHODS, CpuKernels
 from triptych_engine.runner.cpu.layer_kernel import LayerKernel
 from triptych_engine.runner.model_runner import ModelRunner
-from triptych_engine.runner.sampling.sampler import SamplingMetadata
+from triptych_engine.runner.sampling.choice import SamplingMetadata
 
 _SHAPE = {
     "vocab_size": 97, "hidden_size": 40, "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 4,

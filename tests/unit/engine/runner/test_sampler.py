@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from support.builders.engine import GREEDY
 from triptych_engine.runner.cpu.kernels import CpuKernels, load_kernels
+from triptych_engine.runner.sampling.choice import SamplingMetadata
 from triptych_engine.runner.sampling.logprobs import PendingLogprobs
-from triptych_engine.runner.sampling.sampler import Sampler, SampleResult, SamplingMetadata
-from triptych_engine.runner.sampling.sampling_ops import uniform
+from triptych_engine.runner.sampling.numbers import uniform
+from triptych_engine.runner.sampling.sampler import Sampler, SampleResult
+from triptych_engine.runner.sampling.tensors.choice import TensorChoice
 from triptych_engine.runner.transfer import HostToDevice
 from triptych_engine.scheduling.request import SamplingParams
 
@@ -61,23 +63,14 @@ def test_a_sequence_is_taken_up_without_waiting_for_the_device(monkeypatch: pyte
         GREEDY, max_tokens=9, min_tokens=9, stop_token_ids=frozenset({7, 3}), logit_bias={2: 1.5, 4: -1.0}, bad_token_ids=(1,),
         allowed_token_ids=(0, 1, 2, 5), repetition_penalty=1.5,
     )  # fmt: skip
-    sampler = Sampler(1, CPU)
-    for state in (
-        sampler,
-        sampler._penalties,
-        sampler._bias._rows,
-        sampler._bans._allowed,
-        sampler._bans._bad,
-        sampler._bans._stops,
-    ):
-        state._transfer = HostToDevice(CPU, packed=True)
+    choice = TensorChoice(1, CPU, HostToDevice(CPU, packed=True))
     with monkeypatch.context() as patch:
         for name in ("tensor", "bincount", "zeros", "ones"):
             patch.setattr(torch, name, None)
         for name in ("tolist", "item", "cpu"):
             patch.setattr(torch.Tensor, name, None)
-        sampler.add(0, sampling, [1, 6, 6, 2, 6], 2)
-    logits = sampler._edited(
+        choice.add(0, sampling, [1, 6, 6, 2, 6], 2)
+    logits = choice._edited(
         torch.tensor([[3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0]]), SamplingMetadata(np.array([0]), np.array([3]))
     )
     lowest = -np.inf

@@ -11,7 +11,8 @@ from triptych_common.host.cpu import isas_of_this_cpu
 from triptych_engine.runner.cpu.kernels import CpuKernels, load_kernels
 from triptych_engine.runner.cpu.sampling_kernels import DRAW_ARGS
 from triptych_engine.runner.sampling.logprobs import PendingLogprobs
-from triptych_engine.runner.sampling.sampling_ops import draw_sorted, uniform
+from triptych_engine.runner.sampling.numbers import uniform
+from triptych_engine.runner.sampling.tensors.draw import draw_sorted
 from triptych_engine.runner.transfer import HostToDevice
 
 CPU = torch.device("cpu")
@@ -29,7 +30,7 @@ def test_kernels_draw_what_a_complete_sort_draws(kernels_for: Callable[..., CpuK
     cuts = np.stack([args["top_k"], args["top_p"], args["min_p"]], 1)
     wanted = draw_sorted(logits, torch.from_numpy(args["number"].copy()), cuts, HostToDevice(CPU, packed=True))
     got = kernels.sampling.draw(logits, args)
-    assert (got != wanted).sum() <= 1, "rounding may move a number across a border, rarely"
+    assert (got != wanted.numpy()).sum() <= 1, "rounding may move a number across a border, rarely"
 
 
 def plainly_drawn(logits: np.ndarray, one: np.void) -> tuple[int, float]:
@@ -75,6 +76,55 @@ def test_each_set_of_options_draws_the_token_of_a_plain_sort(kernels_for: Callab
         wanted, distance = plainly_drawn(logits, one)
         # The kernel rounds weights to float32: tokens that are nearly as likely may change places.
         assert token == wanted or distance < 1e-6 or 0 < abs(logits[token] - logits[wanted]) < 1e-6, one
+
+
+@pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("size", [40, 512, 5001])
+def test_a_mask_draws_what_logits_without_the_other_tokens_draw(kernels_for: Callable[..., CpuKernels], isa: str, size: int):
+    kernels, generator = kernels_for(isa), np.random.default_rng(3)
+    logits = generator.standard_normal((60, size)).astype(np.float32)
+    logits[5:10, ::2] = -np.inf
+    allowed = generator.random((60, size)) < np.resize([0.0, 0.01, 0.5, 1.0], 60)[:, None]
+    words = np.zeros((60, -(-size // 32) * 4), np.uint8)
+    packed = np.packbits(allowed, axis=-1, bitorder="little")
+    words[:, : packed.shape[1]] = packed
+    args = np.zeros(60, DRAW_ARGS)
+    args["row"], args["number"] = range(60), generator.random(60)
+    args["temperature"] = np.resize([0.0, 1.0, 0.7], 60)
+    args["top_p"], args["top_k"] = 1.0, np.resize([0, 0, 0, 0, 0, 6], 60)
+    args["is_cut"] = args["top_k"] > 0
+    args["mask"] = words.ctypes.data + np.arange(60) * words.strides[0]
+    got = kernels.sampling.draw(torch.from_numpy(logits), args)
+    masked = np.where(allowed, logits, -np.inf).astype(np.float32)
+    args["mask"] = 0
+    assert got.tolist() == kernels.sampling.draw(torch.from_numpy(masked), args).tolist()
+    is_empty, is_greedy = ~np.isfinite(masked.max(1)), args["temperature"] == 0
+    assert (got == -1).tolist() == is_empty.tolist()
+    assert is_empty.any()
+    assert got[is_greedy & ~is_empty].tolist() == masked.argmax(1)[is_greedy & ~is_empty].tolist()
+    assert np.isfinite(masked[np.arange(60), got])[~is_empty].all()
+
+
+@pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("temperature", [0.0, 1e-42, 1.0])
+def test_a_row_without_a_largest_logit_gives_no_token(kernels_for: Callable[..., CpuKernels], isa: str, temperature: float):
+    logits = torch.zeros(6, 700)
+    logits[0, 699], logits[1], logits[2, 40], logits[3, 40] = torch.nan, -torch.inf, torch.inf, -torch.inf
+    logits[4, 1] = logits[4, 600] = 3.0
+    args = np.zeros(12, DRAW_ARGS)
+    args["row"], args["temperature"], args["top_p"] = np.tile(np.arange(6), 2), temperature, 1.0
+    args["is_cut"][6:], args["top_p"][6:] = 1, 0.9
+    got = kernels_for(isa).sampling.draw(logits, args).reshape(2, 6)
+    assert (got[:, :3] == -1).all()
+    assert (got[:, 3] >= 0).all()
+    assert (got[:, 4] == 1).all() or temperature == 1
+
+
+def test_numbers_are_those_of_numpy():
+    generator = np.random.default_rng(0)
+    seeds, positions = (generator.integers(0, 2**64, 1000, np.uint64) for _ in range(2))
+    seeds[:2], positions[:2] = (0, 2**64 - 1), (2**64 - 1, 0)
+    assert load_kernels().sampling.uniform(seeds, positions).tolist() == uniform(seeds, positions).tolist()
 
 
 @pytest.mark.parametrize(("size", "num_top"), [(3, 3), (300, 0), (700, 20), (5000, 20)])

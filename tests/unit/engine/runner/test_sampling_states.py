@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builders.engine import GREEDY
 from support.counting import device_work
-from triptych_engine.runner.sampling.bans import Bans
-from triptych_engine.runner.sampling.bias import Bias
+from triptych_engine.runner.sampling.choice import SamplingMetadata
 from triptych_engine.runner.sampling.logprobs import Logprobs
-from triptych_engine.runner.sampling.penalties import Penalties
-from triptych_engine.runner.sampling.sampler import Sampler, SamplingMetadata
+from triptych_engine.runner.sampling.sampler import Sampler
+from triptych_engine.runner.sampling.tensors.bans import Bans
+from triptych_engine.runner.sampling.tensors.bias import Bias
+from triptych_engine.runner.sampling.tensors.penalties import Penalties
 from triptych_engine.runner.transfer import HostToDevice
 from triptych_engine.scheduling.request import SamplingParams
 
@@ -165,7 +166,7 @@ def test_what_no_row_uses_costs_nothing():
     sampler.add(63, replace(GREEDY, logit_bias={1: 1.0}, repetition_penalty=1.2, bad_token_ids=(2,), logprobs=2), [1, 2], 1)
     tokens, rows = torch.zeros(63).long(), np.arange(63)
     with device_work() as work:
-        assert not sampler._has_edits(SamplingMetadata(rows, np.zeros(63, np.int64)))
+        assert not sampler._choice._has_edits(SamplingMetadata(rows, np.zeros(63, np.int64)))
         assert not len(sampler._logprobs.lines(rows))
-        sampler._penalties.update(tokens, rows)
+        sampler._choice._penalties.update(tokens, rows)
     assert work.num_operations == 0

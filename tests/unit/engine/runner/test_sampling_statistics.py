@@ -12,11 +12,15 @@ import torch
 from scipy.stats import chisquare
 from support.builders.engine import GREEDY
 from triptych_engine.runner.cpu.kernels import CpuKernels, load_kernels
-from triptych_engine.runner.sampling.sampler import Sampler, SamplingMetadata
+from triptych_engine.runner.sampling.choice import SamplingMetadata
+from triptych_engine.runner.sampling.rules.constraints import TokenMasks
+from triptych_engine.runner.sampling.rules.token_rules import StepRules
+from triptych_engine.runner.sampling.sampler import Sampler
 
 VOCAB, NUM_DRAWS, NUM_ROWS = 300, 20_000, 2_000
 #: Below it a distribution is refused; one of the right ones is, once in 10,000 sittings.
 MIN_P_VALUE = 1e-4
+NONE = np.zeros(0, np.int64)
 PROMPT, OUTPUT = [3, 17, 40, 41, 3], [5, 17, 17, 60, 5, 5]
 LOGITS = (np.random.default_rng(1).standard_normal(VOCAB) * 2).astype(np.float32)
 LOGITS[[3, 4, 5, 17, 40, 60]] += 3  # so that what is said about them matters
@@ -80,7 +84,7 @@ def textbook(
     return probabilities
 
 
-def draws(kernels: CpuKernels | None, **options: Any) -> np.ndarray:
+def draws(kernels: CpuKernels | None, rules: StepRules | None = None, **options: Any) -> np.ndarray:
     """[VOCAB] how often each token comes; each draw has its own seed or position."""
     counts = np.zeros(VOCAB, np.int64)
     logits = torch.from_numpy(LOGITS).expand(NUM_ROWS, -1)
@@ -91,7 +95,7 @@ def draws(kernels: CpuKernels | None, **options: Any) -> np.ndarray:
                 sampler.remove(row)
             sampling = replace(GREEDY, **({"temperature": 1.0, "seed": row} | options))
             sampler.add(row, sampling, PROMPT + OUTPUT, len(PROMPT))
-        metadata = SamplingMetadata(np.arange(NUM_ROWS), np.full(NUM_ROWS, number))
+        metadata = SamplingMetadata(np.arange(NUM_ROWS), np.full(NUM_ROWS, number), rules)
         counts += np.bincount(sampler.sample(logits.clone(), metadata).result().token_ids, minlength=VOCAB)
     return counts
 
@@ -135,3 +139,31 @@ def test_draws_follow_the_distribution(way: str, case: str):
 def test_a_slightly_wrong_distribution_is_found(drawn: dict[str, Any], claimed: dict[str, Any]):
     """So the test above can fail."""
     assert p_value(draws(load_kernels(), **drawn), textbook(**claimed)) < MIN_P_VALUE
+
+
+class _OneToken:
+    """Constraints whose rows accept some tokens."""
+
+    def __init__(self, accepted: np.ndarray) -> None:
+        self._accepted, self.num_masks = accepted, 0
+
+    def take(self, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
+        return self._accepted[token_ids]
+
+    def masks(self, rows: np.ndarray) -> TokenMasks:
+        self.num_masks += len(rows)
+        words = np.packbits(np.pad(self._accepted, (0, -VOCAB % 32)), bitorder="little").view(np.uint32)
+        return TokenMasks(np.tile(words, (len(rows), 1)), np.zeros(len(rows), np.bool_), np.zeros(0, np.int64))
+
+
+@pytest.mark.parametrize("way", ["kernels", "sorted"])
+@pytest.mark.parametrize("case", ["plain", "cold", "top-k", "top-p", "min-p", "all"])
+def test_constrained_draws_follow_the_distribution_of_the_accepted_tokens(way: str, case: str):
+    """A token that was drawn without a mask counts as one drawn with it. Cuts choose among the accepted tokens."""
+    accepted = np.random.default_rng(5).random(VOCAB) < 0.4
+    rules = StepRules(NONE, NONE, np.arange(NUM_ROWS), constraints := _OneToken(accepted))  # type: ignore[arg-type]
+    counts = draws(load_kernels() if way == "kernels" else None, rules, **CASES[case])
+    options = CASES[case] | {"allowed_token_ids": tuple(np.flatnonzero(accepted).tolist())}
+    assert p_value(counts, textbook(**options)) > MIN_P_VALUE
+    saved = NUM_DRAWS - constraints.num_masks
+    assert (saved > 0) == (way == "kernels" and load_kernels() is not None and case in ("plain", "cold"))

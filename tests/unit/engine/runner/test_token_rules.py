@@ -21,15 +21,14 @@ from triptych_common.constraints import compiler
 from triptych_common.constraints.spec import ConstraintSpec
 from triptych_common.errors import InvalidRequestError, UnimplementedError
 from triptych_engine.runner.constraint_cache import constraint_cache
-from triptych_engine.runner.sampling.bad_sequences import BadSequences
-from triptych_engine.runner.sampling.constraints import TokenMasks
-from triptych_engine.runner.sampling.token_rules import TokenEdits
+from triptych_engine.runner.sampling.rules.bad_sequences import BadSequences
+from triptych_engine.runner.sampling.rules.constraints import Constraints, TokenMasks
 from triptych_engine.runner.transfer import HostToDevice
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput
 from triptych_engine.scheduling.request import Constraint, FinishReason, Request
 
 TOKENIZER = byte_level_tokenizer()
-NONE = np.zeros(0, np.int64)
+CPU = torch.device("cpu")
 
 
 def save_tokenizer(path: Path) -> None:
@@ -168,39 +167,60 @@ def test_what_fails_in_a_late_sampling_is_the_failure_of_its_own_step(driver: En
         step.result()
 
 
-def edited(logits: torch.Tensor, edits: TokenEdits, packed: bool) -> torch.Tensor:
-    logits = logits.clone()
-    edits.apply(logits, HostToDevice(torch.device("cpu"), packed=packed))
-    return logits
-
-
 @given(st.data())
 @settings(deadline=None, max_examples=50)
-def test_masks_and_bans_change_their_lines_and_no_others(data: st.DataObject) -> None:
+def test_masks_change_their_lines_and_no_others(data: st.DataObject) -> None:
     num_lines, vocab_size = data.draw(st.integers(1, 5)), data.draw(st.sampled_from([31, 32, 50]))
     lines = sorted(data.draw(st.sets(st.integers(0, num_lines - 1), min_size=1)))
     allowed = np.array(
         data.draw(st.lists(st.lists(st.booleans(), min_size=64, max_size=64), min_size=len(lines), max_size=len(lines)))
     )
-    banned = data.draw(st.lists(st.tuples(st.integers(0, num_lines - 1), st.integers(0, vocab_size - 1)), max_size=4))
     words = np.packbits(allowed, axis=-1, bitorder="little").view(np.uint32)
-    masks = TokenMasks(np.array(lines), words, np.zeros(len(lines), np.bool_), np.array([1]))
-    pairs = np.array(banned, np.int64).reshape(-1, 2)
     logits = torch.randn(num_lines, vocab_size)
     expected = logits.clone()
     for index, line in enumerate(lines):
         expected[line][~torch.from_numpy(allowed[index, :vocab_size])] = -torch.inf
-    for line, token_id in banned:
-        expected[line, token_id] = -torch.inf
-    assert torch.equal(edited(logits, TokenEdits(masks, pairs[:, 0].copy(), pairs[:, 1].copy()), packed=True), expected)
+    TokenMasks(words, np.zeros(len(lines), np.bool_), np.array([1])).apply(logits, np.array(lines), HostToDevice(CPU, packed=True))
+    assert torch.equal(logits, expected)
 
 
 def test_where_only_the_end_is_left_it_can_be_sampled_whatever_forbids_it() -> None:
-    masks = TokenMasks(np.array([1]), np.array([[0b100]], np.uint32), np.array([True]), np.array([2]))
-    logits = edited(torch.full((2, 5), -torch.inf), TokenEdits(masks, NONE, NONE), packed=False)
+    masks, logits = TokenMasks(np.array([[0b100]], np.uint32), np.array([True]), np.array([2])), torch.full((2, 5), -torch.inf)
+    masks.apply(logits, np.array([1]), HostToDevice(CPU))
     assert torch.isinf(logits[0]).all()
     assert logits[1].argmax() == 2
     assert logits[1, 2] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("regex", "(ab|é+)[0-9]{2}x*"),
+        ("json_schema", '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}, "required": ["a"]}'),
+        ("grammar", 'start: "a" start "b" | "ab"'),
+    ],
+)
+def test_a_constraint_takes_the_tokens_of_its_mask_and_no_others(driver: EngineDriver, kind: str, text: str) -> None:
+    """And a refused token changes nothing."""
+    cache, generator, ends = driver.runner.constraints, np.random.default_rng(0), set()
+    for _ in range(3):
+        constraints = Constraints(1, cache, None)
+        constraints.add(0, replace(GREEDY, constraint=constraint(kind, text), stop_token_ids=frozenset(cache.end_token_ids)))
+        for _ in range(12):
+            words = constraints.masks(np.array([0])).words
+            accepted = set(np.flatnonzero(np.unpackbits(words[0].view(np.uint8), bitorder="little")).tolist())
+            ends |= accepted & set(cache.end_token_ids)
+            accepted -= set(cache.end_token_ids)
+            for token in {*range(cache.num_tokens)} - accepted:
+                assert not constraints.take(np.array([0]), np.array([token]))[0], token
+            assert np.array_equal(constraints.masks(np.array([0])).words, words)
+            for token in accepted:
+                copied = constraints._followers[0].matcher.deep_copy()
+                assert copied.try_consume_tokens([token]) == 1, token
+            if not accepted:
+                break
+            assert constraints.take(np.array([0]), generator.choice(sorted(accepted), 1))[0]
+    assert ends
 
 
 @given(

@@ -1,82 +1,168 @@
-// Draws tokens from logits, without a sort of the whole vocabulary.
+// Chooses tokens from logits, without a sort of the whole vocabulary.
+
+#include <cmath>
 
 #include "sampling/descending.h"
+#include "sampling/edits.h"
 
 using namespace triptych;
 
 extern "C" {
 
-// How a token is drawn from a row of logits.
+// How a token is chosen from a row of logits.
 struct DrawArgs {
   int64_t row;         // of the logits
   double number;       // in [0, 1)
   double top_p, min_p;
   int64_t top_k;       // 0: all tokens
-  float temperature;
+  const uint32_t* mask;  // [size / 32, rounded up] bit i of word w is set if token 32 * w + i may be chosen; null: all tokens may
+  const Edits* edits;  // null: none
+  float temperature;   // 0: the likeliest token is taken
   int32_t is_cut;      // whether top_k, top_p or min_p leaves tokens out
 };
 }
 
 namespace {
 
-// A thread's scratch memory for one row.
-struct Row {
-  int64_t size, num_blocks;
-  std::unique_ptr<float[]> weights;      // [num_blocks * kBlock], relative to the largest
-  std::unique_ptr<double[]> block_sums;  // [num_blocks]
-  std::unique_ptr<float[]> block_most;   // [num_blocks] largest weight
-  Descending::Scratch scratch;
-  double total;  // mass of all tokens
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+// One row of logits, and a thread's scratch memory for it.
+class Row {
+ public:
+  const int64_t size;  // of the vocabulary
 
   explicit Row(int64_t size)
       : size(size), num_blocks((size + kBlock - 1) / kBlock), weights(new float[num_blocks * kBlock]),
-        block_sums(new double[num_blocks]), block_most(new float[num_blocks]),
-        scratch(num_blocks * kBlock) {}
+        block_sums(new double[num_blocks]), block_most(new float[num_blocks]), scratch(num_blocks * kBlock) {}
 
-  void weigh(const float* logits, float temperature) {
-    const float largest = largest_of(logits, size), scale = 1.0f / temperature;
-    total = 0;
+  // The token; -1 if the largest logit is not finite, or a logit is NaN.
+  int64_t choose(const DrawArgs& a, const float* row) {
+    logits = row, mask = a.mask;
+    const bool draws_any = a.temperature > 0 && !a.is_cut;
+    scale = std::min(1.0f / a.temperature, std::numeric_limits<float>::max());
+    largest = kNothing;
+    bool has_nan = false;
     for (int64_t b = 0; b < num_blocks; b++) {
-      float* to = weights.get() + b * kBlock;
-      const float* from = logits + b * kBlock;
-      float last[kBlock];
-      if ((b + 1) * kBlock > size) {  // beyond the vocabulary, weights are 0
-        std::fill(last, last + kBlock, -std::numeric_limits<float>::infinity());
-        std::copy(from, logits + size, last);
-        from = last;
-      }
-      vf sum = vf{}, most = vf{};
-      for (int64_t i = 0; i < kBlock; i += kLanes) {
-        const vf w = weight_of(load(from + i) - largest, scale);
-        store(to + i, w);
-        sum += w;
-        most = w > most ? w : most;
-      }
-      block_sums[b] = sum_of(sum), block_most[b] = max_of(most);
-      total += block_sums[b];
+      float buffer[kBlock];
+      const float* x = block(b, buffer);
+      block_sums[b] = 0, block_most[b] = x ? most_of(x, has_nan) : kNothing;
+      largest = std::max(largest, block_most[b]);
+      // While the block is in the nearest cache, it is summed as well, relative to its own largest logit.
+      if (draws_any && block_most[b] > kNothing) block_sums[b] = weigh(x, block_most[b], buffer);
     }
+    if (has_nan || !std::isfinite(largest)) return -1;
+    if (a.temperature == 0) return likeliest();
+    return draws_any ? draw_any(a.number) : draw_cut(a);
+  }
+
+ private:
+  const int64_t num_blocks;
+  std::unique_ptr<float[]> weights;      // [num_blocks * kBlock], relative to the largest; unset in blocks that weigh nothing
+  std::unique_ptr<double[]> block_sums;  // [num_blocks] of weights
+  std::unique_ptr<float[]> block_most;   // [num_blocks] largest logit; once there are weights, largest weight
+  Descending::Scratch scratch;
+  const float* logits;
+  const uint32_t* mask;
+  float scale, largest;
+
+  // The logits of a block, -inf beyond the vocabulary and where the mask leaves nothing; null if it leaves nothing of the block.
+  const float* block(int64_t b, float* buffer) const {
+    const int64_t begin = b * kBlock, end = std::min(size, begin + kBlock);
+    if (!mask && end == begin + kBlock) return logits + begin;
+    if (mask) {
+      uint32_t any = 0;
+      for (int64_t w = begin / 32; w < (end + 31) / 32; w++) any |= mask[w];
+      if (!any) return nullptr;
+    }
+    for (int64_t i = begin; i < begin + kBlock; i += kLanes) {
+      const uint32_t bits = i >= end ? 0 : mask ? mask[i / 32] >> (i % 32) : ~0u;
+      vf v = splat(kNothing);
+      if (bits & 0xffff) {
+        if (i + kLanes <= end) {
+          v = load(logits + i);
+        } else {
+          std::copy(logits + i, logits + end, (float*)&v);
+        }
+        const vi is_in = ((vi{} + int32_t(bits)) >> iota()) & 1;
+        v = is_in != 0 ? v : splat(kNothing);
+      }
+      store(buffer + i - begin, v);
+    }
+    return buffer;
+  }
+
+  static float most_of(const float* x, bool& has_nan) {
+    vf most = splat(kNothing);
+    vi poisoned = vi{};
+    for (int64_t i = 0; i < kBlock; i += kLanes) {
+      const vf v = load(x + i);
+      most = v > most ? v : most;
+      poisoned |= v != v;
+    }
+    has_nan |= bits_of(poisoned) != 0;
+    return max_of(most);
+  }
+
+  // Sets the weights of a block relative to a logit; returns their sum.
+  float weigh(const float* x, float relative_to, float* to) const {
+    vf sum = vf{};
+    for (int64_t i = 0; i < kBlock; i += kLanes) {
+      const vf w = weight_of(load(x + i) - relative_to, scale);
+      store(to + i, w);
+      sum += w;
+    }
+    return sum_of(sum);
+  }
+
+  // The first token with the largest logit.
+  int64_t likeliest() const {
+    int64_t b = 0, i = 0;
+    while (block_most[b] != largest) b++;
+    float buffer[kBlock];
+    const float* x = block(b, buffer);
+    while (x[i] != largest) i++;
+    return b * kBlock + i;
   }
 
   // The first token, in the order of ids, at which the sum of weights exceeds number * total.
   int64_t draw_any(double number) const {
-    double left = number * total;
-    int64_t b = 0;
-    for (; b < num_blocks - 1 && left >= block_sums[b]; b++) left -= block_sums[b];
-    int64_t last = -1;
-    for (; b < num_blocks; b++) {
-      for (int64_t i = b * kBlock; i < std::min(size, (b + 1) * kBlock); i++) {
-        if (weights[i] <= 0) continue;
-        last = i;
-        if ((left -= weights[i]) < 0) return i;
-      }
+    double total = 0;
+    for (int64_t b = 0; b < num_blocks; b++) {
+      if (block_sums[b] > 0) total += block_sums[b] *= std::exp((block_most[b] - largest) * scale);
     }
-    // Rounding could point past the last token that has any weight.
-    for (int64_t i = size - 1; last < 0 && i >= 0; i--) last = weights[i] > 0 ? i : last;
-    return last;
+    double left = number * total;
+    int64_t found = 0;
+    for (int64_t b = 0; b < num_blocks; b++) {
+      if (!(block_sums[b] > 0)) continue;
+      found = b;  // also if rounding lets the number point past the last one
+      if (left < block_sums[b]) break;
+      left -= block_sums[b];
+    }
+    float buffer[kBlock];
+    weigh(block(found, buffer), largest, buffer);
+    int64_t token = -1;
+    for (int64_t i = 0; i < kBlock; i++) {
+      if (!(buffer[i] > 0)) continue;
+      token = found * kBlock + i;
+      if ((left -= buffer[i]) < 0) break;
+    }
+    return token;
   }
 
   // A token of those that the cuts leave, in the order of probability.
   int64_t draw_cut(const DrawArgs& a) {
+    double total = 0;
+    for (int64_t b = 0; b < num_blocks; b++) {
+      float* to = weights.get() + b * kBlock;
+      if (block_most[b] > kNothing) {
+        total += weigh(block(b, to), largest, to);
+        vf most = vf{};
+        for (int64_t i = 0; i < kBlock; i += kLanes) most = load(to + i) > most ? load(to + i) : most;
+        block_most[b] = max_of(most);
+      } else {
+        block_most[b] = 0;  // so that nobody reads the weights
+      }
+    }
     const float least = std::max(float(a.min_p), std::numeric_limits<float>::min());
     Descending order(weights.get(), block_most.get(), num_blocks, scratch, least);
     int64_t token = 0;
@@ -96,25 +182,56 @@ struct Row {
   }
 };
 
+uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+  return x ^ (x >> 31);
+}
+
 }  // namespace
 
 extern "C" {
 
 int64_t triptych_draw_args_size() { return sizeof(DrawArgs); }
 
-// Draws a token for each of n arguments, from softmax(logits / temperature). What min_p, top_k and top_p leave is drawn in the order
-// of probability, all tokens in the order of ids. logits: [rows, size] fp32, rows of which the largest value is finite; tokens: [n].
-void triptych_draw(const float* logits, int64_t size, const DrawArgs* args, int64_t n, int64_t* tokens) {
+int64_t triptych_edits_size() { return sizeof(Edits); }
+
+// Chooses a token for each of n arguments from softmax(logits / temperature) of the tokens in the mask. What min_p, top_k and top_p leave
+// is drawn in the order of probability, all tokens in the order of ids. logits: [rows, size] fp32, which are the
+// same afterwards, but rows with edits are changed meanwhile; tokens: [n], -1 where the largest
+// logit of the tokens in the mask is not finite, or one of them is NaN.
+void triptych_draw(float* logits, int64_t size, const DrawArgs* args, int64_t n, int64_t* tokens) {
 #pragma omp parallel if (n > 1)
   {
     static thread_local std::unique_ptr<Row> kept;
     if (!kept || kept->size != size) kept.reset(new Row(size));
+    static thread_local EditedRow edited;
     Row& row = *kept;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < n; i++) {
-      row.weigh(logits + args[i].row * size, args[i].temperature);
-      tokens[i] = args[i].is_cut ? row.draw_cut(args[i]) : row.draw_any(args[i].number);
+      float* x = logits + args[i].row * size;
+      if (args[i].edits) edited.apply(*args[i].edits, x, size);
+      tokens[i] = row.choose(args[i], x);
+      if (args[i].edits) edited.undo();
     }
+  }
+}
+
+// Counts one more token in the penalties of each of n rows, which have room for it. edits: one for each row; rows, tokens: [n].
+void triptych_count_tokens(Edits* edits, const int64_t* rows, const int64_t* tokens, int64_t n) {
+  for (int64_t r = 0; r < n; r++) {
+    Edits& e = edits[rows[r]];
+    int64_t i = 0;
+    while (i < e.num_penalized && e.penalized[i] != tokens[r]) i++;
+    if (i == e.num_penalized) e.penalized[i] = tokens[r], e.counts[i] = 0, e.num_penalized++;
+    e.counts[i]++;
+  }
+}
+
+// Numbers in [0, 1), functions of (seed, position) alone, by SplitMix64 (Steele, Lea, Flood 2014). seeds, positions, numbers: [n].
+void triptych_uniform(const uint64_t* seeds, const uint64_t* positions, int64_t n, double* numbers) {
+  for (int64_t i = 0; i < n; i++) {
+    numbers[i] = double(mix(mix(seeds[i]) + (positions[i] + 1) * 0x9E3779B97F4A7C15) >> 11) * 0x1p-53;
   }
 }
 }

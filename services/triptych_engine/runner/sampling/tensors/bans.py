@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from triptych_engine.runner.sampling.sparse_rows import SparseRows
+from triptych_engine.runner.sampling.tensors.sparse_rows import SparseRows
 from triptych_engine.runner.transfer import HostToDevice
 from triptych_engine.scheduling.request import SamplingParams
 

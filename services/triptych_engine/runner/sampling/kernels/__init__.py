@@ -1,0 +1,1 @@
+"""Choosing tokens with CPU kernels (cpu/csrc/sampling/)."""

@@ -1,0 +1,93 @@
+"""Chooses tokens with CPU kernels. The logits stay as they are: edits are undone as soon as the token of a line is chosen.
+
+A constrained line draws from the tokens that its constraint accepts. Their mask takes long to compute where many tokens may follow.
+So a token is drawn from all tokens first. If the constraint takes it, no mask is needed; else the mask is computed, and a
+token is drawn from those that it leaves, with a new random number. This is rejection sampling: the tokens come as often as with the
+mask alone, because P(t) = p(t) + (1 - p(accepted)) * p(t) / p(accepted) = p(t) / p(accepted). It would be wrong for rows that leave
+tokens out, because min-p, top-k and top-p choose among the accepted tokens only. These rows always get a mask.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from triptych_engine.runner.cpu.sampling_kernels import DRAW_ARGS, SamplingKernels
+from triptych_engine.runner.sampling.choice import Chosen, SamplingMetadata
+from triptych_engine.runner.sampling.kernels.edits import KernelEdits
+from triptych_engine.runner.sampling.rules.token_rules import StepRules
+from triptych_engine.scheduling.request import SamplingParams
+
+#: Added to a position for the number of a second draw.
+_SECOND_DRAW = np.uint64(1 << 63)
+
+
+class KernelChoice:
+    """
+    Args:
+        max_num_seqs: number of rows.
+    """
+
+    def __init__(self, max_num_seqs: int, kernels: SamplingKernels) -> None:
+        self._kernels = kernels
+        self._seeds = np.zeros(max_num_seqs, np.uint64)
+        self._args = np.zeros(max_num_seqs, DRAW_ARGS)  # what of them does not change from step to step
+        self._edits = KernelEdits(max_num_seqs, kernels)
+
+    def add(self, row: int, sampling: SamplingParams, token_ids: list[int], num_prompt_tokens: int) -> None:
+        is_cut = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+        args = self._args[row]
+        args["top_k"], args["top_p"], args["min_p"] = sampling.top_k, sampling.top_p, sampling.min_p
+        args["temperature"], args["is_cut"] = sampling.temperature, is_cut and sampling.temperature > 0
+        self._seeds[row] = sampling.seed
+        self._edits.add(row, sampling, token_ids, num_prompt_tokens)
+
+    def remove(self, row: int) -> None:
+        self._edits.remove(row)
+
+    def choose(self, logits: torch.Tensor, metadata: SamplingMetadata, kept: np.ndarray) -> Chosen:
+        logits = _dense_floats(logits)
+        rows, rules = metadata.idx_mapping, metadata.rules
+        args = self._args[rows]
+        args["row"] = np.arange(len(rows))
+        args["number"] = self._kernels.uniform(self._seeds[rows], metadata.positions.astype(np.uint64))
+        args["mask"] = self._edits.allowed_masks(rows, logits.shape[1])
+        edits = self._edits.of_step(rows, metadata.positions, rules)
+        if edits is not None:
+            args["edits"] = edits.ctypes.data + np.arange(len(rows)) * edits.itemsize
+        if rules is None or not len(rules.constrained):
+            token_ids = self._kernels.draw(logits, args)
+        else:
+            token_ids = self._constrained(logits, metadata, rules, args)
+        is_invalid = token_ids < 0
+        token_ids = np.maximum(token_ids, 0)
+        self._edits.count(rows, token_ids)
+        return Chosen(torch.from_numpy(token_ids), torch.from_numpy(is_invalid), logits, kept)
+
+    def _constrained(self, logits: torch.Tensor, metadata: SamplingMetadata, rules: StepRules, args: np.ndarray) -> np.ndarray:
+        rows, constrained = metadata.idx_mapping, rules.constrained
+        waits = np.zeros(len(rows), np.bool_)  # for its mask
+        waits[constrained] = args["is_cut"][constrained]
+        token_ids = np.full(len(rows), -1)
+        token_ids[~waits] = self._kernels.draw(logits, args[~waits])
+        offered = constrained[token_ids[constrained] >= 0]
+        waits[constrained] = True
+        waits[offered] = ~rules.constraints.take(rows[offered], token_ids[offered])
+        refused = np.flatnonzero(waits)
+        if not len(refused):
+            return token_ids
+        masks = rules.constraints.masks(rows[refused])
+        self._edits.leave_allowed(rows[refused], masks)
+        again = args[refused]
+        again["edits"][masks.ends] = 0  # whatever forbids the end
+        again["number"] = self._kernels.uniform(
+            self._seeds[rows[refused]], metadata.positions[refused].astype(np.uint64) + _SECOND_DRAW
+        )
+        again["mask"] = masks.words.ctypes.data + np.arange(len(refused)) * masks.words.strides[0]
+        token_ids[refused] = self._kernels.draw(logits, again)
+        return token_ids
+
+
+def _dense_floats(logits: torch.Tensor) -> torch.Tensor:
+    """What kernels take; without an operation if it is that already."""
+    return logits if logits.dtype == torch.float32 and logits.is_contiguous() else logits.float().contiguous()
