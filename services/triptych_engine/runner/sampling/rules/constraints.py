@@ -159,15 +159,17 @@ class Constraints:
         """What constraints accept next. rows: [n], whose constraints apply and have taken all tokens before."""
         followers = [self._followers[row] for row in rows.tolist()]
         words = self._fill([follower.matcher for follower in followers])
-        ends_at = [(token // 32, np.uint32(1 << token % 32)) for token in self._cache.end_token_ids]
-        may_end = np.array([words[:, word] & bit for word, bit in ends_at], np.uint32).reshape(-1, len(words))
-        for word, bit in ends_at:
-            words[:, word] &= ~bit
-        ends: np.ndarray = np.logical_and(may_end.any(0), ~words.any(-1))
-        ignores_eos = np.fromiter((follower.ignores_eos for follower in followers), np.bool_, len(followers))
-        for (word, _), is_set in zip(ends_at, may_end, strict=True):
-            words[:, word] |= np.where(ends | ~ignores_eos, is_set, 0)
-        return TokenMasks(words, ends, np.array(self._cache.end_token_ids, np.int64))
+        end_token_ids = self._cache.end_token_ids
+        may_end = np.array([words[:, token // 32] >> np.uint32(token % 32) & 1 for token in end_token_ids], np.bool_)
+        ends = np.zeros(len(rows), np.bool_)
+        for index in np.flatnonzero(may_end.any(0)).tolist():  # few: the end of a sequence rarely is allowed
+            is_set = words[index].copy()
+            for token in end_token_ids:
+                words[index, token // 32] &= ~np.uint32(1 << token % 32)
+            ends[index] = not words[index].any()
+            if ends[index] or not followers[index].ignores_eos:
+                words[index] = is_set
+        return TokenMasks(words, ends, np.array(end_token_ids, np.int64))
 
     def _fill(self, matchers: Sequence[LLMatcher]) -> np.ndarray:
         """[n, words] uint32, the masks of matchers. No bits are set for one that has an error."""

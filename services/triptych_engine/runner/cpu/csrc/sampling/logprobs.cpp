@@ -18,28 +18,28 @@ void triptych_logprobs(const float* logits, int64_t size, const int64_t* rows, c
 #pragma omp for schedule(dynamic, 1)
     for (int64_t r = 0; r < n; r++) {
       const float* x = logits + rows[r] * size;
-      const float largest = largest_of(x, size), own = x[chosen[r]];
+      const float own = x[chosen[r]];
+      float largest = -std::numeric_limits<float>::infinity();  // so far; the total is relative to it
       double total = 0;
       int64_t rank = 1, num_best = 0;
       float least = -std::numeric_limits<float>::infinity();  // of the best, once there are enough
       for (int64_t begin = 0; begin < size; begin += kBlock) {
         const int64_t end = std::min(size, begin + kBlock);
+        const float block_most = largest_of(x + begin, end - begin);
+        if (block_most > largest) total *= std::exp(double(largest) - block_most), largest = block_most;
+        const float relative_to = std::max(largest, -std::numeric_limits<float>::max());  // finite
         vf sum = vf{};
-        vi above = vi{}, better = vi{};
+        vi above = vi{};
         int64_t i = begin;
         for (; i + kLanes <= end; i += kLanes) {
           const vf v = load(x + i);
-          sum += weight_of(v - largest, 1.0f);
+          sum += weight_of(v - relative_to, 1.0f);
           above -= v > own;
-          better |= v > least;
         }
-        int any = num_best < most;
-        for (int lane = 0; lane < kLanes; lane++) rank += above[lane], any |= better[lane];
+        for (int lane = 0; lane < kLanes; lane++) rank += above[lane];
         total += sum_of(sum);
-        for (int64_t j = i; j < end; j++) {
-          total += std::exp(x[j] - largest), rank += x[j] > own, any |= x[j] > least;
-        }
-        if (!any || !most) continue;
+        for (; i < end; i++) total += std::exp(x[i] - relative_to), rank += x[i] > own;
+        if (!most || !(num_best < most || block_most > least)) continue;
         const auto take = [&](int64_t token) {
           if (num_best == most && !(x[token] > least)) return;
           const Candidate one{x[token], int32_t(token)};
