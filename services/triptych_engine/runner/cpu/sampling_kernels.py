@@ -11,7 +11,6 @@ import torch
 DRAW_ARGS = np.dtype(
     [
         ("row", np.int64),
-        ("number", np.float64),
         ("top_p", np.float64),
         ("min_p", np.float64),
         ("top_k", np.int64),
@@ -19,6 +18,7 @@ DRAW_ARGS = np.dtype(
         ("edits", np.uintp),
         ("temperature", np.float32),
         ("is_cut", np.int32),
+        ("num_draws", np.int64),
     ]
 )
 #: Edits of csrc/sampling/edits.h.
@@ -39,31 +39,42 @@ class SamplingKernels:
             if size_of() != mirror.itemsize:
                 raise AssertionError(f"the kernels' {size_of.__name__} is not {mirror.itemsize}")
         self._draw, self._uniform, self._logprobs = library.triptych_draw, library.triptych_uniform, library.triptych_logprobs
-        self._draw.argtypes = [pointer, count, pointer, count, pointer]
-        self._uniform.argtypes = [pointer, pointer, count, pointer]
+        self._draw.argtypes = [pointer, count, pointer, count, count, pointer, pointer]
+        self._uniform.argtypes = [pointer, pointer, count, count, pointer]
         self._count_tokens = library.triptych_count_tokens
         self._count_tokens.argtypes = [pointer, pointer, pointer, count]
         self._logprobs.argtypes = [pointer, count, pointer, pointer, count, count, *[pointer] * 4]
 
-    def draw(self, logits: torch.Tensor, args: np.ndarray) -> np.ndarray:
-        """Choose a token for each of n arguments.
+    def draw(self, logits: torch.Tensor, args: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Draw tokens for each of n arguments, independently of each other.
 
         Args:
             logits: [rows, vocab_size] fp32, dense. A row with edits changes meanwhile, so it may have only one argument.
             args: [n] DRAW_ARGS. `mask` is the address of a packed mask, or 0, `edits` that of EDITS, or 0. At temperature 0 the
-                likeliest token is chosen, the first of several. top_k is 0 for all tokens.
+                likeliest token is chosen, the first of several. top_k is 0 for all tokens. `num_draws` is at most 1 where `is_cut`.
+            numbers: [n, most_draws] float64, dense, in [0, 1).
 
         Returns:
-            [n] int64; -1 where the largest logit of the tokens in the mask is not finite, or one of them is NaN.
+            [n, most_draws] int64; -1 beyond `num_draws`, and where the largest logit of the tokens in the mask is not finite or
+            one of them is NaN.
         """
-        token_ids = np.empty(len(args), np.int64)
-        self._draw(logits.data_ptr(), logits.shape[1], args.ctypes.data, len(args), token_ids.ctypes.data)
+        token_ids = np.full(numbers.shape, -1, np.int64)
+        count, most_draws = numbers.shape
+        self._draw(
+            logits.data_ptr(), logits.shape[1], args.ctypes.data, count, most_draws, numbers.ctypes.data, token_ids.ctypes.data
+        )
         return token_ids
 
-    def uniform(self, seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """The same as `sampling_ops.uniform`, in a tenth of the time. seeds, positions: [n] uint64, dense."""
-        numbers = np.empty(len(seeds))
-        self._uniform(seeds.ctypes.data, positions.ctypes.data, len(seeds), numbers.ctypes.data)
+    def uniform(self, seeds: np.ndarray, positions: np.ndarray, num_draws: int = 1) -> np.ndarray:
+        """[n, num_draws] numbers for independent draws at each position. The first is that of `numbers.uniform`, in less time.
+
+        Args:
+            seeds: [n] uint64, dense.
+            positions: [n] uint64, dense, below 2**60.
+            num_draws: at most 16.
+        """
+        numbers = np.empty((len(seeds), num_draws))
+        self._uniform(seeds.ctypes.data, positions.ctypes.data, len(seeds), num_draws, numbers.ctypes.data)
         return numbers
 
     def count_tokens(self, edits: np.ndarray, rows: np.ndarray, token_ids: np.ndarray) -> None:

@@ -107,7 +107,7 @@ class _AcceptsNothingBut:
         self._masks = masks
 
     def take(self, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
-        return np.zeros(len(rows), np.bool_)
+        return np.full(len(rows), -1)
 
     def masks(self, rows: np.ndarray) -> TokenMasks:
         return self._masks

@@ -24,16 +24,17 @@ def test_kernels_draw_what_a_complete_sort_draws(kernels_for: Callable[..., CpuK
     count, generator = 400, torch.Generator().manual_seed(0)
     logits = torch.randn(count, 5000, generator=generator) * torch.tensor([0.3, 2.0, 6.0]).repeat(count)[:count, None]
     args = np.zeros(count, DRAW_ARGS)
-    args["row"], args["number"], args["temperature"], args["is_cut"] = range(count), np.linspace(0, 0.999, count), 1.0, 1
+    numbers = np.linspace(0, 0.999, count)
+    args["row"], args["num_draws"], args["temperature"], args["is_cut"] = range(count), 1, 1.0, 1
     args["top_k"], args["top_p"], args["min_p"] = np.resize([0, 1, 5, 40, 4990], count), np.resize([1.0, 0.3, 0.9, 0.99], count), 0
     args["min_p"][::7] = 0.05
     cuts = np.stack([args["top_k"], args["top_p"], args["min_p"]], 1)
-    wanted = draw_sorted(logits, torch.from_numpy(args["number"].copy()), cuts, HostToDevice(CPU, packed=True))
-    got = kernels.sampling.draw(logits, args)
+    wanted = draw_sorted(logits, torch.from_numpy(numbers), cuts, HostToDevice(CPU, packed=True))
+    got = kernels.sampling.draw(logits, args, numbers[:, None])[:, 0]
     assert (got != wanted.numpy()).sum() <= 1, "rounding may move a number across a border, rarely"
 
 
-def plainly_drawn(logits: np.ndarray, one: np.void) -> tuple[int, float]:
+def plainly_drawn(logits: np.ndarray, one: np.void, number: float) -> tuple[int, float]:
     """The token that DRAW_ARGS draw, by a sort of all tokens, and how near the number is to another token, relative to the mass."""
     weights = np.exp((logits.astype(np.float64) - logits.max()) / one["temperature"])
     order = np.lexsort((np.arange(len(weights)), -weights)) if one["is_cut"] else np.arange(len(weights))
@@ -43,7 +44,7 @@ def plainly_drawn(logits: np.ndarray, one: np.void) -> tuple[int, float]:
     after = np.cumsum(ordered[:left])
     if one["is_cut"] and one["top_p"] < 1:
         left = int(np.searchsorted(after, one["top_p"] * after[-1])) + 1
-    target = one["number"] * after[left - 1]
+    target = number * after[left - 1]
     rank = min(int(np.searchsorted(after[:left], target, side="right")), left - 1)
     return int(order[rank]), float(np.abs(after[max(rank - 1, 0) : rank + 1] - target).min() / after[left - 1])
 
@@ -69,11 +70,12 @@ def test_each_set_of_options_draws_the_token_of_a_plain_sort(kernels_for: Callab
     ]
     args = np.zeros(len(options), DRAW_ARGS)
     args["temperature"], args["top_k"], args["top_p"], args["min_p"] = np.array(options).T
-    args["number"] = uniform(np.arange(len(options), dtype=np.uint64), np.zeros(len(options), np.uint64))
+    args["num_draws"] = 1
+    numbers = uniform(np.arange(len(options), dtype=np.uint64), np.zeros(len(options), np.uint64))
     args["is_cut"] = (args["top_k"] > 0) | (args["top_p"] < 1) | (args["min_p"] > 0)
-    got = kernels_for(isa).sampling.draw(torch.from_numpy(logits)[None], args).tolist()
-    for token, one in zip(got, args, strict=True):
-        wanted, distance = plainly_drawn(logits, one)
+    got = kernels_for(isa).sampling.draw(torch.from_numpy(logits)[None], args, numbers[:, None])[:, 0].tolist()
+    for token, one, number in zip(got, args, numbers, strict=True):
+        wanted, distance = plainly_drawn(logits, one, number)
         # The kernel rounds weights to float32: tokens that are nearly as likely may change places.
         assert token == wanted or distance < 1e-6 or 0 < abs(logits[token] - logits[wanted]) < 1e-6, one
 
@@ -89,15 +91,15 @@ def test_a_mask_draws_what_logits_without_the_other_tokens_draw(kernels_for: Cal
     packed = np.packbits(allowed, axis=-1, bitorder="little")
     words[:, : packed.shape[1]] = packed
     args = np.zeros(60, DRAW_ARGS)
-    args["row"], args["number"] = range(60), generator.random(60)
+    args["row"], args["num_draws"], numbers = range(60), 1, generator.random((60, 1))
     args["temperature"] = np.resize([0.0, 1.0, 0.7], 60)
     args["top_p"], args["top_k"] = 1.0, np.resize([0, 0, 0, 0, 0, 6], 60)
     args["is_cut"] = args["top_k"] > 0
     args["mask"] = words.ctypes.data + np.arange(60) * words.strides[0]
-    got = kernels.sampling.draw(torch.from_numpy(logits), args)
+    got = kernels.sampling.draw(torch.from_numpy(logits), args, numbers)[:, 0]
     masked = np.where(allowed, logits, -np.inf).astype(np.float32)
     args["mask"] = 0
-    assert got.tolist() == kernels.sampling.draw(torch.from_numpy(masked), args).tolist()
+    assert got.tolist() == kernels.sampling.draw(torch.from_numpy(masked), args, numbers)[:, 0].tolist()
     is_empty, is_greedy = ~np.isfinite(masked.max(1)), args["temperature"] == 0
     assert (got == -1).tolist() == is_empty.tolist()
     assert is_empty.any()
@@ -113,8 +115,9 @@ def test_a_row_without_a_largest_logit_gives_no_token(kernels_for: Callable[...,
     logits[4, 1] = logits[4, 600] = 3.0
     args = np.zeros(12, DRAW_ARGS)
     args["row"], args["temperature"], args["top_p"] = np.tile(np.arange(6), 2), temperature, 1.0
+    args["num_draws"] = 1
     args["is_cut"][6:], args["top_p"][6:] = 1, 0.9
-    got = kernels_for(isa).sampling.draw(logits, args).reshape(2, 6)
+    got = kernels_for(isa).sampling.draw(logits, args, np.zeros((12, 1))).reshape(2, 6)
     assert (got[:, :3] == -1).all()
     assert (got[:, 3] >= 0).all()
     assert (got[:, 4] == 1).all() or temperature == 1
@@ -124,7 +127,20 @@ def test_numbers_are_those_of_numpy():
     generator = np.random.default_rng(0)
     seeds, positions = (generator.integers(0, 2**64, 1000, np.uint64) for _ in range(2))
     seeds[:2], positions[:2] = (0, 2**64 - 1), (2**64 - 1, 0)
-    assert load_kernels().sampling.uniform(seeds, positions).tolist() == uniform(seeds, positions).tolist()
+    got = load_kernels().sampling.uniform(seeds, positions, 3)
+    assert got.T.tolist() == [uniform(seeds, positions + np.uint64(draw << 60)).tolist() for draw in range(3)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_several_draws_are_those_of_their_numbers(temperature: float):
+    kernels, logits = load_kernels().sampling, torch.randn(3, 700, generator=torch.Generator().manual_seed(0))
+    numbers, args = np.random.default_rng(0).random((3, 4)), np.zeros(3, DRAW_ARGS)
+    args["row"], args["temperature"], args["num_draws"] = range(3), temperature, (4, 1, 0)
+    got = kernels.draw(logits, args, numbers)
+    assert (got[[1, 2]] == -1).tolist() == [[False, True, True, True], [True] * 4]
+    args["num_draws"] = 1
+    assert got[0].tolist() == [kernels.draw(logits, args[:1], numbers[:1, [draw]])[0, 0] for draw in range(4)]
+    assert len(set(got[0].tolist())) == (4 if temperature else 1)
 
 
 @pytest.mark.parametrize(("size", "num_top"), [(3, 3), (300, 0), (700, 20), (5000, 20)])

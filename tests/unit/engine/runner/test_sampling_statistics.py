@@ -148,7 +148,8 @@ class _OneToken:
         self._accepted, self.num_masks = accepted, 0
 
     def take(self, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
-        return self._accepted[token_ids]
+        tokens = [next((token for token in offered if token >= 0 and self._accepted[token]), -1) for offered in token_ids.tolist()]
+        return np.array(tokens)
 
     def masks(self, rows: np.ndarray) -> TokenMasks:
         self.num_masks += len(rows)

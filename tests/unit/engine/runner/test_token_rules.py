@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 from support.builders.engine import GREEDY, a_request, a_tiny_llama_config, save_random_model
 from support.builders.tokenizer import IM_END_ID, byte_level_tokenizer
 from support.drivers.engine import EngineDriver
@@ -21,14 +22,19 @@ from triptych_common.constraints import compiler
 from triptych_common.constraints.spec import ConstraintSpec
 from triptych_common.errors import InvalidRequestError, UnimplementedError
 from triptych_engine.runner.constraint_cache import constraint_cache
+from triptych_engine.runner.cpu.kernels import load_kernels
+from triptych_engine.runner.sampling.choice import SamplingMetadata
 from triptych_engine.runner.sampling.rules.bad_sequences import BadSequences
 from triptych_engine.runner.sampling.rules.constraints import Constraints, TokenMasks
+from triptych_engine.runner.sampling.rules.token_rules import StepRules
+from triptych_engine.runner.sampling.sampler import Sampler
 from triptych_engine.runner.transfer import HostToDevice
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput
 from triptych_engine.scheduling.request import Constraint, FinishReason, Request
 
 TOKENIZER = byte_level_tokenizer()
 CPU = torch.device("cpu")
+NONE = np.zeros(0, np.int64)
 
 
 def save_tokenizer(path: Path) -> None:
@@ -192,35 +198,69 @@ def test_where_only_the_end_is_left_it_can_be_sampled_whatever_forbids_it() -> N
     assert logits[1, 2] == 0
 
 
+@pytest.mark.parametrize("ignores_eos", [False, True])
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        ("regex", "(ab|é+)[0-9]{2}x*"),
+        ("regex", "(ab|é+)([0-9]{2}x*)?"),
         ("json_schema", '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}, "required": ["a"]}'),
         ("grammar", 'start: "a" start "b" | "ab"'),
     ],
 )
-def test_a_constraint_takes_the_tokens_of_its_mask_and_no_others(driver: EngineDriver, kind: str, text: str) -> None:
+def test_a_constraint_takes_the_tokens_of_its_mask_and_no_others(
+    driver: EngineDriver, kind: str, text: str, ignores_eos: bool
+) -> None:
     """And a refused token changes nothing."""
-    cache, generator, ends = driver.runner.constraints, np.random.default_rng(0), set()
+    cache, generator, ended = driver.runner.constraints, np.random.default_rng(0), set[int]()
+    ends, row = set(cache.end_token_ids), np.array([0])
     for _ in range(3):
         constraints = Constraints(1, cache, None)
-        constraints.add(0, replace(GREEDY, constraint=constraint(kind, text), stop_token_ids=frozenset(cache.end_token_ids)))
+        stops = frozenset() if ignores_eos else frozenset(ends)
+        constraints.add(0, replace(GREEDY, constraint=constraint(kind, text), stop_token_ids=stops))
         for _ in range(12):
-            words = constraints.masks(np.array([0])).words
-            accepted = set(np.flatnonzero(np.unpackbits(words[0].view(np.uint8), bitorder="little")).tolist())
-            ends |= accepted & set(cache.end_token_ids)
-            accepted -= set(cache.end_token_ids)
+            masks = constraints.masks(row)
+            accepted = set(np.flatnonzero(np.unpackbits(masks.words[0].view(np.uint8), bitorder="little")).tolist())
+            ended |= accepted & ends
+            if masks.ends[0]:  # then a mask says so, and nobody asks the matcher
+                assert accepted == ends
+                break
             for token in {*range(cache.num_tokens)} - accepted:
-                assert not constraints.take(np.array([0]), np.array([token]))[0], token
-            assert np.array_equal(constraints.masks(np.array([0])).words, words)
+                assert constraints.take(row, np.array([[token]]))[0] == -1, token
+            assert np.array_equal(constraints.masks(row).words, masks.words)
             for token in accepted:
                 copied = constraints._followers[0].matcher.deep_copy()
                 assert copied.try_consume_tokens([token]) == 1, token
-            if not accepted:
+            if not accepted - ends:
                 break
-            assert constraints.take(np.array([0]), generator.choice(sorted(accepted), 1))[0]
-    assert ends
+            token = generator.choice(sorted(accepted - ends))
+            assert constraints.take(row, np.array([[-1, cache.num_tokens - 1, token, token]]))[0] == token
+    assert ended or ignores_eos
+
+
+def test_constrained_draws_follow_the_distribution_also_where_the_end_may_come(driver: EngineDriver) -> None:
+    num_rows, cache, generator = 1000, driver.runner.constraints, np.random.default_rng(2)
+    logits = generator.standard_normal(520).astype(np.float32)
+    logits[cache.end_token_ids[0]] += 5
+    sampling = replace(GREEDY, constraint=constraint("regex", "([a-d]{2})*"), stop_token_ids=frozenset(cache.end_token_ids))
+    choice, rows = Sampler(num_rows, CPU, load_kernels()), np.arange(num_rows)
+    counts, rules = np.zeros(520, np.int64), StepRules(NONE, NONE, rows, constraints := Constraints(num_rows, cache, None))
+    for number in range(20):
+        for row in rows.tolist():
+            constraints.add(row, sampling)
+            if not number:
+                choice.add(row, replace(sampling, temperature=1.0, seed=row), [1], 1)
+        metadata = SamplingMetadata(rows, np.full(num_rows, number), rules)
+        result = choice.sample(torch.from_numpy(logits).expand(num_rows, -1).clone(), metadata).result()
+        counts += np.bincount(result.token_ids, minlength=520)
+    fresh = Constraints(1, cache, None)
+    fresh.add(0, sampling)
+    accepted = np.unpackbits(fresh.masks(np.array([0])).words[0].view(np.uint8), bitorder="little")[:520]
+    weights = np.exp(logits.astype(np.float64)) * accepted
+    assert accepted[cache.end_token_ids[0]]
+    assert not counts[weights == 0].any()
+    assert 0.2 < counts[cache.end_token_ids[0]] / counts.sum() < 0.98
+    expected = weights / weights.sum() * counts.sum()
+    assert chisquare(counts[weights > 0], expected[weights > 0]).pvalue > 1e-4
 
 
 @given(

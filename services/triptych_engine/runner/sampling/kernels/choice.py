@@ -1,10 +1,11 @@
 """Chooses tokens with CPU kernels. The logits stay as they are: edits are undone as soon as the token of a line is chosen.
 
 A constrained line draws from the tokens that its constraint accepts. Their mask takes long to compute where many tokens may follow.
-So a token is drawn from all tokens first. If the constraint takes it, no mask is needed; else the mask is computed, and a
-token is drawn from those that it leaves, with a new random number. This is rejection sampling: the tokens come as often as with the
-mask alone, because P(t) = p(t) + (1 - p(accepted)) * p(t) / p(accepted) = p(t) / p(accepted). It would be wrong for rows that leave
-tokens out, because min-p, top-k and top-p choose among the accepted tokens only. These rows always get a mask.
+So a few tokens are drawn from all tokens first, which costs little more than one. The first that the constraint takes is the token.
+Only if it takes none, the mask is computed, and a token is drawn from those that it leaves. This is rejection sampling: the tokens
+come as often as with the mask alone, because P(t) = p(t) + (1 - p(accepted)) * p(t) / p(accepted) = p(t) / p(accepted). It would be
+wrong for rows that leave tokens out, because min-p, top-k and top-p choose among the accepted tokens only. These rows always get a
+mask.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from triptych_engine.runner.sampling.kernels.edits import KernelEdits
 from triptych_engine.runner.sampling.rules.token_rules import StepRules
 from triptych_engine.scheduling.request import SamplingParams
 
-#: Added to a position for the number of a second draw.
-_SECOND_DRAW = np.uint64(1 << 63)
+#: Tokens that are drawn for a constrained row before its mask is computed.
+_TRIES = 3
 
 
 class KernelChoice:
@@ -48,43 +49,43 @@ class KernelChoice:
     def choose(self, logits: torch.Tensor, metadata: SamplingMetadata, kept: np.ndarray) -> Chosen:
         logits = _dense_floats(logits)
         rows, rules = metadata.idx_mapping, metadata.rules
+        is_constrained = rules is not None and len(rules.constrained) > 0
         args = self._args[rows]
         args["row"] = np.arange(len(rows))
-        args["number"] = self._kernels.uniform(self._seeds[rows], metadata.positions.astype(np.uint64))
+        args["num_draws"] = 1
         args["mask"] = self._edits.allowed_masks(rows, logits.shape[1])
         edits = self._edits.of_step(rows, metadata.positions, rules)
         if edits is not None:
             args["edits"] = edits.ctypes.data + np.arange(len(rows)) * edits.itemsize
-        if rules is None or not len(rules.constrained):
-            token_ids = self._kernels.draw(logits, args)
+        positions = metadata.positions.astype(np.uint64)
+        numbers = self._kernels.uniform(self._seeds[rows], positions, _TRIES + 1 if is_constrained else 1)
+        if rules is not None and is_constrained:
+            token_ids = self._constrained(logits, rows, rules, args, numbers)
         else:
-            token_ids = self._constrained(logits, metadata, rules, args)
+            token_ids = self._kernels.draw(logits, args, numbers)[:, 0]
         is_invalid = token_ids < 0
         token_ids = np.maximum(token_ids, 0)
         self._edits.count(rows, token_ids)
         return Chosen(torch.from_numpy(token_ids), torch.from_numpy(is_invalid), logits, kept)
 
-    def _constrained(self, logits: torch.Tensor, metadata: SamplingMetadata, rules: StepRules, args: np.ndarray) -> np.ndarray:
-        rows, constrained = metadata.idx_mapping, rules.constrained
-        waits = np.zeros(len(rows), np.bool_)  # for its mask
-        waits[constrained] = args["is_cut"][constrained]
-        token_ids = np.full(len(rows), -1)
-        token_ids[~waits] = self._kernels.draw(logits, args[~waits])
-        offered = constrained[token_ids[constrained] >= 0]
-        waits[constrained] = True
-        waits[offered] = ~rules.constraints.take(rows[offered], token_ids[offered])
-        refused = np.flatnonzero(waits)
-        if not len(refused):
-            return token_ids
-        masks = rules.constraints.masks(rows[refused])
-        self._edits.leave_allowed(rows[refused], masks)
-        again = args[refused]
-        again["edits"][masks.ends] = 0  # whatever forbids the end
-        again["number"] = self._kernels.uniform(
-            self._seeds[rows[refused]], metadata.positions[refused].astype(np.uint64) + _SECOND_DRAW
-        )
-        again["mask"] = masks.words.ctypes.data + np.arange(len(refused)) * masks.words.strides[0]
-        token_ids[refused] = self._kernels.draw(logits, again)
+    def _constrained(
+        self, logits: torch.Tensor, rows: np.ndarray, rules: StepRules, args: np.ndarray, numbers: np.ndarray
+    ) -> np.ndarray:
+        """[num_lines] int64 tokens; -1 where there is none. numbers: [num_lines, _TRIES + 1]."""
+        constrained = rules.constrained
+        args["num_draws"][constrained] = np.where(args["is_cut"][constrained], 0, _TRIES)
+        drawn = self._kernels.draw(logits, args, numbers)
+        token_ids = drawn[:, 0].copy()
+        token_ids[constrained] = rules.constraints.take(rows[constrained], drawn[constrained, :_TRIES])
+        refused = constrained[token_ids[constrained] < 0]
+        if len(refused):
+            masks = rules.constraints.masks(rows[refused])
+            self._edits.leave_allowed(rows[refused], masks)
+            again = args[refused]
+            again["num_draws"] = 1
+            again["edits"][masks.ends] = 0  # whatever forbids the end
+            again["mask"] = masks.words.ctypes.data + np.arange(len(refused)) * masks.words.strides[0]
+            token_ids[refused] = self._kernels.draw(logits, again, np.ascontiguousarray(numbers[refused, _TRIES:]))[:, 0]
         return token_ids
 
 

@@ -21,8 +21,8 @@ from triptych_engine.scheduling.request import SamplingParams
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
-#: The masks of up to this many rows are computed one by one: handing them to other threads would take longer.
-_FEW_ROWS = 2
+#: The masks of up to this many rows are computed one by one: handing them to other threads would take as long.
+_FEW_ROWS = 8
 #: [256, 8] what each byte of a mask adds to the logits of its eight tokens.
 _ADDED = np.where((np.arange(256)[:, None] >> np.arange(8)) & 1, 0.0, -np.inf).astype(np.float32)
 
@@ -136,23 +136,29 @@ class Constraints:
         return error.splitlines()[0][:300] if error else ""
 
     def take(self, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
-        """Offer a token to each of some rows whose constraints apply and have taken all tokens before.
+        """Offer tokens to each of some rows whose constraints apply and have taken all tokens before.
 
-        It is taken if it may follow. An end-of-sequence token never is: whether it may follow depends on more than the matcher.
+        The first that may follow is taken. Where the end is ignored, an end-of-sequence token never is, not even if nothing else may
+        follow.
 
         Args:
             rows: [n].
-            token_ids: [n] int64.
+            token_ids: [n, num_offered] int64; what is negative is no token.
 
         Returns:
-            [n] bool, whether the constraint took the token.
+            [n] int64, the token that was taken; -1 if the constraint took none.
         """
-        ends, followers = self._cache.end_token_ids, self._followers
-        pairs = zip(rows.tolist(), token_ids.tolist(), strict=True)
-        taken = np.array(
-            [token not in ends and followers[row].matcher.try_consume_tokens([token]) == 1 for row, token in pairs], np.bool_
-        )
-        self._num_followed[rows] += taken
+        ends = self._cache.end_token_ids
+        taken = np.full(len(rows), -1, np.int64)
+        for index, (row, offered) in enumerate(zip(rows.tolist(), token_ids.tolist(), strict=True)):
+            follower = self._followers[row]
+            for token_id in dict.fromkeys(offered):
+                if token_id < 0 or (follower.ignores_eos and token_id in ends):
+                    continue
+                if follower.matcher.try_consume_tokens([token_id]):
+                    taken[index] = token_id
+                    break
+        self._num_followed[rows] += taken >= 0
         return taken
 
     def masks(self, rows: np.ndarray) -> TokenMasks:

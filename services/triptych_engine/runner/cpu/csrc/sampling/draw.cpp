@@ -12,13 +12,13 @@ extern "C" {
 // How a token is chosen from a row of logits.
 struct DrawArgs {
   int64_t row;         // of the logits
-  double number;       // in [0, 1)
   double top_p, min_p;
   int64_t top_k;       // 0: all tokens
   const uint32_t* mask;  // [size / 32, rounded up] bit i of word w is set if token 32 * w + i may be chosen; null: all tokens may
   const Edits* edits;  // null: none
   float temperature;   // 0: the likeliest token is taken
   int32_t is_cut;      // whether top_k, top_p or min_p leaves tokens out
+  int64_t num_draws;   // of tokens; at most 1 where is_cut
 };
 }
 
@@ -35,8 +35,8 @@ class Row {
       : size(size), num_blocks((size + kBlock - 1) / kBlock), weights(new float[num_blocks * kBlock]),
         block_sums(new double[num_blocks]), block_most(new float[num_blocks]), scratch(num_blocks * kBlock) {}
 
-  // The token; -1 if the largest logit is not finite, or a logit is NaN.
-  int64_t choose(const DrawArgs& a, const float* row) {
+  // Chooses a.num_draws tokens by as many numbers; they are -1 if the largest logit is not finite, or a logit is NaN.
+  void choose(const DrawArgs& a, const float* row, const double* numbers, int64_t* tokens) {
     logits = row, mask = a.mask;
     const bool draws_any = a.temperature > 0 && !a.is_cut;
     scale = std::min(1.0f / a.temperature, std::numeric_limits<float>::max());
@@ -50,9 +50,16 @@ class Row {
       // While the block is in the nearest cache, it is summed as well, relative to its own largest logit.
       if (draws_any && block_most[b] > kNothing) block_sums[b] = weigh(x, block_most[b], buffer);
     }
-    if (has_nan || !std::isfinite(largest)) return -1;
-    if (a.temperature == 0) return likeliest();
-    return draws_any ? draw_any(a.number) : draw_cut(a);
+    std::fill(tokens, tokens + a.num_draws, -1);
+    if (has_nan || !std::isfinite(largest)) return;
+    if (a.temperature == 0) {
+      std::fill(tokens, tokens + a.num_draws, likeliest());
+    } else if (a.is_cut) {
+      if (a.num_draws) tokens[0] = draw_cut(a, numbers[0]);
+    } else {
+      const double total = sum_blocks();
+      for (int64_t i = 0; i < a.num_draws; i++) tokens[i] = draw_any(numbers[i] * total);
+    }
   }
 
  private:
@@ -124,13 +131,17 @@ class Row {
     return b * kBlock + i;
   }
 
-  // The first token, in the order of ids, at which the sum of weights exceeds number * total.
-  int64_t draw_any(double number) const {
+  // Makes the sums of blocks relative to the largest logit; returns their sum.
+  double sum_blocks() {
     double total = 0;
     for (int64_t b = 0; b < num_blocks; b++) {
       if (block_sums[b] > 0) total += block_sums[b] *= std::exp((block_most[b] - largest) * scale);
     }
-    double left = number * total;
+    return total;
+  }
+
+  // The first token, in the order of ids, at which the sum of weights exceeds `left`.
+  int64_t draw_any(double left) const {
     int64_t found = 0;
     for (int64_t b = 0; b < num_blocks; b++) {
       if (!(block_sums[b] > 0)) continue;
@@ -150,7 +161,7 @@ class Row {
   }
 
   // A token of those that the cuts leave, in the order of probability.
-  int64_t draw_cut(const DrawArgs& a) {
+  int64_t draw_cut(const DrawArgs& a, double number) {
     double total = 0;
     for (int64_t b = 0; b < num_blocks; b++) {
       float* to = weights.get() + b * kBlock;
@@ -176,7 +187,7 @@ class Row {
       const double most = a.top_p * end.mass;
       end = order.find([&](Position at) { return at.rank >= end.rank || at.mass >= most; }, token);
     }
-    const double target = a.number * end.mass;
+    const double target = number * end.mass;
     order.find([&](Position at) { return at.rank >= end.rank || at.mass > target; }, token);
     return token;
   }
@@ -196,11 +207,12 @@ int64_t triptych_draw_args_size() { return sizeof(DrawArgs); }
 
 int64_t triptych_edits_size() { return sizeof(Edits); }
 
-// Chooses a token for each of n arguments from softmax(logits / temperature) of the tokens in the mask. What min_p, top_k and top_p leave
+// Chooses tokens for each of n arguments from softmax(logits / temperature) of the tokens in the mask. What min_p, top_k and top_p leave
 // is drawn in the order of probability, all tokens in the order of ids. logits: [rows, size] fp32, which are the
-// same afterwards, but rows with edits are changed meanwhile; tokens: [n], -1 where the largest
+// same afterwards, but rows with edits are changed meanwhile; numbers: [n, most_draws]
+// in [0, 1), one for each draw; tokens: [n, most_draws], of which only the draws are set, -1 where the largest
 // logit of the tokens in the mask is not finite, or one of them is NaN.
-void triptych_draw(float* logits, int64_t size, const DrawArgs* args, int64_t n, int64_t* tokens) {
+void triptych_draw(float* logits, int64_t size, const DrawArgs* args, int64_t n, int64_t most_draws, const double* numbers, int64_t* tokens) {
 #pragma omp parallel if (n > 1)
   {
     static thread_local std::unique_ptr<Row> kept;
@@ -211,7 +223,7 @@ void triptych_draw(float* logits, int64_t size, const DrawArgs* args, int64_t n,
     for (int64_t i = 0; i < n; i++) {
       float* x = logits + args[i].row * size;
       if (args[i].edits) edited.apply(*args[i].edits, x, size);
-      tokens[i] = row.choose(args[i], x);
+      row.choose(args[i], x, numbers + i * most_draws, tokens + i * most_draws);
       if (args[i].edits) edited.undo();
     }
   }
@@ -228,10 +240,14 @@ void triptych_count_tokens(Edits* edits, const int64_t* rows, const int64_t* tok
   }
 }
 
-// Numbers in [0, 1), functions of (seed, position) alone, by SplitMix64 (Steele, Lea, Flood 2014). seeds, positions, numbers: [n].
-void triptych_uniform(const uint64_t* seeds, const uint64_t* positions, int64_t n, double* numbers) {
+// Numbers in [0, 1), functions of (seed, position, draw) alone, by SplitMix64 (Steele, Lea, Flood 2014). seeds, positions: [n];
+// numbers: [n, draws].
+void triptych_uniform(const uint64_t* seeds, const uint64_t* positions, int64_t n, int64_t draws, double* numbers) {
   for (int64_t i = 0; i < n; i++) {
-    numbers[i] = double(mix(mix(seeds[i]) + (positions[i] + 1) * 0x9E3779B97F4A7C15) >> 11) * 0x1p-53;
+    for (int64_t j = 0; j < draws; j++) {
+      const uint64_t place = positions[i] + (uint64_t(j) << 60) + 1;
+      *numbers++ = double(mix(mix(seeds[i]) + place * 0x9E3779B97F4A7C15) >> 11) * 0x1p-53;
+    }
   }
 }
 }
