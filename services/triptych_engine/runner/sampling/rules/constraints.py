@@ -138,8 +138,8 @@ class Constraints:
     def take(self, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
         """Offer tokens to each of some rows whose constraints apply and have taken all tokens before.
 
-        The first that may follow is taken. Where the end is ignored, an end-of-sequence token never is, not even if nothing else may
-        follow.
+        The first that may follow is taken. Where the end is ignored, an end-of-sequence token never is, not even if nothing else
+        may follow.
 
         Args:
             rows: [n].
