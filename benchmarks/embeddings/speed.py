@@ -1,6 +1,6 @@
 """Texts per second of an embedding model: this engine's steps, and sentence-transformers, by turns on the same cores.
 
-    python -m benchmarks.embeddings [--model NAME] [--texts 512] [--rounds 5]
+    python -m benchmarks.embeddings.speed [--model NAME] [--texts 512] [--rounds 5]
 
 Both get texts, so both tokenize. The engine runs its scheduler and executor in this process, without gRPC. Prints texts per second
 of both, and the ratio of each round: above 1 the engine is faster. Largest difference: of any number of any vector.

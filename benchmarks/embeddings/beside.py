@@ -2,7 +2,7 @@
 
     triptych serve qwen2.5-0.5b-instruct --port 8000
     triptych serve all-minilm-l6-v2 --port 8100 ...   # other ports for its services, too
-    python -m benchmarks.embeddings_beside --generate http://127.0.0.1:8000 --embed http://127.0.0.1:8100 [--rounds 3]
+    python -m benchmarks.embeddings.beside --generate http://127.0.0.1:8000 --embed http://127.0.0.1:8100 [--rounds 3]
 
 Both stacks run already. Rounds alternate: a stream alone, then beside a client that sends 256 texts at a time. Prints the median
 and the 99th percentile of the gaps, and texts per second.

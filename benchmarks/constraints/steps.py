@@ -1,7 +1,7 @@
 """What constraints cost: decoding steps of free, constrained and mixed rows, by turns.
 
-    python -m benchmarks.constraints
-    python -m benchmarks.constraints --sequences 8 32 --rounds 5 --async-scheduling -- --num-threads 1
+    python -m benchmarks.constraints.steps
+    python -m benchmarks.constraints.steps --sequences 8 32 --rounds 5 --async-scheduling -- --num-threads 1
 
 What follows `--` are flags of `triptych engine`. The engine's step loop runs in this process. Each round measures --steps decoding
 steps of each kind: all rows free, all with a JSON schema, and every other row with one. All rows sample at temperature 1. The
@@ -115,7 +115,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--async-scheduling", action="store_true")
     parser.add_argument("--kv-cache-memory", default="1G", help="of the engine")
-    parser.add_argument("--name", default="constraints", help="of the results file")
+    parser.add_argument("--name", default="constraint-steps", help="of the results file")
     parser.add_argument("serve_args", nargs="*", help="after --: flags for `triptych engine`")
     args = parser.parse_args()
     check_positive(parser, *args.sequences, args.context, args.steps, args.rounds)
