@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> dict:
     """Load the engine and measure; returns the results."""
     flags = ["--model", args.model, "--kv-cache-memory", args.kv_cache_memory, *args.serve_args]
     bench = Bench(load_engine(CliApp.run(EngineSettings, cli_args=flags)), async_scheduling=args.async_scheduling)
-    described, runs = describe("constraints"), []
+    described, runs = describe("constraints.steps"), []
     for num_seqs in args.sequences:
         rounds = []
         for number in range(args.rounds):

@@ -63,7 +63,7 @@ def speeds(answers: Sequence[Answer]) -> dict[str, float]:
 
 def run(args: argparse.Namespace) -> dict:
     """Start the stack and measure; returns the results."""
-    described, rounds = describe("constraint-streams"), []
+    described, rounds = describe("constraints.streams"), []
     with running_stack(args.model, args.serve_args) as stack:
         for number in range(args.rounds + 1):
             one = {}
