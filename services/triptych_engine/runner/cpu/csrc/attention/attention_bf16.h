@@ -10,13 +10,18 @@
 namespace triptych {
 
 // Prefetches what a thread reads next from the KV cache: groups of keys, then of values, each in their order in a block.
+//
+// While a thread computes `own`, it prefetches what `own` has beyond a key tile, and as much of `next`, in equal shares for each group
+// that it computes: the last key tile of `own` may be much shorter than the first one of `next`.
 class CachePrefetch {
  public:
-  // Prefetches the key tile that begins with `group`, in `steps` steps.
-  CachePrefetch(const Args& a, const HeadsTile& tile, int group, int64_t steps)
-      : a_(a), tile_(tile), group_(group),
-        num_pieces_(tile.groups_from(group) * tile.heads),
+  // Prefetches the share of `groups` groups of `own` from `group` on, in `steps` steps; nothing for no groups.
+  CachePrefetch(const Args& a, const HeadsTile& own, const HeadsTile& next, int group, int groups, int64_t steps)
+      : a_(a), own_(own), next_(next), num_own_(std::max(0, own.num_groups - kGroupsPerTile)),
         key_lines_((a.head_dim + 1) / 2), value_lines_(a.v_head_dim / 2) {
+    const int total = num_own_ + std::min(next.num_groups, kGroupsPerTile), all = std::max(1, own.num_groups);
+    first_ = group * total / all;
+    num_pieces_ = ((group + groups) * total / all - first_) * own.heads;
     constexpr int kStreams = Prefetch::kStreams;
     const int64_t lines = num_pieces_ * (key_lines_ + value_lines_) / kStreams;
     lines_per_step_ = (lines + steps - 1) / steps;
@@ -54,8 +59,10 @@ class CachePrefetch {
   bool next_piece(Stream& stream) const {
     if (stream.piece == stream.end) return false;
     const int piece = stream.piece % num_pieces_;
-    const Tile tile = tile_.of_head(piece % tile_.heads);
-    const int key = (tile_.first_group + group_ + piece / tile_.heads) * kLanes;
+    const int index = first_ + piece / own_.heads;
+    const HeadsTile& from = index < num_own_ ? own_ : next_;
+    const Tile tile = from.of_head(piece % own_.heads);
+    const int key = (from.first_group + (index < num_own_ ? index + kGroupsPerTile : index - num_own_)) * kLanes;
     if (stream.piece < num_pieces_) {
       stream.line = (const char*)tile.keys<bf16>(a_, key), stream.lines_left = key_lines_, stream.line_bytes = a_.block_size * 4;
     } else {
@@ -66,8 +73,9 @@ class CachePrefetch {
   }
 
   const Args& a_;
-  const HeadsTile& tile_;
-  int group_, num_pieces_;
+  const HeadsTile &own_, &next_;
+  const int num_own_;      // groups of `own` beyond a key tile
+  int first_, num_pieces_;  // pieces of groups from the `first_` on, of these and then of `next`
   int64_t key_lines_, value_lines_, lines_left_, lines_per_step_;  // of each stream
   Stream streams_[Prefetch::kStreams];
 };
@@ -81,10 +89,10 @@ struct Bf16AttentionProducts {
     const int64_t columns = (a.v_head_dim + kPanel - 1) / kPanel;
     // With vectors, the rows of a prompt take so long to compute that its keys need no prefetching: with prefetching, a prompt's
     // attention took 1.25 times as long on a Zen 5.
-    if (!uses_tiles() && own.tile.rows > kDotRows) return Prefetch(a, own, own.num_groups, 1);  // nothing
+    if (!uses_tiles() && own.tile.rows > kDotRows) return Prefetch(a, own, next, group, 0, 1);  // nothing
     const int64_t steps = own.heads * (padded_groups(groups) / 2 * num_steps(own.tile.rows, key_pairs(a)) +
                                        columns * num_steps(own.tile.rows, groups * kLanes / 2));
-    return group + groups < own.num_groups ? Prefetch(a, own, group + groups, steps) : Prefetch(a, next, 0, steps);
+    return Prefetch(a, own, next, group, groups, steps);
   }
 
   static int64_t query_words(const Args& a) { return num_pairs(a.head_dim); }
