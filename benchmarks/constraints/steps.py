@@ -115,7 +115,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--async-scheduling", action="store_true")
     parser.add_argument("--kv-cache-memory", default="1G", help="of the engine")
-    parser.add_argument("--name", default="constraint-steps", help="of the results file")
+    parser.add_argument("--name", default="constraints", help="of the results file")
     parser.add_argument("serve_args", nargs="*", help="after --: flags for `triptych engine`")
     args = parser.parse_args()
     check_positive(parser, *args.sequences, args.context, args.steps, args.rounds)

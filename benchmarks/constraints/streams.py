@@ -101,7 +101,7 @@ def main() -> None:
     try:
         results = run(args)
     except Exception as error:
-        sys.exit(f"a stream was lost: {type(error).__name__}: {error}")
+        sys.exit(f"{type(error).__name__}: {error}")
     write_results(RESULTS / f"{results['date']}-{args.name}.json", results)
 
 

@@ -150,12 +150,12 @@ class Frontend:
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
         """Serve inside the block. Yields the task that keeps the connections; it never ends by itself."""
         await self.server.start()
-        if self._model.info.capabilities.constraints:
-            # Now, because most frontends wait for their engine's weights: llguidance keeps the GIL for 0.3 s (49,152 tokens).
-            self._preprocessor.constraints.warm_up()
         engines = asyncio.create_task(self._engines.run(), name="engines")
         encoders = asyncio.create_task(self._encoders.run(), name="encoders")
         try:
+            if self._model.info.capabilities.constraints:
+                # Now, because most frontends wait for their engine's weights: llguidance keeps the GIL for 0.3 s (49,152 tokens).
+                self._preprocessor.constraints.warm_up()
             yield engines
         finally:
             self._admission.close()

@@ -97,8 +97,10 @@ class Connection(ABC):
         """Connect, and reconnect whenever the connection is lost, until cancelled."""
         backoff_s = MIN_BACKOFF_S
         try:
-            while not is_cancelled():  # a call that ends in the same instant can hide the cancellation from `_live_once`
+            while True:
                 was_connected = await self._live_once()
+                if is_cancelled():  # a call that ends in the same instant can hide the cancellation from `_live_once`
+                    return
                 backoff_s = MIN_BACKOFF_S if was_connected or self._is_there else min(backoff_s * 2, MAX_BACKOFF_S)
                 # Jitter prevents many clients from reconnecting at the same instant.
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1))

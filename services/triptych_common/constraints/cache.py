@@ -35,6 +35,7 @@ class ConstraintCache:
     def __init__(self, load_tokenizer: Callable[[], LLTokenizer], pool: Executor, field: str) -> None:
         self._load_tokenizer, self._pool, self._field = load_tokenizer, pool, field
         self._tokenizer: LLTokenizer | None = None
+        self._why_unusable: UnimplementedError | None = None
         self._tokenizer_lock = threading.Lock()
         self._lock = threading.Lock()
         self._recent: OrderedDict[ConstraintSpec, Future[LLMatcher]] = OrderedDict()
@@ -53,21 +54,22 @@ class ConstraintCache:
 
     def compile(self, spec: ConstraintSpec) -> Future[LLMatcher]:
         """The matcher in its first state, which nobody may change. Equal constraints share one compilation. It stays in the cache
-        at least as long as the caller holds the future. Its error is an InvalidRequestError. Never cancel it: others may wait."""
+        at least as long as the caller holds the future. Its error is an InvalidRequestError, or an UnimplementedError if the
+        tokenizer cannot be used. Never cancel it: others may wait."""
         with self._lock:
             found = self._held.get(spec)
             is_new = found is None or (found.done() and found.exception() is not None)
-            future = self._held[spec] = Future() if found is None or is_new else found
-            self._recent[spec] = future
+            future = Future() if found is None or is_new else found
+            if is_new:
+                self._pool.submit(self._compile, spec, future)
+            self._held[spec] = self._recent[spec] = future
             self._recent.move_to_end(spec)
             if len(self._recent) > _MAX_UNUSED:
                 self._recent.popitem(last=False)
-        if is_new:
-            self._pool.submit(self._compile, spec, future)
         return future
 
     def copy(self, spec: ConstraintSpec) -> LLMatcher:
-        """A matcher for one sequence. Compiles the constraint here if it is not in the cache. Raises InvalidRequestError."""
+        """A matcher for one sequence. Compiles the constraint here if it is not in the cache. Raises what `compile` says."""
         with self._lock:
             future = self._held.get(spec)
         if future is not None and future.done():
@@ -85,12 +87,15 @@ class ConstraintCache:
 
     def _loaded_tokenizer(self) -> LLTokenizer:
         with self._tokenizer_lock:
+            if self._why_unusable is not None:
+                raise self._why_unusable
             if self._tokenizer is None:
                 try:
                     self._tokenizer = self._load_tokenizer()
                 except ValueError as error:
                     reason = f"constraints cannot be used with this model's tokenizer: {error}"
-                    raise UnimplementedError(reason, field=self._field) from error
+                    self._why_unusable = UnimplementedError(reason, field=self._field)
+                    raise self._why_unusable from error
             return self._tokenizer
 
 

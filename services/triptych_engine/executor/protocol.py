@@ -63,7 +63,7 @@ class Executor(Protocol):
         """Prepare a constraint before a sequence with it is launched. Called on any thread, and returns at once.
 
         The caller keeps the result of the future while it has sequences with this constraint. Otherwise the executor may have to
-        compile it again, in a step. The error of the future is an InvalidRequestError if the constraint cannot be honoured.
+        compile it again, in a step. The error of the future is an InvalidRequestError or an UnimplementedError.
         """
         ...
 

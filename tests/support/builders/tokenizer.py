@@ -107,3 +107,10 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 def small_model_dir() -> Path:
     """The default small model, written once per test run."""
     return write_model(run_dir("model") / "small")
+
+
+def save_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
+    """Write the files of a fast tokenizer that ends sequences with <|im_end|>."""
+    tokenizer.save(str(path / "tokenizer.json"))
+    content = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+    (path / "tokenizer_config.json").write_text(json.dumps(content))

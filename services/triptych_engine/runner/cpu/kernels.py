@@ -102,8 +102,6 @@ class CpuKernels:
         self._workspace = _Workspace()
         self._pages = HugePages()  # memory of packed weights
         self.sampling = SamplingKernels(library)
-        self._argmax = library.triptych_argmax
-        self._argmax.argtypes = [pointer, count, count, pointer, pointer]
 
     def paged_attention(self, args: KernelArgs, types: tuple[torch.dtype, torch.dtype, torch.dtype]) -> None:
         """Compute one layer: write keys and values, then attend. types: one of ATTENTION_TYPES."""
@@ -241,12 +239,6 @@ class CpuKernels:
             logits.shape[0], logits.shape[1], hidden.shape[1],
         )  # fmt: skip
         return out
-
-    def argmax(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Largest value of each row of fp32 [n, size], and its first index. The value is NaN if the row holds NaN."""
-        index, value = torch.empty(len(x), dtype=torch.int64), torch.empty(len(x))
-        self._argmax(x.data_ptr(), x.shape[0], x.shape[1], index.data_ptr(), value.data_ptr())
-        return value, index
 
 
 @functools.cache

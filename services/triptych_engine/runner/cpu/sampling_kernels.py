@@ -21,6 +21,8 @@ DRAW_ARGS = np.dtype(
         ("num_draws", np.int64),
     ]
 )
+#: In place of a token: one of the logits is NaN, or the largest is infinite.
+NOT_FINITE = -2
 #: Edits of csrc/sampling/edits.h.
 EDITS = np.dtype(
     [(name, np.uintp) for name in ("penalized", "counts", "biased", "biases", "banned", "banned_too")]
@@ -55,8 +57,8 @@ class SamplingKernels:
             numbers: [n, most_draws] float64, dense, in [0, 1).
 
         Returns:
-            [n, most_draws] int64; -1 beyond `num_draws`, and where the largest logit of the tokens in the mask is not finite or
-            one of them is NaN.
+            [n, most_draws] int64; -1 beyond `num_draws`, and where no token in the mask has a finite logit. The first is
+            NOT_FINITE, also without any draw, if one of their logits is NaN or infinite.
         """
         token_ids = np.full(numbers.shape, -1, np.int64)
         count, most_draws = numbers.shape

@@ -14,7 +14,8 @@ from triptych_engine.scheduling.request import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SamplingMetadata:
-    """The rows of the batch for which a step samples. A row may have several lines, one for each token that is drawn for it."""
+    """The rows of the batch for which a step samples. A row without rules may have several lines, one for each token that is drawn
+    for it."""
 
     idx_mapping: np.ndarray  # [num_lines] int64, line of the logits -> row of the batch
     positions: np.ndarray  # [num_lines] int64, number of output tokens of the sequence before the one that is drawn
@@ -26,7 +27,7 @@ class Chosen:
     """The tokens of a step, on the device."""
 
     token_ids: torch.Tensor  # [num_lines] int64
-    is_invalid: torch.Tensor  # [num_lines] bool: one of the logits is NaN, or the largest is not finite
+    is_invalid: torch.Tensor  # [num_lines] bool: one of the logits is NaN, or the largest that may be chosen is not finite
     #: [n, vocab_size] logits before any edit, and the lines [num_kept] int64 among them that were to be kept.
     raw: torch.Tensor
     raw_lines: np.ndarray

@@ -50,26 +50,6 @@ def test_refinement_breaks_ties_that_rounding_makes(kernels: CpuKernels):
     assert kernels.refine_logits(rounded, hidden, weight, None).argmax().item() == 1
 
 
-@pytest.mark.parametrize("size", [1, 16, 100, 1025, 2049, 49152])
-def test_argmax(kernels: CpuKernels, size: int):
-    x = torch.randn(7, size)
-    value, index = kernels.argmax(x)
-    torch.testing.assert_close(value, x.max(-1).values)
-    assert torch.equal(index, x.argmax(-1))
-
-
-def test_argmax_takes_the_first_of_equals_and_reports_nan(kernels: CpuKernels):
-    x = torch.zeros(4, 5000)
-    x[0, [17, 33, 4000]] = 3.0
-    x[1, 20] = float("nan")
-    x[2] = float("-inf")
-    x[3] = -1.0
-    x[3, 4999] = 0.0
-    value, index = kernels.argmax(x)
-    assert index[[0, 2, 3]].tolist() == [17, 0, 4999]
-    assert value[1].isnan()
-
-
 @given(
     rows=st.integers(0, 220),
     in_features=st.integers(1, 70),

@@ -132,8 +132,32 @@ def test_what_a_row_may_generate_is_what_constraint_and_parameters_leave(
     for choice in choices():
         choice.add(0, replace(GREEDY, max_tokens=99, **options), [1], 1)
         words = np.packbits(bits, bitorder="little").view(np.uint32)[None].copy()
-        masks = _AcceptsNothingBut(TokenMasks(words, np.array([is_end]), np.array([7])))
+        masks = _AcceptsNothingBut(TokenMasks(words, np.array([is_end]), 7))
         rules = StepRules(NONE, NONE, np.array([0]), masks)  # type: ignore[arg-type]
         chosen = choice.choose(torch.arange(40.0)[None], SamplingMetadata(np.array([0]), np.array([0]), rules), NONE)
         assert bool(chosen.is_invalid) == (expected is None)
         assert expected is None or int(chosen.token_ids) == expected
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3}])
+def test_a_bad_logit_makes_a_constrained_row_invalid_even_outside_its_mask(poison: float, options: dict[str, Any]):
+    logits = torch.zeros(1, 40)
+    logits[0, 20] = poison
+    for choice in choices():
+        choice.add(0, replace(GREEDY, max_tokens=99, **options), [1], 1)
+        masks = _AcceptsNothingBut(TokenMasks(np.array([[0b1010, 0]], np.uint32), np.array([False]), 7))
+        rules = StepRules(NONE, NONE, np.array([0]), masks)  # type: ignore[arg-type]
+        assert bool(choice.choose(logits.clone(), SamplingMetadata(np.array([0]), np.array([0]), rules), NONE).is_invalid)
+
+
+def test_penalties_count_the_tokens_of_several_lines_of_a_row():
+    both = choices()
+    for choice in both:
+        choice.add(1, replace(GREEDY, max_tokens=999, frequency_penalty=0.3), [1], 1)
+    rows = np.ones(100, np.int64)
+    logits = torch.randn(100, VOCAB * 10, generator=torch.Generator().manual_seed(0))
+    both[0].choose(logits, SamplingMetadata(rows, np.arange(100)), NONE)
+    ids, counts = both[0]._edits._counts[1]
+    assert counts.sum() == 100
+    assert sorted(ids[: int(both[0]._edits._edits["num_penalized"][1])].tolist()) == sorted({1, *logits.argmax(-1).tolist()})

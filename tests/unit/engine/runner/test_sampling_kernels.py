@@ -9,7 +9,7 @@ import pytest
 import torch
 from triptych_common.host.cpu import isas_of_this_cpu
 from triptych_engine.runner.cpu.kernels import CpuKernels, load_kernels
-from triptych_engine.runner.cpu.sampling_kernels import DRAW_ARGS
+from triptych_engine.runner.cpu.sampling_kernels import DRAW_ARGS, NOT_FINITE
 from triptych_engine.runner.sampling.logprobs import PendingLogprobs
 from triptych_engine.runner.sampling.numbers import uniform
 from triptych_engine.runner.sampling.tensors.draw import draw_sorted
@@ -108,19 +108,42 @@ def test_a_mask_draws_what_logits_without_the_other_tokens_draw(kernels_for: Cal
 
 
 @pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("size", [1, 16, 100, 1025, 2049, 49152])
+def test_greedy_takes_the_first_of_the_likeliest(kernels_for: Callable[..., CpuKernels], isa: str, size: int):
+    logits = torch.randn(7, size, generator=torch.Generator().manual_seed(0)).round(decimals=1)
+    args = np.zeros(7, DRAW_ARGS)
+    args["row"], args["num_draws"] = range(7), 1
+    assert kernels_for(isa).sampling.draw(logits, args, np.zeros((7, 1)))[:, 0].tolist() == logits.argmax(-1).tolist()
+
+
+def test_a_number_at_the_border_of_a_block_draws_a_token_that_can_come():
+    """Sums of blocks and of their tokens round differently."""
+    logits = torch.full((1, 2000), -60.0)
+    logits[0, [3, 700, 1300]] = torch.tensor([0.0, 1.0, -1.0])
+    weights = np.exp(logits[0].double().numpy())
+    args, likely = np.zeros(1, DRAW_ARGS), weights > 1e-3
+    args["num_draws"], args["temperature"] = 600, 1.0
+    borders = np.cumsum(weights)[[3, 700, 1300]] / weights.sum()
+    numbers = np.concatenate([border + np.linspace(-1e-8, 1e-8, 200) for border in borders]).clip(0, np.nextafter(1, 0))
+    got = load_kernels().sampling.draw(logits, args, numbers[None])[0]
+    assert set(got.tolist()) == {3, 700, 1300}, weights[got[~likely[got]]]
+
+
+@pytest.mark.parametrize("isa", isas_of_this_cpu())
 @pytest.mark.parametrize("temperature", [0.0, 1e-42, 1.0])
 def test_a_row_without_a_largest_logit_gives_no_token(kernels_for: Callable[..., CpuKernels], isa: str, temperature: float):
     logits = torch.zeros(6, 700)
     logits[0, 699], logits[1], logits[2, 40], logits[3, 40] = torch.nan, -torch.inf, torch.inf, -torch.inf
     logits[4, 1] = logits[4, 600] = 3.0
-    args = np.zeros(12, DRAW_ARGS)
-    args["row"], args["temperature"], args["top_p"] = np.tile(np.arange(6), 2), temperature, 1.0
-    args["num_draws"] = 1
-    args["is_cut"][6:], args["top_p"][6:] = 1, 0.9
-    got = kernels_for(isa).sampling.draw(logits, args, np.zeros((12, 1))).reshape(2, 6)
-    assert (got[:, :3] == -1).all()
-    assert (got[:, 3] >= 0).all()
-    assert (got[:, 4] == 1).all() or temperature == 1
+    args = np.zeros(18, DRAW_ARGS)
+    args["row"], args["temperature"], args["top_p"] = np.tile(np.arange(6), 3), temperature, 1.0
+    args["num_draws"][:12] = 1
+    args["is_cut"][6:12], args["top_p"][6:12] = 1, 0.9
+    got = kernels_for(isa).sampling.draw(logits, args, np.zeros((18, 1))).reshape(3, 6)
+    assert got[:, :3].tolist() == [[NOT_FINITE, -1, NOT_FINITE]] * 3
+    assert (got[:2, 3] >= 0).all()
+    assert (got[:2, 4] == 1).all() or temperature == 1
+    assert (got[2, 3:] == -1).all()
 
 
 def test_numbers_are_those_of_numpy():

@@ -141,7 +141,7 @@ def test_a_slightly_wrong_distribution_is_found(drawn: dict[str, Any], claimed: 
     assert p_value(draws(load_kernels(), **drawn), textbook(**claimed)) < MIN_P_VALUE
 
 
-class _OneToken:
+class _Accepts:
     """Constraints whose rows accept some tokens."""
 
     def __init__(self, accepted: np.ndarray) -> None:
@@ -154,7 +154,7 @@ class _OneToken:
     def masks(self, rows: np.ndarray) -> TokenMasks:
         self.num_masks += len(rows)
         words = np.packbits(np.pad(self._accepted, (0, -VOCAB % 32)), bitorder="little").view(np.uint32)
-        return TokenMasks(np.tile(words, (len(rows), 1)), np.zeros(len(rows), np.bool_), np.zeros(0, np.int64))
+        return TokenMasks(np.tile(words, (len(rows), 1)), np.zeros(len(rows), np.bool_), 0)
 
 
 @pytest.mark.parametrize("way", ["kernels", "sorted"])
@@ -162,7 +162,7 @@ class _OneToken:
 def test_constrained_draws_follow_the_distribution_of_the_accepted_tokens(way: str, case: str):
     """A token that was drawn without a mask counts as one drawn with it. Cuts choose among the accepted tokens."""
     accepted = np.random.default_rng(5).random(VOCAB) < 0.4
-    rules = StepRules(NONE, NONE, np.arange(NUM_ROWS), constraints := _OneToken(accepted))  # type: ignore[arg-type]
+    rules = StepRules(NONE, NONE, np.arange(NUM_ROWS), constraints := _Accepts(accepted))  # type: ignore[arg-type]
     counts = draws(load_kernels() if way == "kernels" else None, rules, **CASES[case])
     options = CASES[case] | {"allowed_token_ids": tuple(np.flatnonzero(accepted).tolist())}
     assert p_value(counts, textbook(**options)) > MIN_P_VALUE

@@ -138,36 +138,4 @@ void triptych_refine_logits(const uint16_t* logits, const uint16_t* hidden, cons
     }
   }
 }
-
-// Index of the largest element of each row (the first one of equal elements), and its value. x: [rows, size] fp32, dense.
-void triptych_argmax(const float* x, int64_t rows, int64_t size, int64_t* index, float* value) {
-  constexpr int64_t kStretch = 64 * kLanes;  // section that is searched for the index
-#pragma omp parallel for schedule(static) if (rows > 1)
-  for (int64_t r = 0; r < rows; r++) {
-    const float* in = x + r * size;
-    float largest = -__builtin_inff();
-    vi poisoned = vi{};  // lanes that have read NaN
-    int64_t at = 0, i = 0;
-    while (i + kLanes <= size) {
-      const int64_t first = i, end = std::min(size - kLanes, i + kStretch - kLanes);
-      vf top = splat(-__builtin_inff());
-      for (; i <= end; i += kLanes) {
-        const vf v = load(in + i);
-        top = v > top ? v : top;
-        poisoned |= v != v;
-      }
-      const float of_stretch = max_of(top);
-      if (of_stretch > largest) largest = of_stretch, at = first;
-    }
-    int nan = 0;
-    for (int j = 0; j < kLanes; j++) nan |= poisoned[j];
-    for (; i < size; i++) {
-      if (in[i] > largest) largest = in[i], at = i;
-      nan |= in[i] != in[i];
-    }
-    while (at < size - 1 && in[at] != largest) at++;
-    index[r] = at;
-    value[r] = nan ? __builtin_nanf("") : largest;
-  }
-}
 }

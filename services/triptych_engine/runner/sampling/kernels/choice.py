@@ -3,7 +3,8 @@
 A constrained line draws from the tokens that its constraint accepts. Their mask takes long to compute where many tokens may follow.
 So a few tokens are drawn from all tokens first, which costs little more than one. The first that the constraint takes is the token.
 Only if it takes none, the mask is computed, and a token is drawn from those that it leaves. This is rejection sampling: the tokens
-come as often as with the mask alone, because P(t) = p(t) + (1 - p(accepted)) * p(t) / p(accepted) = p(t) / p(accepted). It would be
+come as often as with the mask alone: with a the probability of an accepted token and r = 1 - a, after n tries
+P(t) = p(t) * (1 + r + ... + r^(n-1)) + r^n * p(t) / a = p(t) / a. It would be
 wrong for rows that leave tokens out, because min-p, top-k and top-p choose among the accepted tokens only. These rows always get a
 mask.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from triptych_engine.runner.cpu.sampling_kernels import DRAW_ARGS, SamplingKernels
+from triptych_engine.runner.cpu.sampling_kernels import DRAW_ARGS, NOT_FINITE, SamplingKernels
 from triptych_engine.runner.sampling.choice import Chosen, SamplingMetadata
 from triptych_engine.runner.sampling.kernels.edits import KernelEdits
 from triptych_engine.runner.sampling.rules.token_rules import StepRules
@@ -73,19 +74,21 @@ class KernelChoice:
     ) -> np.ndarray:
         """[num_lines] int64 tokens; -1 where there is none. numbers: [num_lines, _TRIES + 1]."""
         constrained = rules.constrained
-        args["num_draws"][constrained] = np.where(args["is_cut"][constrained], 0, _TRIES)
+        is_cut = args["is_cut"] > 0
+        args["num_draws"][constrained] = np.where(is_cut[constrained], 0, _TRIES)
         drawn = self._kernels.draw(logits, args, numbers)
         token_ids = drawn[:, 0].copy()
         token_ids[constrained] = rules.constraints.take(rows[constrained], drawn[constrained, :_TRIES])
-        refused = constrained[token_ids[constrained] < 0]
+        refused = constrained[(token_ids[constrained] < 0) & (drawn[constrained, 0] != NOT_FINITE)]
         if len(refused):
             masks = rules.constraints.masks(rows[refused])
             self._edits.leave_allowed(rows[refused], masks)
             again = args[refused]
             again["num_draws"] = 1
-            again["edits"][masks.ends] = 0  # whatever forbids the end
             again["mask"] = masks.words.ctypes.data + np.arange(len(refused)) * masks.words.strides[0]
-            token_ids[refused] = self._kernels.draw(logits, again, np.ascontiguousarray(numbers[refused, _TRIES:]))[:, 0]
+            unused = np.where(is_cut[refused], 0, _TRIES)
+            drawn = self._kernels.draw(logits, again, numbers[refused, unused][:, None])
+            token_ids[refused] = np.where(masks.ends, masks.end_token_id, drawn[:, 0])
         return token_ids
 
 

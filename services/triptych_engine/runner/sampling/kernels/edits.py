@@ -36,7 +36,7 @@ class KernelEdits:
 
     def add(self, row: int, sampling: SamplingParams, token_ids: list[int], num_prompt_tokens: int) -> None:
         """Add a sequence. token_ids: its prompt and its output so far."""
-        edits = self._edits[row] = np.zeros((), EDITS)
+        self._edits[row] = np.zeros((), EDITS)
         stops = sorted(sampling.stop_token_ids) if sampling.min_tokens else []
         banned = np.array([*sampling.bad_token_ids, *stops], np.int64)
         biased = np.array([*sampling.logit_bias], np.int64)
@@ -110,17 +110,17 @@ class KernelEdits:
         return addresses
 
     def leave_allowed(self, rows: np.ndarray, masks: TokenMasks) -> None:
-        """Take tokens that rows do not allow out of their masks, except where only the end may follow. After `allowed_masks`."""
-        for index in np.flatnonzero(self._is_limited[rows] & ~masks.ends).tolist():
+        """Take tokens that rows do not allow out of their masks. After `allowed_masks`."""
+        for index in np.flatnonzero(self._is_limited[rows]).tolist():
             allowed = self._allowed[int(rows[index])]
             masks.words[index, : len(allowed)] &= allowed
 
     def count(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """Count chosen tokens. rows, token_ids: [n] int64, no row twice."""
+        """Count chosen tokens. rows, token_ids: [n] int64."""
         counted = np.flatnonzero(self._room[rows])
         if not len(counted):
             return
         rows = rows[counted]
-        for row in rows[self._edits["num_penalized"][rows] == self._room[rows]].tolist():
-            self._make_room(row, *self._counts[row], more=int(self._room[row]))
+        for row in set(rows[self._edits["num_penalized"][rows] + len(rows) > self._room[rows]].tolist()):
+            self._make_room(row, *self._counts[row], more=int(self._room[row]) + len(rows))
         self._kernels.count_tokens(self._edits, rows, token_ids[counted])

@@ -33,10 +33,10 @@ class TokenMasks:
 
     #: [m, words] uint32: bit i of word w is set if token 32 * w + i is allowed.
     words: np.ndarray
-    #: [m] whether nothing but the end may follow. Then an end-of-sequence token is sampled, whatever else forbids it.
+    #: [m] whether nothing but the end may follow. Then the end-of-sequence token is sampled, whatever else forbids it.
     ends: np.ndarray
-    #: [k] int64, end-of-sequence tokens.
-    end_token_ids: np.ndarray
+    #: The first of the end-of-sequence tokens.
+    end_token_id: int
 
     def apply(self, logits: torch.Tensor, lines: np.ndarray, transfer: HostToDevice) -> None:
         """Set the logits of all other tokens to -inf, in place.
@@ -50,8 +50,9 @@ class TokenMasks:
         added = torch.nn.functional.embedding(words.view(torch.uint8).int(), table).flatten(1)[:, : logits.shape[-1]]
         logits.index_add_(0, on_device, added)
         if self.ends.any():
-            ending, token_ids = transfer(lines[self.ends], self.end_token_ids)
-            logits[ending[:, None], token_ids] = 0.0
+            (ending,) = transfer(lines[self.ends])
+            logits[ending] = -torch.inf
+            logits[ending, self.end_token_id] = 0.0
 
 
 @dataclass(slots=True)
@@ -138,8 +139,9 @@ class Constraints:
     def take(self, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
         """Offer tokens to each of some rows whose constraints apply and have taken all tokens before.
 
-        The first that may follow is taken. Where the end is ignored, an end-of-sequence token never is, not even if nothing else
-        may follow.
+        The first that is in the row's mask is taken. The matcher accepts more than the mask: where the text is forced, the mask has
+        one token, and the matcher takes any beginning of the text. Where the end is ignored, an end-of-sequence token never is taken,
+        not even if nothing else may follow.
 
         Args:
             rows: [n].
@@ -152,8 +154,9 @@ class Constraints:
         taken = np.full(len(rows), -1, np.int64)
         for index, (row, offered) in enumerate(zip(rows.tolist(), token_ids.tolist(), strict=True)):
             follower = self._followers[row]
+            forced = follower.matcher.compute_ff_tokens()
             for token_id in dict.fromkeys(offered):
-                if token_id < 0 or (follower.ignores_eos and token_id in ends):
+                if token_id < 0 or (forced and token_id != forced[0]) or (follower.ignores_eos and token_id in ends):
                     continue
                 if follower.matcher.try_consume_tokens([token_id]):
                     taken[index] = token_id
@@ -175,7 +178,7 @@ class Constraints:
             ends[index] = not words[index].any()
             if ends[index] or not followers[index].ignores_eos:
                 words[index] = is_set
-        return TokenMasks(words, ends, np.array(end_token_ids, np.int64))
+        return TokenMasks(words, ends, end_token_ids[0])
 
     def _fill(self, matchers: Sequence[LLMatcher]) -> np.ndarray:
         """[n, words] uint32, the masks of matchers. No bits are set for one that has an error."""

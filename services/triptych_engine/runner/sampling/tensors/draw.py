@@ -1,4 +1,4 @@
-"""Draws tokens from distributions. On CPUs, a kernel draws the same tokens (cpu/csrc/sampling/draw.cpp)."""
+"""Draws tokens from distributions. A CPU kernel draws the same tokens by the same numbers (cpu/csrc/sampling/draw.cpp)."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Row {
       : size(size), num_blocks((size + kBlock - 1) / kBlock), weights(new float[num_blocks * kBlock]),
         block_sums(new double[num_blocks]), block_most(new float[num_blocks]), scratch(num_blocks * kBlock) {}
 
-  // Chooses a.num_draws tokens by as many numbers; they are -1 if the largest logit is not finite, or a logit is NaN.
+  // Chooses a.num_draws tokens by as many numbers; they are -1 if no logit is finite. The first is -2 if one is NaN or infinite.
   void choose(const DrawArgs& a, const float* row, const double* numbers, int64_t* tokens) {
     logits = row, mask = a.mask;
     const bool draws_any = a.temperature > 0 && !a.is_cut;
@@ -51,6 +51,7 @@ class Row {
       if (draws_any && block_most[b] > kNothing) block_sums[b] = weigh(x, block_most[b], buffer);
     }
     std::fill(tokens, tokens + a.num_draws, -1);
+    if (has_nan || largest == -kNothing) tokens[0] = -2;
     if (has_nan || !std::isfinite(largest)) return;
     if (a.temperature == 0) {
       std::fill(tokens, tokens + a.num_draws, likeliest());
@@ -71,6 +72,7 @@ class Row {
   const float* logits;
   const uint32_t* mask;
   float scale, largest;
+  int64_t last_block;  // that weighs anything
 
   // The logits of a block, -inf beyond the vocabulary and where the mask leaves nothing; null if it leaves nothing of the block.
   const float* block(int64_t b, float* buffer) const {
@@ -136,28 +138,31 @@ class Row {
     double total = 0;
     for (int64_t b = 0; b < num_blocks; b++) {
       if (block_sums[b] > 0) total += block_sums[b] *= std::exp((block_most[b] - largest) * scale);
+      if (block_sums[b] > 0) last_block = b;
     }
     return total;
   }
 
   // The first token, in the order of ids, at which the sum of weights exceeds `left`.
   int64_t draw_any(double left) const {
-    int64_t found = 0;
+    int64_t token = -1;
+    bool is_found = false;
     for (int64_t b = 0; b < num_blocks; b++) {
       if (!(block_sums[b] > 0)) continue;
-      found = b;  // also if rounding lets the number point past the last one
-      if (left < block_sums[b]) break;
-      left -= block_sums[b];
+      if (!is_found && left >= block_sums[b] && b < last_block) {
+        left -= block_sums[b];
+        continue;
+      }
+      is_found = true;  // though rounding may let it point past this block's last token, to the next block
+      float buffer[kBlock];
+      weigh(block(b, buffer), largest, buffer);
+      for (int64_t i = 0; i < kBlock; i++) {
+        if (!(buffer[i] > 0)) continue;
+        token = b * kBlock + i;
+        if ((left -= buffer[i]) < 0) return token;
+      }
     }
-    float buffer[kBlock];
-    weigh(block(found, buffer), largest, buffer);
-    int64_t token = -1;
-    for (int64_t i = 0; i < kBlock; i++) {
-      if (!(buffer[i] > 0)) continue;
-      token = found * kBlock + i;
-      if ((left -= buffer[i]) < 0) break;
-    }
-    return token;
+    return token < 0 ? likeliest() : token;
   }
 
   // A token of those that the cuts leave, in the order of probability.
@@ -207,12 +212,13 @@ int64_t triptych_draw_args_size() { return sizeof(DrawArgs); }
 
 int64_t triptych_edits_size() { return sizeof(Edits); }
 
-// Chooses tokens for each of n arguments from softmax(logits / temperature) of the tokens in the mask. What min_p, top_k and top_p leave
-// is drawn in the order of probability, all tokens in the order of ids. logits: [rows, size] fp32, which are the
-// same afterwards, but rows with edits are changed meanwhile; numbers: [n, most_draws]
-// in [0, 1), one for each draw; tokens: [n, most_draws], of which only the draws are set, -1 where the largest
-// logit of the tokens in the mask is not finite, or one of them is NaN.
-void triptych_draw(float* logits, int64_t size, const DrawArgs* args, int64_t n, int64_t most_draws, const double* numbers, int64_t* tokens) {
+// Chooses tokens for each of n arguments from softmax(logits / temperature) of the tokens in the mask. What min_p, top_k and top_p
+// leave is drawn in the order of probability, all tokens in the order of ids.
+//
+// logits: [rows, size] fp32, which are the same afterwards, but rows with edits are changed meanwhile; numbers: [n, most_draws] in
+// [0, 1), one for each draw; tokens: [n, most_draws], of which only the draws are set, as by Row::choose.
+void triptych_draw(float* logits, int64_t size, const DrawArgs* args, int64_t n, int64_t most_draws, const double* numbers,
+                   int64_t* tokens) {
 #pragma omp parallel if (n > 1)
   {
     static thread_local std::unique_ptr<Row> kept;

@@ -22,6 +22,7 @@ void triptych_logprobs(const float* logits, int64_t size, const int64_t* rows, c
       float largest = -std::numeric_limits<float>::infinity();  // so far; the total is relative to it
       double total = 0;
       int64_t rank = 1, num_best = 0;
+      std::fill(best.get(), best.get() + most, Candidate{largest, 0});  // a row with NaN finds fewer
       float least = -std::numeric_limits<float>::infinity();  // of the best, once there are enough
       for (int64_t begin = 0; begin < size; begin += kBlock) {
         const int64_t end = std::min(size, begin + kBlock);
