@@ -77,7 +77,7 @@ def test_a_constraint_takes_the_tokens_of_its_mask_and_no_others(
 ) -> None:
     """And a refused token changes nothing."""
     generator, ended = np.random.default_rng(0), set[int]()
-    ends, row = set(cache.end_token_ids), np.array([0])
+    ends, row, never, num_forced = set(cache.end_token_ids), np.array([0]), np.array([False]), 0
     for _ in range(3):
         constraints = Constraints(1, cache, None)
         stops = frozenset() if ignores_eos else frozenset(ends)
@@ -90,16 +90,22 @@ def test_a_constraint_takes_the_tokens_of_its_mask_and_no_others(
                 assert accepted == ends
                 break
             for token in {*range(cache.num_tokens)} - accepted:
-                assert constraints.take(row, np.array([[token]]))[0] == -1, token
+                assert constraints.take(row, np.array([[token]]), never)[0] == -1, token
             assert np.array_equal(constraints.masks(row).words, masks.words)
+            if forced := constraints._followers[0].matcher.compute_ff_tokens():
+                assert accepted == {forced[0]}
+                assert constraints.take(row, np.array([[-1]]), ~never)[0] == forced[0]
+                num_forced += 1
+                continue
             for token in accepted:
                 copied = constraints._followers[0].matcher.deep_copy()
                 assert copied.try_consume_tokens([token]) == 1, token
             if not accepted - ends:
                 break
             token = generator.choice(sorted(accepted - ends))
-            assert constraints.take(row, np.array([[-1, cache.num_tokens - 1, token, token]]))[0] == token
+            assert constraints.take(row, np.array([[-1, cache.num_tokens - 1, token, token]]), never)[0] == token
     assert ended or ignores_eos
+    assert num_forced or "capital" not in text
 
 
 def test_constrained_draws_follow_the_distribution_also_where_the_end_may_come(cache: ConstraintCache) -> None:

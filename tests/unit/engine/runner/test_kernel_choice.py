@@ -106,7 +106,7 @@ class _AcceptsNothingBut:
     def __init__(self, masks: TokenMasks) -> None:
         self._masks = masks
 
-    def take(self, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
+    def take(self, rows: np.ndarray, token_ids: np.ndarray, takes_forced: np.ndarray) -> np.ndarray:
         return np.full(len(rows), -1)
 
     def masks(self, rows: np.ndarray) -> TokenMasks:

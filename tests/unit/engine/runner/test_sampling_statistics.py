@@ -147,7 +147,7 @@ class _Accepts:
     def __init__(self, accepted: np.ndarray) -> None:
         self._accepted, self.num_masks = accepted, 0
 
-    def take(self, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
+    def take(self, rows: np.ndarray, token_ids: np.ndarray, takes_forced: np.ndarray) -> np.ndarray:
         tokens = [next((token for token in offered if token >= 0 and self._accepted[token]), -1) for offered in token_ids.tolist()]
         return np.array(tokens)
 

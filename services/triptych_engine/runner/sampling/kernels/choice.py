@@ -6,7 +6,7 @@ Only if it takes none, the mask is computed, and a token is drawn from those tha
 come as often as with the mask alone: with a the probability of an accepted token and r = 1 - a, after n tries
 P(t) = p(t) * (1 + r + ... + r^(n-1)) + r^n * p(t) / a = p(t) / a. It would be
 wrong for rows that leave tokens out, because min-p, top-k and top-p choose among the accepted tokens only. These rows always get a
-mask.
+mask. Where the text is forced, its token needs neither a draw nor a mask.
 """
 
 from __future__ import annotations
@@ -78,8 +78,10 @@ class KernelChoice:
         args["num_draws"][constrained] = np.where(is_cut[constrained], 0, _TRIES)
         drawn = self._kernels.draw(logits, args, numbers)
         token_ids = drawn[:, 0].copy()
-        token_ids[constrained] = rules.constraints.take(rows[constrained], drawn[constrained, :_TRIES])
-        refused = constrained[(token_ids[constrained] < 0) & (drawn[constrained, 0] != NOT_FINITE)]
+        is_bad = drawn[:, 0] == NOT_FINITE
+        is_plain = ~is_bad & ~self._edits.applies(rows, rules)
+        token_ids[constrained] = rules.constraints.take(rows[constrained], drawn[constrained, :_TRIES], is_plain[constrained])
+        refused = constrained[(token_ids[constrained] < 0) & ~is_bad[constrained]]
         if len(refused):
             masks = rules.constraints.masks(rows[refused])
             self._edits.leave_allowed(rows[refused], masks)

@@ -75,6 +75,12 @@ class KernelEdits:
         for arrays in (self._arrays, self._counts, self._allowed):
             arrays.pop(row, None)
 
+    def applies(self, rows: np.ndarray, rules: StepRules) -> np.ndarray:
+        """[num_lines] bool, whether anything but a constraint changes what a line may choose. rows: [num_lines] line -> row."""
+        applies = self._used[rows] | self._is_limited[rows]
+        applies[rules.banned_lines] = True
+        return applies
+
     def of_step(self, rows: np.ndarray, positions: np.ndarray, rules: StepRules | None) -> np.ndarray | None:
         """What changes in each line.
 

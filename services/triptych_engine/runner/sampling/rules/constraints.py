@@ -136,16 +136,17 @@ class Constraints:
         error = self._followers[row].matcher.get_error()
         return error.splitlines()[0][:300] if error else ""
 
-    def take(self, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
+    def take(self, rows: np.ndarray, token_ids: np.ndarray, takes_forced: np.ndarray) -> np.ndarray:
         """Offer tokens to each of some rows whose constraints apply and have taken all tokens before.
 
         The first that is in the row's mask is taken. The matcher accepts more than the mask: where the text is forced, the mask has
-        one token, and the matcher takes any beginning of the text. Where the end is ignored, an end-of-sequence token never is taken,
-        not even if nothing else may follow.
+        one token, and the matcher takes any beginning of the text. Where the end is ignored, an end-of-sequence token never is
+        taken, not even if nothing else may follow.
 
         Args:
             rows: [n].
             token_ids: [n, num_offered] int64; what is negative is no token.
+            takes_forced: [n] bool, whether the token of a forced text is taken even if it is not offered.
 
         Returns:
             [n] int64, the token that was taken; -1 if the constraint took none.
@@ -154,9 +155,10 @@ class Constraints:
         taken = np.full(len(rows), -1, np.int64)
         for index, (row, offered) in enumerate(zip(rows.tolist(), token_ids.tolist(), strict=True)):
             follower = self._followers[row]
-            forced = follower.matcher.compute_ff_tokens()
+            if forced := follower.matcher.compute_ff_tokens()[:1]:
+                offered = forced if takes_forced[index] or forced[0] in offered else []
             for token_id in dict.fromkeys(offered):
-                if token_id < 0 or (forced and token_id != forced[0]) or (follower.ignores_eos and token_id in ends):
+                if token_id < 0 or (follower.ignores_eos and token_id in ends):
                     continue
                 if follower.matcher.try_consume_tokens([token_id]):
                     taken[index] = token_id
