@@ -163,7 +163,8 @@ def _translated(error: grpc.aio.AioRpcError, address: str) -> TriptychError:
     """The frontend's own error, or a client-facing error for a transport error."""
     if has_details(error):
         return from_rpc_error(error)
-    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+    # gRPC calls a write on a connection that was just lost an internal error. A frontend's own internal error has details.
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL):
         log.warning("frontend at %s is away: %s", address, error.details())
         return ServiceUnavailableError(_AWAY)
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
