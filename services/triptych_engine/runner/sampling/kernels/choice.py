@@ -2,11 +2,12 @@
 
 A constrained line draws from the tokens that its constraint accepts. Their mask takes long to compute where many tokens may follow.
 So a few tokens are drawn from all tokens first, which costs little more than one. The first that the constraint takes is the token.
-Only if it takes none, the mask is computed, and a token is drawn from those that it leaves. This is rejection sampling: the tokens
-come as often as with the mask alone: with a the probability of an accepted token and r = 1 - a, after n tries
-P(t) = p(t) * (1 + r + ... + r^(n-1)) + r^n * p(t) / a = p(t) / a. It would be
-wrong for rows that leave tokens out, because min-p, top-k and top-p choose among the accepted tokens only. These rows always get a
-mask. Where the text is forced, its token needs neither a draw nor a mask.
+Only if it takes none, the mask is computed, and a token is drawn from those that it leaves.
+
+This is rejection sampling, and the tokens come as often as with the mask alone. Let a be the probability of an accepted token, and
+r = 1 - a. After n tries P(t) = p(t) * (1 + r + ... + r^(n-1)) + r^n * p(t) / a = p(t) / a. It would be wrong for rows with min-p,
+top-k or top-p, which choose among the accepted tokens only. These rows always get a mask. Where the text is forced, its token needs
+neither a draw nor a mask.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _TRIES = 3
 
 
 class KernelChoice:
-    """
+    """The state of rows, in the form that kernels take. Implements `Choice`.
+
     Args:
         max_num_seqs: number of rows.
     """
@@ -88,8 +90,8 @@ class KernelChoice:
             again = args[refused]
             again["num_draws"] = 1
             again["mask"] = masks.words.ctypes.data + np.arange(len(refused)) * masks.words.strides[0]
-            unused = np.where(is_cut[refused], 0, _TRIES)
-            drawn = self._kernels.draw(logits, again, numbers[refused, unused][:, None])
+            next_number = np.where(is_cut[refused], 0, _TRIES)  # the first that no try has used
+            drawn = self._kernels.draw(logits, again, numbers[refused, next_number][:, None])
             token_ids[refused] = np.where(masks.ends, masks.end_token_id, drawn[:, 0])
         return token_ids
 

@@ -16,7 +16,7 @@ from triptych_engine.scheduling.request import SamplingParams
 
 
 class TensorChoice:
-    """A feature that no row of a step uses costs that step only one array lookup.
+    """The state of rows, as tensors. Implements `Choice`. A feature that no row of a step uses costs it only one array lookup.
 
     Args:
         max_num_seqs: number of rows.
