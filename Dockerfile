@@ -20,6 +20,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 WORKDIR /src
 RUN python -m venv --without-pip /opt/triptych
 COPY pyproject.toml constraints.txt tools/requirements.py ./
+COPY clients/python/pyproject.toml clients/python/
 
 FROM build AS build-gateway
 RUN python requirements.py gateway > requirements.txt \
@@ -40,11 +41,11 @@ RUN pip --python /opt/triptych/bin/python install 'torch>=2.11,<2.14'
 RUN python requirements.py engine > requirements.txt \
     && pip --python /opt/triptych/bin/python install -c constraints.txt -r requirements.txt
 
-# --- Triptych itself: one wheel for all --------------------------------------------------------------------------------------
+# --- Triptych itself: the same wheels for all ------------------------------------------------------------------------------------
 
 FROM build AS wheel
 COPY . .
-RUN pip wheel --no-deps -w /wheel .
+RUN pip wheel --no-deps -w /wheel ./clients/python .
 
 FROM build-engine AS kernels
 COPY --from=wheel /wheel /wheel

@@ -28,16 +28,16 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.run: $(VENV)/.created pyproject.toml constraints.txt
+$(VENV)/.run: $(VENV)/.created pyproject.toml clients/python/pyproject.toml constraints.txt
 	@if [ ! -e $(VENV)/.dev ] || [ pyproject.toml -nt $(VENV)/.dev ] || [ constraints.txt -nt $(VENV)/.dev ]; then \
 		echo "installing Triptych and what it needs to run into $(VENV) (a minute or two)"; \
-		$(INSTALL_TORCH) && $(PIP) install -q -c constraints.txt -e '.[all]'; \
+		$(INSTALL_TORCH) && $(PIP) install -q -c constraints.txt -e clients/python -e '.[all]'; \
 	fi
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.created pyproject.toml constraints.txt
+$(VENV)/.dev: $(VENV)/.created pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(INSTALL_TORCH)
-	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	$(PIP) install -q -c constraints.txt -e clients/python -e '.[dev]'
 	@touch $@
 
 install: $(VENV)/.dev ## Make the virtual environment with all that development needs

@@ -25,7 +25,7 @@ import statistics
 from collections.abc import Callable
 
 import grpc
-from triptych_common.pb import control_pb2, control_pb2_grpc
+from triptych.v1 import control_pb2, control_pb2_grpc
 from triptych_common.settings import DEFAULT_MODEL
 
 from benchmarks.harness.child import BenchmarkError

@@ -1,7 +1,7 @@
 """Regenerate the Python of protos/: `make protos`. `--check` changes nothing and fails where the files there are out of date.
 
-protoc writes imports that follow the proto path (`from triptych.v1 import x_pb2`), which would claim the name of the client
-package; they are rewritten to the place where the files live.
+protoc writes imports that follow the proto path. The public contracts live there (`from triptych.v1 import x_pb2`); the imports of
+private ones are rewritten to the place where the files live.
 """
 
 import argparse
@@ -14,17 +14,18 @@ import grpc_tools
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
-SERVICES = ROOT / "services"
-#: Package of protos/ -> the Python package that its code is generated into.
+#: Package of protos/ -> the Python package that its code is generated into, and the folder of that package's root.
 PACKAGES = {
-    "triptych.v1": "triptych_common.pb",
-    "triptych.encoder.storage.v1": "triptych_encoder.pb",
+    "triptych.v1": ("triptych.v1", ROOT / "clients/python"),
+    "triptych.mock.v1": ("triptych.mock.v1", ROOT / "clients/python"),
+    "triptych.conformance.v1": ("conformance.pb", ROOT / "clients"),
+    "triptych.encoder.storage.v1": ("triptych_encoder.pb", ROOT / "services"),
 }
 _INIT = '"""Generated from protos/ by `make protos`; not edited by hand."""\n'
 
 
 def generated() -> dict[Path, str]:
-    """File below services/ -> what belongs in it."""
+    """File -> what belongs in it."""
     protos = sorted((ROOT / "protos").rglob("*.proto"))
     files: dict[Path, str] = {}
     with tempfile.TemporaryDirectory() as tmp:
@@ -32,8 +33,8 @@ def generated() -> dict[Path, str]:
         args = [f"-I{ROOT / 'protos'}", f"-I{well_known}", f"--python_out={tmp}", f"--pyi_out={tmp}", f"--grpc_python_out={tmp}"]
         if protoc.main(["protoc", *args, *map(str, protos)]):
             sys.exit("protoc failed")
-        for package, target in PACKAGES.items():
-            made, folder = Path(tmp, *package.split(".")), SERVICES / Path(*target.split("."))
+        for package, (target, root) in PACKAGES.items():
+            made, folder = Path(tmp, *package.split(".")), root / Path(*target.split("."))
             files[folder / "__init__.py"] = _INIT
             files |= {folder / file.name: _with_our_imports(file) for file in made.iterdir() if _is_wanted(file)}
     return files
@@ -46,7 +47,7 @@ def _is_wanted(file: Path) -> bool:
 
 def _with_our_imports(file: Path) -> str:
     text = file.read_text()
-    for package, target in PACKAGES.items():
+    for package, (target, _) in PACKAGES.items():
         text = re.sub(rf"from {re.escape(package)} import", f"from {target} import", text)
     return text
 
@@ -69,7 +70,7 @@ def main() -> None:
         return
     for file in stale:
         if file in wanted:
-            file.parent.mkdir(exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(wanted[file])
         else:
             file.unlink()

@@ -1,4 +1,4 @@
-"""Prints the requirements of Triptych with one extra, from pyproject.toml: `python requirements.py EXTRA`.
+"""Prints the requirements of Triptych with one extra, from both pyproject.toml: `python requirements.py EXTRA`.
 
 Images install them before the code, so that a change of the code does not reinstall torch.
 """
@@ -6,12 +6,18 @@ Images install them before the code, so that a change of the code does not reins
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
+
+
+def _project(folder: str) -> dict[str, Any]:
+    return tomllib.loads(Path(folder, "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def requirements(extra: str) -> list[str]:
-    """The common requirements and those of the extra."""
-    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], *project["optional-dependencies"][extra]]
+    """The requirements of the services with an extra, and those of the client package, which they import."""
+    client, services = _project("clients/python"), _project(".")
+    common = [name for name in services["dependencies"] if not name.startswith(f"{client['name']}==")]
+    return [*client["dependencies"], *common, *services["optional-dependencies"][extra]]
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from contextlib import ExitStack, contextmanager
 import grpc
 import psutil
 import uvloop
+from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_cli.stack.ports import free_port
 from triptych_common.model.store import model_info, resolve_model
-from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import SERVER_OPTIONS
 
 from benchmarks.harness.child import BenchmarkError, Child

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Self
 
-from triptych_common.pb import engine_pb2
+from triptych.v1 import engine_pb2
 from triptych_engine.core import Load
 from triptych_engine.rpc.convert import load_message, output_message
 from triptych_engine.rpc.outbox import Mailbox, Outbox

@@ -11,7 +11,7 @@ from typing import TextIO
 
 import grpc
 from rich.console import Console
-from triptych_common.pb import common_pb2, generation_pb2, generation_pb2_grpc
+from triptych.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from triptych_common.rpc.channels import CHANNEL_OPTIONS
 
 from triptych_cli.errors import CommandError

@@ -142,7 +142,9 @@ def _run_service(name: str, args: list[str]) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("triptych_"):
             raise
-        raise CommandError(f"the {name} needs {error.name}, which is not installed; run: pip install 'triptych[{name}]'") from error
+        raise CommandError(
+            f"the {name} needs {error.name}, which is not installed; run: pip install 'triptych-server[{name}]'"
+        ) from error
 
 
 @app.command()

@@ -6,7 +6,7 @@ import json
 import sys
 
 from rich.console import Console
-from triptych_common.errors import StartupError
+from triptych.errors import StartupError
 from triptych_common.model.pooling import pooling_model
 from triptych_common.model.store import served_name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from triptych_common.errors import QueueFullError
+from triptych.errors import QueueFullError
 
 _RETRY_AFTER_S = 1.0
 #: Reservations up to this size may also use the reserve, which larger ones cannot use.

@@ -18,15 +18,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
-from triptych_common.errors import (
+from triptych.errors import (
     ContextLengthError,
+    DeadlineExceededError,
     DuplicateRequestError,
     InvalidRequestError,
     ModelNotFoundError,
+    PermissionDeniedError,
     QueueFullError,
     RequestAbortedError,
     ServiceUnavailableError,
     TriptychError,
+    UnauthenticatedError,
     UnimplementedError,
 )
 
@@ -92,11 +95,14 @@ _STATUSES: list[tuple[type[TriptychError], int, str, str | None]] = [
     (ContextLengthError, 400, "invalid_request_error", "context_length_exceeded"),
     (InvalidRequestError, 400, "invalid_request_error", None),
     (UnimplementedError, 400, "invalid_request_error", "unsupported"),
+    (UnauthenticatedError, 401, "invalid_request_error", "invalid_api_key"),
+    (PermissionDeniedError, 403, "invalid_request_error", None),
     (ModelNotFoundError, 404, "invalid_request_error", "model_not_found"),
     (NotFoundError, 404, "invalid_request_error", None),
     (DuplicateRequestError, 409, "invalid_request_error", None),
     (QueueFullError, 429, "rate_limit_error", None),
     (RequestAbortedError, CLIENT_CLOSED_REQUEST, "aborted", "aborted"),
+    (DeadlineExceededError, 504, "server_error", None),
     (ServiceUnavailableError, 503, "service_unavailable_error", None),
     (TriptychError, 500, "server_error", "internal_error"),
 ]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import uvicorn
 from pydantic import ValidationError
 from pydantic_settings import CliApp
-from triptych_common.errors import StartupError
+from triptych.errors import StartupError
 from triptych_common.host.memory import return_large_blocks
 from triptych_common.rpc.server import run_service
 from triptych_common.settings import startup_error

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from triptych.errors import StartupError
 
-from triptych_common.errors import StartupError
 from triptych_common.targets import parse_target
 from triptych_common.telemetry.logs import LogFormat
 

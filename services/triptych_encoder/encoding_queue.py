@@ -13,8 +13,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from triptych_common.errors import InvalidRequestError, QueueFullError
-from triptych_common.pb import common_pb2
+from triptych.errors import InvalidRequestError, QueueFullError
+from triptych.v1 import common_pb2
 
 from triptych_encoder.cache.item import EncodedItem, PreprocessedItem
 from triptych_encoder.cache.shared_task import SharedTask

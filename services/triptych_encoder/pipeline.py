@@ -9,8 +9,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triptych_common.errors import EmbeddingUnavailableError, InvalidRequestError, MediaNotFoundError, QueueFullError
-from triptych_common.pb import encoder_pb2
+from triptych.errors import EmbeddingUnavailableError, InvalidRequestError, MediaNotFoundError, QueueFullError
+from triptych.v1 import encoder_pb2
 
 from triptych_encoder.cache.announcements import Announcements
 from triptych_encoder.cache.embedding_cache import EmbeddingCache

@@ -16,10 +16,10 @@ from typing import Any
 import grpc
 import torch
 from prometheus_client import Metric
-from triptych_common.errors import ServiceUnavailableError, UnsupportedModelError
+from triptych.errors import ServiceUnavailableError, UnsupportedModelError
+from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.host.cores import default_encoder_threads, num_idle_cores, num_usable_cores
 from triptych_common.model import store as model_store
-from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.control import State
 from triptych_common.rpc.server import ServiceServer
 

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TypeVar
 
-from triptych_common.errors import InternalError, ServiceUnavailableError, TriptychError, UnimplementedError
+from triptych.errors import InternalError, ServiceUnavailableError, TriptychError, UnimplementedError
 
 from triptych_engine.executor.protocol import Executor
 from triptych_engine.media.item import Embeddings, Fetcher

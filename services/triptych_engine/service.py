@@ -11,16 +11,16 @@ import grpc
 import psutil
 import torch
 from prometheus_client import Metric
+from triptych.errors import ServiceUnavailableError, StartupError
+from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
 from triptych_common.constraints.cache import warm_up
 from triptych_common.constraints.spec import KINDS
-from triptych_common.errors import ServiceUnavailableError, StartupError
 from triptych_common.host.cores import num_usable_cores
 from triptych_common.model import store as model_store
 from triptych_common.model.pooling import PoolingModel, served_model
-from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.control import State
 from triptych_common.rpc.server import ServiceServer
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triptych_common.errors import ModelNotFoundError, UnimplementedError
+from triptych.errors import ModelNotFoundError, UnimplementedError
+from triptych.v1 import common_pb2
 from triptych_common.model.pooling import task_name
-from triptych_common.pb import common_pb2
 
 
 class ServedModel:

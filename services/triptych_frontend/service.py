@@ -10,15 +10,8 @@ from pathlib import Path
 
 import grpc
 from prometheus_client import Metric
-from triptych_common.cluster.pool import Pool
-from triptych_common.cluster.resolver import resolver_of
-from triptych_common.constraints.spec import KINDS
-from triptych_common.errors import StartupError
-from triptych_common.host.garbage import startup_objects_frozen
-from triptych_common.host.memory import return_large_blocks
-from triptych_common.model.pooling import served_model
-from triptych_common.model.store import model_info, resolve_model, served_name
-from triptych_common.pb import (
+from triptych.errors import StartupError
+from triptych.v1 import (
     common_pb2,
     detokenize_pb2,
     detokenize_pb2_grpc,
@@ -27,6 +20,13 @@ from triptych_common.pb import (
     preprocess_pb2,
     preprocess_pb2_grpc,
 )
+from triptych_common.cluster.pool import Pool
+from triptych_common.cluster.resolver import resolver_of
+from triptych_common.constraints.spec import KINDS
+from triptych_common.host.garbage import startup_objects_frozen
+from triptych_common.host.memory import return_large_blocks
+from triptych_common.model.pooling import served_model
+from triptych_common.model.store import model_info, resolve_model, served_name
 from triptych_common.rpc.control import State, cannot_sleep
 from triptych_common.rpc.server import ServiceServer, run_service
 

@@ -15,7 +15,7 @@ from support.counting import device_work
 from support.drivers.engine import EngineDriver
 from support.fakes.encoder import FakeEncoder, encoder_pool
 from support.grpc_server import serving
-from triptych_common.pb import common_pb2, encoder_pb2
+from triptych.v1 import common_pb2, encoder_pb2
 from triptych_engine.media import fetcher as embedding_fetcher
 from triptych_engine.media.fetcher import EmbeddingFetcher
 from triptych_engine.media.item import Embeddings, EmbeddingSlice, EmbeddingTensor, FetchOrder, MediaTraits, Modality

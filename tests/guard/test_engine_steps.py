@@ -19,7 +19,7 @@ from support.counting import assert_per_item, python_calls
 from support.drivers.engine import EngineDriver
 from support.fakes.runner import VOCAB_SIZE, FakeRunner
 from support.grpc_server import serving
-from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
+from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 from triptych_engine.core import EngineCore
 from triptych_engine.rpc.convert import load_message, output_message

@@ -16,7 +16,7 @@ import pytest
 from support.builders.frontend import chat_request, frontend_bench, ids
 from support.counting import assert_per_item, python_calls
 from support.fakes.engine import says
-from triptych_common.pb import generation_pb2
+from triptych.v1 import generation_pb2
 
 FEW, MANY = 8, 64
 NUM_CALLS = (1, FEW, MANY)

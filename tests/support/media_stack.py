@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc, generation_pb2
 from triptych_common.model.store import model_info
-from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc, generation_pb2
 from triptych_common.rpc.channels import open_channel
 from triptych_common.rpc.control import State
 from triptych_engine.service import EngineService

@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 import httpx
 import psutil
+from triptych.v1 import common_pb2, control_pb2, control_pb2_grpc, engine_pb2, engine_pb2_grpc
 from triptych_common.model.store import resolve_model
-from triptych_common.pb import common_pb2, control_pb2, control_pb2_grpc, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import CHANNEL_OPTIONS
 from triptych_common.settings import DEFAULT_MODEL
 

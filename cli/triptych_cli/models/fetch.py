@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from triptych_common.errors import StartupError
+from triptych.errors import StartupError
 from triptych_common.model.store import BUILTIN_MODELS, WEIGHT_PATTERNS, BuiltinModel, JoinedModel, builtin_dir, resolve_model
 
 from triptych_cli.errors import CommandError
@@ -213,7 +213,7 @@ def _converter(console: Console) -> Converter:
     """The conversion in a separate process. Raises CommandError at once if a required package is missing."""
     missing = [name for name in ("torch", "transformers", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
-        raise CommandError(f"converting the weights needs {', '.join(missing)}; run: pip install 'triptych[engine]'")
+        raise CommandError(f"converting the weights needs {', '.join(missing)}; run: pip install 'triptych-server[engine]'")
 
     def convert(gguf: Path, out: Path) -> None:
         with console.status("converting the weights to bf16 safetensors"):

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from starlette.types import Receive
-from triptych_common.errors import ServiceUnavailableError
+from triptych.errors import ServiceUnavailableError
 
 from triptych_gateway.errors import ClientDisconnectedError
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 from google.protobuf import struct_pb2
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.rpc.structs import to_struct
 
 from triptych_gateway.dialects.media import media_item

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.v1 import common_pb2, generation_pb2
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from triptych_common.pb import common_pb2, encoder_pb2, generation_pb2
+from triptych.v1 import common_pb2, encoder_pb2, generation_pb2
 
 from triptych_gateway.dialects.cost import Cost
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from triptych_common.errors import InternalError, TriptychError
-from triptych_common.pb import generation_pb2
+from triptych.errors import InternalError, TriptychError
+from triptych.v1 import generation_pb2
 
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.fields import FieldNames, in_client_terms

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from triptych_common.errors import TriptychError
+from triptych.errors import TriptychError
 
 #: The contract's path of a field -> the client's path. A path also applies to all fields below it; the longest match is used. An
 #: empty name means that the client's JSON lacks this level: with {"options": ""}, `options.n` is the client's `n`.

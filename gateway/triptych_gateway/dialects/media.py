@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pybase64
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2
 from triptych_common.media.data_url import decode_data_url
-from triptych_common.pb import common_pb2
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.rpc.structs import to_struct
 

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_gateway.dialects.conversation import chat_messages, template_kwargs
 from triptych_gateway.dialects.fields import FieldNames

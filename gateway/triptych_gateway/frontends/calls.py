@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triptych_common.errors import QueueFullError, ServiceUnavailableError, TriptychError
-from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.status import from_request_error
+from triptych.errors import QueueFullError, ServiceUnavailableError, TriptychError
+from triptych.status import from_request_error
+from triptych.v1 import common_pb2, generation_pb2
 
 Request = generation_pb2.ChatRequest | generation_pb2.CompleteRequest
 Response = generation_pb2.GenerationCallResponse

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from triptych.errors import ModelNotFoundError, ServiceUnavailableError
+from triptych.v1 import common_pb2, detokenize_pb2, generation_pb2, preprocess_pb2
 from triptych_common.cluster.pool import Pool
-from triptych_common.errors import ModelNotFoundError, ServiceUnavailableError
-from triptych_common.pb import common_pb2, detokenize_pb2, generation_pb2, preprocess_pb2
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 
 from triptych_gateway.frontends.connection import FrontendConnection

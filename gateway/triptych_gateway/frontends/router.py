@@ -9,11 +9,11 @@ from functools import partial
 from typing import TypeVar
 
 import grpc
+from triptych.errors import InternalError, InvalidRequestError, ServiceUnavailableError, TriptychError
+from triptych.status import from_rpc_error, has_details
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.cluster.pool import Pool
-from triptych_common.errors import InternalError, InvalidRequestError, ServiceUnavailableError, TriptychError
-from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES, was_closed
-from triptych_common.rpc.status import from_rpc_error, has_details
 
 from triptych_gateway.frontends.calls import Calls, FrontendCall, Response
 from triptych_gateway.frontends.connection import FrontendConnection

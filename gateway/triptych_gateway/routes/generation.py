@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import Request, Response
-from triptych_common.pb import common_pb2
+from triptych.v1 import common_pb2
 
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.answers.answer import Answer

@@ -7,8 +7,8 @@ from typing import Literal, Self
 from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
+from triptych.errors import ServiceUnavailableError
 from triptych_common import __version__
-from triptych_common.errors import ServiceUnavailableError
 
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.errors import openapi_responses

@@ -11,7 +11,7 @@ import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from triptych_common.errors import QueueFullError
+from triptych.errors import QueueFullError
 
 from triptych_gateway.body_budget import BodyHold
 from triptych_gateway.file_parts import FileParts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import Request, Response
-from triptych_common.errors import TriptychError
-from triptych_common.pb import preprocess_pb2
+from triptych.errors import TriptychError
+from triptych.v1 import preprocess_pb2
 
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.dialects.fields import in_client_terms

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import Query, Request
-from triptych_common.pb import common_pb2
+from triptych.v1 import common_pb2
 
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.errors import openapi_responses

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request, Response
-from triptych_common.errors import InvalidRequestError, TriptychError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import InvalidRequestError, TriptychError
+from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.dialects import pooling as convert

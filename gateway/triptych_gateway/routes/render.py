@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastapi import Request, Response
-from triptych_common.errors import InvalidRequestError, TriptychError
-from triptych_common.pb import common_pb2, preprocess_pb2
+from triptych.errors import InvalidRequestError, TriptychError
+from triptych.v1 import common_pb2, preprocess_pb2
 
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.dialects.convert import render_chat_request

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fastapi import Request, Response
-from triptych_common.errors import TriptychError
-from triptych_common.pb import detokenize_pb2, preprocess_pb2
+from triptych.errors import TriptychError
+from triptych.v1 import detokenize_pb2, preprocess_pb2
 
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.dialects import convert

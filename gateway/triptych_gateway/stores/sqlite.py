@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from triptych_common.errors import ServiceUnavailableError, StartupError
+from triptych.errors import ServiceUnavailableError, StartupError
 
 from triptych_gateway.stores.store import Clock, StoredResponse, wall_clock
 

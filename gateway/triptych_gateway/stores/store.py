@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
 
 #: Longest chain of responses that one request may continue.
 MAX_CHAIN = 1000

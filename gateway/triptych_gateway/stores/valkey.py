@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
-from triptych_common.errors import ServiceUnavailableError
+from triptych.errors import ServiceUnavailableError
 
 from triptych_gateway.stores.store import StoredResponse
 

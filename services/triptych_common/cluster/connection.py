@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import grpc
+from triptych.errors import TriptychError
+from triptych.status import from_rpc_error, has_details
+from triptych.v1 import common_pb2
 
 from triptych_common.cluster.endpoint import Endpoint
-from triptych_common.errors import TriptychError
-from triptych_common.pb import common_pb2
 from triptych_common.rpc.channels import is_cancelled, open_channel
-from triptych_common.rpc.status import from_rpc_error, has_details
 
 log = logging.getLogger(__name__)
 #: Pause before a reconnect, in seconds. It doubles from the first value up to the second.

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 
 from triptych_common.cluster.connection import Connection, ConnectionRefusedByUsError
-from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.control import READINESS
 
 _DESCRIBE_TIMEOUT_S = 10.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych_common.pb import common_pb2
+from triptych.v1 import common_pb2
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from triptych.errors import ServiceUnavailableError
+
 from triptych_common.cluster.connection import Connection
 from triptych_common.cluster.endpoint import Endpoint
 from triptych_common.cluster.resolver import Resolver
-from triptych_common.errors import ServiceUnavailableError
 
 log = logging.getLogger(__name__)
 C = TypeVar("C", bound=Connection)

@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from triptych_common.errors import StartupError
+from triptych.errors import StartupError
+
 from triptych_common.targets import parse_address, parse_target
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,10 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from triptych.errors import UnimplementedError
+
 from triptych_common.constraints.compiler import compile_constraint
 from triptych_common.constraints.spec import ConstraintSpec
-from triptych_common.errors import UnimplementedError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -15,11 +15,12 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from triptych.errors import InvalidRequestError
+
 from triptych_common.constraints.deep_stack import with_deep_stack
 from triptych_common.constraints.json_schema import ReadSchema, Schema, SchemaError, check_ends, children, read_schema
 from triptych_common.constraints.one_of import resolve_one_of
 from triptych_common.constraints.spec import ConstraintSpec
-from triptych_common.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

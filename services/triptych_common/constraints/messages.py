@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2
+
 from triptych_common.constraints.spec import KINDS, ConstraintSpec
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2
 
 #: Longest text of a constraint, in bytes of UTF-8. A schema of this size compiles in about a second.
 MAX_CONSTRAINT_BYTES = 256 * 1024

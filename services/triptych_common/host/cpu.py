@@ -7,7 +7,7 @@ import os
 import platform
 from pathlib import Path
 
-from triptych_common.errors import StartupError
+from triptych.errors import StartupError
 
 #: Environment variable that names one of `isas`. Our own kernels then use it instead of the best one, to compare instruction sets
 #: or to avoid one that is slow on a CPU. For torch's own operations it only changes the dtype that `auto` selects.

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from triptych_common.pb import common_pb2
+from triptych.v1 import common_pb2
 
 #: Change this whenever the meaning of a key changes.
 _VERSION = b"triptych-media-key-1"

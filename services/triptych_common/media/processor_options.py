@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
 
 #: The services decide how arrays are passed on, and the weights fix the patch size.
 NOT_FOR_REQUESTS = frozenset(

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from triptych_common.errors import InvalidRequestError, StartupError, UnimplementedError
+from triptych.errors import InvalidRequestError, StartupError, UnimplementedError
+from triptych.v1 import common_pb2
+
 from triptych_common.model.store import model_info, read_json, text_config
-from triptych_common.pb import common_pb2
 
 TaskName = Literal["auto", "generate", "embed"]
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]

@@ -12,8 +12,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from triptych_common.errors import StartupError
-from triptych_common.pb import common_pb2
+from triptych.errors import StartupError
+from triptych.v1 import common_pb2
 
 #: Files whose content makes the fingerprint. Services that differ in one of them must not work together.
 _FINGERPRINT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

@@ -11,9 +11,9 @@ import grpc
 import psutil
 from grpc_health.v1 import health, health_pb2
 from pydantic_settings import BaseSettings
+from triptych.errors import InvalidRequestError, ServiceUnavailableError, UnimplementedError
+from triptych.v1 import common_pb2, control_pb2, control_pb2_grpc
 
-from triptych_common.errors import InvalidRequestError, ServiceUnavailableError, UnimplementedError
-from triptych_common.pb import common_pb2, control_pb2, control_pb2_grpc
 from triptych_common.rpc.identity import Identity, without_secrets
 from triptych_common.rpc.structs import to_struct
 

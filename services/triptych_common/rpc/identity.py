@@ -7,8 +7,9 @@ import secrets
 import socket
 from typing import Any
 
+from triptych.v1 import common_pb2
+
 from triptych_common import __version__
-from triptych_common.pb import common_pb2
 from triptych_common.settings import GrpcServiceSettings
 
 _WILDCARDS = ("0.0.0.0", "::", "[::]", "*")  # noqa: S104 - only compared with, no socket listens on them

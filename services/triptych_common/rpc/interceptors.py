@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
 
 import grpc
+from triptych.errors import InternalError, TriptychError
 
-from triptych_common.errors import InternalError, TriptychError
 from triptych_common.rpc.status import abort_call
 from triptych_common.telemetry.logs import request_id_var
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, start_http_server
+from triptych.errors import StartupError
 
-from triptych_common.errors import StartupError
 from triptych_common.rpc.control import Controllable, State
 from triptych_common.telemetry.metrics import gauge
 

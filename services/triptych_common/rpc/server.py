@@ -14,10 +14,10 @@ import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from triptych.errors import StartupError, TriptychError
+from triptych.v1 import control_pb2, control_pb2_grpc
 
-from triptych_common.errors import StartupError, TriptychError
 from triptych_common.host.open_files import raise_open_files_limit
-from triptych_common.pb import control_pb2, control_pb2_grpc
 from triptych_common.rpc.channels import SERVER_OPTIONS
 from triptych_common.rpc.control import Controllable, ControlServicer, Health
 from triptych_common.rpc.identity import Identity

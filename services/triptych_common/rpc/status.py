@@ -1,4 +1,4 @@
-"""Errors on the wire: TriptychError <-> gRPC status with google.rpc details, and TriptychError <-> RequestError."""
+"""Errors onto the wire: TriptychError -> gRPC status with google.rpc details, or RequestError. `triptych.status` reads them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from typing import NoReturn
 import grpc
 from google.protobuf import any_pb2, duration_pb2, message
 from google.rpc import error_details_pb2, status_pb2
+from triptych.errors import Code, InternalError, TriptychError
+from triptych.status import DETAILS_KEY, DOMAIN
+from triptych.v1 import common_pb2
 
-from triptych_common.errors import Code, InternalError, TriptychError, error_class
-from triptych_common.pb import common_pb2
-
-DOMAIN = "triptych"
-#: Trailing metadata that carries one of our errors; absent when the transport failed.
-DETAILS_KEY = "grpc-status-details-bin"
 #: Longest text of an error on the wire, in characters. Errors quote the client's value, which can have megabytes.
 _MAX_TEXT_CHARS = 1000
 _STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -54,30 +51,6 @@ async def abort_call(context: grpc.aio.ServicerContext, error: TriptychError) ->
     raise AssertionError("context.abort never returns")
 
 
-def has_details(error: grpc.aio.AioRpcError) -> bool:
-    """Whether one of our services raised the error, not the transport."""
-    return any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
-
-
-def from_rpc_error(error: grpc.aio.AioRpcError) -> TriptychError:
-    """The error that the other service raised: same class, field, limit and value."""
-    code: int = error.code().value[0]
-    message = error.details() or error.code().name
-    info, retry_after_s = error_details_pb2.ErrorInfo(), None
-    for key, value in error.trailing_metadata() or ():
-        if key != DETAILS_KEY:
-            continue
-        status = status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode())
-        for detail in status.details:
-            detail.Unpack(info)
-            retry = error_details_pb2.RetryInfo()
-            if detail.Unpack(retry):
-                retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
-    cls = error_class(info.reason, code)
-    meta = info.metadata
-    return cls(message, field=meta["field"], limit=meta["limit"], value=meta["value"], retry_after_s=retry_after_s)
-
-
 def to_request_error(error: BaseException) -> common_pb2.RequestError:
     """The error for a stream that many requests share. Other exceptions are reported as internal, without their text."""
     if not isinstance(error, TriptychError):
@@ -90,16 +63,4 @@ def to_request_error(error: BaseException) -> common_pb2.RequestError:
         limit=_cut(error.limit),
         value=_cut(error.value),
         retry_after_s=error.retry_after_s,
-    )
-
-
-def from_request_error(error: common_pb2.RequestError) -> TriptychError:
-    """The inverse of `to_request_error`."""
-    cls = error_class(error.reason, error.code)
-    return cls(
-        error.message,
-        field=error.field,
-        limit=error.limit,
-        value=error.value,
-        retry_after_s=error.retry_after_s if error.HasField("retry_after_s") else None,
     )

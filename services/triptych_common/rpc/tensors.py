@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2
 
 #: Torch's name of each element type. It is also numpy's, except for bfloat16.
 DTYPE_NAMES: dict[common_pb2.DataType, str] = {

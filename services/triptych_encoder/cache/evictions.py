@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from triptych_common.errors import ServiceUnavailableError
+from triptych.errors import ServiceUnavailableError
 
 #: Most keys that wait for a slow watcher.
 _MAX_PENDING = 65_536

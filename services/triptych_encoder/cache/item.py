@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from triptych_common.pb import common_pb2
+from triptych.v1 import common_pb2
 from triptych_common.rpc.tensors import DATA_TYPES, num_bytes
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from triptych_common.errors import ServiceUnavailableError
+from triptych.errors import ServiceUnavailableError
 
 T = TypeVar("T")
 S = TypeVar("S")

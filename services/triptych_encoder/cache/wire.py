@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2, encoder_pb2
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2, encoder_pb2
 
 from triptych_encoder.cache.item import EncodedItem, HostTensor
 from triptych_encoder.pb import storage_pb2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
 from triptych_common.media.limits import MediaLimits
 
 

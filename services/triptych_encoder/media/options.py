@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf import struct_pb2
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
 from triptych_common.media.limits import MediaLimits
 from triptych_common.media.processor_options import NOT_FOR_REQUESTS, check_option_numbers
 from triptych_common.rpc.structs import from_struct

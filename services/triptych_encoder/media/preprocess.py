@@ -14,11 +14,11 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoFeatureExtractor, AutoImageProcessor, PretrainedConfig
 from transformers.video_utils import VideoMetadata
-from triptych_common.errors import InvalidRequestError, TriptychError, UnimplementedError
+from triptych.errors import InvalidRequestError, TriptychError, UnimplementedError
+from triptych.v1 import common_pb2
 from triptych_common.media.geometry import SAMPLING_OPTIONS, VIDEO_OPTIONS, FrameSampling
 from triptych_common.media.limits import MediaLimits
 from triptych_common.model import store as model_store
-from triptych_common.pb import common_pb2
 
 from triptych_encoder.cache.item import PreprocessedItem
 from triptych_encoder.media.audio import decode_audio

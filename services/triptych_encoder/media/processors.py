@@ -16,7 +16,7 @@ from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 from transformers.image_processing_backends import PilBackend, TorchvisionBackend
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.utils import is_torchvision_available
-from triptych_common.errors import StartupError
+from triptych.errors import StartupError
 from triptych_common.media.geometry import check_made_pixels, resized
 from triptych_common.model import store as model_store
 

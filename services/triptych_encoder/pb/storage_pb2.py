@@ -22,7 +22,7 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from triptych_common.pb import common_pb2 as triptych_dot_v1_dot_common__pb2
+from triptych.v1 import common_pb2 as triptych_dot_v1_dot_common__pb2
 
 
 DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)triptych/encoder/storage/v1/storage.proto\x12\x1btriptych.encoder.storage.v1\x1a\x18triptych/v1/common.proto\"K\n\nStoredItem\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12)\n\x07tensors\x18\x02 \x03(\x0b\x32\x18.triptych.v1.NamedTensorB\xd6\x01\n\x1e\x61i.triptych.encoder.storage.v1P\x01ZLgithub.com/triptych-ai/triptych/gen/go/triptych/encoder/storage/v1;storagev1\xf8\x01\x01\xa2\x02\x03TES\xaa\x02\x1bTriptych.Encoder.Storage.V1\xca\x02\x1bTriptych\\Encoder\\Storage\\V1\xea\x02\x1eTriptych::Encoder::Storage::V1b\x06proto3')

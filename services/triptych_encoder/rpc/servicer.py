@@ -8,9 +8,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
-from triptych_common.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
+from triptych.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
+from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.media.key import canonical_options, media_key
-from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.status import to_request_error
 
 from triptych_encoder.cache.evictions import EvictionFeed

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from triptych_common.errors import InternalError
+from triptych.errors import InternalError
 
 from triptych_encoder.cache.item import EncodedItem, PreprocessedItem, encoded
 

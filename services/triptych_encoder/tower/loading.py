@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 from transformers.utils import is_torchvision_available
-from triptych_common.errors import StartupError, UnsupportedModelError
+from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.dtype import checkpoint_dtype
 
 from triptych_encoder.media.processors import PROCESSOR_FILES

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from triptych_common.errors import InternalError
-from triptych_common.pb import common_pb2
+from triptych.errors import InternalError
+from triptych.v1 import common_pb2
 
 from triptych_encoder.cache.item import PreprocessedItem
 

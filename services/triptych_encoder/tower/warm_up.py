@@ -10,8 +10,8 @@ import numpy as np
 import soundfile
 import torch
 from PIL import Image
-from triptych_common.errors import TriptychError, UnsupportedModelError
-from triptych_common.pb import common_pb2
+from triptych.errors import TriptychError, UnsupportedModelError
+from triptych.v1 import common_pb2
 
 from triptych_encoder.cache.item import PreprocessedItem
 from triptych_encoder.media.preprocess import PreprocessResult

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from triptych_common.errors import TriptychError
+from triptych.errors import TriptychError
 
 from triptych_engine.media.item import Embeddings, EmbeddingSource, FetchOrder, MediaItem
 

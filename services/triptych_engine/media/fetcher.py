@@ -10,12 +10,12 @@ from functools import partial
 
 import grpc
 import numpy as np
+from triptych.errors import Code, EmbeddingUnavailableError, InternalError, TriptychError
+from triptych.status import from_request_error, from_rpc_error
+from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
-from triptych_common.errors import Code, EmbeddingUnavailableError, InternalError, TriptychError
-from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.channels import was_closed
-from triptych_common.rpc.status import from_request_error, from_rpc_error
 from triptych_common.rpc.tensors import DTYPE_NAMES, num_bytes
 
 from triptych_engine.media.item import Embeddings, EmbeddingTensor, FetchOrder, MediaTraits, Modality

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych_common.errors import NeverFitsError
+from triptych.errors import NeverFitsError
 
 from triptych_engine.media.item import EmbeddingSlice
 from triptych_engine.media.needs import MediaNeeds, MediaRequest

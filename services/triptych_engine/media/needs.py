@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triptych_common.errors import TriptychError
+from triptych.errors import TriptychError
 
 from triptych_engine.media.cache import EmbeddingCache
 from triptych_engine.media.item import MediaItem, PromptMedia

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from triptych_common.errors import ContextLengthError, InvalidRequestError
-from triptych_common.pb import common_pb2, engine_pb2
+from triptych.errors import ContextLengthError, InvalidRequestError
+from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.rpc.status import to_request_error
 
 from triptych_engine.core import Load

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
-from triptych_common.errors import InvalidRequestError, TriptychError, UnimplementedError
-from triptych_common.pb import common_pb2, engine_pb2
+from triptych.errors import InvalidRequestError, TriptychError, UnimplementedError
+from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.rpc.tensors import to_numpy
 
 from triptych_engine.media.item import (

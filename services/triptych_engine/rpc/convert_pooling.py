@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from triptych_common.errors import (
+from triptych.errors import (
     ContextLengthError,
     InternalError,
     InvalidRequestError,
@@ -13,8 +13,8 @@ from triptych_common.errors import (
     TriptychError,
     UnimplementedError,
 )
+from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.model.pooling import PoolingModel, check_pooling
-from triptych_common.pb import common_pb2, engine_pb2
 from triptych_common.rpc.tensors import from_numpy
 
 from triptych_engine.media.item import TEXT_ONLY, MediaTraits, Modality

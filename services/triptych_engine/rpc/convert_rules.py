@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.constraints.messages import to_spec, to_start_tokens
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2, engine_pb2
 
 from triptych_engine.scheduling.request import Constraint
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from triptych_common.errors import InternalError, TriptychError
+from triptych.errors import InternalError, TriptychError
 
 from triptych_engine.core import EngineCore
 from triptych_engine.rpc.outbox import Outbox

@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 
 import grpc
-from triptych_common.errors import (
+from triptych.errors import (
     DuplicateRequestError,
     InvalidRequestError,
     ServiceUnavailableError,
     TriptychError,
     UnimplementedError,
 )
+from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.model.pooling import PoolingModel
-from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 
 from triptych_engine.core import EngineCore, Load
 from triptych_engine.media.item import TEXT_ONLY, MediaTraits

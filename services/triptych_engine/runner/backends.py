@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from triptych_common.errors import StartupError
+from triptych.errors import StartupError
 
 from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMetadata, LayerShape, TorchAttention
 from triptych_engine.runner.cpu.attention import CpuAttention

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 import torch
-from triptych_common.errors import StartupError, UnsupportedModelError
+from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.pooling import PoolingModel
 
 from triptych_engine.media.item import MediaTraits

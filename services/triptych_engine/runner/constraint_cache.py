@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import AutoTokenizer
+from triptych.errors import UnimplementedError
 from triptych_common.constraints.cache import ConstraintCache
 from triptych_common.constraints.tokenizer import constraint_tokenizer
-from triptych_common.errors import UnimplementedError
 from triptych_common.model.store import eos_token_ids
 
 if TYPE_CHECKING:

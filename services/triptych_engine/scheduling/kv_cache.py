@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 
-from triptych_common.errors import NeverFitsError
+from triptych.errors import NeverFitsError
 
 from triptych_engine.scheduling.block_pool import BlockPool
 from triptych_engine.scheduling.request import Request

@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Iterable
 
-from triptych_common.errors import DuplicateRequestError, InternalError, QueueFullError, TriptychError
+from triptych.errors import DuplicateRequestError, InternalError, QueueFullError, TriptychError
 
 from triptych_engine.media.cache import EmbeddingCache
 from triptych_engine.media.gate import MediaGate

@@ -20,8 +20,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
-from triptych_common.cluster.encoder import EncoderConnection
-from triptych_common.errors import (
+from triptych.errors import (
     Code,
     EmbeddingUnavailableError,
     InvalidRequestError,
@@ -29,9 +28,10 @@ from triptych_common.errors import (
     ServiceUnavailableError,
     TriptychError,
 )
-from triptych_common.pb import encoder_pb2
+from triptych.status import from_request_error, from_rpc_error, has_details
+from triptych.v1 import encoder_pb2
+from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.rpc.channels import was_closed
-from triptych_common.rpc.status import from_request_error, from_rpc_error, has_details
 from triptych_common.rpc.structs import to_struct
 
 from triptych_frontend.encoders.item import Encoded, Lease

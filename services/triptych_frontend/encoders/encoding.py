@@ -17,8 +17,8 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 
-from triptych_common.errors import InternalError, InvalidRequestError, TriptychError
-from triptych_common.pb import common_pb2
+from triptych.errors import InternalError, InvalidRequestError, TriptychError
+from triptych.v1 import common_pb2
 from triptych_common.rpc.tensors import from_numpy
 
 from triptych_frontend.encoders.client import EncoderClient

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from triptych_common.errors import TriptychError
-from triptych_common.pb import encoder_pb2
+from triptych.errors import TriptychError
+from triptych.v1 import encoder_pb2
 
 from triptych_frontend.media.item import PreparedMedia
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from triptych.errors import ServiceUnavailableError
+from triptych.v1 import common_pb2
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
-from triptych_common.errors import ServiceUnavailableError
-from triptych_common.pb import common_pb2
 
 
 class EncoderPool(Pool[EncoderConnection]):

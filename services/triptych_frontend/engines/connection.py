@@ -8,12 +8,12 @@ import logging
 from typing import Protocol
 
 import grpc
+from triptych.errors import InternalError, ServiceUnavailableError
+from triptych.status import from_rpc_error, has_details
+from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.cluster.connection import MAX_BACKOFF_S, Carried, Connection
-from triptych_common.errors import InternalError, ServiceUnavailableError
-from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES, was_closed
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
-from triptych_common.rpc.status import from_rpc_error, has_details
 
 log = logging.getLogger(__name__)
 #: Longest wait for the first message of a new session, in which the engine describes itself, in seconds.

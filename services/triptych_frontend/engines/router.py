@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
+from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
+from triptych.status import from_request_error
+from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.cluster.pool import Pool
-from triptych_common.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
-from triptych_common.pb import common_pb2, engine_pb2
-from triptych_common.rpc.status import from_request_error
 
 from triptych_frontend.engines.connection import MAX_ADD_BYTES, EngineConnection
 

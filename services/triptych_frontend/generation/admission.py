@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from triptych_common.errors import QueueFullError, ServiceUnavailableError
+from triptych.errors import QueueFullError, ServiceUnavailableError
 
 _RETRY_AFTER_S = 1.0
 

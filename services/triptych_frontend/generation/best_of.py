@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triptych_common.pb import generation_pb2
+from triptych.v1 import generation_pb2
 
 from triptych_frontend.generation.choice import Choice
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from triptych_common.errors import InternalError, TriptychError
-from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
+from triptych.errors import InternalError, TriptychError
+from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.status import to_request_error
 
 from triptych_frontend.generation.best_of import best_deltas

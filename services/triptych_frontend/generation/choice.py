@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
+from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 
 from triptych_frontend.generation.sampling import GenerationParams, ReasoningLimit
 from triptych_frontend.generation.sequences.continuation import joined_costs

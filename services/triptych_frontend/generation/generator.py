@@ -6,7 +6,7 @@ import contextlib
 import secrets
 from collections.abc import Callable
 
-from triptych_common.pb import common_pb2, engine_pb2
+from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.rpc.principal import ANONYMOUS, Principal
 from triptych_common.telemetry.logs import request_id_var
 

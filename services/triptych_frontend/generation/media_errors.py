@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from triptych_common.errors import EmbeddingUnavailableError, InternalError, ServiceUnavailableError, TriptychError
+from triptych.errors import EmbeddingUnavailableError, InternalError, ServiceUnavailableError, TriptychError
 
 from triptych_frontend.media.item import PreparedMedia
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from triptych_common.errors import ContextLengthError, InvalidRequestError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import ContextLengthError, InvalidRequestError
+from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_frontend.output.chain import OutputOptions
 from triptych_frontend.output.formats.parser import ParserOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from triptych_common.pb import generation_pb2
+from triptych.v1 import generation_pb2
 
 
 def whole_choices(deltas: Iterable[generation_pb2.ChoiceDelta]) -> list[generation_pb2.Choice]:

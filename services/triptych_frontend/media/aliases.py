@@ -6,7 +6,7 @@ import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from triptych_common.pb import common_pb2
+from triptych.v1 import common_pb2
 
 from triptych_frontend.media.item import MediaHeader
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from triptych_common.errors import InvalidRequestError, QueueFullError
+from triptych.errors import InvalidRequestError, QueueFullError
 
 _RETRY_AFTER_S = 1.0
 

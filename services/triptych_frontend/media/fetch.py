@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2
 from triptych_common.media.data_url import decode_data_url
-from triptych_common.pb import common_pb2
 from yarl import URL
 
 from triptych_frontend.media.address_guard import ForbiddenAddressError, GuardedResolver, check_literal

@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 import av
 import soundfile
 from PIL import Image, UnidentifiedImageError
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2
 from triptych_common.media.container import open_container
 from triptych_common.media.limits import IMAGE_FORMATS, MAX_SAMPLING_RATE, MAX_VIDEO_FRAMES, MIN_SAMPLING_RATE, MediaLimits
-from triptych_common.pb import common_pb2
 
 from triptych_frontend.media.item import AUDIO, IMAGE, MODALITY_NAMES, AudioHeader, ImageHeader, MediaHeader, VideoHeader
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from triptych_common.pb import common_pb2
+from triptych.v1 import common_pb2
 
 IMAGE, AUDIO, VIDEO = common_pb2.MODALITY_IMAGE, common_pb2.MODALITY_AUDIO, common_pb2.MODALITY_VIDEO
 #: Modality -> its name in chat templates, in transformers' processors and in error messages.

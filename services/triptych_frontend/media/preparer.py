@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from triptych_common.errors import InvalidRequestError, ServiceUnavailableError
+from triptych.errors import InvalidRequestError, ServiceUnavailableError
+from triptych.v1 import common_pb2
 from triptych_common.media.key import canonical_options, content_hash, media_key_of_hash
 from triptych_common.media.processor_options import check_option_numbers
-from triptych_common.pb import common_pb2
 from triptych_common.rpc.principal import Principal
 from triptych_common.rpc.structs import from_struct
 

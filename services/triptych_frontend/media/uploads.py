@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from triptych_common.errors import InvalidRequestError, ServiceUnavailableError
-from triptych_common.pb import generation_pb2
+from triptych.errors import InvalidRequestError, ServiceUnavailableError
+from triptych.v1 import generation_pb2
 
 from triptych_frontend.media.budget import MediaBudget, MediaHold
 

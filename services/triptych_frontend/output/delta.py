@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_frontend.output.events import Event, Reasoning, Stopped, Text, ToolArguments, ToolCallStarted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from triptych_common.pb import engine_pb2, generation_pb2
+from triptych.v1 import engine_pb2, generation_pb2
 
 from triptych_frontend.tokens.token_text import TokenTexts
 

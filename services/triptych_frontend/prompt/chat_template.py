@@ -11,8 +11,8 @@ from typing import Any
 
 import jinja2
 import jinja2.meta
-from triptych_common.errors import InvalidRequestError, StartupError
-from triptych_common.pb import common_pb2
+from triptych.errors import InvalidRequestError, StartupError
+from triptych.v1 import common_pb2
 
 from triptych_frontend.media.item import MODALITY_NAMES, Expansion, MediaPart
 from triptych_frontend.media.processors.placeholders import placeholder_ranges

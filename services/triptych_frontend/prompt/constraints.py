@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Executor
 
+from triptych.v1 import common_pb2
 from triptych_common.constraints.cache import ConstraintCache, warm_up
 from triptych_common.constraints.messages import to_spec, to_start_tokens
 from triptych_common.constraints.tokenizer import constraint_tokenizer
-from triptych_common.pb import common_pb2
 
 from triptych_frontend.tokens.tokenizer import Tokenizer
 

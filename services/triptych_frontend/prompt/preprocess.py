@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf import struct_pb2
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.rpc.principal import ANONYMOUS, Principal
 from triptych_common.rpc.structs import from_struct
 

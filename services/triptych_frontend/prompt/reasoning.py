@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import generation_pb2
+from triptych.errors import InvalidRequestError
+from triptych.v1 import generation_pb2
 
 #: Variables that turn reasoning on and off. Templates read one of them.
 _SWITCHES = ("enable_thinking", "thinking")

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from triptych.errors import InvalidRequestError
+from triptych.v1 import generation_pb2
 from triptych_common.constraints.messages import MAX_CONSTRAINT_BYTES
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import generation_pb2
 
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _Mode = generation_pb2.ToolChoice.Mode

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
-from triptych_common.errors import InvalidRequestError, ServiceUnavailableError
-from triptych_common.pb import (
+from triptych.errors import InvalidRequestError, ServiceUnavailableError
+from triptych.v1 import (
     common_pb2,
     detokenize_pb2,
     detokenize_pb2_grpc,

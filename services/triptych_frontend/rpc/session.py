@@ -7,8 +7,8 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from triptych_common.errors import InternalError, InvalidRequestError, TriptychError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import InternalError, InvalidRequestError, TriptychError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.rpc.interceptors import usable_request_id
 from triptych_common.rpc.status import to_request_error

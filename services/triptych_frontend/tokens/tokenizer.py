@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from triptych_common.errors import StartupError
+from triptych.errors import StartupError
 
 from triptych_frontend.tokens.token_text import TokenTexts
 from triptych_frontend.tokens.user_text import Piece, UserTextGuard, control_token_pattern

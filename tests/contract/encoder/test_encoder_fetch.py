@@ -10,7 +10,7 @@ import grpc
 import pytest
 from support.drivers.encoder_of_fakes import BYTES_PER_TOKEN, HIDDEN, BrokenStore, encoder_of_fakes
 from support.waiting import until
-from triptych_common.pb import encoder_pb2
+from triptych.v1 import encoder_pb2
 from triptych_encoder.cache.item import EncodedItem
 
 Tier = encoder_pb2.CacheTier

@@ -8,7 +8,7 @@ import random
 import pytest
 from support.drivers.encoder_of_fakes import BYTES_PER_TOKEN, HIDDEN, encoder_of_fakes
 from support.waiting import until
-from triptych_common.pb import encoder_pb2
+from triptych.v1 import encoder_pb2
 
 Tier = encoder_pb2.CacheTier
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 from support.drivers.encoder_of_fakes import BYTES_PER_TOKEN, BrokenStore, encoder_of_fakes
-from triptych_common.pb import common_pb2, encoder_pb2
+from triptych.v1 import common_pb2, encoder_pb2
 
 Tier = encoder_pb2.CacheTier
 

@@ -13,10 +13,10 @@ from support.builders.engine import a_tiny_llama_config, save_random_model
 from support.builders.tokenizer import byte_level_tokenizer
 from support.drivers.engine_service import Served, Session, a_message, alone, an_engine
 from support.waiting import until
+from triptych.errors import InvalidRequestError
+from triptych.status import from_request_error, from_rpc_error
+from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.constraints.spec import ConstraintSpec
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2, engine_pb2
-from triptych_common.rpc.status import from_request_error, from_rpc_error
 
 SPEC = ConstraintSpec("regex", "a+")
 

@@ -15,10 +15,10 @@ from support.fakes.encoder import FakeEncoder, encoder_pool
 from support.fakes.runner import VOCAB_SIZE, FakeRunner, embedding, expected_output, seen
 from support.grpc_server import serving
 from support.waiting import until
-from triptych_common.errors import Code, EmbeddingUnavailableError, InvalidRequestError, TriptychError
-from triptych_common.pb import common_pb2, encoder_pb2, engine_pb2, engine_pb2_grpc
+from triptych.errors import Code, EmbeddingUnavailableError, InvalidRequestError, TriptychError
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2, encoder_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import open_channel
-from triptych_common.rpc.status import from_rpc_error
 from triptych_engine.core import EngineCore
 from triptych_engine.media.fetcher import EmbeddingFetcher
 from triptych_engine.media.item import FetchOrder, Modality

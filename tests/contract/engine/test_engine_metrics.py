@@ -10,7 +10,7 @@ import pytest
 from support.builders.engine import a_tiny_llama_config, save_random_model
 from support.drivers.engine_service import a_message
 from support.media_stack import an_engine
-from triptych_common.pb import engine_pb2, engine_pb2_grpc
+from triptych.v1 import engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 
 pytestmark = pytest.mark.model

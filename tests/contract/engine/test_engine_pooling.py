@@ -16,10 +16,10 @@ from support.drivers.engine_service import an_engine
 from support.drivers.pooling import PoolingDriver
 from support.grpc_server import serving
 from support.waiting import until
-from triptych_common.errors import ContextLengthError, InvalidRequestError, UnimplementedError
-from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
+from triptych.errors import ContextLengthError, InvalidRequestError, UnimplementedError
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import open_channel
-from triptych_common.rpc.status import from_rpc_error
 from triptych_common.rpc.tensors import to_numpy
 from triptych_engine.core import EngineCore
 from triptych_engine.rpc.outbox import Outbox

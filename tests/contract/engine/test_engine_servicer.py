@@ -10,10 +10,10 @@ import pytest
 from support.drivers.engine_service import NUM_BLOCKS, Served, a_message, alone, an_engine
 from support.grpc_server import serving
 from support.waiting import until
-from triptych_common.errors import ServiceUnavailableError, TriptychError
-from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
+from triptych.errors import ServiceUnavailableError, TriptychError
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import open_channel
-from triptych_common.rpc.status import from_rpc_error
 from triptych_engine.rpc.outbox import Outbox
 from triptych_engine.rpc.servicer import EngineServicer
 

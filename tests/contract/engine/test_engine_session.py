@@ -11,9 +11,9 @@ import pytest
 from support.drivers.engine_service import NUM_BLOCKS, Session, a_message, alone, an_engine
 from support.fakes.runner import VOCAB_SIZE
 from support.waiting import until
-from triptych_common.errors import InternalError, InvalidRequestError, NeverFitsError, QueueFullError, ServiceUnavailableError
-from triptych_common.pb import common_pb2, engine_pb2
-from triptych_common.rpc.status import from_request_error
+from triptych.errors import InternalError, InvalidRequestError, NeverFitsError, QueueFullError, ServiceUnavailableError
+from triptych.status import from_request_error
+from triptych.v1 import common_pb2, engine_pb2
 from triptych_engine.rpc import servicer as servicer_module
 from triptych_engine.scheduling.request import Request
 

@@ -11,10 +11,10 @@ from support.builders.pooling import a_tokenizer, an_embedder
 from support.builders.tokenizer import write_model
 from support.waiting import until
 from tokenizers import Tokenizer
-from triptych_common.errors import UnimplementedError
+from triptych.errors import UnimplementedError
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.model.pooling import served_model
-from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.status import from_rpc_error
 
 _OPTIONS = generation_pb2.GenerationOptions(constraint=common_pb2.Constraint(regex="a"))
 

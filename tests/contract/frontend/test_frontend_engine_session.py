@@ -14,18 +14,18 @@ from support.builders.frontend import Bench, chat_request, frontend_bench, hello
 from support.builders.tokenizer import small_model_dir
 from support.fakes.engine import FakeEngine, says
 from support.grpc_server import serving
-from triptych_common.cluster import connection as cluster_connection
-from triptych_common.errors import (
+from triptych.errors import (
     ContextLengthError,
     InternalError,
     InvalidRequestError,
     ServiceUnavailableError,
     TriptychError,
 )
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2, control_pb2, engine_pb2, generation_pb2, generation_pb2_grpc
+from triptych_common.cluster import connection as cluster_connection
 from triptych_common.model.store import model_info
-from triptych_common.pb import common_pb2, control_pb2, engine_pb2, generation_pb2, generation_pb2_grpc
 from triptych_common.rpc.channels import open_channel
-from triptych_common.rpc.status import from_rpc_error
 from triptych_frontend.engines import connection as engine_connection
 from triptych_frontend.engines.router import EngineRouter
 

@@ -14,9 +14,9 @@ from support.builders.tokenizer import small_model_dir
 from support.fakes.engine import FakeEngine
 from support.grpc_server import serving
 from support.waiting import until
-from triptych_common.errors import QueueFullError
+from triptych.errors import QueueFullError
+from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 from triptych_common.model.store import model_info
-from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.status import to_request_error
 from triptych_frontend.engines.router import EngineRouter
 

@@ -7,12 +7,12 @@ from grpc.aio import AioRpcError
 from support.builders.frontend import chat_request, frontend_bench, ids, joined, last_delta
 from support.builders.tokenizer import IM_END_ID
 from support.fakes.engine import says
-from triptych_common.errors import (
+from triptych.errors import (
     TriptychError,
 )
-from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
-from triptych_common.rpc.status import from_rpc_error
 
 Options = generation_pb2.GenerationOptions
 

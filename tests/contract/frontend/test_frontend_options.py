@@ -15,9 +15,9 @@ from grpc.aio import AioRpcError
 from support.builders.frontend import TOKENIZER, chat_request, frontend_bench, ids, joined
 from support.builders.tokenizer import IM_END_ID, MAX_MODEL_LEN, write_model
 from support.fakes.engine import says
-from triptych_common.errors import InvalidRequestError, StartupError, TriptychError
-from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
-from triptych_common.rpc.status import from_rpc_error
+from triptych.errors import InvalidRequestError, StartupError, TriptychError
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 
 Options, Sampling = generation_pb2.GenerationOptions, common_pb2.SamplingParams
 Complete, BeamSearch = generation_pb2.CompleteRequest, generation_pb2.BeamSearch

@@ -19,16 +19,16 @@ from support.fakes.engine import FakeEngine
 from support.grpc_server import serving
 from support.waiting import until
 from transformers import AutoTokenizer
-from triptych_common.errors import (
+from triptych.errors import (
     ContextLengthError,
     InvalidRequestError,
     ServiceUnavailableError,
     TriptychError,
     UnimplementedError,
 )
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2, control_pb2, generation_pb2
 from triptych_common.model.pooling import served_model
-from triptych_common.pb import common_pb2, control_pb2, generation_pb2
-from triptych_common.rpc.status import from_rpc_error
 
 Input = generation_pb2.EmbedInput
 

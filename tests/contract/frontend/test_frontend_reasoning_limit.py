@@ -15,9 +15,9 @@ from support.drivers.media_frontend import PICTURE, media_bench, request
 from support.fakes.engine import Script, says, thinks
 from support.run_dir import run_dir
 from support.waiting import until
-from triptych_common.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
-from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
-from triptych_common.rpc.status import from_rpc_error
+from triptych.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 
 Message, Options, Sampling = generation_pb2.ChatMessage, generation_pb2.GenerationOptions, common_pb2.SamplingParams
 THOUGHT = ids("Let me think about it, again and again, and once more.")

@@ -9,7 +9,7 @@ from grpc.aio import AioRpcError
 from support.builders.frontend import chat_request, frontend_bench, ids, joined
 from support.builders.tokenizer import MAX_MODEL_LEN
 from support.fakes.engine import fails
-from triptych_common.errors import (
+from triptych.errors import (
     ContextLengthError,
     InvalidRequestError,
     ModelNotFoundError,
@@ -17,8 +17,9 @@ from triptych_common.errors import (
     QueueFullError,
     TriptychError,
 )
-from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
-from triptych_common.rpc.status import from_rpc_error, to_request_error
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2, engine_pb2, generation_pb2
+from triptych_common.rpc.status import to_request_error
 from triptych_common.rpc.structs import to_struct
 
 Options = generation_pb2.GenerationOptions

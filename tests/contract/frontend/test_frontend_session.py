@@ -12,9 +12,10 @@ from support.builders.frontend import Bench, chat_request, frontend_bench, ids, 
 from support.builders.tokenizer import IM_END_ID
 from support.fakes.engine import says
 from support.waiting import until
-from triptych_common.errors import ContextLengthError, InvalidRequestError, NeverFitsError, ServiceUnavailableError
-from triptych_common.pb import common_pb2, control_pb2, engine_pb2, generation_pb2
-from triptych_common.rpc.status import from_request_error, from_rpc_error, to_request_error
+from triptych.errors import ContextLengthError, InvalidRequestError, NeverFitsError, ServiceUnavailableError
+from triptych.status import from_request_error, from_rpc_error
+from triptych.v1 import common_pb2, control_pb2, engine_pb2, generation_pb2
+from triptych_common.rpc.status import to_request_error
 from triptych_frontend.rpc import session as session_module
 from triptych_frontend.rpc.session import GenerationSession
 

@@ -8,9 +8,9 @@ import pytest
 from grpc.aio import AioRpcError
 from support.builders.frontend import chat_request, frontend_bench, ids
 from support.builders.tokenizer import IM_END_ID, IM_START_ID, MAX_MODEL_LEN, VOCAB_SIZE, metaspace_tokenizer, write_model
-from triptych_common.errors import InvalidRequestError, TriptychError
-from triptych_common.pb import detokenize_pb2, generation_pb2, preprocess_pb2
-from triptych_common.rpc.status import from_rpc_error
+from triptych.errors import InvalidRequestError, TriptychError
+from triptych.status import from_rpc_error
+from triptych.v1 import detokenize_pb2, generation_pb2, preprocess_pb2
 from triptych_common.rpc.structs import to_struct
 
 PreprocessRequest = preprocess_pb2.PreprocessRequest

@@ -12,9 +12,9 @@ from support.builders.frontend import chat_request, frontend_bench, ids
 from support.builders.tokenizer import IM_END_ID, IM_START_ID
 from support.builders.tools import tool, tool_model_dir
 from support.fakes.engine import says
-from triptych_common.errors import InvalidRequestError, TriptychError
-from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.status import from_rpc_error
+from triptych.errors import InvalidRequestError, TriptychError
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2, generation_pb2
 
 Choice = generation_pb2.ToolChoice
 Message, Options = generation_pb2.ChatMessage, generation_pb2.GenerationOptions
@@ -173,7 +173,7 @@ async def test_history_with_calls_and_results_reaches_the_template_and_forges_no
 
 
 def _preprocess(request: generation_pb2.ChatRequest) -> Any:
-    from triptych_common.pb import preprocess_pb2
+    from triptych.v1 import preprocess_pb2
 
     return preprocess_pb2.PreprocessRequest(chat=request)
 

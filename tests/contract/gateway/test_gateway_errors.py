@@ -9,18 +9,21 @@ import orjson
 import pytest
 from support.fakes.frontend import FakeFrontend, Script, fails, running, text_deltas
 from support.fakes.gateway import CHAT, COMPLETION, client_of, events_of, gateway_client
-from triptych_common.errors import (
+from triptych.errors import (
     ContextLengthError,
+    DeadlineExceededError,
     DuplicateRequestError,
     InvalidRequestError,
     NeverFitsError,
+    PermissionDeniedError,
     QueueFullError,
     RequestAbortedError,
     ServiceUnavailableError,
     TriptychError,
+    UnauthenticatedError,
     UnimplementedError,
 )
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_gateway.app import create_app
 from triptych_gateway.settings import GatewaySettings
 
@@ -32,6 +35,9 @@ ROWS: list[tuple[TriptychError, int, str]] = [
     (DuplicateRequestError("id in use"), 409, "duplicate_request"),
     (QueueFullError("64 wait", retry_after_s=1.2), 429, "queue_full"),
     (RequestAbortedError("aborted"), 499, "aborted"),
+    (UnauthenticatedError("no such key"), 401, "invalid_api_key"),
+    (PermissionDeniedError("not this model"), 403, "permission_denied"),
+    (DeadlineExceededError("too late"), 504, "deadline_exceeded"),
     (ServiceUnavailableError("the engine is away"), 503, "service_unavailable"),
     (TriptychError("broken"), 500, "internal_error"),
 ]

@@ -11,7 +11,7 @@ import httpx
 from support.fakes.frontend import FakeFrontend, running, says
 from support.fakes.gateway import CHAT, client_of
 from support.waiting import until
-from triptych_common.pb import common_pb2
+from triptych.v1 import common_pb2
 from triptych_gateway.app import create_app
 from triptych_gateway.settings import GatewaySettings
 

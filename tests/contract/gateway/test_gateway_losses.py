@@ -13,10 +13,10 @@ import pytest
 from support.fakes.frontend import MODEL, FakeFrontend, running, says
 from support.fakes.gateway import CHAT, client_of, gateway_client
 from support.waiting import until
+from triptych.errors import InternalError, ServiceUnavailableError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import Update
-from triptych_common.errors import InternalError, ServiceUnavailableError
-from triptych_common.pb import common_pb2, generation_pb2
 from triptych_gateway.app import create_app
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
 from triptych_gateway.frontends.client import FrontendClient

@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 import pytest
 from support.fakes.frontend import MODEL, FakeFrontend, fails, running, says
 from support.waiting import until
+from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import StaticResolver
-from triptych_common.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError
-from triptych_common.pb import common_pb2, generation_pb2
 from triptych_gateway.frontends import connection as frontend_connection
 from triptych_gateway.frontends.calls import FrontendCall
 from triptych_gateway.frontends.connection import FrontendConnection

@@ -18,9 +18,9 @@ from support.drivers.media_frontend import request
 from support.fakes.engine import says
 from support.fakes.media_engine import FakeMediaEngine
 from support.waiting import until
+from triptych.errors import QueueFullError, ServiceUnavailableError
+from triptych.status import from_rpc_error
 from triptych_cli.stack.ports import free_port
-from triptych_common.errors import QueueFullError, ServiceUnavailableError
-from triptych_common.rpc.status import from_rpc_error
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 _START_TIMEOUT_S = 90.0

@@ -20,9 +20,9 @@ from support.builders.media import a_picture, a_png_that_claims, a_sound_file, a
 from support.builders.multimodal import FAMILIES, build_checkpoint, modalities
 from support.builders.tokenizer import write_model
 from support.drivers.encoder import MODALITIES, an_encoder
-from triptych_common.errors import UnsupportedModelError
+from triptych.errors import UnsupportedModelError
+from triptych.v1 import common_pb2, control_pb2, control_pb2_grpc, encoder_pb2, encoder_pb2_grpc
 from triptych_common.media.limits import MediaLimits
-from triptych_common.pb import common_pb2, control_pb2, control_pb2_grpc, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 from triptych_encoder.media.preprocess import Preprocessor
 from triptych_encoder.tower.loading import load_config, load_towers

@@ -13,7 +13,7 @@ from support.builders.media import a_picture, an_image_file
 from support.builders.multimodal import build_checkpoint
 from support.drivers.encoder import an_encoder
 from support.shared_store import running_store, server_program
-from triptych_common.pb import common_pb2, encoder_pb2
+from triptych.v1 import common_pb2, encoder_pb2
 from triptych_encoder.cache import store as store_module
 from triptych_encoder.cache.item import EncodedItem, HostTensor
 from triptych_encoder.cache.store import SharedStore

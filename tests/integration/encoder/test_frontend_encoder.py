@@ -11,9 +11,9 @@ import support.builders.media_files as media
 from PIL import Image
 from support.builders.multimodal import FAMILIES, build_checkpoint, modalities
 from support.drivers.encoder import an_encoder
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2
 from triptych_common.model.store import model_info
-from triptych_common.pb import common_pb2
 from triptych_common.rpc.principal import ANONYMOUS, Principal
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import ensure

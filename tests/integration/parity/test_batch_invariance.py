@@ -10,7 +10,7 @@ import torch
 from support.builders.engine import a_request, a_tiny_llama_config, save_random_model
 from support.drivers.engine import EngineDriver, Generated
 from transformers import GPT2Config
-from triptych_common.errors import UnsupportedModelError
+from triptych.errors import UnsupportedModelError
 from triptych_common.model.store import TEXT_MODEL, resolve_model
 from triptych_engine.runner.cpu.modules import OneDnnLinear
 from triptych_engine.scheduling.request import Request

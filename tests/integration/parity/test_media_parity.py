@@ -19,9 +19,9 @@ from support.builders.media import a_picture, a_sound_file, a_video_file, an_ima
 from support.builders.multimodal import FAMILIES, build_checkpoint, modalities
 from support.media_reference import audio_inputs, image_inputs, video_inputs
 from support.media_stack import Answer, MediaStack, a_media_stack
-from triptych_common.errors import EmbeddingUnavailableError
-from triptych_common.pb import common_pb2
-from triptych_common.rpc.status import from_rpc_error
+from triptych.errors import EmbeddingUnavailableError
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2
 from triptych_encoder.media.processors import VIDEO_MODEL_TYPES
 from triptych_frontend.prompt.preprocess import Prompt
 

@@ -17,7 +17,7 @@ from support.drivers.encoder import an_encoder
 from support.media_reference import image_inputs
 from support.media_stack import an_engine
 from support.waiting import until
-from triptych_common.pb import common_pb2, generation_pb2, generation_pb2_grpc, preprocess_pb2, preprocess_pb2_grpc
+from triptych.v1 import common_pb2, generation_pb2, generation_pb2_grpc, preprocess_pb2, preprocess_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 from triptych_frontend.service import Frontend
 from triptych_frontend.settings import FrontendSettings

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from support.stack import QUESTION, Stack
-from triptych_common.pb import generation_pb2, preprocess_pb2, preprocess_pb2_grpc
+from triptych.v1 import generation_pb2, preprocess_pb2, preprocess_pb2_grpc
 from triptych_common.settings import DEFAULT_MODEL
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]

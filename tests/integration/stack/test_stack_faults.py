@@ -13,8 +13,8 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from support.stack import QUESTION, SOON_S, Stack, running_stack
-from triptych_common.pb import common_pb2, generation_pb2, generation_pb2_grpc
-from triptych_common.rpc.status import DETAILS_KEY
+from triptych.status import DETAILS_KEY
+from triptych.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from triptych_common.settings import DEFAULT_MODEL
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]

@@ -14,7 +14,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from support.stack import QUESTION, SOON_S, Stack
-from triptych_common.pb import common_pb2, control_pb2
+from triptych.v1 import common_pb2, control_pb2
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
 _SERVING = health_pb2.HealthCheckResponse.SERVING

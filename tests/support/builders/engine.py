@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
-from triptych_common.pb import common_pb2, engine_pb2
+from triptych.v1 import common_pb2, engine_pb2
 from triptych_engine.media.item import Bidirectional, MediaTraits, Modality
 from triptych_engine.rpc.convert_media import to_prompt_media
 from triptych_engine.scheduling.kv_cache import KVCacheManager

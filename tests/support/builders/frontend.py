@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from triptych.v1 import control_pb2_grpc, detokenize_pb2_grpc, generation_pb2, generation_pb2_grpc, preprocess_pb2_grpc
 from triptych_common.model.store import model_info
-from triptych_common.pb import control_pb2_grpc, detokenize_pb2_grpc, generation_pb2, generation_pb2_grpc, preprocess_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 from triptych_common.rpc.control import READINESS
 from triptych_frontend.service import Frontend

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from triptych_common.pb import generation_pb2
+from triptych.v1 import generation_pb2
 
 from support.builders.tokenizer import write_model
 from support.run_dir import run_dir

@@ -8,7 +8,7 @@ from typing import Any
 
 import anthropic
 import httpx2
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.v1 import common_pb2, generation_pb2
 
 from support.fakes.frontend import MODEL, FakeFrontend, Script
 from support.fakes.gateway import gateway_app

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.media.key import canonical_options, media_key
-from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 from triptych_common.rpc.structs import from_struct, to_struct
 from triptych_common.rpc.tensors import DTYPE_NAMES

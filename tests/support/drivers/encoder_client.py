@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from triptych.v1 import common_pb2
 from triptych_common.media.key import media_key
-from triptych_common.pb import common_pb2
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.media.item import Expansion, MediaFile, PreparedMedia

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 from triptych_encoder.cache.embedding_cache import EmbeddingCache
 from triptych_encoder.cache.evictions import EvictionFeed

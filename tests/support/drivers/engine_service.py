@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import grpc
-from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
+from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 from triptych_engine.core import EngineCore
 from triptych_engine.rpc.outbox import Outbox

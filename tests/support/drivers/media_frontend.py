@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from grpc.aio import AioRpcError
-from triptych_common.errors import (
+from triptych.errors import (
     TriptychError,
 )
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.media.key import media_key
 from triptych_common.model.store import model_info
-from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.status import from_rpc_error
 
 import support.builders.media_files as media
 from support.builders.frontend import Bench, chat_request, frontend_bench

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import openai
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.v1 import common_pb2, generation_pb2
 
 from support.fakes.frontend import Delta, FakeFrontend, Script
 from support.fakes.gateway import gateway_server

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2, generation_pb2, generation_pb2_grpc
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 
 from support.grpc_server import serving
 

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
+from triptych.errors import Code, EmbeddingUnavailableError, TriptychError
+from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import StaticResolver
-from triptych_common.errors import Code, EmbeddingUnavailableError, TriptychError
 from triptych_common.media.key import canonical_options, media_key
-from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.control import Health
 from triptych_common.rpc.status import to_request_error
 from triptych_common.rpc.structs import from_struct

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 import numpy as np
-from triptych_common.errors import ServiceUnavailableError
-from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc
+from triptych.errors import ServiceUnavailableError
+from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.tensors import from_numpy
 
 #: The engine's outputs for a request, step by step. A pure function; it sets no request id.

@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
-from triptych_common.errors import ModelNotFoundError, TriptychError
-from triptych_common.pb import (
+from triptych.errors import ModelNotFoundError, TriptychError
+from triptych.v1 import (
     common_pb2,
     detokenize_pb2,
     detokenize_pb2_grpc,

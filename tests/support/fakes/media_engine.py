@@ -6,8 +6,8 @@ import asyncio
 from collections import Counter
 
 import grpc
-from triptych_common.errors import EmbeddingUnavailableError
-from triptych_common.pb import common_pb2, encoder_pb2, encoder_pb2_grpc, engine_pb2
+from triptych.errors import EmbeddingUnavailableError
+from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc, engine_pb2
 from triptych_common.rpc.channels import open_channel
 from triptych_common.rpc.status import to_request_error
 

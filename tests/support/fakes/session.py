@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
-from triptych_common.pb import common_pb2, generation_pb2, generation_pb2_grpc
+from triptych.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from triptych_common.rpc.status import to_request_error
 from triptych_common.telemetry.logs import request_id_var
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.v1 import common_pb2, generation_pb2
 
 from support.fakes.frontend import STOP, Delta, FakeFrontend
 

@@ -8,9 +8,9 @@ import io
 import grpc
 import pytest
 from support.fakes.echo_frontend import echo_frontend
+from triptych.v1 import generation_pb2_grpc
 from triptych_cli.chat import Conversation, chat
 from triptych_cli.errors import CommandError
-from triptych_common.pb import generation_pb2_grpc
 
 
 async def test_piped_lines_are_turns_of_one_conversation() -> None:

@@ -42,7 +42,9 @@ def test_a_service_whose_packages_are_missing_says_what_to_install() -> None:
     program = "import sys; sys.modules['uvicorn'] = None; from triptych_cli.main import app; app()"
     done = subprocess.run([sys.executable, "-c", program, "gateway"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == "triptych: the gateway needs uvicorn, which is not installed; run: pip install 'triptych[gateway]'\n"
+    assert (
+        done.stderr == "triptych: the gateway needs uvicorn, which is not installed; run: pip install 'triptych-server[gateway]'\n"
+    )
 
 
 def test_service_flags_are_taken_out_with_their_values() -> None:

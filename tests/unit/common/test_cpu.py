@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 
 import pytest
-from triptych_common.errors import StartupError
+from triptych.errors import StartupError
 from triptych_common.host import cpu
 
 SKYLAKE = frozenset(["avx2", "fma", "bmi2", "f16c", "sse4_2", "ssse3", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])

@@ -2,8 +2,8 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from triptych.v1 import common_pb2
 from triptych_common.media.key import canonical_options, media_key
-from triptych_common.pb import common_pb2
 
 PARTS = st.tuples(
     st.binary(max_size=4),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from triptych_common.errors import StartupError
+from triptych.errors import StartupError
 from triptych_common.model.store import BUILTIN_MODELS, builtin_dir, read_json, resolve_model
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from triptych_common.errors import InvalidRequestError, StartupError, UnimplementedError
+from triptych.errors import InvalidRequestError, StartupError, UnimplementedError
+from triptych.v1 import common_pb2
 from triptych_common.model.pooling import PoolingModel, check_pooling, pooling_model, served_model
-from triptych_common.pb import common_pb2
 
 _BERT = {"architectures": ["BertModel"], "model_type": "bert", "hidden_size": 8, "max_position_embeddings": 64}
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "max_position_embeddings": 64}

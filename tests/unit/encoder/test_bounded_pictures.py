@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from support.builders.media_files import checkpoint, image, video
-from triptych_common.errors import ContextLengthError, InvalidRequestError
+from triptych.errors import ContextLengthError, InvalidRequestError
+from triptych.v1 import common_pb2
 from triptych_common.media.geometry import resized
 from triptych_common.media.limits import MediaLimits
 from triptych_common.media.processor_options import NOT_FOR_REQUESTS, check_option_numbers
-from triptych_common.pb import common_pb2
 from triptych_encoder.media.image import decode_image
 from triptych_encoder.media.preprocess import Preprocessor
 from triptych_encoder.tower.loading import load_config

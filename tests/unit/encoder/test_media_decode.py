@@ -23,7 +23,7 @@ from support.builders.media import (
     an_image_file,
     samples,
 )
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
 from triptych_common.media.geometry import FrameSampling, resampled_length
 from triptych_common.media.limits import MediaLimits
 from triptych_encoder.media import video

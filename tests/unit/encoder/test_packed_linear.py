@@ -11,9 +11,9 @@ from support.builders.multimodal import FAMILIES, build_checkpoint
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
+from triptych.v1 import common_pb2
 from triptych_common.host import cpu
 from triptych_common.media.limits import MediaLimits
-from triptych_common.pb import common_pb2
 from triptych_encoder.media.preprocess import Preprocessor
 from triptych_encoder.tower import loading
 from triptych_encoder.tower.packed_linear import PackedLinear, compute_dtype, pack_linears

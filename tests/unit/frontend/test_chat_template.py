@@ -18,7 +18,7 @@ from support.builders.tokenizer import (
     write_model,
 )
 from tokenizers import AddedToken, normalizers
-from triptych_common.errors import InvalidRequestError, StartupError
+from triptych.errors import InvalidRequestError, StartupError
 from triptych_common.model.store import resolve_model
 from triptych_frontend.prompt.chat_template import ChatTemplate, RenderedChat
 from triptych_frontend.prompt.conversation import ChatTurn

@@ -9,8 +9,8 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
-from triptych_common.errors import ContextLengthError, InvalidRequestError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import ContextLengthError, InvalidRequestError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_frontend.generation.sampling import _RANGES, GenerationParams, check_options, max_output_tokens, seed_of_choice
 from triptych_frontend.output.chain import OutputOptions
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from triptych_common.errors import InternalError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import InternalError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_gateway.dialects.dialect import Choice
 from triptych_gateway.frontends.calls import Calls
 

@@ -9,8 +9,8 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.rpc.structs import from_struct
 from triptych_gateway.dialects.convert import chat_call, chat_messages, complete_calls
 from triptych_gateway.dialects.fields import in_client_terms

@@ -8,7 +8,7 @@ import pytest
 from fastapi import Request
 from support.fakes.frontend import FakeFrontend
 from support.fakes.gateway import client_of, gateway_app
-from triptych_common.errors import QueueFullError
+from triptych.errors import QueueFullError
 from triptych_gateway import app as gateway_module
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.errors import ApiError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from triptych_common.errors import ServiceUnavailableError
+from triptych.errors import ServiceUnavailableError
 from triptych_gateway.answers.lifecycle import until_disconnect
 from triptych_gateway.errors import ClientDisconnectedError
 

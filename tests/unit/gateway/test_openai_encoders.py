@@ -6,8 +6,8 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from triptych_common.errors import ServiceUnavailableError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import ServiceUnavailableError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.openai.chat import ChatEncoder
 from triptych_gateway.dialects.openai.completions import CompletionEncoder

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from triptych_common.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
+from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
 
 from triptych_gateway.answers.responses.keeper import Keeper, Turn, ended_record
 from triptych_gateway.dialects.responses.encoder import ResponsesEncoder

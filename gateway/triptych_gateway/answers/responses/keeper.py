@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
-from triptych_common.errors import InvalidRequestError, TriptychError
+from triptych.errors import InvalidRequestError, TriptychError
 
 from triptych_gateway.dialects.responses.context import Context, history_of, read_items
 from triptych_gateway.dialects.responses.encoder import ResponsesEncoder

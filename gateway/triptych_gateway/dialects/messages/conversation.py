@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import orjson
 import pybase64
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.media.data_url import decode_data_url
-from triptych_common.pb import common_pb2, generation_pb2
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 
 from triptych_gateway.dialects.messages.signature import thinking_of

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import orjson
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_gateway.dialects.fields import FieldNames
 from triptych_gateway.dialects.messages.conversation import ConversationWriter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych_common.pb import generation_pb2
+from triptych.v1 import generation_pb2
 
 from triptych_gateway.dialects.dialect import Call, Encoder
 from triptych_gateway.dialects.messages import convert

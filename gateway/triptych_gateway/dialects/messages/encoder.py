@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 from pydantic_core import from_json
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.dialect import Choice

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from triptych_common.pb import generation_pb2
+from triptych.v1 import generation_pb2
 
 from triptych_gateway.dialects import convert
 from triptych_gateway.dialects.dialect import Call, Choice, Encoder

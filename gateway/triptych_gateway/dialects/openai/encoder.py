@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import orjson
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.cost_json import triptych_json, usage_json

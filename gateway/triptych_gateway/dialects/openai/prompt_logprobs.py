@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from triptych_common.pb import generation_pb2
+from triptych.v1 import generation_pb2
 
 #: OpenAI's value for log probabilities that are too low.
 _LOWEST_LOGPROB = -9999.0

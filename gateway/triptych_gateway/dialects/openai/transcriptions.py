@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.dialect import Call, Choice, Encoder

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from triptych_common.errors import InternalError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import InternalError
+from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.dialect import Choice

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import generation_pb2
+from triptych.errors import InvalidRequestError
+from triptych.v1 import generation_pb2
 
 from triptych_gateway.dialects.fields import in_client_terms
 from triptych_gateway.dialects.media import media_item

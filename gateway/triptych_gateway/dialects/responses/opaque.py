@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
 
 _MARK = "tpv1."
 _CHECKSUM_BYTES = 4

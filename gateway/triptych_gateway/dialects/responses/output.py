@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from triptych_common.pb import generation_pb2
+from triptych.v1 import generation_pb2
 
 from triptych_gateway.dialects.openai.prompt_logprobs import finite_logprob
 from triptych_gateway.dialects.responses.events import DeltaTemplate, EventWriter

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_gateway.dialects.conversation import json_text, template_kwargs
 from triptych_gateway.dialects.convert import generation_options, sampling_params

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from triptych_common.pb import common_pb2
+from triptych.v1 import common_pb2
 
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.cost_json import triptych_json

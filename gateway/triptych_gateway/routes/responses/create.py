@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from fastapi import Request, Response
-from triptych_common.errors import TriptychError
-from triptych_common.pb import common_pb2, generation_pb2, preprocess_pb2
+from triptych.errors import TriptychError
+from triptych.v1 import common_pb2, generation_pb2, preprocess_pb2
 
 from triptych_gateway.answers.answer import Answer
 from triptych_gateway.answers.responses.background import Run

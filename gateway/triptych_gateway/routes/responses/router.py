@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import Depends, Query, Request, Response
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
 
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.answers.responses.keeper import Keeper

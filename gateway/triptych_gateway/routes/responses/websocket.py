@@ -17,8 +17,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocket, WebSocketDisconnect
-from triptych_common.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError
-from triptych_common.pb import common_pb2
+from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError
+from triptych.v1 import common_pb2
 from triptych_common.rpc.interceptors import usable_request_id
 
 from triptych_gateway.answers.answer import Answer

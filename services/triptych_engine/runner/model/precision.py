@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from triptych_common.errors import StartupError
+from triptych.errors import StartupError
 from triptych_common.host import cpu
 
 

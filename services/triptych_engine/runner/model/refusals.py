@@ -7,7 +7,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
-from triptych_common.errors import UnsupportedModelError
+from triptych.errors import UnsupportedModelError
 
 _ATTENTION_LAYER_TYPES = {"full_attention", "sliding_attention"}
 

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
-from triptych_common.errors import StartupError
+from triptych.errors import StartupError
 from triptych_common.model.pooling import Activation, PoolingModel
 from triptych_common.model.store import read_json
 

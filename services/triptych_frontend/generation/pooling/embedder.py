@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from triptych_common.errors import InvalidRequestError, TriptychError, UnimplementedError
+from triptych.errors import InvalidRequestError, TriptychError, UnimplementedError
+from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 from triptych_common.model.pooling import PoolingModel, check_pooling
-from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.rpc.tensors import from_numpy
 from triptych_common.telemetry.logs import request_id_var

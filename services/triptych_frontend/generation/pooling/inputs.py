@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from triptych_common.errors import ContextLengthError, InvalidRequestError, TriptychError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import ContextLengthError, InvalidRequestError, TriptychError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.rpc.principal import Principal
 
 from triptych_frontend.prompt.preprocess import Preprocessor, Prompt

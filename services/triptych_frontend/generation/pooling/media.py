@@ -9,8 +9,8 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 
-from triptych_common.errors import TriptychError
-from triptych_common.pb import engine_pb2
+from triptych.errors import TriptychError
+from triptych.v1 import engine_pb2
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import MediaEncoding

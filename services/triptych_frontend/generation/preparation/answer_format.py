@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from triptych_common.errors import InvalidRequestError, StartupError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import InvalidRequestError, StartupError
+from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_frontend.generation.sampling import ReasoningLimit
 from triptych_frontend.output.formats.grammar import CallableTool, CallGrammar, closed_schema

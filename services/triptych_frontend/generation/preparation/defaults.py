@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from triptych_common.errors import InvalidRequestError, StartupError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import InvalidRequestError, StartupError
+from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_frontend.generation.sampling import check_options
 

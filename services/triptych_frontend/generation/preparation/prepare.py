@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.rpc.principal import Principal
 
 from triptych_frontend.generation.preparation.answer_format import AnswerFormat, AnswerFormats

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_frontend.generation.sampling import MAX_BAD_SEQUENCE_TOKENS, MAX_BAD_SEQUENCES, check_range
 from triptych_frontend.prompt.preprocess import Prompt

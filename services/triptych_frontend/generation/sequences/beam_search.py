@@ -7,8 +7,8 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from heapq import nlargest
 
-from triptych_common.errors import InternalError, TriptychError
-from triptych_common.pb import common_pb2, engine_pb2
+from triptych.errors import InternalError, TriptychError
+from triptych.v1 import common_pb2, engine_pb2
 
 from triptych_frontend.engines.router import EngineCall, EngineRouter, Listener
 from triptych_frontend.generation.preparation.search import BeamOptions

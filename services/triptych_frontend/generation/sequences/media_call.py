@@ -12,8 +12,8 @@ import logging
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from triptych_common.errors import EmbeddingUnavailableError, InternalError, TriptychError
-from triptych_common.pb import engine_pb2, generation_pb2
+from triptych.errors import EmbeddingUnavailableError, InternalError, TriptychError
+from triptych.v1 import engine_pb2, generation_pb2
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import MediaEncoding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triptych_common.pb import engine_pb2, generation_pb2
+from triptych.v1 import engine_pb2, generation_pb2
 
 from triptych_frontend.encoders.encoding import MediaEncoding
 from triptych_frontend.media.item import PreparedMedia

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triptych_common.errors import TriptychError
-from triptych_common.pb import engine_pb2
+from triptych.errors import TriptychError
+from triptych.v1 import engine_pb2
 
 from triptych_frontend.engines.router import EngineRouter, Listener
 from triptych_frontend.generation.sequences.continuation import after_reasoning, of_one

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
 
 DETAILS = ("auto", "low", "high")
 #: Pixels of a coarse image, where a model takes any number: OpenAI's 512 x 512.

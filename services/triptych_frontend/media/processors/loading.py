@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from triptych_common.errors import StartupError
+from triptych.errors import StartupError
 from triptych_common.model.store import read_json
 
 from triptych_frontend.media.processors.sizes_only import sized_feature_extractor, sized_image_processor

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from triptych_common.errors import ContextLengthError, InvalidRequestError
+from triptych.errors import ContextLengthError, InvalidRequestError
+from triptych.v1 import common_pb2
 from triptych_common.media.geometry import VIDEO_OPTIONS, FrameSampling, resampled_length
 from triptych_common.media.key import canonical_options
 from triptych_common.media.processor_options import NOT_FOR_REQUESTS
-from triptych_common.pb import common_pb2
 
 from triptych_frontend.media.item import (
     AUDIO,

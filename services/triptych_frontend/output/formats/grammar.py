@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from triptych.errors import InvalidRequestError
 from triptych_common.constraints.compiler import json_rule
-from triptych_common.errors import InvalidRequestError
 
 from triptych_frontend.output.formats.table import CallStyle, ToolFormat
 

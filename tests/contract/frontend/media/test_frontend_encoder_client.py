@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support.drivers.encoder_client import encoders, item
 from support.waiting import until
-from triptych_common.errors import (
+from triptych.errors import (
     EmbeddingUnavailableError,
     InternalError,
     InvalidRequestError,

@@ -8,10 +8,10 @@ import pytest
 from support.fakes.encoder import FakeEncoder, encoder_pool
 from support.grpc_server import serving
 from support.waiting import until
+from triptych.v1 import common_pb2
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import StaticResolver
-from triptych_common.pb import common_pb2
 
 MODEL = common_pb2.ModelInfo(name="m", fingerprint="f")
 

@@ -13,12 +13,12 @@ from grpc.aio import AioRpcError
 from support.builders.frontend import Bench, chat_request, frontend_bench
 from support.fakes.encoder import SCOPE, FakeEncoder
 from support.grpc_server import serving
-from triptych_common.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
+from triptych.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2, generation_pb2, preprocess_pb2
 from triptych_common.media.key import canonical_options, media_key
 from triptych_common.model.store import model_info
-from triptych_common.pb import common_pb2, generation_pb2, preprocess_pb2
 from triptych_common.rpc.principal import Principal
-from triptych_common.rpc.status import from_rpc_error
 from triptych_common.rpc.structs import to_struct
 from triptych_common.rpc.tensors import to_numpy
 

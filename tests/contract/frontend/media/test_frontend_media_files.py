@@ -11,11 +11,11 @@ import pytest
 from support.builders.frontend import joined
 from support.drivers.media_frontend import IMAGE, OTHER, PICTURE, Item, MediaBench, media_bench, request
 from support.waiting import until
-from triptych_common.errors import (
+from triptych.errors import (
     InvalidRequestError,
     QueueFullError,
 )
-from triptych_common.pb import control_pb2, generation_pb2
+from triptych.v1 import control_pb2, generation_pb2
 
 
 async def test_bytes_and_leases_are_held_until_the_first_token() -> None:

@@ -7,10 +7,10 @@ import asyncio
 import httpx
 from support.builders.frontend import joined
 from support.drivers.media_frontend import IMAGE, KEY, OTHER, PICTURE, media_bench, request
-from triptych_common.errors import (
+from triptych.errors import (
     InvalidRequestError,
 )
-from triptych_common.pb import common_pb2, encoder_pb2, generation_pb2
+from triptych.v1 import common_pb2, encoder_pb2, generation_pb2
 
 
 async def test_an_image_is_encoded_fetched_and_answered() -> None:

@@ -15,7 +15,7 @@ from support.fakes.engine import Script, fails, says
 from support.fakes.media_engine import FakeMediaEngine
 from support.grpc_server import serving
 from support.waiting import until
-from triptych_common.errors import (
+from triptych.errors import (
     EmbeddingUnavailableError,
     InternalError,
     InvalidRequestError,
@@ -23,9 +23,10 @@ from triptych_common.errors import (
     ServiceUnavailableError,
     TriptychError,
 )
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 from triptych_common.model.store import model_info
-from triptych_common.pb import common_pb2, engine_pb2, generation_pb2
-from triptych_common.rpc.status import from_rpc_error, to_request_error
+from triptych_common.rpc.status import to_request_error
 
 
 @pytest.mark.parametrize("num_choices", [1, 3])

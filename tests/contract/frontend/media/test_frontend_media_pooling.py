@@ -16,17 +16,17 @@ from support.fakes.encoder import FakeEncoder
 from support.fakes.media_engine import FakeMediaEngine
 from support.grpc_server import serving
 from support.waiting import until
-from triptych_common.errors import (
+from triptych.errors import (
     ContextLengthError,
     InvalidRequestError,
     QueueFullError,
     ServiceUnavailableError,
     TriptychError,
 )
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.model.pooling import served_model
 from triptych_common.model.store import model_info
-from triptych_common.pb import common_pb2, generation_pb2
-from triptych_common.rpc.status import from_rpc_error
 
 _ITEM = "inputs[1].messages.messages[0].content[0].media"
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from support.drivers.anthropic import HI, LENGTH, WEATHER, Delta, answers, async_client, call, sse, text, thought
 from support.fakes.frontend import MODEL, FakeFrontend, Script
 from support.fakes.gateway import gateway_client, gateway_server
-from triptych_common.pb import common_pb2
+from triptych.v1 import common_pb2
 
 ASKS = HI | {"tools": [WEATHER]}
 

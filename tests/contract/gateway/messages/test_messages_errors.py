@@ -9,7 +9,7 @@ import pytest
 from support.drivers.anthropic import HI, WEATHER, async_client, sse
 from support.fakes.frontend import FakeFrontend, fails
 from support.fakes.gateway import client_of, gateway_app, gateway_client
-from triptych_common.errors import ContextLengthError, InternalError, InvalidRequestError, QueueFullError, ServiceUnavailableError
+from triptych.errors import ContextLengthError, InternalError, InvalidRequestError, QueueFullError, ServiceUnavailableError
 
 USED = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "f", "input": {}}]}
 

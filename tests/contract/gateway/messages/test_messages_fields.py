@@ -11,7 +11,7 @@ from anthropic.types.beta import message_create_params as beta_params
 from support.drivers.anthropic import HI, WEATHER
 from support.fakes.frontend import FakeFrontend
 from support.fakes.gateway import gateway_client
-from triptych_common.pb import generation_pb2
+from triptych.v1 import generation_pb2
 from triptych_gateway.schemas.common import NoOp
 from triptych_gateway.schemas.messages.request import CountTokensRequest, MessagesRequest
 

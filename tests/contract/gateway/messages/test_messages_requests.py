@@ -12,7 +12,7 @@ import pytest
 from support.builders.media_files import image
 from support.drivers.anthropic import HI, WEATHER, async_client
 from support.fakes.frontend import MODEL, FakeFrontend
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.v1 import common_pb2, generation_pb2
 
 CALLED = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Paris", "a": [1, 2.5, None]}}
 ASKED = [{"role": "user", "content": "Weather?"}, {"role": "assistant", "content": [CALLED]}]

@@ -14,8 +14,8 @@ from openai.types.audio import transcription_create_params, translation_create_p
 from support.builders.media_files import sound
 from support.fakes.frontend import MODEL, FakeFrontend, Script, fails, text_deltas
 from support.fakes.gateway import gateway_app, gateway_client, gateway_server
-from triptych_common.errors import InvalidRequestError, ServiceUnavailableError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import InvalidRequestError, ServiceUnavailableError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_gateway.schemas.audio.transcriptions import TranscriptionRequest, TranslationRequest
 from triptych_gateway.schemas.common import NoOp
 

@@ -11,8 +11,8 @@ import pytest
 from support.fakes.frontend import MODEL, FakeFrontend, Script, fails, says, text_deltas
 from support.fakes.gateway import CHAT, events_of, gateway_client
 from support.sdk import openai_client
-from triptych_common.errors import ContextLengthError, InternalError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import ContextLengthError, InternalError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_gateway.schemas.chat.answers import ChatCompletion
 
 MESSAGES: Any = CHAT["messages"]

@@ -9,8 +9,8 @@ import orjson
 import pytest
 from support.fakes.frontend import FakeFrontend, Script, fails, says, text_deltas
 from support.fakes.gateway import COMPLETION, events_of, gateway_client
-from triptych_common.errors import QueueFullError
-from triptych_common.pb import generation_pb2
+from triptych.errors import QueueFullError
+from triptych.v1 import generation_pb2
 from triptych_gateway.schemas.completions import MAX_PROMPTS, Completion
 
 

@@ -13,7 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from support.fakes.frontend import FakeFrontend, Script, text_deltas
 from support.fakes.gateway import CHAT, COMPLETION, events_of, gateway_client
 from support.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Answered, Json, Label, Refused, Row
-from triptych_common.pb import generation_pb2
+from triptych.v1 import generation_pb2
 from triptych_gateway.schemas.chat.request import ChatCompletionRequest
 from triptych_gateway.schemas.common import NoOp
 from triptych_gateway.schemas.completions import CompletionRequest

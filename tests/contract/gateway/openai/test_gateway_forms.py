@@ -8,7 +8,7 @@ import pytest
 from starlette.exceptions import HTTPException
 from support.fakes.frontend import FakeFrontend
 from support.fakes.gateway import gateway_client
-from triptych_common.pb import generation_pb2
+from triptych.v1 import generation_pb2
 from triptych_gateway.routes.form_body import parse_form
 
 ROUTE = "/v1/audio/transcriptions"

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from support.fakes.frontend import MODEL, FakeFrontend, says
 from support.fakes.gateway import CHAT, events_of, gateway_client
-from triptych_common.pb import common_pb2, encoder_pb2, generation_pb2
+from triptych.v1 import common_pb2, encoder_pb2, generation_pb2
 from triptych_gateway.schemas.chat.answers import ChatCompletion
 
 _REPORT = generation_pb2.MediaReport(

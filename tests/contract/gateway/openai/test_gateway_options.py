@@ -8,7 +8,7 @@ import orjson
 import pytest
 from support.fakes.frontend import FakeFrontend, Script, text_deltas
 from support.fakes.gateway import CHAT, COMPLETION, events_of, gateway_client
-from triptych_common.pb import generation_pb2
+from triptych.v1 import generation_pb2
 from triptych_gateway.schemas.chat.answers import ChatCompletion
 from triptych_gateway.schemas.completions import Completion
 

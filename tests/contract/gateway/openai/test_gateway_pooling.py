@@ -12,8 +12,8 @@ import pytest
 from support.fakes.frontend import MODEL, FakeFrontend
 from support.fakes.gateway import client_of, gateway_app, gateway_client
 from support.waiting import until
-from triptych_common.errors import ContextLengthError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import ContextLengthError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_gateway.schemas.pooling import answers
 
 _EMBED: dict[str, Any] = {"model": MODEL.name, "input": "x"}

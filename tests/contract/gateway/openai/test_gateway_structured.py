@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from support.fakes.frontend import MODEL, FakeFrontend, Script, says, text_deltas
 from support.fakes.gateway import CHAT, COMPLETION, gateway_client
 from support.sdk import openai_client
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2
 
 MESSAGES: Any = CHAT["messages"]
 ROUTES = (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION))

@@ -13,8 +13,8 @@ from support.fakes.frontend import MODEL, FakeFrontend, Script
 from support.fakes.gateway import CHAT, events_of, gateway_client
 from support.sdk import openai_client, sync_openai_client
 from support.tool_scripts import calls_tools, end, tool_call
-from triptych_common.errors import UnimplementedError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import UnimplementedError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_gateway.schemas.chat.answers import ChatCompletion
 
 MESSAGES: Any = CHAT["messages"]

@@ -14,7 +14,7 @@ from support.drivers.responses import sdk
 from support.fakes.frontend import MODEL, FakeFrontend, fails, says
 from support.shared_store import running_store, server_program
 from support.waiting import until
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
 from triptych_gateway.stores.memory import MemoryStore
 from triptych_gateway.stores.opening import open_store
 from triptych_gateway.stores.store import StoredResponse

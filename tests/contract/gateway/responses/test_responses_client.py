@@ -11,8 +11,8 @@ import pydantic
 import pytest
 from support.drivers.responses import LENGTH, answers, calls, sdk
 from support.fakes.frontend import MODEL, Delta, FakeFrontend, fails, says
-from triptych_common.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError
-from triptych_common.pb import generation_pb2
+from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError
+from triptych.v1 import generation_pb2
 
 WEATHER: Any = {
     "type": "function",

@@ -9,7 +9,7 @@ import pytest
 from openai.types.responses import response_compact_params, response_create_params
 from support.fakes.frontend import MODEL, FakeFrontend
 from support.fakes.gateway import gateway_client
-from triptych_common.pb import generation_pb2
+from triptych.v1 import generation_pb2
 from triptych_gateway.schemas.common import NoOp
 from triptych_gateway.schemas.responses.compact import CompactRequest
 from triptych_gateway.schemas.responses.request import ResponseRequest

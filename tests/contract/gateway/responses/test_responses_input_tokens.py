@@ -11,7 +11,7 @@ from openai.types.responses import input_token_count_params
 from support.drivers.responses import sdk
 from support.fakes.frontend import MODEL, FakeFrontend
 from support.fakes.gateway import gateway_client
-from triptych_common.pb import generation_pb2
+from triptych.v1 import generation_pb2
 from triptych_gateway.schemas.common import NoOp
 from triptych_gateway.schemas.responses.input_tokens import InputTokensRequest
 

@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 from support.builders.schemas import schemas
 from support.stack import Stack
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2, engine_pb2, engine_pb2_grpc, generation_pb2, generation_pb2_grpc
-from triptych_common.rpc.status import from_rpc_error
+from triptych.errors import InvalidRequestError
+from triptych.status import from_rpc_error
+from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc, generation_pb2, generation_pb2_grpc
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(180)]
 PERSON = {

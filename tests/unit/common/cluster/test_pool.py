@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.waiting import until
+from triptych.errors import ServiceUnavailableError, TriptychError
+from triptych.v1 import common_pb2
 from triptych_common.cluster import connection as connection_module
 from triptych_common.cluster.connection import Connection, ConnectionRefusedByUsError
 from triptych_common.cluster.pool import Pool, rendezvous
 from triptych_common.cluster.resolver import Update
-from triptych_common.errors import ServiceUnavailableError, TriptychError
-from triptych_common.pb import common_pb2
 
 MODEL = common_pb2.ModelInfo(name="m", fingerprint="f")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from support.waiting import until
+from triptych.errors import StartupError
 from triptych_common.cluster import resolver as resolver_module
 from triptych_common.cluster.resolver import DnsResolver, FileResolver, JoinedResolver, Resolver, StaticResolver, resolver_of
-from triptych_common.errors import StartupError
 
 
 @asynccontextmanager

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.builders.tokenizer import IM_END_ID, VOCAB_SIZE, byte_level_tokenizer
+from triptych.errors import InvalidRequestError, UnimplementedError
 from triptych_common.constraints import cache as cache_module
 from triptych_common.constraints.cache import ConstraintCache, warm_up
 from triptych_common.constraints.spec import ConstraintSpec
 from triptych_common.constraints.tokenizer import constraint_tokenizer
-from triptych_common.errors import InvalidRequestError, UnimplementedError
 
 
 def a_cache(pool: ThreadPoolExecutor, loads: list[str] | None = None) -> ConstraintCache:

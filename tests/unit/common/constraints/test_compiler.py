@@ -9,12 +9,12 @@ import time
 
 import pytest
 from support.builders.tokenizer import IM_END_ID, VOCAB_SIZE, byte_level_tokenizer, metaspace_tokenizer
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2
 from triptych_common.constraints.compiler import compile_constraint, json_rule
 from triptych_common.constraints.messages import MAX_CONSTRAINT_BYTES, to_spec, to_start_tokens
 from triptych_common.constraints.spec import ConstraintSpec
 from triptych_common.constraints.tokenizer import constraint_tokenizer
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2
 
 BACKEND = byte_level_tokenizer()
 TOKENIZER = constraint_tokenizer(BACKEND, VOCAB_SIZE + 7, [IM_END_ID])

@@ -7,10 +7,10 @@ import json
 import jsonschema
 import pytest
 from support.builders.tokenizer import IM_END_ID, VOCAB_SIZE, byte_level_tokenizer
+from triptych.errors import InvalidRequestError
 from triptych_common.constraints.compiler import compile_constraint
 from triptych_common.constraints.spec import ConstraintSpec
 from triptych_common.constraints.tokenizer import constraint_tokenizer
-from triptych_common.errors import InvalidRequestError
 
 BACKEND = byte_level_tokenizer()
 TOKENIZER = constraint_tokenizer(BACKEND, VOCAB_SIZE, [IM_END_ID])

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.waiting import until
-from triptych_common.pb import common_pb2, control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
+from triptych.v1 import common_pb2, control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 from triptych_common.rpc.server import ServiceServer
 from triptych_common.settings import GrpcServiceSettings

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis.extra import numpy as arrays
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2
 from triptych_common.rpc.tensors import DTYPE_NAMES, from_numpy, num_bytes, to_numpy
 
 NUMPY_NAMES = sorted(set(DTYPE_NAMES.values()) - {"bfloat16"})

@@ -22,7 +22,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
-from triptych_common.errors import StartupError, UnsupportedModelError
+from triptych.errors import StartupError, UnsupportedModelError
 from triptych_engine.runner import builder
 from triptych_engine.runner.attention.paged import ATTENTION_NAME
 from triptych_engine.runner.builder import build_runner

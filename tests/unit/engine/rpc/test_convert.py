@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from triptych.errors import ContextLengthError, InvalidRequestError, QueueFullError, TriptychError, UnimplementedError
+from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.constraints.spec import ConstraintSpec
-from triptych_common.errors import ContextLengthError, InvalidRequestError, QueueFullError, TriptychError, UnimplementedError
-from triptych_common.pb import common_pb2, engine_pb2
 from triptych_engine.rpc.convert import output_message, to_requests
 from triptych_engine.scheduling.output import SequenceOutput, Timings
 from triptych_engine.scheduling.request import Constraint, FinishReason, TokenLogprobs

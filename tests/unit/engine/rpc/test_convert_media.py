@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from support.builders.engine import PLACEHOLDER, a_media_message, traits
-from triptych_common.errors import InvalidRequestError, TriptychError, UnimplementedError
-from triptych_common.pb import common_pb2, engine_pb2
+from triptych.errors import InvalidRequestError, TriptychError, UnimplementedError
+from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.rpc.tensors import from_numpy
 from triptych_engine.media.item import TEXT_ONLY, Bidirectional, EmbeddingSource, MediaTraits, Modality, PromptMedia
 from triptych_engine.rpc.convert_media import put_media_usage, to_prompt_media

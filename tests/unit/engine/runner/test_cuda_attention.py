@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.drivers.attention import metadata, worst_difference
 from support.fakes.varlen import a_varlen_kernel, varlen_attn
-from triptych_common.errors import StartupError
+from triptych.errors import StartupError
 from triptych_engine.runner import backends
 from triptych_engine.runner.attention.paged import LayerShape, TorchAttention
 from triptych_engine.runner.backends import choose_backend, try_kernel

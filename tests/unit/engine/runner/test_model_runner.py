@@ -12,7 +12,7 @@ import torch
 from support.builders.engine import a_request, a_scheduler, a_tiny_llama_config, save_random_model
 from support.builders.multimodal import build_checkpoint
 from transformers import AutoModelForCausalLM
-from triptych_common.errors import UnsupportedModelError
+from triptych.errors import UnsupportedModelError
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner import model_runner
 from triptych_engine.runner.builder import build_runner

@@ -18,7 +18,7 @@ from transformers import (
     T5Config,
     ViTConfig,
 )
-from triptych_common.errors import UnsupportedModelError
+from triptych.errors import UnsupportedModelError
 from triptych_engine.runner.model.loader import LoadedModel, check_parity, load_model
 from triptych_engine.runner.model.refusals import check_supported
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from support.builders.engine import GREEDY, a_request, a_tiny_llama_config, save_random_model
 from support.builders.tokenizer import IM_END_ID, byte_level_tokenizer, save_tokenizer
 from support.drivers.engine import EngineDriver
+from triptych.errors import InvalidRequestError, UnimplementedError
 from triptych_common.constraints import compiler
 from triptych_common.constraints.spec import ConstraintSpec
-from triptych_common.errors import InvalidRequestError, UnimplementedError
 from triptych_engine.runner.constraint_cache import constraint_cache
 from triptych_engine.runner.sampling.rules.bad_sequences import BadSequences
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput

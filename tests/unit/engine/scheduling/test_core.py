@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from support.builders.engine import a_media_request, a_request, a_scheduler
 from support.fakes.runner import FakeRunner, expected_output, fake_embeddings
-from triptych_common.errors import InternalError, ServiceUnavailableError
+from triptych.errors import InternalError, ServiceUnavailableError
 from triptych_engine.core import EngineCore
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import FinishReason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.builders.engine import a_request, a_scheduler
 from support.fakes.runner import FakeRunner, expected_output
-from triptych_common.errors import DuplicateRequestError, InternalError, NeverFitsError, QueueFullError
+from triptych.errors import DuplicateRequestError, InternalError, NeverFitsError, QueueFullError
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import FinishReason, Request
 from triptych_engine.scheduling.scheduler import Scheduler

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.builders.engine import a_media_request, a_scheduler
 from support.fakes.runner import FakeRunner, expected_output, fake_embeddings, seen
-from triptych_common.errors import EmbeddingUnavailableError, InternalError, NeverFitsError, QueueFullError
+from triptych.errors import EmbeddingUnavailableError, InternalError, NeverFitsError, QueueFullError
 from triptych_engine.media.item import Bidirectional, FetchOrder
 from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput
 from triptych_engine.scheduling.pacer import StepCosts, StepPacer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.builders.engine import PLACEHOLDER, a_media_request, a_request, a_scheduler
 from support.fakes.runner import FakeRunner, expected_output, fake_embeddings, seen
-from triptych_common.errors import EmbeddingUnavailableError, NeverFitsError
+from triptych.errors import EmbeddingUnavailableError, NeverFitsError
 from triptych_engine.media.item import Bidirectional, EmbeddingSource, FetchOrder
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import FinishReason, Request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.builders.engine import a_request, a_scheduler
 from support.fakes.runner import FakeRunner, expected_output
-from triptych_common.errors import InternalError
+from triptych.errors import InternalError
 from triptych_engine.core import EngineCore
 from triptych_engine.scheduling.output import SequenceOutput, StepResult
 from triptych_engine.scheduling.request import FinishReason, Request, TokenLogprobs

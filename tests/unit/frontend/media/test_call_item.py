@@ -8,8 +8,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from triptych_common.errors import InternalError
-from triptych_common.pb import encoder_pb2
+from triptych.errors import InternalError
+from triptych.v1 import encoder_pb2
 from triptych_frontend.encoders.item import CallItem, Encoded, IllegalTransitionError, ItemState, Lease
 from triptych_frontend.media.item import IMAGE, Expansion, MediaFile, PreparedMedia
 

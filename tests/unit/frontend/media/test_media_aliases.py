@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from triptych_common.pb import common_pb2
+from triptych.v1 import common_pb2
 from triptych_frontend.media.aliases import KnownMedia, UuidAliases
 from triptych_frontend.media.item import AudioHeader, ImageHeader
 

@@ -7,8 +7,8 @@ import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
-from triptych_common.errors import InvalidRequestError, ServiceUnavailableError
-from triptych_common.pb import generation_pb2
+from triptych.errors import InvalidRequestError, ServiceUnavailableError
+from triptych.v1 import generation_pb2
 from triptych_frontend.media import uploads as uploads_module
 from triptych_frontend.media.budget import MediaBudget
 from triptych_frontend.media.uploads import Uploads

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
 from triptych_frontend.media.address_guard import ForbiddenAddressError, GuardedResolver, is_public
 from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.item import AUDIO, IMAGE, VIDEO

@@ -10,7 +10,7 @@ import support.builders.media_files as media
 from hypothesis import given
 from hypothesis import strategies as st
 from support.builders.media import a_container_sound_file
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
 from triptych_common.media.limits import MediaLimits
 from triptych_frontend.media.header import read_header
 from triptych_frontend.media.item import AUDIO, IMAGE, VIDEO, AudioHeader, ImageHeader

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drivers.media_templates import loaded
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
 from triptych_frontend.media.item import IMAGE, ImageHeader, MediaPart
 from triptych_frontend.media.processors.placeholders import placeholder_ranges
 from triptych_frontend.prompt.chat_template import ChatTemplate

@@ -16,7 +16,7 @@ from PIL import Image
 from support.builders.media_files import checkpoint
 from support.builders.multimodal import FAMILIES
 from support.drivers.media_templates import loaded, turn
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
 from triptych_common.media.geometry import FrameSampling, resampled_length
 from triptych_common.model.store import read_json
 from triptych_frontend.media.item import AUDIO, IMAGE, MODALITY_NAMES, VIDEO, AudioHeader, ImageHeader, MediaPart, VideoHeader

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from support.drivers.output import merged, run_stage
-from triptych_common.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError
 from triptych_frontend.output.events import Event, ToolArguments, ToolCallStarted
 from triptych_frontend.output.formats.grammar import CallableTool, CallGrammar, closed_schema
 from triptych_frontend.output.formats.known import OLD_MISTRAL_SHAPE, TOOL_FORMATS, reasoning_format_of, tool_format_of

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from support.drivers.anthropic import LENGTH, STOP, Delta, call, sse, text, thought
-from triptych_common.pb import common_pb2
+from triptych.v1 import common_pb2
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.dialect import Choice
 from triptych_gateway.dialects.messages.encoder import MessagesEncoder, input_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.shared_store import running_store, server_program
-from triptych_common.errors import ServiceUnavailableError, StartupError
+from triptych.errors import ServiceUnavailableError, StartupError
 from triptych_gateway.stores.memory import MemoryStore
 from triptych_gateway.stores.opening import check_target, open_store
 from triptych_gateway.stores.sqlite import SqliteStore

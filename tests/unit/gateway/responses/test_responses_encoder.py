@@ -10,8 +10,8 @@ from openai import omit
 from openai._models import construct_type
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
-from triptych_common.errors import InternalError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import InternalError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.dialect import Choice
 from triptych_gateway.dialects.responses.encoder import ResponsesEncoder

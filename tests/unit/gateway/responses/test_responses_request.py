@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 from pydantic import ValidationError
-from triptych_common.errors import InvalidRequestError
-from triptych_common.pb import common_pb2, generation_pb2
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_gateway.dialects.responses.context import Context, read_items, stored_items
 from triptych_gateway.dialects.responses.ids import new_response_id, output_item_id, response_of_item
 from triptych_gateway.dialects.responses.opaque import seal

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from triptych.errors import TriptychError
 from triptych_common.constraints.cache import ConstraintCache
-from triptych_common.errors import TriptychError
 
 from triptych_engine.runner.transfer import HostToDevice
 from triptych_engine.scheduling.request import SamplingParams

@@ -1,4 +1,4 @@
-"""The error tree of all services.
+"""The error tree of all services and clients.
 
     TriptychError
     ├── InvalidRequestError            the request is at fault                    INVALID_ARGUMENT
@@ -11,6 +11,9 @@
     ├── ServiceUnavailableError        a required service is unavailable          UNAVAILABLE
     ├── EmbeddingUnavailableError      the encoder no longer holds it; encode again  FAILED_PRECONDITION
     ├── RequestAbortedError            aborted on request                         ABORTED
+    ├── DeadlineExceededError          the call's deadline passed                 DEADLINE_EXCEEDED
+    ├── UnauthenticatedError           no valid key                               UNAUTHENTICATED
+    ├── PermissionDeniedError          the caller may not do this                 PERMISSION_DENIED
     ├── UnimplementedError             valid, but not supported here              UNIMPLEMENTED
     ├── InternalError                  a fault of the service                     INTERNAL
     └── StartupError                   this service cannot start                  (no request to answer)
@@ -31,14 +34,17 @@ class Code(IntEnum):
 
     CANCELLED = 1
     INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
     ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
     ABORTED = 10
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
 
 
 class TriptychError(Exception):
@@ -134,6 +140,27 @@ class RequestAbortedError(TriptychError):
     reason = "ABORTED"
 
 
+class DeadlineExceededError(TriptychError):
+    """The call took longer than its deadline. The work was aborted."""
+
+    code = Code.DEADLINE_EXCEEDED
+    reason = "DEADLINE_EXCEEDED"
+
+
+class UnauthenticatedError(TriptychError):
+    """The call has no key, or one that is not valid."""
+
+    code = Code.UNAUTHENTICATED
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(TriptychError):
+    """The caller is known, and may not do this."""
+
+    code = Code.PERMISSION_DENIED
+    reason = "PERMISSION_DENIED"
+
+
 class UnimplementedError(TriptychError):
     """The request is valid, but this service or model does not support it."""
 
@@ -167,13 +194,16 @@ _BY_REASON[InternalError.reason] = InternalError  # not the base class, which ha
 _BY_CODE: dict[int, type[TriptychError]] = {
     Code.CANCELLED: RequestAbortedError,
     Code.INVALID_ARGUMENT: InvalidRequestError,
+    Code.DEADLINE_EXCEEDED: DeadlineExceededError,
     Code.NOT_FOUND: ModelNotFoundError,
     Code.ALREADY_EXISTS: DuplicateRequestError,
+    Code.PERMISSION_DENIED: PermissionDeniedError,
     Code.RESOURCE_EXHAUSTED: QueueFullError,
     Code.FAILED_PRECONDITION: ServiceUnavailableError,
     Code.ABORTED: RequestAbortedError,
     Code.UNIMPLEMENTED: UnimplementedError,
     Code.UNAVAILABLE: ServiceUnavailableError,
+    Code.UNAUTHENTICATED: UnauthenticatedError,
 }
 
 

@@ -1,5 +1,5 @@
 from google.protobuf import struct_pb2 as _struct_pb2
-from triptych_common.pb import common_pb2 as _common_pb2
+from triptych.v1 import common_pb2 as _common_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Mapping as _Mapping

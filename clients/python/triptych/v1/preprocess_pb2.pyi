@@ -1,5 +1,5 @@
-from triptych_common.pb import common_pb2 as _common_pb2
-from triptych_common.pb import generation_pb2 as _generation_pb2
+from triptych.v1 import common_pb2 as _common_pb2
+from triptych.v1 import generation_pb2 as _generation_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from triptych_common.pb import preprocess_pb2 as triptych_dot_v1_dot_preprocess__pb2
+from triptych.v1 import preprocess_pb2 as triptych_dot_v1_dot_preprocess__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__

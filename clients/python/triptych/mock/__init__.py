@@ -1,0 +1,1 @@
+"""Contracts of the mock server."""
