@@ -135,6 +135,12 @@ def gateway(ctx: typer.Context) -> None:
     _run_service("gateway", ctx.args)
 
 
+@app.command(context_settings=_PASS_ALL)
+def mock(ctx: typer.Context) -> None:
+    """Run a mock of frontend, encoder and engine with scripted answers, for tests of clients. Its settings are its flags."""
+    _run_service("mock", ctx.args)
+
+
 def _run_service(name: str, args: list[str]) -> None:
     sys.argv = [f"triptych {name}", *args]
     try:

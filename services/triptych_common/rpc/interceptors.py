@@ -52,12 +52,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         metadata = dict(handler_call_details.invocation_metadata or ())
         given = metadata.get(REQUEST_ID_KEY)
         request_id = usable_request_id(given if isinstance(given, str) else None)
-        kind, make = _HANDLERS[handler.request_streaming, handler.response_streaming]
+        kind, make = HANDLERS[handler.request_streaming, handler.response_streaming]
         behaviour = _wrap(getattr(handler, kind), method.rsplit("/", 1)[-1], request_id)
         return make(behaviour, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
 
 
-_HANDLERS: dict[tuple[bool, bool], tuple[str, Callable[..., grpc.RpcMethodHandler]]] = {
+#: Whether requests and responses are streams -> a handler's attribute with its behaviour, and what makes such a handler.
+HANDLERS: dict[tuple[bool, bool], tuple[str, Callable[..., grpc.RpcMethodHandler]]] = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
     (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
     (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),

@@ -40,6 +40,8 @@ class ServiceServer:
         register: adds the servicers to the given server.
         controllable: answers the control port.
         collect: the service's metrics in addition to those that all services have, when `metrics_port` is set.
+        interceptors: around the calls of the service's own port, after the common one.
+        credentials: of the service's own port; None for no TLS.
     """
 
     def __init__(
@@ -50,8 +52,12 @@ class ServiceServer:
         register: Callable[[grpc.aio.Server], None],
         controllable: Controllable,
         collect: Collect | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self._settings = settings
+        self._interceptors = interceptors
+        self._credentials = credentials
         self._services = services
         self._register = register
         self._controllable = controllable
@@ -66,7 +72,7 @@ class ServiceServer:
 
     async def start(self) -> None:
         """Listen on all ports, alive but not ready. Raises StartupError when a port is taken."""
-        self._main = self._server(self._services)
+        self._main = self._server(self._services, self._interceptors)
         self._register(self._main)
         control_descriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
         self._control = self._server([control_descriptor])
@@ -74,7 +80,7 @@ class ServiceServer:
         await self.health.set_alive()
         await self.health.set_ready(False)
         settings = self._settings
-        self.port = self.identity.port = bind(self._main, settings.host, settings.port, "--port")
+        self.port = self.identity.port = bind(self._main, settings.host, settings.port, "--port", self._credentials)
         self.control_port = bind(self._control, settings.control_host, settings.resolved_control_port, "--control-port")
         if settings.metrics_port is not None:
             self.metrics_port = self._metrics.start(settings.host, settings.metrics_port)
@@ -84,8 +90,10 @@ class ServiceServer:
         if self.metrics_port is not None:
             log.info("metrics at http://%s:%d/metrics", settings.host, self.metrics_port)
 
-    def _server(self, services: Sequence[ServiceDescriptor]) -> grpc.aio.Server:
-        server = grpc.aio.server(interceptors=[CallInterceptor()], options=SERVER_OPTIONS)
+    def _server(
+        self, services: Sequence[ServiceDescriptor], interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    ) -> grpc.aio.Server:
+        server = grpc.aio.server(interceptors=[CallInterceptor(), *interceptors], options=SERVER_OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, server)
         names = [service.full_name for service in services]
         names += [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
@@ -111,10 +119,11 @@ class ServiceServer:
             return False
 
 
-def bind(server: grpc.aio.Server, host: str, port: int, flag: str) -> int:
+def bind(server: grpc.aio.Server, host: str, port: int, flag: str, credentials: grpc.ServerCredentials | None = None) -> int:
     """Bind the server. Returns the actual port. Raises StartupError, which names the flag, when the port is taken."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        return server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        return server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     except RuntimeError as error:
         raise StartupError(f"cannot listen on {host}:{port} (is the port taken?); choose another with {flag}") from error
 
