@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow test-codegen test-ecosystem coverage lint format protos protos-freeze docs bench bench-report images clean
+.PHONY: help install serve test test-slow test-codegen test-ecosystem conformance coverage lint format protos protos-freeze docs bench bench-report images clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -11,9 +11,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MODEL ?= smollm2-135m-vision
 PORT ?= 8000
 ARGS ?=
+LANGUAGE ?=
 # docker or podman, for `make images`.
 CONTAINER ?= docker
 BUILD_ARGS ?=
+LANGUAGE ?=
 
 # Torch by itself and first: its CPU build where no NVIDIA GPU is visible and pip was not told where to look.
 TORCH := torch>=2.11,<2.14
@@ -59,6 +61,9 @@ test-codegen: $(VENV)/.dev ## Generate clients in TypeScript, C++, Go and Java, 
 test-ecosystem: $(VENV)/.dev ## Use LangChain, LiteLLM, Instructor, Pydantic AI, openai of npm and Schemathesis; downloads them
 	$(BIN)/triptych fetch
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m ecosystem tests/ecosystem $(ARGS)
+
+conformance: $(VENV)/.dev ## Run the golden cases with the clients: make conformance [LANGUAGE=typescript] [ARGS='--server 127.0.0.1:50051']
+	PYTHONPATH=clients $(BIN)/python -m conformance $(LANGUAGE) $(ARGS)
 
 coverage: $(VENV)/.dev ## Run the tests and tell which lines they reach, in services' processes too (30 minutes); pages in build/coverage/html
 	$(BIN)/triptych fetch

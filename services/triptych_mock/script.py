@@ -32,7 +32,7 @@ def find_script(text: str) -> mock_pb2.Script | None:
         return None
     try:
         script = json_format.ParseDict(parsed["mock"], mock_pb2.Script())
-    except (json_format.ParseError, AttributeError) as error:
+    except (json_format.ParseError, AttributeError, TypeError) as error:
         raise InvalidRequestError(f"the mock's script cannot be read: {error}", field="mock") from error
     for field, limit in (("token_bytes", _MAX_TOKEN_BYTES), ("num_tokens", _MAX_TOKENS)):
         if (value := getattr(script, field)) > limit:

@@ -1,0 +1,1 @@
+"""Runs the golden cases of clients/conformance/cases with the client of each language."""

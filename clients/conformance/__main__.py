@@ -1,0 +1,71 @@
+"""`python -m conformance [LANGUAGE ...] [--server ADDRESS]`: runs the cases and prints a table; ends with 1 if one fails."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from conformance.case_files import ROOT, load_cases
+from conformance.runner import ClientUnderTest, Verdict, load_clients, run_cases
+from conformance.servers import mock_servers
+
+
+def main() -> int:
+    """Build the clients, run the cases, print the table."""
+    clients = load_clients()
+    parser = argparse.ArgumentParser(prog="conformance", description=__doc__)
+    parser.add_argument("language", nargs="*", metavar="LANGUAGE", help=f"{', '.join(clients)}; by default all")
+    parser.add_argument("--server", metavar="HOST:PORT", help="run the cases for a real stack, against its frontend")
+    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="run only this case")
+    parser.add_argument("--no-build", action="store_true", help="do not run make first")
+    args = parser.parse_args()
+    if unknown := sorted(set(args.language) - set(clients)):
+        parser.error(f"no client {unknown[0]}; there are: {', '.join(clients)}")
+    chosen = [clients[name] for name in args.language or clients]
+    cases = [case for case in load_cases(bool(args.server)) if not args.case or case.name in args.case]
+    if not cases:
+        parser.error(f"no such case: {', '.join(args.case)}")
+    for target in sorted({client.target for client in chosen if client.target and not args.no_build}):
+        subprocess.run(["make", "--no-print-directory", target], cwd=ROOT, check=True)
+    verdicts = {client.name: asyncio.run(_verdicts(client, cases, args.server)) for client in chosen}
+    return _report([case.name for case in cases], verdicts)
+
+
+async def _verdicts(client: ClientUnderTest, cases: list, server: str | None) -> list[Verdict]:
+    """Each client gets mocks of its own, because they remember calls by their ids."""
+    if server:
+        return await run_cases(client, cases, {"": server}, has_mock=False)
+    with tempfile.TemporaryDirectory() as folder:
+        async with mock_servers(Path(folder)) as places:
+            return await run_cases(client, cases, places, has_mock=True)
+
+
+def _report(names: list[str], verdicts: dict[str, list[Verdict]]) -> int:
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table("case", *verdicts)
+    failed: list[str] = []
+    for index, name in enumerate(names):
+        row = [rows[index] for rows in verdicts.values()]
+        table.add_row(name, *("[red]FAIL[/]" if verdict.differences else "ok" for verdict in row))
+    passed = [f"{sum(not verdict.differences for verdict in rows)} of {len(rows)}" for rows in verdicts.values()]
+    table.add_section()
+    table.add_row("passed", *passed)
+    console.print(table)
+    for language, rows in verdicts.items():
+        for verdict in rows:
+            failed += [f"{language}: {verdict.case}: {line}" for line in verdict.differences]
+    for line in failed:
+        console.print(f"[red]{escape(line)}[/]")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
