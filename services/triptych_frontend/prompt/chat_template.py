@@ -69,9 +69,10 @@ class ChatTemplate:
         self.source = source or _own_template(tokenizer)
         #: For conversations with tools: some tokenizers have a template of its own for them.
         self.tool_source = source or _own_template(tokenizer, _PROBE_TOOLS)
-        self._placeholders = placeholders or {}
-        self._embed_token_ids = embed_token_ids
-        self._placeholder_pattern = control_token_pattern(self._placeholders.values())
+        #: Modality -> the text for an item before it is expanded.
+        self.placeholders = placeholders or {}
+        self.embed_token_ids = embed_token_ids
+        self._placeholder_pattern = control_token_pattern(self.placeholders.values())
         #: Whether tools can be shown to the model, and the variables that the template reads.
         self.takes_tools = False
         self.variables: frozenset[str] = frozenset()
@@ -88,7 +89,7 @@ class ChatTemplate:
             raise StartupError(f"the chat template has a syntax error in line {error.lineno}: {error.message}") from error
         added = tokenizer.added_tokens
         turns = self._probe_turns()
-        media = {tokenizer.backend.id_to_token(token_id) for token_id in embed_token_ids} | set(self._placeholders.values())
+        media = {tokenizer.backend.id_to_token(token_id) for token_id in embed_token_ids} | set(self.placeholders.values())
         control = {
             token_id: token
             for token_id, token in added.items()
@@ -147,7 +148,7 @@ class ChatTemplate:
         try:
             token_ids = self._tokenizer.encode_pieces(pieces, self._control_ids)
             num_embeds = [(index, expansions[index][1].num_embeds) for index in order]
-            placeholders = placeholder_ranges(token_ids, self._embed_token_ids, num_embeds) if order else []
+            placeholders = placeholder_ranges(token_ids, self.embed_token_ids, num_embeds) if order else []
         except ValueError as error:
             raise InvalidRequestError(str(error), field="messages") from error
         return RenderedChat(guard.restore(rendered), token_ids, placeholders)
@@ -162,8 +163,8 @@ class ChatTemplate:
         """
         if not expansions:
             return list(pieces), []
-        of_text = {text: modality for modality, text in self._placeholders.items()}
-        waiting: dict[common_pb2.Modality, list[int]] = {modality: [] for modality in self._placeholders}
+        of_text = {text: modality for modality, text in self.placeholders.items()}
+        waiting: dict[common_pb2.Modality, list[int]] = {modality: [] for modality in self.placeholders}
         for index, (modality, _) in enumerate(expansions):
             waiting[modality].append(index)
         order: list[int] = []
@@ -196,7 +197,7 @@ class ChatTemplate:
             ]
         else:
             content = "\n".join(
-                self._placeholders[part.modality] if isinstance(part, MediaPart) else text
+                self.placeholders[part.modality] if isinstance(part, MediaPart) else text
                 for part, text in zip(turn.parts, protected, strict=True)
             )
         further = {
@@ -228,7 +229,7 @@ class ChatTemplate:
 
     def _shows_media(self) -> bool:
         """Whether the template prints the placeholder of a media part together with text."""
-        for modality, placeholder in self._placeholders.items():
+        for modality, placeholder in self.placeholders.items():
             parts = [{"type": MODALITY_NAMES[modality]}, {"type": "text", "text": _PROBE}]
             rendered = self._probe([{"role": "user", "content": parts}])
             if placeholder in rendered and _PROBE in rendered:

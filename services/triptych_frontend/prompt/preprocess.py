@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from triptych_frontend.prompt.chat_template import ChatTemplate, RenderedChat
 from triptych_frontend.prompt.constraints import ConstraintChecker
 from triptych_frontend.prompt.conversation import ChatTurn, media_items, prompt_end, turns_of
 from triptych_frontend.prompt.interruptible import Interrupted, InterruptibleJob
+from triptych_frontend.prompt.raw_prompt import RawPrompts, decode_with_starts
 from triptych_frontend.prompt.reasoning import reasoning_variables
 from triptych_frontend.prompt.tools import ToolOptions, tool_options
 from triptych_frontend.settings import FrontendSettings
@@ -53,7 +53,7 @@ class Prompt:
     preprocess_s: float = 0.0
     #: Where each token's text starts in `text`, in characters. None unless requested.
     offsets: list[int] | None = None
-    #: Media of the prompt, in the order of the messages.
+    #: Media of the prompt, in the order of the request.
     media: list[PreparedMedia] = field(default_factory=list)
     #: The positions of the media's embeddings, by offset.
     placeholders: list[common_pb2.PlaceholderRange] = field(default_factory=list)
@@ -91,6 +91,7 @@ class Preprocessor:
         self._settings = settings
         self._vocab_size = vocab_size
         self._media = media
+        self._raw = RawPrompts(tokenizer, template.placeholders, template.embed_token_ids)
         self._can_reason = can_reason
         self._pool = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenizer")
         self.constraints = ConstraintChecker(tokenizer, vocab_size, self._pool)
@@ -128,7 +129,7 @@ class Preprocessor:
             )
             if not chat.token_ids:
                 raise InvalidRequestError("the chat template rendered an empty prompt", field="messages")
-            offsets = (await self.run(lambda: self._decode_with_starts(chat.token_ids, True)))[1] if with_offsets else None
+            offsets = (await self._decode_with_starts(chat.token_ids, True))[1] if with_offsets else None
             on_error.pop_all()
         elapsed_s = time.perf_counter() - start_s
         return Prompt(chat.text, chat.token_ids, elapsed_s, offsets, media, chat.placeholders, hold, tools)
@@ -147,32 +148,52 @@ class Preprocessor:
 
     async def of_tokens(self, prompt: Prompt, token_ids: list[int], with_offsets: bool) -> Prompt:
         """The prompt with other tokens, which leave its media where they are."""
-        text, offsets = await self.run(lambda: self._decode_with_starts(token_ids, with_offsets))
+        text, offsets = await self._decode_with_starts(token_ids, with_offsets)
         return replace(prompt, text=text, token_ids=token_ids, offsets=offsets)
 
-    async def complete(self, request: generation_pb2.CompleteRequest, with_offsets: bool = False) -> Prompt:
-        """The prompt of a completion. Raises InvalidRequestError.
+    async def complete(
+        self, request: generation_pb2.CompleteRequest, principal: Principal = ANONYMOUS, with_offsets: bool = False
+    ) -> Prompt:
+        """The prompt of a completion. The caller releases it. Arguments and errors are those of `chat`.
 
-        Args:
-            with_offsets: compute where each token's text starts, for log probabilities of the prompt.
+        Raises:
+            UnimplementedError: media beside token ids, for a model whose placeholder is not one token.
         """
         start_s = time.perf_counter()
+        given = self._given(request)
+        add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        work = partial(self._raw.tokenized, given, add_special_tokens=add_special_tokens, with_offsets=with_offsets)
+        hold, media, modalities = self._media.budget.hold(), list[PreparedMedia](), [item.modality for item in request.media]
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(hold.release)
+            if modalities:
+                # Compare with the prompt first, so that nothing is fetched in vain.
+                places = await self.run(lambda: self._raw.places(given, modalities))
+                items = [(f"media[{index}]", item) for index, item in enumerate(request.media)]
+                media = await self._media.prepare(items, principal, request.options.cache_salt, hold)
+                work = partial(work, places, [(item.modality, item.expansion) for item in media])
+            prompt = await self.run(work)
+            if not prompt.token_ids:
+                message = "the prompt is empty; the model needs at least one token"
+                raise InvalidRequestError(message, field="prompt", limit=1, value=0)
+            on_error.pop_all()
+        elapsed_s = time.perf_counter() - start_s
+        return Prompt(prompt.text, prompt.token_ids, elapsed_s, prompt.offsets, media, prompt.placeholders, hold)
+
+    def _given(self, request: generation_pb2.CompleteRequest) -> str | list[int]:
+        """The text or the token ids of a completion. Raises InvalidRequestError."""
         kind = request.WhichOneof("prompt")
         if kind == "text":
-            add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
             self.check_length(len(request.text), "text")
-            encode = self._encode_with_starts if with_offsets else self._encode
-            token_ids, offsets = await self.run(lambda: encode(request.text, add_special_tokens))
-            text = request.text
-        elif kind == "token_ids":
-            token_ids = list(request.token_ids.ids)
-            self.check_token_ids(token_ids, "token_ids.ids")
-            text, offsets = await self.run(lambda: self._decode_with_starts(token_ids, with_offsets))
-        else:
+            return request.text
+        if kind is None:
             raise InvalidRequestError("a prompt is needed: text or token_ids", field="prompt")
-        if not token_ids:
-            raise InvalidRequestError("the prompt is empty; the model needs at least one token", field="prompt", limit=1, value=0)
-        return Prompt(text, token_ids, time.perf_counter() - start_s, offsets)
+        token_ids = list(request.token_ids.ids)
+        # The token of a placeholder may lie behind the vocabulary.
+        known = self._raw.token_ids if request.media else ()
+        checked = [0 if token_id in known else token_id for token_id in token_ids] if known else token_ids
+        self.check_token_ids(checked, "token_ids.ids")
+        return token_ids
 
     async def tokenize(self, text: str, add_special_tokens: bool, parse_special_tokens: bool) -> tuple[list[int], list[str]]:
         """Token ids, and the vocabulary's strings for them. Raises InvalidRequestError."""
@@ -241,26 +262,8 @@ class Preprocessor:
                 f"{field} may have at most {limit} characters; given: {num_chars}", field=field, limit=limit, value=num_chars
             )
 
-    def _encode(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int] | None]:
-        return self._tokenizer.encode(text, add_special_tokens), None
-
-    def _encode_with_starts(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int] | None]:
-        token_ids, spans = self._tokenizer.encode_with_offsets(text, add_special_tokens)
-        starts, end = [], 0
-        for span_start, span_end in spans:
-            # Spans of byte-level tokens leave out a leading space, and overlap when tokens share a character. Tokens that the
-            # tokenizer added have an empty span.
-            starts.append(min(span_start, end) if span_end > span_start else end)
-            end = max(end, span_end)
-        return token_ids, starts
-
-    def _decode_with_starts(self, token_ids: list[int], with_offsets: bool) -> tuple[str, list[int] | None]:
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
-        if not with_offsets:
-            return text, None
-        stream = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=False)
-        lengths = (len(stream.feed(token_id)) for token_id in token_ids)
-        return text, list(itertools.accumulate(lengths, initial=0))[:-1]
+    async def _decode_with_starts(self, token_ids: list[int], with_offsets: bool) -> tuple[str, list[int] | None]:
+        return await self.run(lambda: decode_with_starts(self._tokenizer, token_ids, with_offsets))
 
 
 def _is_short(request: generation_pb2.ChatRequest) -> bool:

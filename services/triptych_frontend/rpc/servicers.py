@@ -91,12 +91,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.CompleteRequest, context: grpc.aio.ServicerContext
     ) -> generation_pb2.CompleteResponse:
         new = await self._whole(request, context)
+        _set_media_trailers(context, new.media)
         return generation_pb2.CompleteResponse(
             request_id=request_id_var.get(),
             model=self._model.info.name,
             choices=whole_choices(new.choices),
             usage=new.usage,
             timings=new.timings,
+            media=new.media,
         )
 
     async def ChatStream(
@@ -119,11 +121,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         is_final_only = request.output_mode == generation_pb2.OUTPUT_MODE_FINAL
         async for new in self._news(request.complete, context, is_final_only):
             response = generation_pb2.CompleteStreamResponse(
-                request_id=request_id_var.get(), model=self._model.info.name, choices=new.choices
+                request_id=request_id_var.get(), model=self._model.info.name, choices=new.choices, media=new.media
             )
             if new.HasField("usage"):
                 response.usage.CopyFrom(new.usage)
                 response.timings.CopyFrom(new.timings)
+                _set_media_trailers(context, new.media)
             yield response
 
     async def _whole(self, request: Request, context: grpc.aio.ServicerContext) -> generation_pb2.GenerationCallResponse:

@@ -6,12 +6,12 @@ import pytest
 from grpc.aio import AioRpcError
 from support.builders.frontend import chat_request, frontend_bench, ids, joined, last_delta
 from support.builders.tokenizer import IM_END_ID
-from support.fakes.engine import says
+from support.fakes.engine import says, says_with_logprobs
 from triptych.errors import (
     TriptychError,
 )
 from triptych.status import from_rpc_error
-from triptych.v1 import common_pb2, engine_pb2, generation_pb2
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 
 Options = generation_pb2.GenerationOptions
@@ -176,30 +176,9 @@ async def test_no_output_at_all_still_ends_in_a_reply() -> None:
     assert response.usage.completion_tokens == 0
 
 
-def says_with_logprobs(token_ids: list[int]):
-    """Log probability -i for the i-th token of prompt or output, with the line break as the one alternative."""
-    (other,) = ids("\n")
-
-    def entry(position: int, token_id: int) -> engine_pb2.TokenLogprobs:
-        return engine_pb2.TokenLogprobs(
-            token_id=token_id, logprob=-position, rank=1, top_token_ids=[token_id, other], top_logprobs=[-position, -9]
-        )
-
-    def script(request: engine_pb2.EngineRequest) -> list[engine_pb2.SequenceOutput]:
-        outputs = list(says(token_ids)(request))
-        for position, output in enumerate(outputs):
-            output.logprobs.append(entry(position, output.token_ids[0]))
-        if request.sampling.HasField("prompt_logprobs"):
-            prompt = list(enumerate(request.prompt_token_ids))[1:]
-            outputs[0].prompt_logprobs.extend(entry(position, token_id) for position, token_id in prompt)
-        return outputs
-
-    return script
-
-
 async def test_logprobs_carry_bytes_and_offsets_also_of_parts_of_characters() -> None:
     text = "The 😀é fox"
-    async with frontend_bench(says_with_logprobs(ids(text))) as bench:
+    async with frontend_bench(says_with_logprobs(ids(text), *ids("\n"))) as bench:
         options = Options(sampling=Sampling(logprobs=2), return_token_ids=True)
         responses = await collect(bench.chat(chat_request(options=options)))
     choices = [choice for response in responses for choice in response.choices]
@@ -218,7 +197,7 @@ async def test_logprobs_carry_bytes_and_offsets_also_of_parts_of_characters() ->
 @pytest.mark.parametrize("by_ids", [False, True])
 async def test_an_echoed_prompt_has_logprobs_with_offsets_into_the_echoed_text(by_ids: bool, prompt: str) -> None:
     text = " jumps"
-    async with frontend_bench(says_with_logprobs(ids(text))) as bench:
+    async with frontend_bench(says_with_logprobs(ids(text), *ids("\n"))) as bench:
         request = CompleteRequest(echo=True, options=Options(sampling=Sampling(logprobs=2), return_token_ids=True))
         if by_ids:
             request.token_ids.ids.extend(ids(prompt))

@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 import pytest
 import support.builders.media_files as media
+from support.builders.media import a_picture, an_image_file
 from support.stack import Stack, running_stack
+from triptych.v1 import common_pb2, generation_pb2, generation_pb2_grpc, preprocess_pb2, preprocess_pb2_grpc
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 #: Longest wait for an encoder that is started again, in seconds.
@@ -75,6 +77,52 @@ def test_a_bad_picture_fails_alone(stack: Stack) -> None:
     assert response.status_code == 400
     assert "messages[0].content[1]" in response.json()["error"]["message"]
     answer(stack, "Hi")
+
+
+def test_a_completion_of_the_rendered_prompt_is_the_chat(stack: Stack) -> None:
+    generation: Any = generation_pb2_grpc.GenerationServiceStub(stack.channel("frontend"))
+    preprocess: Any = preprocess_pb2_grpc.PreprocessServiceStub(stack.channel("frontend"))
+    files = [an_image_file("PNG", a_picture(90, 50)), an_image_file("PNG", a_picture(40, 70, seed=1))]
+    items = [common_pb2.MediaItem(modality=common_pb2.MODALITY_IMAGE, data=data) for data in files]
+    parts = [*({"media": item} for item in items), {"text": "What do these show?"}]
+    message = generation_pb2.ChatMessage(role="user", content=[generation_pb2.ContentPart(**part) for part in parts])
+    chat = generation_pb2.ChatRequest(messages=[message])
+    prompt = preprocess.Preprocess(preprocess_pb2.PreprocessRequest(chat=chat), timeout=60).prompt
+    given = preprocess.Tokenize(preprocess_pb2.TokenizeRequest(text=prompt, add_special_tokens=False), timeout=60).token_ids
+    sampling = common_pb2.SamplingParams(temperature=0, max_tokens=8, logprobs=3, prompt_logprobs=2, ignore_eos=True)
+
+    def options(salt: str) -> generation_pb2.GenerationOptions:
+        # Calls with different salts share no embeddings and no prefixes, so each is computed.
+        return generation_pb2.GenerationOptions(sampling=sampling, return_token_ids=True, cache_salt=salt)
+
+    by_chat = generation.Chat(generation_pb2.ChatRequest(messages=[message], options=options("chat")), timeout=60)
+    complete = generation_pb2.CompleteRequest(media=items, add_special_tokens=False)
+    complete.text = prompt
+    complete.options.CopyFrom(options("text"))
+    by_text = generation.Complete(complete, timeout=60)
+    complete.token_ids.ids.extend(given)
+    complete.options.CopyFrom(options("ids"))
+    by_ids = generation.Complete(complete, timeout=60)
+    complete.media.reverse()
+    complete.options.CopyFrom(options("reversed"))
+    by_reversed = generation.Complete(complete, timeout=60)
+
+    assert len(given) < by_chat.usage.prompt_tokens
+    for other in (by_text, by_ids):
+        assert_same(other.choices[0], by_chat.choices[0])
+        assert other.usage == by_chat.usage
+        assert [report.num_tokens for report in other.media] == [report.num_tokens for report in by_chat.media]
+        assert all(report.source == common_pb2.EMBEDDING_SOURCE_ENCODER for report in other.media)
+    with pytest.raises(AssertionError):  # the numbers depend on the pictures and their places
+        assert_same(by_reversed.choices[0], by_chat.choices[0])
+
+
+def assert_same(choice: generation_pb2.Choice, expected: generation_pb2.Choice) -> None:
+    assert (choice.text, [*choice.token_ids]) == (expected.text, [*expected.token_ids])
+    for name in ("logprobs", "prompt_logprobs"):
+        found, wanted = getattr(choice, name), getattr(expected, name)
+        assert [entry.token_id for entry in found] == [entry.token_id for entry in wanted]
+        assert [entry.logprob for entry in found] == pytest.approx([entry.logprob for entry in wanted], abs=1e-5)
 
 
 def test_text_readiness_and_replies_do_not_depend_on_the_encoder(stack: Stack) -> None:

@@ -19,12 +19,12 @@ from triptych_common.model.store import model_info
 import support.builders.media_files as media
 from support.builders.frontend import Bench, chat_request, frontend_bench
 from support.fakes.encoder import SCOPE, FakeEncoder
-from support.fakes.engine import says
+from support.fakes.engine import Script, says
 from support.fakes.media_engine import FakeMediaEngine
 from support.grpc_server import serving
 from support.waiting import until
 
-IMAGE = common_pb2.MODALITY_IMAGE
+IMAGE, AUDIO, VIDEO = common_pb2.MODALITY_IMAGE, common_pb2.MODALITY_AUDIO, common_pb2.MODALITY_VIDEO
 Item = common_pb2.MediaItem
 PICTURE, OTHER = media.image(), media.image(20, 50)
 KEY = media_key(SCOPE, IMAGE, PICTURE)
@@ -55,6 +55,13 @@ class MediaBench:
         await self.bench.frontend._encoder_client.close()
 
 
+def complete_request(prompt: str | list[int], *media: bytes | Item, **fields: Any) -> generation_pb2.CompleteRequest:
+    """A completion of a text or of token ids, with pictures or other items. The tokenizer adds no special tokens to a text."""
+    given = {"text": prompt} if isinstance(prompt, str) else {"token_ids": generation_pb2.TokenIds(ids=prompt)}
+    items = [item if isinstance(item, Item) else Item(modality=IMAGE, data=item) for item in media]
+    return generation_pb2.CompleteRequest(**({"add_special_tokens": False} | given | {"media": items} | fields))
+
+
 def request(*parts: str | bytes | Item, **options: Any) -> generation_pb2.ChatRequest:
     content = [
         generation_pb2.ContentPart(text=part)
@@ -69,13 +76,25 @@ def request(*parts: str | bytes | Item, **options: Any) -> generation_pb2.ChatRe
 
 
 @asynccontextmanager
-async def media_bench(**settings: Any) -> AsyncIterator[MediaBench]:
+async def family_bench(family: str = "llava_siglip", **settings: Any) -> AsyncIterator[tuple[Bench, FakeEncoder]]:
+    """A frontend of a tiny model of a family, for prompts that nobody generates from."""
+    path = media.checkpoint(family)
+    encoder = FakeEncoder(model_info(path, path.name))
+    async with (
+        serving(encoder.register) as address,
+        frontend_bench(model=path, **({"encoder_addresses": (address,)} | settings)) as bench,
+    ):
+        yield bench, encoder
+
+
+@asynccontextmanager
+async def media_bench(script: Script | None = None, **settings: Any) -> AsyncIterator[MediaBench]:
     path = media.checkpoint("llava_siglip")
     encoder = FakeEncoder(model_info(path, path.name), lambda item: 16)
     async with (
         serving(encoder.register) as address,
         frontend_bench(
-            says([20, 21, 22]), model=path, engine_class=FakeMediaEngine, encoder_addresses=(address,), **settings
+            script or says([20, 21, 22]), model=path, engine_class=FakeMediaEngine, encoder_addresses=(address,), **settings
         ) as bench,
     ):
         yield MediaBench(bench, encoder)

@@ -38,6 +38,26 @@ def says(token_ids: Sequence[int], *, stop_token_id: int | None = None, tokens_p
     return script
 
 
+def says_with_logprobs(token_ids: Sequence[int], other: int) -> Script:
+    """A script: log probability -i for the i-th token of prompt or output, with one other token as the alternative."""
+
+    def entry(position: int, token_id: int) -> engine_pb2.TokenLogprobs:
+        return engine_pb2.TokenLogprobs(
+            token_id=token_id, logprob=-position, rank=1, top_token_ids=[token_id, other], top_logprobs=[-position, -9]
+        )
+
+    def script(request: engine_pb2.EngineRequest) -> list[engine_pb2.SequenceOutput]:
+        outputs = list(says(token_ids)(request))
+        for position, output in enumerate(outputs):
+            output.logprobs.append(entry(position, output.token_ids[0]))
+        if request.sampling.HasField("prompt_logprobs"):
+            prompt = list(enumerate(request.prompt_token_ids))[1:]
+            outputs[0].prompt_logprobs.extend(entry(position, token_id) for position, token_id in prompt)
+        return outputs
+
+    return script
+
+
 def thinks(thought: Script, answer: Script, end: Sequence[int]) -> Script:
     """A script: the answer for prompts that end with the tokens `end`, else the thought. Log probabilities are -1."""
 

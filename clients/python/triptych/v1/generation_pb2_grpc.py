@@ -28,8 +28,8 @@ if _version_not_supported:
 class GenerationServiceStub:
     """Generates text. Cancelling a call aborts its work in every service within one engine step.
 
-    Chat and ChatStream repeat the reports on their media in the trailing metadata: one entry triptych-media-bin, a serialized
-    MediaReport, for each, where all of them fit into 4 KiB.
+    Chat and Complete, whole and streamed, repeat the reports on their media in the trailing metadata: one entry triptych-media-bin, a
+    serialized MediaReport, for each, where all of them fit into 4 KiB.
     """
 
     def __init__(self, channel):
@@ -98,8 +98,8 @@ class GenerationServiceStub:
 class GenerationServiceServicer:
     """Generates text. Cancelling a call aborts its work in every service within one engine step.
 
-    Chat and ChatStream repeat the reports on their media in the trailing metadata: one entry triptych-media-bin, a serialized
-    MediaReport, for each, where all of them fit into 4 KiB.
+    Chat and Complete, whole and streamed, repeat the reports on their media in the trailing metadata: one entry triptych-media-bin, a
+    serialized MediaReport, for each, where all of them fit into 4 KiB.
     """
 
     def Chat(self, request, context):
@@ -250,8 +250,8 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 class GenerationService:
     """Generates text. Cancelling a call aborts its work in every service within one engine step.
 
-    Chat and ChatStream repeat the reports on their media in the trailing metadata: one entry triptych-media-bin, a serialized
-    MediaReport, for each, where all of them fit into 4 KiB.
+    Chat and Complete, whole and streamed, repeat the reports on their media in the trailing metadata: one entry triptych-media-bin, a
+    serialized MediaReport, for each, where all of them fit into 4 KiB.
     """
 
     @staticmethod

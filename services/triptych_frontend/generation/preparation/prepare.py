@@ -94,7 +94,8 @@ class CallPreparer:
                 token_ids = [*prompt.token_ids, *answer.prompt_end]
                 prompt = await self._preprocessor.of_tokens(prompt, token_ids, with_offsets=params.wants_prompt_logprobs)
         else:
-            prompt = await self._preprocessor.complete(request, with_offsets=params.wants_prompt_logprobs)
+            prompt = await self._preprocessor.complete(request, principal, with_offsets=params.wants_prompt_logprobs)
+            on_exit(prompt.release)
             answer = AnswerFormat(None, options.constraint if options.HasField("constraint") else None)
         if (num_kept := kept_tokens(options, prompt, self._model.info.max_model_len)) is not None:
             token_ids = prompt.token_ids[-num_kept:]

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import support.builders.media_files as media
 from grpc.aio import AioRpcError
 from support.builders.frontend import Bench, chat_request, frontend_bench
+from support.drivers.media_frontend import family_bench
 from support.fakes.encoder import SCOPE, FakeEncoder
 from support.grpc_server import serving
 from triptych.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
 from triptych.status import from_rpc_error
 from triptych.v1 import common_pb2, generation_pb2, preprocess_pb2
 from triptych_common.media.key import canonical_options, media_key
-from triptych_common.model.store import model_info
 from triptych_common.rpc.principal import Principal
 from triptych_common.rpc.structs import to_struct
 from triptych_common.rpc.tensors import to_numpy
 
 IMAGE, AUDIO, VIDEO = common_pb2.MODALITY_IMAGE, common_pb2.MODALITY_AUDIO, common_pb2.MODALITY_VIDEO
 Item = common_pb2.MediaItem
-
-
-@asynccontextmanager
-async def media_bench(family: str = "llava_siglip", **settings: Any) -> AsyncIterator[tuple[Bench, FakeEncoder]]:
-    path = media.checkpoint(family)
-    encoder = FakeEncoder(model_info(path, path.name))
-    async with (
-        serving(encoder.register) as address,
-        frontend_bench(model=path, **({"encoder_addresses": (address,)} | settings)) as bench,
-    ):
-        yield bench, encoder
 
 
 def chat(*parts: str | Item, **fields: Any) -> generation_pb2.ChatRequest:
@@ -56,7 +43,7 @@ async def error_of(bench: Bench, request: generation_pb2.ChatRequest) -> Triptyc
 
 async def test_an_image_becomes_ranges_and_a_reference() -> None:
     content = media.image()
-    async with media_bench() as (bench, encoder):
+    async with family_bench() as (bench, encoder):
         response = await preprocess(bench, chat(Item(modality=IMAGE, data=content), "What is this?"))
         (found,) = response.placeholders
         (ref,) = response.media
@@ -69,7 +56,7 @@ async def test_an_image_becomes_ranges_and_a_reference() -> None:
 
 
 async def test_positions_get_what_they_need() -> None:
-    async with media_bench("qwen2_5_vl") as (bench, _):
+    async with family_bench("qwen2_5_vl") as (bench, _):
         items = [Item(modality=VIDEO, data=media.video()), Item(modality=IMAGE, data=media.image(100, 60))]
         response = await preprocess(bench, chat(items[0], "and", items[1], "?"))
     layouts = [{named.name: to_numpy(named.tensor).tolist() for named in ref.layout} for ref in response.media]
@@ -78,7 +65,7 @@ async def test_positions_get_what_they_need() -> None:
 
 
 async def test_sounds_by_bytes_and_several_items() -> None:
-    async with media_bench("qwen2_audio") as (bench, _):
+    async with family_bench("qwen2_audio") as (bench, _):
         items = [Item(modality=AUDIO, data=media.sound(length, rate)) for length, rate in ((24_000, 16_000), (22_050, 44_100))]
         response = await preprocess(bench, chat(items[0], "and", items[1]))
     assert [(found.media_index, found.length) for found in response.placeholders] == [(0, 37), (1, 12)]
@@ -86,7 +73,7 @@ async def test_sounds_by_bytes_and_several_items() -> None:
 
 async def test_options_are_part_of_the_key_and_of_the_size() -> None:
     content, options = media.image(200, 150), {"size": {"shortest_edge": 3136, "longest_edge": 3136}}
-    async with media_bench("qwen2_5_vl") as (bench, _):
+    async with family_bench("qwen2_5_vl") as (bench, _):
         plain = await preprocess(bench, chat(Item(modality=IMAGE, data=content), "?"))
         own = to_struct({"images_kwargs": options})
         small = await preprocess(bench, chat(Item(modality=IMAGE, data=content, processor_options=own), "?"))
@@ -96,7 +83,7 @@ async def test_options_are_part_of_the_key_and_of_the_size() -> None:
 
 async def test_salts_keep_keys_apart() -> None:
     content = media.image()
-    async with media_bench() as (bench, _):
+    async with family_bench() as (bench, _):
         options = generation_pb2.GenerationOptions(cache_salt="a tenant")
         response = await preprocess(bench, chat(Item(modality=IMAGE, data=content), "?", options=options))
     assert response.media[0].key == media_key(SCOPE, IMAGE, content, "", Principal().scoped_salt("a tenant"))
@@ -105,7 +92,7 @@ async def test_salts_keep_keys_apart() -> None:
 async def test_principals_share_neither_names_nor_keys_whatever_their_salts() -> None:
     named, name = Item(modality=IMAGE, data=media.image(), uuid="cat"), Item(modality=IMAGE, uuid="cat")
     options = generation_pb2.GenerationOptions(cache_salt="salt")
-    async with media_bench() as (bench, _):
+    async with family_bench() as (bench, _):
         chat_as = bench.frontend._preprocessor.chat
         first = await chat_as(chat(named, "?", options=options), Principal("first"))
         with pytest.raises(InvalidRequestError, match="is not known here"):
@@ -121,7 +108,7 @@ async def test_principals_share_neither_names_nor_keys_whatever_their_salts() ->
 
 async def test_names_stand_for_content_that_was_seen() -> None:
     content, other = media.image(), media.image(20, 20)
-    async with media_bench() as (bench, _):
+    async with family_bench() as (bench, _):
         unknown = await error_of(bench, chat(Item(modality=IMAGE, uuid="cat"), "?"))
         first = await preprocess(bench, chat(Item(modality=IMAGE, data=content, uuid="cat"), "?"))
         again = await preprocess(bench, chat(Item(modality=IMAGE, uuid="cat"), "?"))
@@ -170,7 +157,7 @@ async def test_names_stand_for_content_that_was_seen() -> None:
     ],
 )
 async def test_bad_items_are_refused_by_name(family: str, item: Item, field: str, reason: str) -> None:
-    async with media_bench(family) as (bench, encoder):
+    async with family_bench(family) as (bench, encoder):
         error = await error_of(bench, chat("Look:", item))
         assert isinstance(error, InvalidRequestError)
         assert error.field == f"messages[0].content[1].media{field}"
@@ -180,11 +167,11 @@ async def test_bad_items_are_refused_by_name(family: str, item: Item, field: str
 
 async def test_more_items_than_allowed_are_refused() -> None:
     image = Item(modality=IMAGE, data=media.image())
-    async with media_bench(max_media_items=2) as (bench, _):
+    async with family_bench(max_media_items=2) as (bench, _):
         error = await error_of(bench, chat(image, image, image))
     assert (error.field, error.limit, error.value) == ("messages[0].content[2].media", "2", "3")
     sound = Item(modality=AUDIO, data=media.sound())
-    async with media_bench("audioflamingo3") as (bench, _):
+    async with family_bench("audioflamingo3") as (bench, _):
         error = await error_of(bench, chat(sound, sound))
     assert "at most 1 audio per request" in error.message
 
@@ -198,7 +185,7 @@ async def test_text_models_refuse_media() -> None:
 
 
 async def test_without_an_encoder_media_wait_and_text_does_not() -> None:
-    async with media_bench(encoder_addresses=()) as (bench, _):
+    async with family_bench(encoder_addresses=()) as (bench, _):
         error = await error_of(bench, chat(Item(modality=IMAGE, data=media.image())))
         assert isinstance(error, ServiceUnavailableError)
         assert "encoder_addresses" in error.message
