@@ -58,8 +58,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[generation_pb2.ChatStreamResponse]:
         answer, head = self._player.chat(request.chat), self._head()
         async for part in play(answer, _is_final(request.output_mode), _num_earlier(), context):
-            response = generation_pb2.ChatStreamResponse(**head, **_fields(part), media=part.media)
-            yield _marked(response, answer)
+            yield _marked(generation_pb2.ChatStreamResponse(**head, **_fields(part)), answer)
         _send_reports(answer, context)
 
     async def CompleteStream(
@@ -68,6 +67,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         answer, head = self._player.complete(request.complete), self._head()
         async for part in play(answer, _is_final(request.output_mode), _num_earlier(), context):
             yield _marked(generation_pb2.CompleteStreamResponse(**head, **_fields(part)), answer)
+        _send_reports(answer, context)
 
     async def Session(
         self, request_iterator: AsyncIterator[generation_pb2.GenerationServiceSessionRequest], context: Context
@@ -132,7 +132,7 @@ def _is_final(mode: generation_pb2.OutputMode) -> bool:
 
 
 def _fields(part: Part) -> dict[str, Any]:
-    return {"choices": part.choices, "usage": part.usage, "timings": part.timings}
+    return {"choices": part.choices, "usage": part.usage, "timings": part.timings, "media": part.media}
 
 
 async def _fill(response: generation_pb2.ChatResponse | generation_pb2.CompleteResponse, answer: Answer, context: Context) -> None:
@@ -141,9 +141,8 @@ async def _fill(response: generation_pb2.ChatResponse | generation_pb2.CompleteR
         response.choices.extend(whole_choices(part.choices))
         response.usage.CopyFrom(part.usage or common_pb2.Usage())
         response.timings.CopyFrom(part.timings or common_pb2.Timings())
-        if isinstance(response, generation_pb2.ChatResponse):
-            response.media.extend(part.media)
-            _send_reports(answer, context)
+        response.media.extend(part.media)
+        _send_reports(answer, context)
     _marked(response, answer)
 
 

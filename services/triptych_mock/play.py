@@ -85,7 +85,8 @@ class Player:
         text = self.prompt_text(request)
         if not text:
             raise InvalidRequestError("the prompt is empty", field="prompt", limit=1, value=0)
-        answer = self._answer(script_of(text), request.options, len(words(text)), [])
+        media = [self._known_media.report(f"media[{index}]", item) for index, item in enumerate(request.media)]
+        answer = self._answer(script_of(text), request.options, len(words(text)), media)
         if request.echo:
             answer.deltas.insert(0, Delta(text=text))
         return answer
