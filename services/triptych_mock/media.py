@@ -50,10 +50,14 @@ class KnownMedia:
         if kind == "upload_id":
             content = self._uploads.pop(item.upload_id, None)
             if content is None:
-                raise InvalidRequestError(f"{field}: no such upload_id", field=field, value=item.upload_id)
+                message = f"{field}.upload_id is not known here (any more); upload the file again"
+                raise InvalidRequestError(message, field=f"{field}.upload_id", value=item.upload_id)
             return content
+        if not item.uuid:
+            raise InvalidRequestError(f"{field} needs data, a url, an upload_id, or the uuid of an earlier item", field=field)
         if (known := self._uuids.get(item.uuid)) is None:
-            raise InvalidRequestError(f"{field} needs data, a url, or the uuid of an earlier item", field=field, value=item.uuid)
+            message = f"{field}.uuid is not known here (any more); send the item itself with it"
+            raise InvalidRequestError(message, field=f"{field}.uuid", value=item.uuid)
         return known
 
     def uploaded(self, content: bytes) -> str:

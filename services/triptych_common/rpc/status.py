@@ -11,6 +11,8 @@ from triptych.errors import Code, InternalError, TriptychError
 from triptych.status import DETAILS_KEY, DOMAIN
 from triptych.v1 import common_pb2
 
+from triptych_common.telemetry.logs import request_id_var
+
 #: Longest text of an error on the wire, in characters. Errors quote the client's value, which can have megabytes.
 _MAX_TEXT_CHARS = 1000
 _STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -20,8 +22,8 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_TEXT_CHARS else f"{text[:_MAX_TEXT_CHARS]}... ({len(text)} characters)"
 
 
-def to_status(error: TriptychError) -> status_pb2.Status:
-    """The error as google.rpc.Status with ErrorInfo, and BadRequest or RetryInfo where they apply."""
+def to_status(error: TriptychError, request_id: str = "") -> status_pb2.Status:
+    """The error as google.rpc.Status with ErrorInfo, and BadRequest, RetryInfo or RequestInfo where they apply."""
     details: list[message.Message] = [
         error_details_pb2.ErrorInfo(
             reason=error.reason,
@@ -36,6 +38,8 @@ def to_status(error: TriptychError) -> status_pb2.Status:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    if request_id:
+        details.append(error_details_pb2.RequestInfo(request_id=request_id))
     status = status_pb2.Status(code=int(error.code), message=_cut(error.message))
     for detail in details:
         packed = any_pb2.Any()
@@ -46,7 +50,7 @@ def to_status(error: TriptychError) -> status_pb2.Status:
 
 async def abort_call(context: grpc.aio.ServicerContext, error: TriptychError) -> NoReturn:
     """End the call with the error's status and details. Always raises, with grpc's own abort exception."""
-    status = to_status(error)
+    status = to_status(error, request_id_var.get())
     await context.abort(_STATUS_CODES[status.code], status.message, ((DETAILS_KEY, status.SerializeToString()),))
     raise AssertionError("context.abort never returns")
 

@@ -147,9 +147,11 @@ class MediaPreparer:
         modality: common_pb2.Modality,
         items: Sequence[tuple[str, common_pb2.MediaItem]],
     ) -> None:
+        if modality == common_pb2.MODALITY_UNSPECIFIED:
+            raise InvalidRequestError(f"{field}.modality must be set", field=f"{field}.modality")
         if modality not in expander.modalities:
             known = ", ".join(["text", *sorted(MODALITY_NAMES[one] for one in expander.modalities)])
-            name = MODALITY_NAMES.get(modality, "of no modality")
+            name = MODALITY_NAMES.get(modality, f"of modality {modality}")
             raise InvalidRequestError(f"this model takes {known}, and {field} is {name}", field=field, limit=known, value=name)
         limit = expander.max_items(modality)
         count = sum(item.modality == modality for _, item in items)
@@ -194,7 +196,9 @@ class MediaPreparer:
             )
         if item.uuid:
             return None
-        raise InvalidRequestError(f"{media.field} needs data, a url, or the uuid of an earlier item", field=media.field)
+        raise InvalidRequestError(
+            f"{media.field} needs data, a url, an upload_id, or the uuid of an earlier item", field=media.field
+        )
 
     def _known(self, media: MediaInput, tenant_salt: str) -> KnownMedia:
         known = self.aliases.find(tenant_salt, media.item.uuid)

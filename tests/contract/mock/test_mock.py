@@ -101,7 +101,7 @@ async def test_upload(channel: grpc.aio.Channel):
     request.messages[0].content.add().media.upload_id = upload_id
     request.messages[0].content.add().text = "What?"
     assert (await stub.Chat(request)).media[0].num_tokens == 4
-    with pytest.raises(grpc.aio.AioRpcError, match="no such upload_id"):
+    with pytest.raises(grpc.aio.AioRpcError, match="upload the file again"):
         await stub.Chat(request)
     with pytest.raises(grpc.aio.AioRpcError, match="6 bytes; 3 came"):
         await stub.UploadMedia(iter(pieces[:2]))

@@ -140,7 +140,8 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UploadMedia(self, request_iterator, context):
-        """Hands over one media file in pieces, before the call that names it. Best on a connection of its own.
+        """Hands over one media file in pieces, before the call that names it: for clients with many calls on one connection, whose tokens a
+        large request would delay. The limit on a file is the same either way. Best on a connection of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -141,7 +141,7 @@ async def test_modalities_that_the_model_does_not_take_are_refused_by_name() -> 
     async with frontend_bench() as bench:
         text_only = await error_of(bench, "Look: <image>", PICTURE)
     assert (sound.field, sound.limit, sound.value) == ("media[1]", "text, image", "audio")
-    assert (none.field, none.value) == ("media[1]", "of no modality")
+    assert (none.field, none.value) == ("media[1].modality", "")
     assert too_many.field.startswith("media[")
     assert "max_media_items" in too_many.message
     assert (text_only.field, text_only.limit, text_only.value) == ("media[0]", "text", "image")
