@@ -26,7 +26,7 @@ export async function callUnary<I extends DescMessage, O extends DescMessage>(
   options: CallOptions,
 ): Promise<MessageShape<O>> {
   const message = prepare(client, method, request, options);
-  const parse = (bytes: Buffer): MessageShape<O> => fromBinary(method.output, bytes);
+  const parse = parser(method.output);
   return new Promise((resolve, reject) => {
     const settle = (error: grpc.ServiceError | null, response?: MessageShape<O>): void => {
       if (error) reject(errorOf(error, options));
@@ -53,7 +53,7 @@ export function callServerStream<I extends DescMessage, O extends DescMessage>(
   options: CallOptions,
 ): { responses: AsyncGenerator<MessageShape<O>, undefined>; cancel: () => void } {
   const message = prepare(client, method, request, options);
-  const parse = (bytes: Buffer): MessageShape<O> => fromBinary(method.output, bytes);
+  const parse = parser(method.output);
   const call = client.makeServerStreamRequest(
     pathOf(method),
     asIs,
@@ -153,6 +153,11 @@ function metadataOf(options: CallOptions): grpc.Metadata {
 function within(options: CallOptions): grpc.CallOptions {
   const { timeoutMs = Infinity } = options;
   return timeoutMs === Infinity ? {} : { deadline: Date.now() + timeoutMs };
+}
+
+/** Fields of bytes are parts of what is parsed: given a Buffer, they would be Buffers, whose `slice` and JSON are others. */
+function parser<O extends DescMessage>(output: O): (bytes: Buffer) => MessageShape<O> {
+  return (bytes) => fromBinary(output, new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength));
 }
 
 function asIs(message: Buffer): Buffer {

@@ -36,5 +36,5 @@ function details(trailer: Metadata): Partial<ErrorFields> {
 
 /** The reports on media in a call's trailing metadata: one per item, in the order of the messages; none if they took over 4 KiB. */
 export function trailingMedia(trailer: Metadata): MediaReport[] {
-  return trailer.get(MEDIA_KEY).map((entry) => fromBinary(MediaReportSchema, entry as Uint8Array));
+  return trailer.get(MEDIA_KEY).map((entry) => fromBinary(MediaReportSchema, Uint8Array.from(entry as Buffer)));
 }

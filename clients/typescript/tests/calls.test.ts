@@ -201,7 +201,7 @@ test("a message of 60 MiB passes in both directions", async (t) => {
 });
 
 test("key, request id and own metadata are sent; trailing media reports are read", async (t) => {
-  const reports = [7, 8].map((numTokens) => create(MediaReportSchema, { numTokens }));
+  const reports = [7, 8].map((numTokens) => create(MediaReportSchema, { numTokens, key: Uint8Array.of(1) }));
   let seen: Record<string, unknown> = {};
   const stream = (call: Stream): void => {
     seen = call.metadata.getMap();
@@ -222,6 +222,7 @@ test("key, request id and own metadata are sent; trailing media reports are read
     media.map(({ numTokens }) => numTokens),
     [7, 8],
   );
+  assert.deepEqual(media[0]?.key, Uint8Array.of(1)); // Not a Buffer.
 });
 
 test("rerank sorts the scores, and names the documents by their places", async (t) => {

@@ -1,4 +1,5 @@
 import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
 import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 import test, { type TestContext } from "node:test";
@@ -80,6 +81,26 @@ function streaming(events: string): (response: ServerResponse) => void {
     response.end(events);
   };
 }
+
+/** The modules that a module imports, and those that they import. Of packages only the names. */
+async function imports(module: URL, seen = new Set<string>()): Promise<Set<string>> {
+  if (seen.has(module.href)) return seen;
+  seen.add(module.href);
+  const source = await readFile(module, "utf8");
+  for (const [, name = ""] of source.matchAll(/^(?:import|export)\b.*?from "(.+?)";$|^import "(.+?)";$/gms)) {
+    if (name.startsWith(".")) await imports(new URL(name, module), seen);
+    else seen.add(name);
+  }
+  return seen;
+}
+
+test("the REST client imports nothing that a browser lacks", async () => {
+  const modules = [...(await imports(new URL("../src/rest.js", import.meta.url)))];
+  const packages = new Set(
+    modules.filter((name) => !name.startsWith("file:")).map((name) => name.replace(/\/(codegenv2|wire|wkt)$/, "")),
+  );
+  assert.deepEqual([...packages], ["@bufbuild/protobuf"]);
+});
 
 test("events are the same however their bytes are split", async () => {
   const bytes = new TextEncoder().encode("data: Grün\r\n\r\ndata: \u{1F600}\n\n: a comment\n\ndata: [DONE]\n\n");
