@@ -1,7 +1,7 @@
 /** The client under test of clients/conformance: one Call per line of standard input, one Outcome per line of standard output. */
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
-import { create, fromJsonString, type JsonReadOptions, toJsonString } from "@bufbuild/protobuf";
+import { create, fromJsonString, toJsonString } from "@bufbuild/protobuf";
 import {
   type Call,
   CallSchema,
@@ -19,9 +19,6 @@ import {
   TriptychClient,
   TriptychError,
 } from "../src/index.js";
-
-/** A runner of a newer version may know more than this program. */
-const LENIENT: Partial<JsonReadOptions> = { ignoreUnknownFields: true };
 
 async function perform(call: Call): Promise<Outcome> {
   const outcome = create(OutcomeSchema, { name: call.name });
@@ -128,6 +125,6 @@ function report(error: TriptychError, outcome: Outcome): void {
 }
 
 for await (const line of createInterface({ input: process.stdin })) {
-  const outcome = await perform(fromJsonString(CallSchema, line, LENIENT));
+  const outcome = await perform(fromJsonString(CallSchema, line));
   await new Promise((written) => process.stdout.write(`${toJsonString(OutcomeSchema, outcome)}\n`, written));
 }

@@ -15,47 +15,42 @@ import {
 import { FinishReason } from "./gen/triptych/v1/common_pb.js";
 
 /** Merges the responses of a stream into the answer that the unary call would have given. */
-export interface Accumulator<R, F> {
+export class Accumulator<
+  R extends ChatStreamResponse | CompleteStreamResponse,
+  F extends ChatResponse | CompleteResponse,
+> {
   /** The answer so far. Later responses change this object. */
   readonly response: F;
-  add(response: R): void;
+  readonly #choices: Choices;
+
+  /** Adds to an answer that is empty so far. */
+  constructor(response: F) {
+    this.response = response;
+    this.#choices = new Choices(response.choices);
+  }
+
+  add(response: R): void {
+    if (response.requestId) this.response.requestId = response.requestId;
+    if (response.model) this.response.model = response.model;
+    if (response.usage) this.response.usage = response.usage;
+    if (response.timings) this.response.timings = response.timings;
+    if (response.media.length > 0) this.response.media = response.media;
+    for (const delta of response.choices) this.#choices.add(delta);
+  }
 }
 
 /** Merges the responses of ChatStream. */
-export class ChatAccumulator implements Accumulator<ChatStreamResponse, ChatResponse> {
-  readonly response = create(ChatResponseSchema);
-  readonly #choices = new Choices(this.response.choices);
-
-  add(response: ChatStreamResponse): void {
-    mergeEnvelope(this.response, response);
-    if (response.media.length > 0) this.response.media = response.media;
-    response.choices.forEach((delta) => {
-      this.#choices.add(delta);
-    });
+export class ChatAccumulator extends Accumulator<ChatStreamResponse, ChatResponse> {
+  constructor() {
+    super(create(ChatResponseSchema));
   }
 }
 
 /** Merges the responses of CompleteStream. */
-export class CompleteAccumulator implements Accumulator<CompleteStreamResponse, CompleteResponse> {
-  readonly response = create(CompleteResponseSchema);
-  readonly #choices = new Choices(this.response.choices);
-
-  add(response: CompleteStreamResponse): void {
-    mergeEnvelope(this.response, response);
-    response.choices.forEach((delta) => {
-      this.#choices.add(delta);
-    });
+export class CompleteAccumulator extends Accumulator<CompleteStreamResponse, CompleteResponse> {
+  constructor() {
+    super(create(CompleteResponseSchema));
   }
-}
-
-function mergeEnvelope(
-  target: ChatResponse | CompleteResponse,
-  response: ChatStreamResponse | CompleteStreamResponse,
-): void {
-  if (response.requestId) target.requestId = response.requestId;
-  if (response.model) target.model = response.model;
-  if (response.usage) target.usage = response.usage;
-  if (response.timings) target.timings = response.timings;
 }
 
 /** Merges deltas into a list of choices, which it keeps in the order of their indices. */

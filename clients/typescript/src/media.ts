@@ -1,10 +1,9 @@
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
-import { type MediaItemSchema, Modality } from "./gen/triptych/v1/common_pb.js";
+import { type MediaItem, MediaItemSchema, Modality } from "./gen/triptych/v1/common_pb.js";
 import {
   type ChatMessage,
   ChatMessageSchema,
   type Choice,
-  type ContentPart,
   ContentPartSchema,
 } from "./gen/triptych/v1/generation_pb.js";
 
@@ -14,31 +13,31 @@ export type MediaOptions = Omit<
   "modality" | "source"
 >;
 
-function media(modality: Modality, source: Uint8Array | URL | string, options: MediaOptions): ContentPart {
+function media(modality: Modality, source: Uint8Array | URL | string, options: MediaOptions): MediaItem {
   const place =
     source instanceof Uint8Array
       ? { case: "data" as const, value: source }
       : { case: "url" as const, value: String(source) };
-  return create(ContentPartSchema, { part: { case: "media", value: { ...options, modality, source: place } } });
+  return create(MediaItemSchema, { ...options, modality, source: place });
 }
 
 /** A picture: the bytes of its file (PNG, JPEG ...), never decoded pixels, or its address (https: or data:). */
-export function image(source: Uint8Array | URL | string, options: MediaOptions = {}): ContentPart {
+export function image(source: Uint8Array | URL | string, options: MediaOptions = {}): MediaItem {
   return media(Modality.IMAGE, source, options);
 }
 
 /** A sound: the bytes of its file (WAV, MP3 ...), never decoded samples, or its address. */
-export function audio(source: Uint8Array | URL | string, options: MediaOptions = {}): ContentPart {
+export function audio(source: Uint8Array | URL | string, options: MediaOptions = {}): MediaItem {
   return media(Modality.AUDIO, source, options);
 }
 
 /** A video: the bytes of its file (MP4 ...), or its address. */
-export function video(source: Uint8Array | URL | string, options: MediaOptions = {}): ContentPart {
+export function video(source: Uint8Array | URL | string, options: MediaOptions = {}): MediaItem {
   return media(Modality.VIDEO, source, options);
 }
 
 /** The user's turn: texts and media, in the order in which the model shall see them. */
-export function userMessage(...parts: (string | ContentPart)[]): ChatMessage {
+export function userMessage(...parts: (string | MediaItem)[]): ChatMessage {
   return message("user", parts);
 }
 
@@ -62,9 +61,11 @@ export function toolMessage(toolCallId: string, result: string): ChatMessage {
   return turn;
 }
 
-function message(role: string, parts: (string | ContentPart)[]): ChatMessage {
-  const content = parts.map((part) =>
-    typeof part === "string" ? create(ContentPartSchema, { part: { case: "text", value: part } }) : part,
-  );
+function message(role: string, parts: (string | MediaItem)[]): ChatMessage {
+  const content = parts.map((part) => {
+    const value =
+      typeof part === "string" ? { case: "text" as const, value: part } : { case: "media" as const, value: part };
+    return create(ContentPartSchema, { part: value });
+  });
   return create(ChatMessageSchema, { role, content });
 }

@@ -1,16 +1,20 @@
-import { type Accumulator } from "./accumulate.js";
+import type { Accumulator } from "./accumulate.js";
 import { cancelledError } from "./errors.js";
-import type { ChatStreamResponse, CompleteStreamResponse } from "./gen/triptych/v1/generation_pb.js";
+import type {
+  ChatResponse,
+  ChatStreamResponse,
+  CompleteResponse,
+  CompleteStreamResponse,
+} from "./gen/triptych/v1/generation_pb.js";
 
 /**
  * The responses of a streamed call, once and in order. Leaving a loop over it early (`break`, `return`, an exception) cancels the call on
  * the server. At most 16 responses wait in the client for a slow reader; then the server waits.
  */
-export class ResponseStream<R extends ChatStreamResponse | CompleteStreamResponse, F> implements AsyncIterableIterator<
-  R,
-  undefined,
-  undefined
-> {
+export class ResponseStream<
+  R extends ChatStreamResponse | CompleteStreamResponse,
+  F extends ChatResponse | CompleteResponse,
+> implements AsyncIterableIterator<R, undefined, undefined> {
   readonly #source: AsyncIterator<R>;
   readonly #cancel: () => void;
   readonly #accumulator: Accumulator<R, F>;

@@ -90,3 +90,10 @@ test("a finish reason of a newer server keeps its number", () => {
   accumulator.add(fromBinary(CompleteStreamResponseSchema, newer));
   assert.equal(accumulator.response.choices[0]?.finishReason, 77);
 });
+
+test("a completion has the reports on its media", () => {
+  const accumulator = new CompleteAccumulator();
+  accumulator.add(create(CompleteStreamResponseSchema, { media: [{ numTokens: 4 }] }));
+  accumulator.add(create(CompleteStreamResponseSchema, {}));
+  assert.equal(accumulator.response.media[0]?.numTokens, 4);
+});
