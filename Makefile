@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow test-codegen test-ecosystem conformance coverage lint format protos protos-freeze docs bench bench-report images clean
+.PHONY: help install serve test test-slow test-codegen test-ecosystem conformance coverage lint format protos protos-freeze clients-typescript docs bench bench-report images clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -22,7 +22,7 @@ TORCH := torch>=2.11,<2.14
 INSTALL_TORCH := $(BIN)/python tools/install_torch.py -q -c constraints.txt '$(TORCH)'
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Stamps: what is installed already is not installed again. `dev` holds everything that `run` does.
 $(VENV)/.created:
@@ -95,6 +95,9 @@ protos: $(VENV)/.dev ## Regenerate the Python of protos/
 protos-freeze: $(VENV)/.dev ## Make the public contracts, as they are now, what `make lint` compares later ones with
 	$(BIN)/buf build --path protos/triptych/v1 --exclude-source-info -o protos/baseline.binpb
 
+clients-typescript: $(VENV)/.dev ## Generate and build the TypeScript client; needs Node.js 20 or newer with npm, and downloads packages
+	cd clients/typescript && export PATH="$(abspath $(BIN)):$$PATH" && npm ci && npm run generate && npm run build
+
 docs: $(VENV)/.dev ## Regenerate docs/configuration.md from the settings and docs/openai.md from the routes, and check all links
 	$(BIN)/python -m tools.docs.configuration
 	$(BIN)/python -m tools.docs.openai
@@ -113,4 +116,5 @@ images: ## Build the container images: make images [CONTAINER=podman] [BUILD_ARG
 
 clean: ## Remove what tools left behind; the virtual environment and fetched models stay
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf clients/typescript/dist clients/typescript/src/gen
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +

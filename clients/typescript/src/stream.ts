@@ -1,0 +1,94 @@
+import type { Accumulator } from "./accumulate.js";
+import { cancelledError } from "./errors.js";
+import type {
+  ChatResponse,
+  ChatStreamResponse,
+  CompleteResponse,
+  CompleteStreamResponse,
+} from "./gen/triptych/v1/generation_pb.js";
+
+/**
+ * The responses of a streamed call, once and in order. Leaving a loop over it early (`break`, `return`, an exception) cancels the call on
+ * the server. At most 16 responses wait in the client for a slow reader; then the server waits.
+ */
+export class ResponseStream<
+  R extends ChatStreamResponse | CompleteStreamResponse,
+  F extends ChatResponse | CompleteResponse,
+> implements AsyncIterableIterator<R, undefined, undefined> {
+  readonly #source: AsyncIterator<R>;
+  readonly #cancel: () => void;
+  readonly #accumulator: Accumulator<R, F>;
+  #state: "open" | "ended" | "cancelled" = "open";
+  #error: Error | undefined;
+
+  /** Streams are made by a client: `chatStream`, `completeStream`. */
+  constructor(source: AsyncIterator<R>, cancel: () => void, accumulator: Accumulator<R, F>) {
+    this.#source = source;
+    this.#cancel = cancel;
+    this.#accumulator = accumulator;
+  }
+
+  /** What the responses that were read so far add up to. It stays valid when the call fails or is cancelled. */
+  get response(): F {
+    return this.#accumulator.response;
+  }
+
+  /** The next response. Throws the error that ended the call, once; afterwards the stream has ended. */
+  async next(): Promise<IteratorResult<R, undefined>> {
+    if (this.#state !== "open") return { done: true, value: undefined };
+    try {
+      const result = await this.#source.next();
+      if (this.#wasCancelled()) return { done: true, value: undefined };
+      if (result.done) {
+        this.#state = "ended";
+        return { done: true, value: undefined };
+      }
+      this.#accumulator.add(result.value);
+      return { done: false, value: result.value };
+    } catch (error) {
+      if (this.#wasCancelled()) return { done: true, value: undefined };
+      this.#state = "ended";
+      this.#error = error as Error;
+      throw error;
+    }
+  }
+
+  /** Cancels the call, if it has not ended. `for await` calls it when the loop is left early. */
+  return(): Promise<IteratorResult<R, undefined>> {
+    this.cancel();
+    return Promise.resolve({ done: true, value: undefined });
+  }
+
+  /** Cancels the call, if it has not ended. The stream then ends without an error. */
+  cancel(): void {
+    if (this.#state !== "open") return;
+    this.#state = "cancelled";
+    this.#cancel();
+  }
+
+  [Symbol.asyncIterator](): this {
+    return this;
+  }
+
+  /** The new text of one choice, piece by piece, in place of whole responses. */
+  async *text(index = 0): AsyncGenerator<string, void, undefined> {
+    for await (const response of this) {
+      for (const choice of response.choices) {
+        if (choice.index === index && choice.delta.case === "text") yield choice.delta.value;
+      }
+    }
+  }
+
+  /** Reads the rest and returns the whole answer. Throws the error that ended the call, also if a loop has already thrown it. */
+  async finalResponse(): Promise<F> {
+    while (!(await this.next()).done);
+    if (this.#error) throw this.#error;
+    if (this.#wasCancelled()) throw cancelledError();
+    return this.response;
+  }
+
+  /** As a method, because the state changes while `next` waits. */
+  #wasCancelled(): boolean {
+    return this.#state === "cancelled";
+  }
+}
