@@ -15,7 +15,6 @@ LANGUAGE ?=
 # docker or podman, for `make images`.
 CONTAINER ?= docker
 BUILD_ARGS ?=
-LANGUAGE ?=
 
 # Torch by itself and first: its CPU build where no NVIDIA GPU is visible and pip was not told where to look.
 TORCH := torch>=2.11,<2.14

@@ -7,6 +7,7 @@ import asyncio
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -29,7 +30,7 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := sorted(set(args.language) - set(clients)):
         parser.error(f"no client {unknown[0]}; there are: {', '.join(clients)}")
-    chosen = [clients[name] for name in args.language or clients]
+    chosen = [clients[name] for name in args.language] or _with_tools(clients)
     cases = [case for case in load_cases(bool(args.server)) if not args.case or case.name in args.case]
     if not cases:
         parser.error(f"no such case: {', '.join(args.case)}")
@@ -37,6 +38,13 @@ def main() -> int:
         subprocess.run(["make", "--no-print-directory", target], cwd=ROOT, check=True)
     verdicts = {client.name: asyncio.run(_verdicts(client, cases, args.server)) for client in chosen}
     return _report([case.name for case in cases], verdicts)
+
+
+def _with_tools(clients: Mapping[str, ClientUnderTest]) -> list[ClientUnderTest]:
+    for client in clients.values():
+        if missing := client.missing_tools():
+            print(f"{client.name} is left out: this machine has no {', no '.join(missing)}")
+    return [client for client in clients.values() if not client.missing_tools()]
 
 
 async def _verdicts(client: ClientUnderTest, cases: list, server: str | None) -> list[Verdict]:

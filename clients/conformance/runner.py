@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -43,17 +44,23 @@ class ClientUnderTest:
         name: e.g. typescript.
         argv: the program that makes the calls; run in the repository's root.
         target: of make, which builds it.
+        tools: programs that the build needs. Without them the client is left out, unless it is asked for by name.
     """
 
     name: str
     argv: list[str]
     target: str = ""
+    tools: tuple[str, ...] = ()
+
+    def missing_tools(self) -> list[str]:
+        """The tools that this machine does not have."""
+        return [tool for tool in self.tools if shutil.which(tool) is None]
 
 
 def load_clients() -> dict[str, ClientUnderTest]:
     """The clients of clients.json, by name."""
     table = json.loads((HERE / "clients.json").read_text(encoding="utf-8"))
-    return {name: ClientUnderTest(name, **row) for name, row in table.items()}
+    return {name: ClientUnderTest(name, **row | {"tools": tuple(row.get("tools", ()))}) for name, row in table.items()}
 
 
 class ClientDiedError(Exception):
