@@ -1,3 +1,62 @@
-"""Client of Triptych, and the contracts that its services speak."""
+"""Client of Triptych, and the contracts that its services speak.
+
+The names of this package are loaded when they are first used, so that `import triptych.v1` and `import triptych.errors` stay light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from triptych.accumulators import ChatAccumulator as ChatAccumulator
+    from triptych.accumulators import CompleteAccumulator as CompleteAccumulator
+    from triptych.client.aio import AsyncClient as AsyncClient
+    from triptych.client.channels import aconnect as aconnect
+    from triptych.client.channels import connect as connect
+    from triptych.client.config import KeepAliveConfig as KeepAliveConfig
+    from triptych.client.config import RetryConfig as RetryConfig
+    from triptych.client.config import TLSConfig as TLSConfig
+    from triptych.client.ranking import RankedDocument as RankedDocument
+    from triptych.client.sync import Client as Client
+    from triptych.errors import TriptychError as TriptychError
+    from triptych.requests.build import chat_request as chat_request
+    from triptych.requests.build import complete_request as complete_request
+    from triptych.requests.media import media_item as media_item
+    from triptych.sampling_params import SamplingParams as SamplingParams
+    from triptych.sampling_params import StructuredOutputsParams as StructuredOutputsParams
 
 __version__ = "0.1.0"
+
+#: Public name -> the module that defines it.
+_EXPORTS = {
+    "AsyncClient": "triptych.client.aio",
+    "ChatAccumulator": "triptych.accumulators",
+    "Client": "triptych.client.sync",
+    "CompleteAccumulator": "triptych.accumulators",
+    "KeepAliveConfig": "triptych.client.config",
+    "RankedDocument": "triptych.client.ranking",
+    "RetryConfig": "triptych.client.config",
+    "SamplingParams": "triptych.sampling_params",
+    "StructuredOutputsParams": "triptych.sampling_params",
+    "TLSConfig": "triptych.client.config",
+    "TriptychError": "triptych.errors",
+    "aconnect": "triptych.client.channels",
+    "chat_request": "triptych.requests.build",
+    "complete_request": "triptych.requests.build",
+    "connect": "triptych.client.channels",
+    "media_item": "triptych.requests.media",
+}
+
+
+def __getattr__(name: str) -> object:
+    module = _EXPORTS.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})

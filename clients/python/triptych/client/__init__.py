@@ -1,0 +1,1 @@
+"""The clients: `triptych.Client` and `triptych.AsyncClient`."""

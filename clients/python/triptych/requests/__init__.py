@@ -1,0 +1,1 @@
+"""Requests from Python's own values."""

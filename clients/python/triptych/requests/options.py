@@ -1,0 +1,254 @@
+"""Keyword options of calls, and how they become fields of the contracts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict, cast
+
+from google.protobuf.message import Message
+
+from triptych.errors import InvalidRequestError
+from triptych.requests.types import MediaSource
+from triptych.v1 import common_pb2, generation_pb2
+
+#: A JSON Schema: a dictionary, JSON text, or a pydantic model class.
+JsonSchema = str | Mapping[str, Any] | type
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of every call.
+
+    timeout_s: deadline of the call, in seconds. Default: the client's. `math.inf`: none.
+    request_id: sent as `x-request-id`. Default: a new one.
+    metadata: further metadata. Values of keys that end in `-bin` are bytes.
+    """
+
+    timeout_s: float
+    request_id: str
+    metadata: Mapping[str, str | bytes]
+
+
+class GenerationKeywords(TypedDict, total=False):
+    """Fields of `SamplingParams`, `GenerationOptions` and `Constraint` of the contracts, by their names there."""
+
+    max_tokens: int | None
+    min_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    allowed_token_ids: Sequence[int] | None
+    bad_token_ids: Sequence[int] | None
+    bad_token_sequences: Sequence[Sequence[int]] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    seed: int | None
+    logprobs: int | None
+    prompt_logprobs: int | None
+    stop: str | Sequence[str] | None
+    include_stop_in_output: bool | None
+    skip_special_tokens: bool | None
+    n: int | None
+    return_token_ids: bool | None
+    priority: int | None
+    cache_salt: str | None
+    bad_words: Sequence[str] | None
+    truncate_prompt_tokens: int | None
+    best_of: int | None
+    beam_search: generation_pb2.BeamSearch | None
+    json_schema: JsonSchema | None
+    json_object: bool | None
+    regex: str | None
+    choice: Sequence[str] | None
+    grammar: str | None
+    constraint: common_pb2.Constraint | None
+
+
+class ChatOptions(GenerationKeywords, total=False):
+    """Options of chats: those of generation, and fields of `ChatRequest`.
+
+    images, audio, videos: media of a prompt that is one string; they stand before its text.
+    tools: `generation_pb2.Tool`, or OpenAI's dictionaries.
+    tool_choice: "auto", "none", "required", a tool's name as `{"type": "function", "function": {"name": ...}}`, or a `ToolChoice`.
+    reasoning_effort, max_reasoning_tokens: fields of `Reasoning`.
+    """
+
+    model: str | None
+    images: Sequence[MediaSource] | None
+    audio: Sequence[MediaSource] | None
+    videos: Sequence[MediaSource] | None
+    tools: Sequence[generation_pb2.Tool | Mapping[str, Any]] | None
+    tool_choice: Literal["auto", "none", "required"] | Mapping[str, Any] | generation_pb2.ToolChoice | None
+    parallel_tool_calls: bool | None
+    template_kwargs: Mapping[str, Any] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    reasoning_effort: str | None
+    max_reasoning_tokens: int | None
+
+
+class CompleteOptions(GenerationKeywords, total=False):
+    """Options of completions: those of generation, and fields of `CompleteRequest`."""
+
+    model: str | None
+    echo: bool | None
+    add_special_tokens: bool | None
+
+
+class EmbedOptions(TypedDict, total=False):
+    """Fields of `EmbedRequest`."""
+
+    model: str | None
+    dimensions: int | None
+    normalize: bool | None
+    truncate_to: int | None
+    task: common_pb2.Task | None
+    packed: bool | None
+    add_special_tokens: bool | None
+    priority: int | None
+    cache_salt: str | None
+
+
+class ScoreOptions(TypedDict, total=False):
+    """Fields of `ScoreRequest`."""
+
+    model: str | None
+    truncate_to: int | None
+    activation: bool | None
+    priority: int | None
+    cache_salt: str | None
+
+
+class ClassifyOptions(TypedDict, total=False):
+    """Fields of `ClassifyRequest`."""
+
+    model: str | None
+    activation: bool | None
+    truncate_to: int | None
+    add_special_tokens: bool | None
+    priority: int | None
+    cache_salt: str | None
+
+
+class TokenizeOptions(TypedDict, total=False):
+    """Fields of `TokenizeRequest`."""
+
+    add_special_tokens: bool | None
+    parse_special_tokens: bool | None
+
+
+class DetokenizeOptions(TypedDict, total=False):
+    """Fields of `DetokenizeRequest`."""
+
+    skip_special_tokens: bool | None
+
+
+class ChatCallOptions(ChatOptions, CallOptions, total=False):
+    """Options of `chat`, `chat_stream` and `preprocess`."""
+
+
+class CompleteCallOptions(CompleteOptions, CallOptions, total=False):
+    """Options of `complete` and `complete_stream`."""
+
+
+class EmbedCallOptions(EmbedOptions, CallOptions, total=False):
+    """Options of `embed`."""
+
+
+class ScoreCallOptions(ScoreOptions, CallOptions, total=False):
+    """Options of `score` and `rerank`."""
+
+
+class ClassifyCallOptions(ClassifyOptions, CallOptions, total=False):
+    """Options of `classify`."""
+
+
+class TokenizeCallOptions(TokenizeOptions, CallOptions, total=False):
+    """Options of `tokenize`."""
+
+
+class DetokenizeCallOptions(DetokenizeOptions, CallOptions, total=False):
+    """Options of `detokenize`."""
+
+
+_SAMPLING = frozenset(common_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+_GENERATION = frozenset(generation_pb2.GenerationOptions.DESCRIPTOR.fields_by_name) - {"sampling", "constraint"}
+_CONSTRAINT = ("json_schema", "json_object", "regex", "choice", "grammar")
+
+
+def assign(message: Message, name: str, value: Any) -> None:
+    """Set a field, unless the value is None.
+
+    Raises:
+        InvalidRequestError: the field cannot hold the value. It names both.
+    """
+    if value is None:
+        return
+    field = message.DESCRIPTOR.fields_by_name[name]
+    try:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            getattr(message, name).update(value)
+        elif isinstance(value, Message):
+            getattr(message, name).CopyFrom(value)
+        elif field.is_repeated:
+            getattr(message, name).extend(value)
+        else:
+            setattr(message, name, value)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{name} cannot be {value!r}: {error}", field=name, value=value) from error
+
+
+def take(options: dict[str, Any], message: Message, names: frozenset[str]) -> None:
+    """Move the options of these names into the message's fields of the same names."""
+    for name in [name for name in options if name in names]:
+        assign(message, name, options.pop(name))
+
+
+def take_generation(options: dict[str, Any]) -> generation_pb2.GenerationOptions:
+    """Take the options of `GenerationKeywords` out of `options`."""
+    message = generation_pb2.GenerationOptions()
+    if isinstance(stop := options.get("stop"), str):
+        options["stop"] = [stop]
+    if (sequences := options.pop("bad_token_sequences", None)) is not None:
+        for token_ids in sequences:
+            assign(message.sampling.bad_token_sequences.add(), "token_ids", token_ids)
+    take(options, message.sampling, _SAMPLING)
+    take(options, message, _GENERATION)
+    constraint = make_constraint(**{name: options.pop(name, None) for name in _CONSTRAINT}, constraint=options.pop("constraint", None))
+    if constraint is not None:
+        message.constraint.CopyFrom(constraint)
+    return message
+
+
+def make_constraint(*, constraint: common_pb2.Constraint | None = None, **kinds: Any) -> common_pb2.Constraint | None:
+    """The one constraint that is given, by the names of `Constraint`'s fields; None if none is.
+
+    Raises:
+        InvalidRequestError: two are given.
+    """
+    given = {name: value for name, value in {**kinds, "constraint": constraint}.items() if value is not None}
+    if len(given) > 1:
+        raise InvalidRequestError(f"only one of {' and '.join(sorted(given))} can be given", field="options.constraint")
+    if constraint is not None or not given:
+        return constraint
+    (kind, value), message = *given.items(), common_pb2.Constraint()
+    if kind == "choice":
+        assign(message.choice, "values", value)
+        message.choice.SetInParent()
+    else:
+        assign(message, kind, json_text(value) if kind == "json_schema" else value)
+    return message
+
+
+def json_text(schema: JsonSchema) -> str:
+    """A JSON Schema as JSON text; the order of properties is kept."""
+    if isinstance(schema, str):
+        return schema
+    if isinstance(schema, type):
+        schema = cast(Any, schema).model_json_schema()
+    return json.dumps(schema)
