@@ -26,13 +26,13 @@ into OpenAI error bodies. This module depends on neither gRPC nor HTTP.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import ClassVar
 
 
 class Code(IntEnum):
     """gRPC status codes by number, for modules that must not import grpc."""
 
     CANCELLED = 1
+    UNKNOWN = 2
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
@@ -41,9 +41,11 @@ class Code(IntEnum):
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
     ABORTED = 10
+    OUT_OF_RANGE = 11
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    DATA_LOSS = 15
     UNAUTHENTICATED = 16
 
 
@@ -56,10 +58,18 @@ class TriptychError(Exception):
         limit: the limit that was exceeded; empty when there is none.
         value: what was given instead.
         retry_after_s: when to try again, in seconds; None when a retry will not help.
+
+    Attributes:
+        code: gRPC status code.
+        reason: constant for programs. Empty on an error that a client received without details.
+        request_id: the `x-request-id` that a client sent; empty elsewhere.
+        has_details: False on an error of a client that came from the transport, not from a service.
     """
 
-    code: ClassVar[Code] = Code.INTERNAL
-    reason: ClassVar[str] = "INTERNAL"
+    code: Code = Code.INTERNAL
+    reason: str = "INTERNAL"
+    request_id: str = ""
+    has_details: bool = True
 
     def __init__(
         self, message: str, *, field: str = "", limit: object = "", value: object = "", retry_after_s: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from triptych.requests.options import assign, make_constraint
 from triptych.v1 import generation_pb2
@@ -32,8 +33,8 @@ class StructuredOutputsParams:
 class SamplingParams:
     """How text is generated, with the names, defaults and meanings of vLLM's `SamplingParams`.
 
-    `max_tokens` is 16 by default, as in vLLM. The gRPC contracts have no such default: `Client.chat` without `max_tokens` generates up
-    to the end of the model's context.
+    `max_tokens` is 16 by default, as in vLLM. The gRPC contracts have no such default: `Client.chat` without `max_tokens` generates
+    up to the end of the model's context.
 
     Args:
         n: choices for each prompt.
@@ -45,7 +46,7 @@ class SamplingParams:
         top_p: smallest set of tokens whose probability reaches top_p. 1 is off.
         top_k: keep the k likeliest tokens. 0 and -1 are off.
         min_p: drop tokens less likely than min_p times the likeliest. 0 is off.
-        seed: seed of the random numbers. With n > 1, choice i uses seed + i.
+        seed: seed of the random numbers. None and -1: a fresh one for each request. With n > 1, choice i uses seed + i.
         stop: strings that end the text.
         stop_token_ids: tokens that end the text.
         bad_words: words that are never generated.
@@ -96,13 +97,19 @@ class SamplingParams:
         options = generation_pb2.GenerationOptions()
         for name in _SAMPLING:
             assign(options.sampling, name, getattr(self, name))
-        assign(options.sampling, "top_k", max(self.top_k, 0) if self.top_k >= -1 else self.top_k)
+        assign(options.sampling, "top_k", 0 if self.top_k == -1 else self.top_k)
+        assign(options.sampling, "seed", None if self.seed == -1 else self.seed)
         for name in ("n", "best_of", "bad_words", "skip_special_tokens", "truncate_prompt_tokens"):
             assign(options, name, getattr(self, name))
         assign(options, "stop", [self.stop] if isinstance(self.stop, str) else self.stop)
         assign(options, "include_stop_in_output", self.include_stop_str_in_output)
         if (wanted := self.structured_outputs) is not None:
-            kinds = {"regex": wanted.regex, "choice": wanted.choice, "grammar": wanted.grammar, "json_object": wanted.json_object}
+            kinds: dict[str, Any] = {
+                "regex": wanted.regex,
+                "choice": wanted.choice,
+                "grammar": wanted.grammar,
+                "json_object": wanted.json_object,
+            }
             if (constraint := make_constraint(json_schema=wanted.json, **kinds)) is not None:
                 options.constraint.CopyFrom(constraint)
         return options
@@ -115,7 +122,6 @@ _SAMPLING = (
     "temperature",
     "top_p",
     "min_p",
-    "seed",
     "stop_token_ids",
     "ignore_eos",
     "max_tokens",

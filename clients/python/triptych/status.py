@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from triptych.errors import TriptychError, error_class
+from triptych.errors import Code, TriptychError, error_class
 from triptych.v1 import common_pb2
 
 #: Of ErrorInfo: errors that Triptych's services raise.
@@ -20,7 +21,10 @@ def _details(error: grpc.Call | grpc.aio.AioRpcError) -> status_pb2.Status | Non
     entries: Any = error.trailing_metadata() or ()  # the type stubs disagree with each other
     for key, value in entries:
         if key == DETAILS_KEY:
-            return status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode())
+            try:
+                return status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode())
+            except DecodeError:  # of somebody else
+                return None
     return None
 
 
@@ -43,6 +47,19 @@ def from_rpc_error(error: grpc.Call | grpc.aio.AioRpcError) -> TriptychError:
     cls = error_class(info.reason, code)
     meta = info.metadata
     return cls(message, field=meta["field"], limit=meta["limit"], value=meta["value"], retry_after_s=retry_after_s)
+
+
+def received_error(error: Any, request_id: str = "") -> TriptychError:
+    """The same for the caller of a client. Code and reason are those that came, also if this version does not know them."""
+    result = from_rpc_error(error)
+    number: int = error.code().value[0]
+    status = _details(error)
+    info = error_details_pb2.ErrorInfo()
+    for detail in status.details if status else ():
+        detail.Unpack(info)
+    result.code, result.reason = Code(number), info.reason
+    result.has_details, result.request_id = status is not None, request_id
+    return result
 
 
 def from_request_error(error: common_pb2.RequestError) -> TriptychError:

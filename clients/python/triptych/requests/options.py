@@ -219,7 +219,9 @@ def take_generation(options: dict[str, Any]) -> generation_pb2.GenerationOptions
             assign(message.sampling.bad_token_sequences.add(), "token_ids", token_ids)
     take(options, message.sampling, _SAMPLING)
     take(options, message, _GENERATION)
-    constraint = make_constraint(**{name: options.pop(name, None) for name in _CONSTRAINT}, constraint=options.pop("constraint", None))
+    constraint = make_constraint(
+        **{name: options.pop(name, None) for name in _CONSTRAINT}, constraint=options.pop("constraint", None)
+    )
     if constraint is not None:
         message.constraint.CopyFrom(constraint)
     return message

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-    #: A file by its path or its bytes, an `https:` or `data:` address, or an item of the contracts. An image may also be a PIL image or an
-    #: array uint8 [height, width, 3] or [height, width].
+    #: A file by its path or its bytes, an `https:` or `data:` address, or an item of the contracts. An image may also be a PIL
+    #: image or an array uint8 [height, width, 3] or [height, width].
     MediaSource = str | os.PathLike[str] | bytes | common_pb2.MediaItem | Image | np.ndarray[Any, Any]
 else:
     MediaSource = Any

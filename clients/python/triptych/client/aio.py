@@ -1,0 +1,217 @@
+"""The client for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Self, Unpack
+
+import grpc
+from google.protobuf.message import Message
+
+from triptych.accumulators import ChatAccumulator, CompleteAccumulator
+from triptych.client.aio_streams import AsyncChatStream, AsyncCompleteStream, is_cancelled
+from triptych.client.calls import Call, CallDefaults, check_size
+from triptych.client.channels import open_aio_channel
+from triptych.client.config import KeepAliveConfig, RetryConfig, TLSConfig
+from triptych.client.ranking import RankedDocument, ranked
+from triptych.requests import build
+from triptych.requests import options as of
+from triptych.requests.types import Messages, PoolingInput
+from triptych.v1 import (
+    detokenize_pb2,
+    detokenize_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    preprocess_pb2,
+    preprocess_pb2_grpc,
+)
+
+
+class _Stubs(NamedTuple):
+    channel: grpc.aio.Channel
+    generation: generation_pb2_grpc.GenerationServiceStub
+    preprocess: preprocess_pb2_grpc.PreprocessServiceStub
+    detokenize: detokenize_pb2_grpc.DetokenizeServiceStub
+
+
+class AsyncClient:
+    """A client of a Triptych frontend, for asyncio.
+
+        async with AsyncClient("127.0.0.1:50051") as client:
+            response = await client.chat("What is this?", images=["photo.jpg"], max_tokens=64)
+            print(response.choices[0].text)
+
+    Methods, arguments and errors are those of `Client`. Cancelling a task cancels its call, and the server stops its work.
+
+    A client belongs to the event loop of its first call. Requests are built in that loop: to keep it free while large files are
+    read and pictures are encoded, build them in a thread, by `asyncio.to_thread(triptych.chat_request, ...)`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float | None = None,
+        tls: TLSConfig | None = None,
+        retry: RetryConfig | None = None,
+        keepalive: KeepAliveConfig | None = None,
+    ) -> None:
+        self._defaults = CallDefaults(api_key, timeout_s)
+        self._open = partial(open_aio_channel, address, tls, retry, keepalive)
+        self._opened: _Stubs | None = None
+
+    @property
+    def _stubs(self) -> _Stubs:
+        """Made at the first call: a channel belongs to the loop that runs when it is made."""
+        if self._opened is None:
+            channel = self._open()
+            self._opened = _Stubs(
+                channel,
+                generation_pb2_grpc.GenerationServiceStub(channel),
+                preprocess_pb2_grpc.PreprocessServiceStub(channel),
+                detokenize_pb2_grpc.DetokenizeServiceStub(channel),
+            )
+        return self._opened
+
+    async def close(self) -> None:
+        """Close the connection. Calls that have not ended are cancelled; their readers get a RequestAbortedError."""
+        if self._opened is not None:
+            await self._opened.channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def chat(
+        self, messages: Messages | generation_pb2.ChatRequest, **options: Unpack[of.ChatCallOptions]
+    ) -> generation_pb2.ChatResponse:
+        """The assistant's turn, when all choices have ended. See `Client.chat`."""
+        call = self._defaults.take(options)
+        return await self._unary(self._stubs.generation.Chat, build.build_chat(messages, options), call)
+
+    def chat_stream(
+        self,
+        messages: Messages | generation_pb2.ChatRequest | generation_pb2.ChatStreamRequest,
+        **options: Unpack[of.ChatCallOptions],
+    ) -> AsyncChatStream:
+        """The same as it is generated.
+
+        async with client.chat_stream("Tell a story.") as stream:
+            async for text in stream.text_deltas():
+                print(text, end="")
+        usage = stream.response.usage
+        """
+        call = self._defaults.take(options)
+        request = build.build_chat_stream(messages, options)
+        return AsyncChatStream(self._start(self._stubs.generation.ChatStream, request, call), call, ChatAccumulator())
+
+    async def complete(
+        self, prompt: str | Sequence[int] | generation_pb2.CompleteRequest, **options: Unpack[of.CompleteCallOptions]
+    ) -> generation_pb2.CompleteResponse:
+        """The continuation of a prompt, when all choices have ended. See `Client.complete`."""
+        call = self._defaults.take(options)
+        return await self._unary(self._stubs.generation.Complete, build.build_complete(prompt, options), call)
+
+    def complete_stream(
+        self,
+        prompt: str | Sequence[int] | generation_pb2.CompleteRequest | generation_pb2.CompleteStreamRequest,
+        **options: Unpack[of.CompleteCallOptions],
+    ) -> AsyncCompleteStream:
+        """The same as it is generated."""
+        call = self._defaults.take(options)
+        request = build.build_complete_stream(prompt, options)
+        return AsyncCompleteStream(self._start(self._stubs.generation.CompleteStream, request, call), call, CompleteAccumulator())
+
+    async def embed(
+        self,
+        inputs: PoolingInput | Sequence[PoolingInput] | generation_pb2.EmbedRequest,
+        **options: Unpack[of.EmbedCallOptions],
+    ) -> generation_pb2.EmbedResponse:
+        """A vector for each input, in their order. See `Client.embed`."""
+        call = self._defaults.take(options)
+        return await self._unary(self._stubs.generation.Embed, build.build_embed(inputs, options), call)
+
+    async def score(
+        self,
+        queries: PoolingInput | Sequence[PoolingInput] | generation_pb2.ScoreRequest,
+        documents: PoolingInput | Sequence[PoolingInput] = (),
+        **options: Unpack[of.ScoreCallOptions],
+    ) -> generation_pb2.ScoreResponse:
+        """How well each document fits its query, in the order of the documents. See `Client.score`."""
+        call = self._defaults.take(options)
+        return await self._unary(self._stubs.generation.Score, build.build_score(queries, documents, options), call)
+
+    async def rerank(
+        self,
+        query: PoolingInput,
+        documents: Sequence[PoolingInput],
+        *,
+        top_n: int | None = None,
+        **options: Unpack[of.ScoreCallOptions],
+    ) -> list[RankedDocument]:
+        """The documents by how well they fit the query, the best first. See `Client.rerank`."""
+        return ranked(await self.score(query, documents, **options), documents, top_n)
+
+    async def classify(
+        self,
+        inputs: PoolingInput | Sequence[PoolingInput] | generation_pb2.ClassifyRequest,
+        **options: Unpack[of.ClassifyCallOptions],
+    ) -> generation_pb2.ClassifyResponse:
+        """A value for each label of the model, for each input. Inputs are those of `embed`."""
+        call = self._defaults.take(options)
+        return await self._unary(self._stubs.generation.Classify, build.build_classify(inputs, options), call)
+
+    async def tokenize(
+        self, text: str | preprocess_pb2.TokenizeRequest, **options: Unpack[of.TokenizeCallOptions]
+    ) -> preprocess_pb2.TokenizeResponse:
+        """Tokens of a text, without a template."""
+        call = self._defaults.take(options)
+        return await self._unary(self._stubs.preprocess.Tokenize, build.build_tokenize(text, options), call)
+
+    async def detokenize(
+        self, token_ids: Sequence[int] | detokenize_pb2.DetokenizeRequest, **options: Unpack[of.DetokenizeCallOptions]
+    ) -> detokenize_pb2.DetokenizeResponse:
+        """Text of tokens."""
+        call = self._defaults.take(options)
+        return await self._unary(self._stubs.detokenize.Detokenize, build.build_detokenize(token_ids, options), call)
+
+    async def preprocess(
+        self,
+        messages: Messages | generation_pb2.ChatRequest | generation_pb2.CompleteRequest | preprocess_pb2.PreprocessRequest,
+        **options: Unpack[of.ChatCallOptions],
+    ) -> preprocess_pb2.PreprocessResponse:
+        """The prompt that the engine would get: text, token ids, placeholders, references to media. Nothing is generated."""
+        call = self._defaults.take(options)
+        return await self._unary(self._stubs.preprocess.Preprocess, build.build_preprocess(messages, options), call)
+
+    async def list_models(self, **options: Unpack[of.CallOptions]) -> generation_pb2.ListModelsResponse:
+        """The models that a request can name."""
+        call = self._defaults.take(options)
+        build.refuse(options)
+        return await self._unary(self._stubs.generation.ListModels, generation_pb2.ListModelsRequest(), call)
+
+    async def describe(self, **options: Unpack[of.CallOptions]) -> generation_pb2.GenerationServiceDescribeResponse:
+        """Which frontend this is, and what it serves."""
+        call = self._defaults.take(options)
+        build.refuse(options)
+        return await self._unary(self._stubs.generation.Describe, generation_pb2.GenerationServiceDescribeRequest(), call)
+
+    async def _unary(self, method: Callable[..., Any], request: Message, call: Call) -> Any:
+        check_size(request)
+        try:
+            return await method(request, timeout=call.timeout_s, metadata=call.metadata)
+        except grpc.RpcError as error:
+            raise call.error(error) from error
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            raise call.aborted() from error
+
+    def _start(self, method: Callable[..., Any], request: Message, call: Call) -> Any:
+        check_size(request)
+        return method(request, timeout=call.timeout_s, metadata=call.metadata)

@@ -1,0 +1,62 @@
+"""Settings of a client's connection."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TLSConfig:
+    """TLS, by files in PEM. They are read when the client is made."""
+
+    root_certificates: str | os.PathLike[str] | None = None
+    """Certificates of the authorities that may vouch for the server. None: those of gRPC."""
+    certificate: str | os.PathLike[str] | None = None
+    """The client's own certificate chain, for servers that ask for one (mTLS). It needs `private_key`."""
+    private_key: str | os.PathLike[str] | None = None
+    """Key of `certificate`."""
+    server_name: str | None = None
+    """Name in the server's certificate, if it is not the host of the address."""
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.private_key is None):
+            raise ValueError("certificate and private_key belong together: give both or neither")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryConfig:
+    """Retries of calls that end with UNAVAILABLE before anything of the answer has come. gRPC makes them, within the deadline."""
+
+    max_attempts: int = 4
+    """Attempts, the first included. 1 turns retries off. gRPC makes at most 5."""
+    initial_backoff_s: float = 0.1
+    """Longest wait before the second attempt, in seconds. Waits are random between 80 % and 120 % of their length."""
+    max_backoff_s: float = 2.0
+    """Longest wait between attempts, in seconds."""
+    backoff_multiplier: float = 2.0
+    """Each wait is this many times the one before it."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_attempts <= 5:
+            raise ValueError(f"max_attempts is {self.max_attempts}, not in [1, 5]")
+        for name in ("initial_backoff_s", "max_backoff_s", "backoff_multiplier"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, not positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepAliveConfig:
+    """HTTP/2 pings, which notice a connection that is dead."""
+
+    time_s: float = 20.0
+    """A connection without traffic is pinged after this long, in seconds. Servers refuse less than 5 s."""
+    timeout_s: float = 10.0
+    """A connection whose ping is not answered for this long is closed, in seconds."""
+    permit_without_calls: bool = False
+    """Ping while there is no call, too."""
+
+    def __post_init__(self) -> None:
+        for name in ("time_s", "timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, not positive")

@@ -1,0 +1,27 @@
+"""Documents in the order of their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from triptych.v1 import generation_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """One document of `rerank`."""
+
+    index: int
+    """Place in the documents that were given."""
+    score: float
+    """How well it fits the query; the higher, the better."""
+    document: Any
+    """The document, as it was given."""
+
+
+def ranked(response: generation_pb2.ScoreResponse, documents: Sequence[Any], top_n: int | None) -> list[RankedDocument]:
+    """The best first; equal scores in the order of the documents."""
+    best = sorted(range(len(documents)), key=lambda index: -response.scores[index])[:top_n]
+    return [RankedDocument(index, response.scores[index], documents[index]) for index in best]

@@ -1,0 +1,192 @@
+"""Requests from what a caller gives: a request that is finished, or values and keyword options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any, TypeVar, Unpack
+
+from google.protobuf.message import Message
+
+from triptych.requests import options as of
+from triptych.requests.media import Kind
+from triptych.requests.messages import chat_messages, make_tool_choice, make_tools
+from triptych.requests.types import MediaSource, Messages, PoolingInput
+from triptych.v1 import detokenize_pb2, generation_pb2, preprocess_pb2
+
+_MessageT = TypeVar("_MessageT", bound=Message)
+
+_CHAT = frozenset({"model", "parallel_tool_calls", "add_generation_prompt", "continue_final_message"})
+_COMPLETE = frozenset({"model", "echo", "add_special_tokens"})
+
+
+def chat_request(messages: Messages, **options: Unpack[of.ChatOptions]) -> generation_pb2.ChatRequest:
+    """A chat from messages and keyword options, as `Client.chat` makes it. It reads files and encodes pictures.
+
+    Raises:
+        InvalidRequestError: a value that the contracts cannot hold.
+        OSError: a media file cannot be read.
+        TypeError: an unknown keyword.
+    """
+    return build_chat(messages, options)
+
+
+def complete_request(prompt: str | Sequence[int], **options: Unpack[of.CompleteOptions]) -> generation_pb2.CompleteRequest:
+    """A completion from a prompt (text or token ids) and keyword options, as `Client.complete` makes it.
+
+    Raises:
+        InvalidRequestError: a value that the contracts cannot hold.
+        TypeError: an unknown keyword.
+    """
+    return build_complete(prompt, options)
+
+
+def build_chat(messages: Messages | generation_pb2.ChatRequest, options: of.ChatOptions) -> generation_pb2.ChatRequest:
+    given: dict[str, Any] = {**options}
+    if isinstance(messages, generation_pb2.ChatRequest):
+        return _finished(messages, given)
+    request = generation_pb2.ChatRequest(messages=chat_messages(messages, _take_media(given)))
+    of.take(given, request, _CHAT)
+    if (tools := given.pop("tools", None)) is not None:
+        request.tools.extend(make_tools(tools))
+    if (choice := given.pop("tool_choice", None)) is not None:
+        request.tool_choice.CopyFrom(make_tool_choice(choice))
+    if (variables := given.pop("template_kwargs", None)) is not None:
+        request.template_kwargs.update(variables)
+    effort, limit = given.pop("reasoning_effort", None), given.pop("max_reasoning_tokens", None)
+    of.assign(request.reasoning, "effort", effort)
+    of.assign(request.reasoning, "max_tokens", limit)
+    request.options.CopyFrom(of.take_generation(given))
+    return _finished(request, given)
+
+
+def build_chat_stream(
+    messages: Messages | generation_pb2.ChatRequest | generation_pb2.ChatStreamRequest, options: of.ChatOptions
+) -> generation_pb2.ChatStreamRequest:
+    if isinstance(messages, generation_pb2.ChatStreamRequest):
+        return _finished(messages, {**options})
+    return generation_pb2.ChatStreamRequest(chat=build_chat(messages, options))
+
+
+def build_complete(
+    prompt: str | Sequence[int] | generation_pb2.CompleteRequest, options: of.CompleteOptions
+) -> generation_pb2.CompleteRequest:
+    given: dict[str, Any] = {**options}
+    if isinstance(prompt, generation_pb2.CompleteRequest):
+        return _finished(prompt, given)
+    request = generation_pb2.CompleteRequest()
+    if isinstance(prompt, str):
+        request.text = prompt
+    else:
+        of.assign(request.token_ids, "ids", prompt)
+        request.token_ids.SetInParent()
+    of.take(given, request, _COMPLETE)
+    request.options.CopyFrom(of.take_generation(given))
+    return _finished(request, given)
+
+
+def build_complete_stream(
+    prompt: str | Sequence[int] | generation_pb2.CompleteRequest | generation_pb2.CompleteStreamRequest, options: of.CompleteOptions
+) -> generation_pb2.CompleteStreamRequest:
+    if isinstance(prompt, generation_pb2.CompleteStreamRequest):
+        return _finished(prompt, {**options})
+    return generation_pb2.CompleteStreamRequest(complete=build_complete(prompt, options))
+
+
+def build_embed(
+    inputs: PoolingInput | Sequence[PoolingInput] | generation_pb2.EmbedRequest, options: of.EmbedOptions
+) -> generation_pb2.EmbedRequest:
+    if isinstance(inputs, generation_pb2.EmbedRequest):
+        return _finished(inputs, {**options})
+    return _simple(generation_pb2.EmbedRequest(inputs=_inputs(inputs)), {**options})
+
+
+def build_score(
+    queries: PoolingInput | Sequence[PoolingInput] | generation_pb2.ScoreRequest,
+    documents: PoolingInput | Sequence[PoolingInput],
+    options: of.ScoreOptions,
+) -> generation_pb2.ScoreRequest:
+    if isinstance(queries, generation_pb2.ScoreRequest):
+        return _finished(queries, {**options, **({"documents": documents} if documents else {})})
+    return _simple(generation_pb2.ScoreRequest(queries=_inputs(queries), documents=_inputs(documents)), {**options})
+
+
+def build_classify(
+    inputs: PoolingInput | Sequence[PoolingInput] | generation_pb2.ClassifyRequest, options: of.ClassifyOptions
+) -> generation_pb2.ClassifyRequest:
+    if isinstance(inputs, generation_pb2.ClassifyRequest):
+        return _finished(inputs, {**options})
+    return _simple(generation_pb2.ClassifyRequest(inputs=_inputs(inputs)), {**options})
+
+
+def build_tokenize(text: str | preprocess_pb2.TokenizeRequest, options: of.TokenizeOptions) -> preprocess_pb2.TokenizeRequest:
+    if isinstance(text, preprocess_pb2.TokenizeRequest):
+        return _finished(text, {**options})
+    return _simple(preprocess_pb2.TokenizeRequest(text=text), {**options})
+
+
+def build_detokenize(
+    token_ids: Sequence[int] | detokenize_pb2.DetokenizeRequest, options: of.DetokenizeOptions
+) -> detokenize_pb2.DetokenizeRequest:
+    if isinstance(token_ids, detokenize_pb2.DetokenizeRequest):
+        return _finished(token_ids, {**options})
+    request = detokenize_pb2.DetokenizeRequest()
+    of.assign(request, "token_ids", token_ids)
+    return _simple(request, {**options})
+
+
+def build_preprocess(
+    messages: Messages | generation_pb2.ChatRequest | generation_pb2.CompleteRequest | preprocess_pb2.PreprocessRequest,
+    options: of.ChatOptions,
+) -> preprocess_pb2.PreprocessRequest:
+    if isinstance(messages, preprocess_pb2.PreprocessRequest):
+        return _finished(messages, {**options})
+    if isinstance(messages, generation_pb2.CompleteRequest):
+        return _finished(preprocess_pb2.PreprocessRequest(complete=messages), {**options})
+    return preprocess_pb2.PreprocessRequest(chat=build_chat(messages, options))
+
+
+def refuse(options: Mapping[str, Any]) -> None:
+    """Refuse keywords that nothing has read."""
+    for name in options:
+        raise TypeError(f"unexpected keyword argument {name!r}")
+
+
+def _finished(request: _MessageT, rest: Mapping[str, Any]) -> _MessageT:
+    refuse(rest)
+    return request
+
+
+def _simple(request: _MessageT, options: dict[str, Any]) -> _MessageT:
+    """A request whose options all are fields of its own."""
+    of.take(options, request, frozenset(request.DESCRIPTOR.fields_by_name))
+    return _finished(request, options)
+
+
+def _take_media(options: dict[str, Any]) -> list[tuple[Kind, MediaSource]]:
+    kinds: tuple[tuple[str, Kind], ...] = (("images", "image"), ("audio", "audio"), ("videos", "video"))
+    return [(kind, source) for name, kind in kinds for source in options.pop(name, None) or ()]
+
+
+def _inputs(inputs: PoolingInput | Sequence[PoolingInput]) -> list[generation_pb2.EmbedInput]:
+    """One input, or several: text, token ids, or a conversation."""
+    if isinstance(inputs, str | generation_pb2.EmbedInput) or (len(inputs) > 0 and _is_turn(inputs[0])):
+        return [_input(inputs)]  # type: ignore[arg-type]
+    return [_input(one) for one in inputs]  # type: ignore[arg-type]
+
+
+def _is_turn(value: object) -> bool:
+    return isinstance(value, Integral | Mapping | generation_pb2.ChatMessage)
+
+
+def _input(value: PoolingInput) -> generation_pb2.EmbedInput:
+    if isinstance(value, generation_pb2.EmbedInput):
+        return value
+    if isinstance(value, str):
+        return generation_pb2.EmbedInput(text=value)
+    if len(value) > 0 and not isinstance(value[0], Integral):
+        return generation_pb2.EmbedInput(messages=generation_pb2.ChatMessages(messages=chat_messages(value)))  # type: ignore[arg-type]
+    result = generation_pb2.EmbedInput()
+    of.assign(result.token_ids, "ids", value)
+    result.token_ids.SetInParent()
+    return result
