@@ -60,7 +60,7 @@ class Stream(Generic[ResponseT, AccumulatorT]):
 
     def trailing_media(self) -> list[generation_pb2.MediaReport]:
         """The reports on media in the trailing metadata. Empty until the stream has ended, and if they are too long for it."""
-        return media_reports(self._rpc.trailing_metadata()) if self._rpc.code() is not None else []
+        return [] if self._rpc.is_active() else media_reports(self._rpc.trailing_metadata())
 
     def close(self) -> None:
         """Cancel the call, unless it has ended. May be called again, by any thread, and by a signal handler."""
