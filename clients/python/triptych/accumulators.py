@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from triptych.v1 import generation_pb2
 
+_TEXT = generation_pb2.ChoiceDelta.DESCRIPTOR.fields_by_name["text"]
+
 
 @dataclass(slots=True)
 class _ToolCall:
@@ -26,10 +28,11 @@ class _Choice:
 
     def add(self, delta: generation_pb2.ChoiceDelta) -> None:
         for descriptor, value in delta.ListFields():
-            name = descriptor.name
-            if name == "text":
+            if descriptor is _TEXT:  # nearly always, so this is fast
                 self.text.append(value)
-            elif name == "reasoning":
+                continue
+            name = descriptor.name
+            if name == "reasoning":
                 self.reasoning.append(value)
             elif name == "tool_call":
                 call = self.tool_calls.setdefault(value.index, _ToolCall())
