@@ -88,7 +88,10 @@ async def _measure(address: str, num_streams: int, num_tokens: int, num_rounds: 
             raise BenchmarkError(f"the streams differ: {seen}")
         if number:  # the first round warms up
             rounds.append(seen)
-            print(f"round {number}: client / stubs = {_ratio(seen, 'cpu_us'):.3f} processor, {_ratio(seen, 'wall_s'):.3f} wall", flush=True)
+            print(
+                f"round {number}: client / stubs = {_ratio(seen, 'cpu_us'):.3f} processor, {_ratio(seen, 'wall_s'):.3f} wall",
+                flush=True,
+            )
     return rounds
 
 

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from triptych.accumulators import ChatAccumulator, CompleteAccumulator
 from triptych.client.aio_streams import AsyncChatStream, AsyncCompleteStream, is_cancelled
-from triptych.client.calls import Call, CallDefaults, check_size
+from triptych.client.calls import Call, CallDefaults, check_open, check_size
 from triptych.client.channels import open_aio_channel
 from triptych.client.config import KeepAliveConfig, RetryConfig, TLSConfig
 from triptych.client.ranking import RankedDocument, ranked
@@ -62,11 +62,14 @@ class AsyncClient:
         self._defaults = CallDefaults(api_key, timeout_s)
         self._open = partial(open_aio_channel, address, tls, retry, keepalive)
         self._opened: _Stubs | None = None
+        self._is_closed = False
 
     @property
     def _stubs(self) -> _Stubs:
         """Made at the first call: a channel belongs to the loop that runs when it is made."""
+        check_open(self._is_closed)
         if self._opened is None:
+            asyncio.get_running_loop()  # else gRPC would make one
             channel = self._open()
             self._opened = _Stubs(
                 channel,
@@ -78,6 +81,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection. Calls that have not ended are cancelled; their readers get a RequestAbortedError."""
+        self._is_closed = True
         if self._opened is not None:
             await self._opened.channel.close()
 

@@ -32,6 +32,12 @@ class AsyncStream(Generic[ResponseT, AccumulatorT]):
         self._call = call
         self._accumulator: AccumulatorT = accumulator
         self._is_closed = False
+        self._loop = asyncio.get_running_loop()
+
+    def __del__(self) -> None:
+        # gRPC ends a call that nobody references, too, but only when nothing inside of it does. The last reference may go in any thread.
+        if not self._rpc.done() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._rpc.cancel)
 
     @property
     def request_id(self) -> str:

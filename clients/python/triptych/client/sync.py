@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import Message
 
 from triptych.accumulators import ChatAccumulator, CompleteAccumulator
-from triptych.client.calls import Call, CallDefaults, check_size
+from triptych.client.calls import Call, CallDefaults, check_open, check_size
 from triptych.client.channels import open_channel
 from triptych.client.config import KeepAliveConfig, RetryConfig, TLSConfig
 from triptych.client.ranking import RankedDocument, ranked
@@ -74,9 +74,11 @@ class Client:
         self._generation = generation_pb2_grpc.GenerationServiceStub(self._channel)
         self._preprocess = preprocess_pb2_grpc.PreprocessServiceStub(self._channel)
         self._detokenize = detokenize_pb2_grpc.DetokenizeServiceStub(self._channel)
+        self._is_closed = False
 
     def close(self) -> None:
         """Close the connection. Calls that have not ended are cancelled; their readers get a RequestAbortedError."""
+        self._is_closed = True
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -226,6 +228,7 @@ class Client:
         return self._unary(self._generation.Describe, generation_pb2.GenerationServiceDescribeRequest(), call)
 
     def _unary(self, method: Callable[..., _ResponseT], request: Message, call: Call) -> _ResponseT:
+        check_open(self._is_closed)
         check_size(request)
         try:
             return method(request, timeout=call.timeout_s, metadata=call.metadata)
@@ -233,5 +236,6 @@ class Client:
             raise call.error(error) from error
 
     def _start(self, method: Callable[..., Any], request: Message, call: Call) -> Any:
+        check_open(self._is_closed)
         check_size(request)
         return method(request, timeout=call.timeout_s, metadata=call.metadata)
