@@ -2,8 +2,8 @@
 
     python -m benchmarks.clients.python [--streams 64] [--tokens 200] [--rounds 9]
 
-Both read the same streams of `triptych mock`, one after the other in each round, and both take the text out of each response. The client
-also merges the responses. Measured are the processor time of this process and the wall time, per token.
+Both read the same streams of `triptych mock`, one after the other in each round, and both take the text out of each response. The
+client also merges the responses. Measured are the processor time of this process and the wall time, per token.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def _read_stubs(address: str, num_streams: int, request: generation_pb2.Ch
 
     async def read(stub: generation_pb2_grpc.GenerationServiceStub) -> int:
         num_chars = 0
-        call: grpc.aio.UnaryStreamCall = stub.ChatStream(generation_pb2.ChatStreamRequest(chat=request))  # type: ignore[assignment]
+        call: grpc.aio.UnaryStreamCall = stub.ChatStream(generation_pb2.ChatStreamRequest(chat=request))
         async for response in call:
             for choice in response.choices:
                 num_chars += len(choice.text)

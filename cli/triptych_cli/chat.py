@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TextIO
 
-import grpc
 from rich.console import Console
-from triptych.v1 import common_pb2, generation_pb2, generation_pb2_grpc
-from triptych_common.rpc.channels import CHANNEL_OPTIONS
+from triptych import ChatStream, Client
+from triptych.errors import DeadlineExceededError, ServiceUnavailableError, TriptychError
 
 from triptych_cli.errors import CommandError
 
@@ -25,17 +24,17 @@ class Conversation:
     """The turns so far, and the parameters for the next one.
 
     Args:
-        stub: the frontend's GenerationService.
+        client: of the frontend.
         model: empty for the only served model.
     """
 
-    stub: generation_pb2_grpc.GenerationServiceStub
+    client: Client
     model: str = ""
     system: str | None = None
     temperature: float | None = None
     max_tokens: int | None = None
     _turns: list[tuple[str, str]] = field(default_factory=list)
-    _call: grpc.Call | None = None
+    _stream: ChatStream | None = None
     _is_stopped: bool = False
 
     def reset(self) -> None:
@@ -49,48 +48,39 @@ class Conversation:
         turn is not kept.
 
         Raises:
-            grpc.RpcError: the frontend refused the request, or the connection was lost.
+            TriptychError: the frontend refused the request, or the connection was lost.
         """
-        sampling = common_pb2.SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens)
-        request = generation_pb2.ChatRequest(
+        turns = [*self._preamble(), *self._turns, ("user", text)]
+        stream = self._stream = self.client.chat_stream(
+            [{"role": role, "content": content} for role, content in turns],
             model=self.model,
-            messages=[_message(role, content) for role, content in (*self._preamble(), *self._turns, ("user", text))],
-            options=generation_pb2.GenerationOptions(sampling=sampling),
+            temperature=self.temperature,
+            max_tokens=self.max_tokens,
         )
-        call = self._call = self.stub.ChatStream(generation_pb2.ChatStreamRequest(chat=request))
         if self._is_stopped:  # stopped before there was a call
-            call.cancel()
-        answer = ""
+            stream.close()
+        answer, is_kept = "", True
         try:
-            for response in call:
-                for choice in response.choices:
-                    answer += choice.text
-                    yield choice.text
-        except grpc.RpcError:
-            if not self._is_stopped:
-                raise
-            self._turns += [("user", text), ("assistant", answer)]
-        except BaseException:
-            self._turns += [("user", text), ("assistant", answer)]
+            for delta in stream.text_deltas():
+                answer += delta
+                yield delta
+        except TriptychError:
+            is_kept = False
             raise
-        else:
-            self._turns += [("user", text), ("assistant", answer)]
         finally:
-            call.cancel()
-            self._call, self._is_stopped = None, False
+            if is_kept:
+                self._turns += [("user", text), ("assistant", answer)]
+            stream.close()
+            self._stream, self._is_stopped = None, False
 
     def stop(self) -> None:
         """End the current answer; the text so far is then the answer. May be called by a signal handler."""
         self._is_stopped = True
-        if self._call is not None:
-            self._call.cancel()
+        if self._stream is not None:
+            self._stream.close()
 
     def _preamble(self) -> list[tuple[str, str]]:
         return [("system", self.system)] if self.system else []
-
-
-def _message(role: str, content: str) -> generation_pb2.ChatMessage:
-    return generation_pb2.ChatMessage(role=role, content=[generation_pb2.ContentPart(text=content)])
 
 
 def chat(
@@ -104,10 +94,9 @@ def chat(
     stdout: TextIO = sys.stdout,
 ) -> None:
     """Read turns and write answers until the input ends. Raises CommandError when no frontend answers at the address."""
-    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        served = _served_models(stub, address)
-        conversation = Conversation(stub, model, system, temperature, max_tokens)
+    with Client(address) as client:
+        served = _served_models(client, address)
+        conversation = Conversation(client, model, system, temperature, max_tokens)
         if stdin.isatty():
             Console(file=stdout).print(f"[bold]{model or served}[/] — Ctrl-C stops an answer, /reset starts anew, Ctrl-D ends")
             _talk(conversation, stdout)
@@ -117,13 +106,13 @@ def chat(
                     raise CommandError("no answer")
 
 
-def _served_models(stub: generation_pb2_grpc.GenerationServiceStub, address: str) -> str:
+def _served_models(client: Client, address: str) -> str:
     try:
-        response = stub.ListModels(generation_pb2.ListModelsRequest(), timeout=_CONNECT_TIMEOUT_S)
-    except grpc.RpcError as error:
-        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            raise CommandError(f"no frontend answers at {address}; start one with `triptych serve`, or give --address") from error
-        raise CommandError(f"{address}: {error.details()}") from error
+        response = client.list_models(timeout_s=_CONNECT_TIMEOUT_S)
+    except (ServiceUnavailableError, DeadlineExceededError) as error:
+        raise CommandError(f"no frontend answers at {address}; start one with `triptych serve`, or give --address") from error
+    except TriptychError as error:
+        raise CommandError(f"{address}: {error}") from error
     return ", ".join(info.name for info in response.models)
 
 
@@ -162,8 +151,8 @@ def _answer(conversation: Conversation, text: str, stdout: TextIO) -> bool:
             stdout.flush()
         if interrupts:
             stdout.write(" …")
-    except grpc.RpcError as error:
-        print(f"\nerror: {error.details()}", file=sys.stderr)
+    except TriptychError as error:
+        print(f"\nerror: {error}", file=sys.stderr)
         return False
     finally:
         if is_main:

@@ -31,7 +31,7 @@ class Mock:
     async def state(self, request_id: str, state: mock_pb2.SeenCall.State) -> None:
         """Wait until the only call with this id is in this state."""
         async with asyncio.timeout(10):
-            while [call.state for call in await self.calls(request_id)] != [state]:
+            while [call.state for call in await self.calls(request_id)] != [state]:  # noqa: ASYNC110 - the server has no event for it
                 await asyncio.sleep(0.01)
 
 

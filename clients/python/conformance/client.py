@@ -11,6 +11,8 @@ import math
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from conformance.pb.conformance_pb2 import Call, Outcome
 from google.protobuf import json_format
 from triptych import AsyncClient, Client, TLSConfig, TriptychError
+from triptych.v1.generation_pb2 import MediaReport
 
 #: A call that is to be cancelled before its first response is cancelled after this many seconds.
 _CANCEL_AFTER_S = 0.3
@@ -36,6 +39,10 @@ def call_options(call: Call) -> dict[str, Any]:
     """Arguments of the method."""
     options: dict[str, Any] = {"timeout_s": call.timeout_s if call.HasField("timeout_s") else math.inf}
     return options | ({"request_id": call.request_id} if call.request_id else {})
+
+
+def keep_media(outcome: Outcome, trailers: Sequence[tuple[str, str | bytes]]) -> None:
+    outcome.trailing_media.extend(MediaReport.FromString(value) for key, value in trailers if key == "triptych-media-bin")
 
 
 def method_of(client: Any, call: Call) -> tuple[str, Any, tuple[Any, ...]]:
@@ -77,7 +84,7 @@ def run(call: Call) -> Outcome:
             if limit == 0:
                 timer.start()
             if stream is None:
-                add_response(outcome, kind, method(*arguments, **call_options(call)))
+                add_response(outcome, kind, method(*arguments, **call_options(call), on_trailers=partial(keep_media, outcome)))
             else:
                 for number, response in enumerate(stream, 1):
                     add_response(outcome, kind, response)
@@ -107,7 +114,8 @@ async def run_async(call: Call) -> Outcome:
         try:
             async with asyncio.timeout(_CANCEL_AFTER_S if limit == 0 else None):
                 if stream is None:
-                    add_response(outcome, kind, await method(*arguments, **call_options(call)))
+                    trailers = partial(keep_media, outcome)
+                    add_response(outcome, kind, await method(*arguments, **call_options(call), on_trailers=trailers))
                 else:
                     number = 0
                     async for response in stream:

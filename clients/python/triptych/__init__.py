@@ -11,12 +11,16 @@ if TYPE_CHECKING:
     from triptych.accumulators import ChatAccumulator as ChatAccumulator
     from triptych.accumulators import CompleteAccumulator as CompleteAccumulator
     from triptych.client.aio import AsyncClient as AsyncClient
+    from triptych.client.aio_streams import AsyncChatStream as AsyncChatStream
+    from triptych.client.aio_streams import AsyncCompleteStream as AsyncCompleteStream
     from triptych.client.channels import aconnect as aconnect
     from triptych.client.channels import connect as connect
     from triptych.client.config import KeepAliveConfig as KeepAliveConfig
     from triptych.client.config import RetryConfig as RetryConfig
     from triptych.client.config import TLSConfig as TLSConfig
     from triptych.client.ranking import RankedDocument as RankedDocument
+    from triptych.client.streams import ChatStream as ChatStream
+    from triptych.client.streams import CompleteStream as CompleteStream
     from triptych.client.sync import Client as Client
     from triptych.errors import TriptychError as TriptychError
     from triptych.requests.build import chat_request as chat_request
@@ -29,10 +33,14 @@ __version__ = "0.1.0"
 
 #: Public name -> the module that defines it.
 _EXPORTS = {
+    "AsyncChatStream": "triptych.client.aio_streams",
     "AsyncClient": "triptych.client.aio",
+    "AsyncCompleteStream": "triptych.client.aio_streams",
     "ChatAccumulator": "triptych.accumulators",
+    "ChatStream": "triptych.client.streams",
     "Client": "triptych.client.sync",
     "CompleteAccumulator": "triptych.accumulators",
+    "CompleteStream": "triptych.client.streams",
     "KeepAliveConfig": "triptych.client.config",
     "RankedDocument": "triptych.client.ranking",
     "RetryConfig": "triptych.client.config",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import io
 
-import grpc
 import pytest
 from support.fakes.echo_frontend import echo_frontend
-from triptych.v1 import generation_pb2_grpc
+from triptych import Client
+from triptych.errors import InvalidRequestError
 from triptych_cli.chat import Conversation, chat
 from triptych_cli.errors import CommandError
 
@@ -38,8 +38,8 @@ async def test_stopping_an_answer_cancels_the_call_and_keeps_what_came() -> None
     async with echo_frontend() as (frontend, address):
 
         def talk() -> None:
-            with grpc.insecure_channel(address) as channel:
-                conversation = Conversation(generation_pb2_grpc.GenerationServiceStub(channel))
+            with Client(address) as client:
+                conversation = Conversation(client)
                 answer = conversation.ask("for ever")
                 assert next(answer) == "for "
                 answer.close()
@@ -57,9 +57,9 @@ async def test_a_refused_turn_is_forgotten() -> None:
     async with echo_frontend() as (frontend, address):
 
         def talk() -> None:
-            with grpc.insecure_channel(address) as channel:
-                conversation = Conversation(generation_pb2_grpc.GenerationServiceStub(channel))
-                with pytest.raises(grpc.RpcError):
+            with Client(address) as client:
+                conversation = Conversation(client)
+                with pytest.raises(InvalidRequestError):
                     list(conversation.ask("refuse me"))
                 list(conversation.ask("hello"))
 

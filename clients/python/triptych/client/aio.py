@@ -208,14 +208,18 @@ class AsyncClient:
     async def _unary(self, method: Callable[..., Any], request: Message, call: Call) -> Any:
         check_size(request)
         try:
-            return await method(request, timeout=call.timeout_s, metadata=call.metadata)
+            rpc = method(request, timeout=call.timeout_s, metadata=call.metadata)
+            response = await rpc
+            call.answered(await rpc.trailing_metadata())
         except grpc.RpcError as error:
             raise call.error(error) from error
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
             raise call.aborted() from error
+        return response
 
     def _start(self, method: Callable[..., Any], request: Message, call: Call) -> Any:
         check_size(request)
+        call.check_stream()
         return method(request, timeout=call.timeout_s, metadata=call.metadata)

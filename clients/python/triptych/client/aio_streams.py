@@ -35,7 +35,7 @@ class AsyncStream(Generic[ResponseT, AccumulatorT]):
         self._loop = asyncio.get_running_loop()
 
     def __del__(self) -> None:
-        # gRPC ends a call that nobody references, too, but only when nothing inside of it does. The last reference may go in any thread.
+        # gRPC cancels calls that are no longer referenced, but its own tasks may reference this one. Any thread may come here.
         if not self._rpc.done() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._rpc.cancel)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -21,11 +23,22 @@ MEDIA_KEY = "triptych-media-bin"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: its deadline and its metadata."""
+    """One call: its deadline, its metadata, and who wants to hear of the server's."""
 
     request_id: str
     timeout_s: float | None
     metadata: tuple[tuple[str, str | bytes], ...]
+    on_trailers: Callable[[Sequence[tuple[str, str | bytes]]], object] | None
+
+    def answered(self, trailers: Any) -> None:
+        """Hand on the trailing metadata."""
+        if self.on_trailers is not None:
+            self.on_trailers([(key, value) for key, value in trailers or ()])
+
+    def check_stream(self) -> None:
+        """Refuse what streams do not do."""
+        if self.on_trailers is not None:
+            raise TypeError("on_trailers is for calls that answer once; a stream has trailing_media()")
 
     def error(self, error: grpc.RpcError) -> TriptychError:
         """The error that a caller gets."""
@@ -60,7 +73,8 @@ class CallDefaults:
         if self.api_key is not None:
             metadata.append(("authorization", f"Bearer {self.api_key}"))
         metadata += (options.pop("metadata", None) or {}).items()
-        return Call(request_id, None if timeout_s in (None, math.inf) else timeout_s, tuple(metadata))
+        timeout_s = None if timeout_s == math.inf else timeout_s
+        return Call(request_id, timeout_s, tuple(metadata), options.pop("on_trailers", None))
 
 
 def check_open(is_closed: bool) -> None:

@@ -227,15 +227,18 @@ class Client:
         build.refuse(options)
         return self._unary(self._generation.Describe, generation_pb2.GenerationServiceDescribeRequest(), call)
 
-    def _unary(self, method: Callable[..., _ResponseT], request: Message, call: Call) -> _ResponseT:
+    def _unary(self, method: grpc.UnaryUnaryMultiCallable[Any, _ResponseT], request: Message, call: Call) -> _ResponseT:
         check_open(self._is_closed)
         check_size(request)
         try:
-            return method(request, timeout=call.timeout_s, metadata=call.metadata)
+            response, rpc = method.with_call(request, timeout=call.timeout_s, metadata=call.metadata)
         except grpc.RpcError as error:
             raise call.error(error) from error
+        call.answered(rpc.trailing_metadata())
+        return response
 
     def _start(self, method: Callable[..., Any], request: Message, call: Call) -> Any:
         check_open(self._is_closed)
         check_size(request)
+        call.check_stream()
         return method(request, timeout=call.timeout_s, metadata=call.metadata)

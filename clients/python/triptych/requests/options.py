@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, cast
 
 from google.protobuf.message import Message
@@ -22,11 +22,13 @@ class CallOptions(TypedDict, total=False):
     timeout_s: deadline of the call, in seconds. Default: the client's. `math.inf`: none.
     request_id: sent as `x-request-id`. Default: a new one.
     metadata: further metadata. Values of keys that end in `-bin` are bytes.
+    on_trailers: gets the trailing metadata of a call that has answered, as pairs. Streams have `trailing_media` instead.
     """
 
     timeout_s: float
     request_id: str
     metadata: Mapping[str, str | bytes]
+    on_trailers: Callable[[Sequence[tuple[str, str | bytes]]], object]
 
 
 class GenerationKeywords(TypedDict, total=False):
