@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from statistics import median
 
 import grpc
 from triptych import AsyncClient, aconnect
@@ -106,10 +105,7 @@ def _run(num_streams: int, num_tokens: int, num_rounds: int) -> dict:
             address = mock.wait_for(r"listening on (\S+),", _START_S).group(1)
             results = describe("clients.python")
             rounds = asyncio.run(_measure(address, num_streams, num_tokens, num_rounds))
-    results |= {"streams": num_streams, "tokens": num_tokens, "rounds": rounds}
-    for figure in ("cpu_us", "wall_s"):
-        results[f"{figure}_ratio"] = median(_ratio(seen, figure) for seen in rounds)
-    return results
+    return results | {"load": {"streams": num_streams, "tokens": num_tokens, "rounds": num_rounds}, "rounds": rounds}
 
 
 def main() -> None:

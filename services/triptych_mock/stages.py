@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import hashlib
 from collections.abc import AsyncIterator
 
 import grpc
@@ -51,7 +52,8 @@ class StagesServicer(preprocess_pb2_grpc.PreprocessServiceServicer, detokenize_p
                     self._append(response, f" {part.text}")
             self._append(response, "\n")
         for _, item in items_of(request.chat.messages):
-            response.media.add(modality=item.modality)
+            # The key that the mock's encoder gives these bytes.
+            response.media.add(modality=item.modality, key=hashlib.sha256(item.data).digest() if item.data else b"")
         return response
 
     def _append(self, response: preprocess_pb2.PreprocessResponse, text: str) -> None:

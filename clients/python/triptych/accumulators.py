@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from triptych.v1 import generation_pb2
 
@@ -51,69 +52,58 @@ class _Choice:
         return choice
 
 
-class _Accumulator:
+_StreamResponseT = TypeVar("_StreamResponseT", generation_pb2.ChatStreamResponse, generation_pb2.CompleteStreamResponse)
+_ResponseT = TypeVar("_ResponseT", generation_pb2.ChatResponse, generation_pb2.CompleteResponse)
+
+
+class _Accumulator(Generic[_StreamResponseT, _ResponseT]):
     """What the accumulators of chats and completions share."""
+
+    _response_type: type[_ResponseT]
 
     def __init__(self) -> None:
         self._choices: dict[int, _Choice] = {}
-        self._request_id = self._model = ""
-        self._last: generation_pb2.ChatStreamResponse | generation_pb2.CompleteStreamResponse | None = None
+        #: All but the choices.
+        self._rest: _ResponseT = self._response_type()
+        self._has_id = False
 
-    def _add(self, response: generation_pb2.ChatStreamResponse | generation_pb2.CompleteStreamResponse) -> None:
+    def add(self, response: _StreamResponseT) -> None:
+        """Take the next response of the stream."""
         for delta in response.choices:
             choice = self._choices.get(delta.index)
             if choice is None:
                 choice = self._choices[delta.index] = _Choice()
             choice.add(delta)
-        if not self._request_id:
-            self._request_id, self._model = response.request_id, response.model
-        if response.HasField("usage") or response.HasField("timings"):
-            self._last = response
+        rest = self._rest
+        if not self._has_id:
+            rest.request_id, rest.model = response.request_id, response.model
+            self._has_id = bool(response.request_id)
+        if response.HasField("usage"):
+            rest.usage.CopyFrom(response.usage)
+        if response.HasField("timings"):
+            rest.timings.CopyFrom(response.timings)
+        if response.media:
+            rest.media.extend(response.media)
 
-    def _fill(self, response: generation_pb2.ChatResponse | generation_pb2.CompleteResponse) -> None:
-        response.request_id, response.model = self._request_id, self._model
-        response.choices.extend(choice.merged(index) for index, choice in sorted(self._choices.items()))
-        if self._last is not None and self._last.HasField("usage"):
-            response.usage.CopyFrom(self._last.usage)
-        if self._last is not None and self._last.HasField("timings"):
-            response.timings.CopyFrom(self._last.timings)
+    @property
+    def response(self) -> _ResponseT:
+        """What has come so far, as a new message. A choice whose `finish_reason` is unspecified has not ended."""
+        response = self._response_type(choices=[choice.merged(index) for index, choice in sorted(self._choices.items())])
+        response.MergeFrom(self._rest)
+        return response
 
 
-class ChatAccumulator(_Accumulator):
+class ChatAccumulator(_Accumulator[generation_pb2.ChatStreamResponse, generation_pb2.ChatResponse]):
     """Merges the responses of `ChatStream`.
 
     Choices are merged by index. Pieces of text and reasoning are joined. Tool calls are merged by their index: id and name are
     those of the first piece that has them, the pieces of arguments are joined. Token ids and log probabilities are appended.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._media: list[generation_pb2.MediaReport] = []
-
-    def add(self, response: generation_pb2.ChatStreamResponse) -> None:
-        """Take the next response of the stream."""
-        self._add(response)
-        if response.media:
-            self._media.extend(response.media)
-
-    @property
-    def response(self) -> generation_pb2.ChatResponse:
-        """What has come so far, as a new message. A choice whose `finish_reason` is unspecified has not ended."""
-        response = generation_pb2.ChatResponse(media=self._media)
-        self._fill(response)
-        return response
+    _response_type = generation_pb2.ChatResponse
 
 
-class CompleteAccumulator(_Accumulator):
+class CompleteAccumulator(_Accumulator[generation_pb2.CompleteStreamResponse, generation_pb2.CompleteResponse]):
     """Merges the responses of `CompleteStream`, as `ChatAccumulator` does those of `ChatStream`."""
 
-    def add(self, response: generation_pb2.CompleteStreamResponse) -> None:
-        """Take the next response of the stream."""
-        self._add(response)
-
-    @property
-    def response(self) -> generation_pb2.CompleteResponse:
-        """What has come so far, as a new message. A choice whose `finish_reason` is unspecified has not ended."""
-        response = generation_pb2.CompleteResponse()
-        self._fill(response)
-        return response
+    _response_type = generation_pb2.CompleteResponse

@@ -46,7 +46,7 @@ def test_every_option_of_the_contracts_has_a_keyword() -> None:
     assert constraint <= keywords
     chat = set(generation_pb2.ChatRequest.DESCRIPTOR.fields_by_name) - {"messages", "options", "reasoning"}
     assert chat <= set(ChatOptions.__annotations__)
-    assert set(generation_pb2.CompleteRequest.DESCRIPTOR.fields_by_name) - {"text", "token_ids", "options"} <= set(
+    assert set(generation_pb2.CompleteRequest.DESCRIPTOR.fields_by_name) - {"text", "token_ids", "options", "media"} <= set(
         CompleteOptions.__annotations__
     )
 
@@ -89,8 +89,8 @@ def test_a_value_that_does_not_fit_is_named(name: str, value: object) -> None:
 def test_an_unknown_keyword_is_named(make: Any) -> None:
     with pytest.raises(TypeError, match="'top_q'"):
         make("hello", top_q=1)
-    with pytest.raises(TypeError, match="'images'"):
-        complete_request("hello", images=[])  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="'tools'"):
+        complete_request("hello", tools=[])  # type: ignore[call-arg]
 
 
 def test_messages_of_openai() -> None:
@@ -168,6 +168,8 @@ def test_a_part_that_is_not_known_is_named(turn: Any, field: str) -> None:
 def test_pictures_belong_to_a_text_or_into_the_messages() -> None:
     request = chat_request("what?", images=[b"a"], audio=[b"b"], videos=[b"c"])
     assert [part.WhichOneof("part") for part in request.messages[0].content] == ["media", "media", "media", "text"]
+    completion = complete_request("<image>what?<audio>", images=[b"a"], audio=[b"b"])
+    assert [item.data for item in completion.media] == [b"a", b"b"]
     with pytest.raises(InvalidRequestError, match="put them into the messages"):
         chat_request([{"role": "user", "content": "what?"}], images=[b"a"])
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, Unpack
 from google.protobuf.message import Message
 
 from triptych.requests import options as of
-from triptych.requests.media import Kind
+from triptych.requests.media import Kind, media_item
 from triptych.requests.messages import chat_messages, make_tool_choice, make_tools
 from triptych.requests.types import MediaSource, Messages, PoolingInput
 from triptych.v1 import detokenize_pb2, generation_pb2, preprocess_pb2
@@ -36,6 +36,7 @@ def complete_request(prompt: str | Sequence[int], **options: Unpack[of.CompleteO
 
     Raises:
         InvalidRequestError: a value that the contracts cannot hold.
+        OSError: a media file cannot be read.
         TypeError: an unknown keyword.
     """
     return build_complete(prompt, options)
@@ -80,6 +81,7 @@ def build_complete(
     else:
         of.assign(request.token_ids, "ids", prompt)
         request.token_ids.SetInParent()
+    request.media.extend(media_item(kind, source, field=f"media[{i}]") for i, (kind, source) in enumerate(_take_media(given)))
     of.take(given, request, _COMPLETE)
     request.options.CopyFrom(of.take_generation(given))
     return _finished(request, given)

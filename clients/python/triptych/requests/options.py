@@ -71,19 +71,23 @@ class GenerationKeywords(TypedDict, total=False):
     constraint: common_pb2.Constraint | None
 
 
-class ChatOptions(GenerationKeywords, total=False):
+class MediaKeywords(TypedDict, total=False):
+    """Media of a prompt that is one string. In a chat they stand before its text, in a completion it has a placeholder for each."""
+
+    images: Sequence[MediaSource] | None
+    audio: Sequence[MediaSource] | None
+    videos: Sequence[MediaSource] | None
+
+
+class ChatOptions(GenerationKeywords, MediaKeywords, total=False):
     """Options of chats: those of generation, and fields of `ChatRequest`.
 
-    images, audio, videos: media of a prompt that is one string; they stand before its text.
     tools: `generation_pb2.Tool`, or OpenAI's dictionaries.
     tool_choice: "auto", "none", "required", a tool's name as `{"type": "function", "function": {"name": ...}}`, or a `ToolChoice`.
     reasoning_effort, max_reasoning_tokens: fields of `Reasoning`.
     """
 
     model: str | None
-    images: Sequence[MediaSource] | None
-    audio: Sequence[MediaSource] | None
-    videos: Sequence[MediaSource] | None
     tools: Sequence[generation_pb2.Tool | Mapping[str, Any]] | None
     tool_choice: Literal["auto", "none", "required"] | Mapping[str, Any] | generation_pb2.ToolChoice | None
     parallel_tool_calls: bool | None
@@ -94,7 +98,7 @@ class ChatOptions(GenerationKeywords, total=False):
     max_reasoning_tokens: int | None
 
 
-class CompleteOptions(GenerationKeywords, total=False):
+class CompleteOptions(GenerationKeywords, MediaKeywords, total=False):
     """Options of completions: those of generation, and fields of `CompleteRequest`."""
 
     model: str | None
