@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
 
 from triptych.v1 import generation_pb2
 
@@ -27,13 +31,13 @@ class _Choice:
     #: Token ids, log probabilities, finish reason and what stopped it.
     rest: generation_pb2.Choice = field(default_factory=generation_pb2.Choice)
 
-    def add(self, delta: generation_pb2.ChoiceDelta) -> None:
-        for descriptor, value in delta.ListFields():
-            if descriptor is _TEXT:  # nearly always, so this is fast
-                self.text.append(value)
-                continue
+    def add(self, fields: Sequence[tuple[FieldDescriptor, Any]]) -> None:
+        """Take the fields that a delta has."""
+        for descriptor, value in fields:
             name = descriptor.name
-            if name == "reasoning":
+            if name == "text":
+                self.text.append(value)
+            elif name == "reasoning":
                 self.reasoning.append(value)
             elif name == "tool_call":
                 call = self.tool_calls.setdefault(value.index, _ToolCall())
@@ -62,7 +66,7 @@ class _Accumulator(Generic[_StreamResponseT, _ResponseT]):
     _response_type: type[_ResponseT]
 
     def __init__(self) -> None:
-        self._choices: dict[int, _Choice] = {}
+        self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
         #: All but the choices.
         self._rest: _ResponseT = self._response_type()
         self._has_id = False
@@ -70,20 +74,19 @@ class _Accumulator(Generic[_StreamResponseT, _ResponseT]):
     def add(self, response: _StreamResponseT) -> None:
         """Take the next response of the stream."""
         for delta in response.choices:
-            choice = self._choices.get(delta.index)
-            if choice is None:
-                choice = self._choices[delta.index] = _Choice()
-            choice.add(delta)
-        rest = self._rest
+            fields = delta.ListFields()
+            if len(fields) == 1 and fields[0][0] is _TEXT:  # text of choice 0 alone, as nearly always: this has to be fast
+                self._choices[0].text.append(fields[0][1])
+            else:
+                self._choices[delta.index].add(fields)
         if not self._has_id:
-            rest.request_id, rest.model = response.request_id, response.model
+            self._rest.request_id, self._rest.model = response.request_id, response.model
             self._has_id = bool(response.request_id)
-        if response.HasField("usage"):
-            rest.usage.CopyFrom(response.usage)
-        if response.HasField("timings"):
-            rest.timings.CopyFrom(response.timings)
-        if response.media:
-            rest.media.extend(response.media)
+        if response.HasField("usage"):  # so it is the last response, which has the others, too
+            self._rest.usage.CopyFrom(response.usage)
+            if response.HasField("timings"):
+                self._rest.timings.CopyFrom(response.timings)
+            self._rest.media.extend(response.media)
 
     @property
     def response(self) -> _ResponseT:

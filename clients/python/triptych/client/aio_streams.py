@@ -32,6 +32,7 @@ class AsyncStream(Generic[ResponseT, AccumulatorT]):
         self._call = call
         self._accumulator: AccumulatorT = accumulator
         self._is_closed = False
+        self._next = rpc.__aiter__().__anext__
         self._loop = asyncio.get_running_loop()
 
     def __del__(self) -> None:
@@ -54,7 +55,7 @@ class AsyncStream(Generic[ResponseT, AccumulatorT]):
             TriptychError: the call failed. What came before is kept in `response`.
         """
         try:
-            response = await self._rpc.read()
+            response = await self._next()
         except grpc.RpcError as error:
             if self._is_closed:
                 raise StopAsyncIteration from None
@@ -65,8 +66,6 @@ class AsyncStream(Generic[ResponseT, AccumulatorT]):
             if self._is_closed:
                 raise StopAsyncIteration from None
             raise self._call.aborted() from error
-        if response is grpc.aio.EOF:
-            raise StopAsyncIteration
         self._accumulator.add(response)
         return response
 
