@@ -62,7 +62,7 @@ class TriptychError(Exception):
     Attributes:
         code: gRPC status code.
         reason: constant for programs. Empty on an error that a client received without details.
-        request_id: the `x-request-id` that a client sent; empty elsewhere.
+        request_id: of the client's call, as the service's logs have it; empty in services.
         has_details: False on an error of a client that came from the transport, not from a service.
     """
 

@@ -50,15 +50,20 @@ def from_rpc_error(error: grpc.Call | grpc.aio.AioRpcError) -> TriptychError:
 
 
 def received_error(error: Any, request_id: str = "") -> TriptychError:
-    """The same for the caller of a client. Code and reason are those that came, also if this version does not know them."""
+    """The same for the caller of a client. Code and reason are those that came, also if this version does not know them.
+
+    Args:
+        request_id: that was sent. A service that replaced it says so.
+    """
     result = from_rpc_error(error)
     number: int = error.code().value[0]
     status = _details(error)
-    info = error_details_pb2.ErrorInfo()
+    info, request = error_details_pb2.ErrorInfo(), error_details_pb2.RequestInfo(request_id=request_id)
     for detail in status.details if status else ():
         detail.Unpack(info)
+        detail.Unpack(request)
     result.code, result.reason = Code(number), info.reason
-    result.has_details, result.request_id = status is not None, request_id
+    result.has_details, result.request_id = status is not None, request.request_id
     return result
 
 

@@ -122,6 +122,8 @@ async def test_an_error_says_what_the_service_said() -> None:
         assert len(await mock.calls("a")) == 1, "a full queue is not asked again"
         with pytest.raises(ModelNotFoundError) as other:
             await client.chat("hello", model="another")
+        with pytest.raises(ModelNotFoundError) as replaced:
+            await client.chat("hello", model="another", request_id="not an id")
     error = caught.value
     assert (error.code, error.reason, error.field, error.limit, error.value) == (
         Code.RESOURCE_EXHAUSTED,
@@ -132,7 +134,7 @@ async def test_an_error_says_what_the_service_said() -> None:
     )
     assert (error.retry_after_s, error.request_id, error.has_details) == (2.5, "a", True)
     assert error.__cause__ is not None
-    assert len(other.value.request_id) == 32
+    assert len(other.value.request_id) == len(replaced.value.request_id) == 32
 
 
 @pytest.mark.parametrize(
