@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
+from triptych.accumulators import ChatAccumulator, CompleteAccumulator
 from triptych.errors import InvalidRequestError
 from triptych.mock.v1 import mock_pb2
 from triptych.v1 import common_pb2, generation_pb2, generation_pb2_grpc
@@ -19,7 +20,6 @@ from triptych_mock.pooling import classified, embedded, scored
 from triptych_mock.script import add_unknown_field, play_fault
 from triptych_mock.seen import CallLog, current_call
 from triptych_mock.session import MockSession
-from triptych_mock.whole import whole_choices
 
 Context = grpc.aio.ServicerContext
 M = TypeVar("M", bound=Message)
@@ -42,16 +42,18 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._identity = identity
 
     async def Chat(self, request: generation_pb2.ChatRequest, context: Context) -> generation_pb2.ChatResponse:
-        answer = self._player.chat(request)
-        response = generation_pb2.ChatResponse(**self._head())
-        await _fill(response, answer, context)
-        return response
+        answer, whole = self._player.chat(request), ChatAccumulator()
+        async for part in play(answer, True, _num_earlier(), context):
+            whole.add(generation_pb2.ChatStreamResponse(**self._head(), **_fields(part)))
+        _send_reports(answer, context)
+        return _marked(whole.response, answer)
 
     async def Complete(self, request: generation_pb2.CompleteRequest, context: Context) -> generation_pb2.CompleteResponse:
-        answer = self._player.complete(request)
-        response = generation_pb2.CompleteResponse(**self._head())
-        await _fill(response, answer, context)
-        return response
+        answer, whole = self._player.complete(request), CompleteAccumulator()
+        async for part in play(answer, True, _num_earlier(), context):
+            whole.add(generation_pb2.CompleteStreamResponse(**self._head(), **_fields(part)))
+        _send_reports(answer, context)
+        return _marked(whole.response, answer)
 
     async def ChatStream(
         self, request: generation_pb2.ChatStreamRequest, context: Context
@@ -133,17 +135,6 @@ def _is_final(mode: generation_pb2.OutputMode) -> bool:
 
 def _fields(part: Part) -> dict[str, Any]:
     return {"choices": part.choices, "usage": part.usage, "timings": part.timings, "media": part.media}
-
-
-async def _fill(response: generation_pb2.ChatResponse | generation_pb2.CompleteResponse, answer: Answer, context: Context) -> None:
-    """Play a whole answer into the response of a call that answers once."""
-    async for part in play(answer, True, _num_earlier(), context):
-        response.choices.extend(whole_choices(part.choices))
-        response.usage.CopyFrom(part.usage or common_pb2.Usage())
-        response.timings.CopyFrom(part.timings or common_pb2.Timings())
-        response.media.extend(part.media)
-        _send_reports(answer, context)
-    _marked(response, answer)
 
 
 def _marked(response: M, answer: Answer) -> M:
