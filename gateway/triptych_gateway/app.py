@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Security
@@ -16,13 +16,26 @@ from triptych_common import __version__
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 
 from triptych_gateway.access.middleware import ErrorMiddleware, PrincipalMiddleware, RequestMiddleware
-from triptych_gateway.access.routes import Access, ErrorBodies, OpenPaths
+from triptych_gateway.access.routes import Access, AccessRouter, ErrorBodies, OpenPaths
 from triptych_gateway.errors import handle_error
-from triptych_gateway.routes import audio, docs, generation, health, messages, models, pooling, render, responses, tokenize
+from triptych_gateway.routes import (
+    audio,
+    docs,
+    generation,
+    health,
+    load,
+    messages,
+    models,
+    playground,
+    pooling,
+    render,
+    responses,
+    tokenize,
+)
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.state import Gateway
 
-#: The application serves only the routes of these routers.
+#: The application serves only the routes of these routers, the last one only if `playground` is set.
 ROUTERS = (
     generation.router,
     render.router,
@@ -33,7 +46,9 @@ ROUTERS = (
     tokenize.router,
     pooling.router,
     health.router,
+    load.router,
     docs.router,
+    playground.router,
 )
 _DESCRIPTION = """OpenAI-compatible REST in front of Triptych's gRPC services.
 
@@ -43,6 +58,7 @@ A field that is not honoured is refused with a 400 that names it; nothing is sil
 def create_app(settings: GatewaySettings) -> FastAPI:
     """Build the application. Its lifespan opens the connections to the frontends. Its routes share `app.state.gateway`."""
     gateway = Gateway(settings)
+    routers = ROUTERS if settings.playground else ROUTERS[:-1]
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -59,23 +75,25 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        middleware=_middleware(gateway),
+        middleware=_middleware(gateway, routers),
         exception_handlers=dict.fromkeys((TriptychError, RequestValidationError, HTTPException), handle_error),
         # A body without a content-type header is read as JSON.
         strict_content_type=False,
     )
     app.state.gateway = gateway
-    app.state.error_bodies = ErrorBodies(ROUTERS)
-    for router in ROUTERS:
+    app.state.error_bodies = ErrorBodies(routers)
+    for router in routers:
         # The middleware checks the key before the body is read. This dependency only declares the key in the OpenAPI document, so
         # that /docs can send it.
         is_guarded = settings.api_key is not None and router.access is Access.KEY
         app.include_router(router, dependencies=[Security(HTTPBearer(auto_error=False))] if is_guarded else [])
     docs.mount_assets(app)
+    if settings.playground:
+        playground.mount_assets(app)
     return app
 
 
-def _middleware(gateway: Gateway) -> list[Middleware]:
+def _middleware(gateway: Gateway, routers: Sequence[AccessRouter]) -> list[Middleware]:
     """The middleware, outermost first."""
     settings = gateway.settings
     return [
@@ -92,6 +110,6 @@ def _middleware(gateway: Gateway) -> list[Middleware]:
             PrincipalMiddleware,
             api_key=settings.api_key.get_secret_value() if settings.api_key is not None else None,
             # FastAPI adds this route itself. /docs reads it.
-            open_paths=OpenPaths(ROUTERS, ["/openapi.json"]),
+            open_paths=OpenPaths(routers, ["/openapi.json"]),
         ),
     ]

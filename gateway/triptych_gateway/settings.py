@@ -24,8 +24,8 @@ class GatewaySettings(ServiceSettings):
     api_key: Annotated[
         Annotated[SecretStr, Field(min_length=1)] | None,
         Field(
-            description="When set, all routes but those for operators and /docs need `Authorization: Bearer KEY` or `x-api-key: "
-            "KEY`. Better set by environment."
+            description="When set, all routes but those for operators, /docs and the page at / need `Authorization: Bearer "
+            "KEY` or `x-api-key: KEY`. Better set by environment."
         ),
     ] = None
     cors_allow_origins: Annotated[
@@ -82,6 +82,7 @@ class GatewaySettings(ServiceSettings):
     max_background_responses: Annotated[
         int, Field(ge=0, le=10_000, description="Responses that are made in the background at the same time; further ones get 429.")
     ] = 256
+    playground: Annotated[bool, Field(description="Serve the playground, a page for chats in the browser, at /.")] = True
     access_log: Annotated[bool, Field(description="Log one line per request.")] = True
 
     @field_validator("cors_allow_origins", mode="before")

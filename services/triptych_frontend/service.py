@@ -50,6 +50,7 @@ from triptych_frontend.no_torch import forbid_torch
 from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.prompt.chat_template import ChatTemplate
 from triptych_frontend.prompt.preprocess import Preprocessor
+from triptych_frontend.rpc.load import load_of
 from triptych_frontend.rpc.servicers import DetokenizeServicer, GenerationServicer, PreprocessServicer
 from triptych_frontend.served_model import ServedModel
 from triptych_frontend.settings import FrontendSettings
@@ -83,6 +84,7 @@ class Frontend:
             self._tokenizer.lowercase()
         info.capabilities.constraints.extend(KINDS if pooling is None else ())
         if expander is not None:
+            info.capabilities.modalities.extend(sorted(expander.modalities) if settings.encoder_addresses else ())
             expander.max_embeds = info.max_model_len
         self._model = ServedModel(info)
         source = settings.chat_template.read_text(encoding="utf-8") if settings.chat_template else None
@@ -134,7 +136,8 @@ class Frontend:
                 pooling,
             ),
             self._media.uploads,
-            lambda: self.server.identity.describe(self.state),
+            self._identity,
+            self._load,
         )
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -178,6 +181,15 @@ class Frontend:
 
     def _metrics(self) -> list[Metric]:
         return families(self._engines, self._encoders, self._encoder_client, self._media.aliases, self._media.budget)
+
+    def _identity(self) -> common_pb2.Instance:
+        return self.server.identity.describe(self.state)
+
+    async def _load(self) -> generation_pb2.GetLoadResponse:
+        load = await load_of(self._engines, self._encoders)
+        load.instance.CopyFrom(self._identity())
+        load.num_live_requests = self.num_live_requests
+        return load
 
     # Called by the control port, see triptych_common.rpc.control.Controllable.
 

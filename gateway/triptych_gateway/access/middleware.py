@@ -20,7 +20,7 @@ from triptych_gateway.metrics import Metrics, RequestRecord
 log = logging.getLogger(__name__)
 _SERVED = frozenset({"http", "websocket"})
 #: Paths that are polled every few seconds. Their requests are logged at DEBUG.
-_PROBES = frozenset({"/health", "/live", "/ready", "/metrics"})
+_PROBES = frozenset({"/health", "/live", "/ready", "/metrics", "/load"})
 
 
 class RequestMiddleware:

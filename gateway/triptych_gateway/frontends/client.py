@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from triptych.errors import ModelNotFoundError, ServiceUnavailableError
+from triptych.errors import ModelNotFoundError, ServiceUnavailableError, TriptychError
 from triptych.v1 import common_pb2, detokenize_pb2, generation_pb2, preprocess_pb2
 from triptych_common.cluster.pool import Pool
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
@@ -14,6 +15,8 @@ from triptych_gateway.frontends.connection import FrontendConnection
 from triptych_gateway.frontends.router import FrontendRouter, answered
 
 Response = TypeVar("Response")
+#: Longest wait for the load of a frontend, in seconds: more than a frontend waits for its encoders.
+_LOAD_TIMEOUT_S = 3.0
 
 
 class FrontendClient:
@@ -66,6 +69,28 @@ class FrontendClient:
     async def classify(self, request: generation_pb2.ClassifyRequest, request_id: str) -> generation_pb2.ClassifyResponse:
         """Values of labels."""
         return await self._ask(lambda frontend: frontend.generation.Classify(request, metadata=_metadata(request_id)))
+
+    async def loads(self, request_id: str) -> Sequence[generation_pb2.GetLoadResponse]:
+        """How busy each connected frontend is, and what it uses. Frontends that do not answer in time are left out.
+
+        Raises:
+            ServiceUnavailableError: no frontend answered.
+        """
+        request = generation_pb2.GetLoadRequest()
+
+        async def ask(frontend: FrontendConnection) -> generation_pb2.GetLoadResponse:
+            return await frontend.generation.GetLoad(request, timeout=_LOAD_TIMEOUT_S, metadata=_metadata(request_id))
+
+        await self._pool.until_tried()
+        connected = [frontend for frontend in self._pool.connections if frontend.is_connected]
+        answers = await asyncio.gather(*(answered(ask, frontend) for frontend in connected), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, TriptychError):
+                raise answer
+        loads = [answer for answer in answers if isinstance(answer, generation_pb2.GetLoadResponse)]
+        if not loads:
+            raise next((answer for answer in answers if isinstance(answer, TriptychError)), self._router.away())
+        return loads
 
     async def _ask(self, call: Callable[[FrontendConnection], Awaitable[Response]]) -> Response:
         tried: set[FrontendConnection] = set()

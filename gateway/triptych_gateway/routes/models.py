@@ -9,9 +9,10 @@ from fastapi import Query, Request
 from triptych.v1 import common_pb2
 
 from triptych_gateway.access.routes import Access, AccessRouter
+from triptych_gateway.dialects.cost_json import MODALITIES
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.schemas.messages.models import AnthropicModel, AnthropicModelList
-from triptych_gateway.schemas.models import Model, ModelList
+from triptych_gateway.schemas.models import Model, ModelAbilities, ModelList
 from triptych_gateway.state import gateway_of, request_id_of
 
 router = AccessRouter(access=Access.KEY, tags=["OpenAI", "Anthropic"], responses=openapi_responses())
@@ -55,7 +56,16 @@ async def get_model(request: Request, name: str) -> Model | AnthropicModel:
 
 
 def _described(model: common_pb2.ModelInfo, request: Request) -> Model:
-    return Model(id=model.name, created=gateway_of(request).start_time, max_model_len=model.max_model_len)
+    able = model.capabilities
+    abilities = ModelAbilities(
+        tasks=[common_pb2.Task.Name(task).removeprefix("TASK_").lower() for task in able.tasks],
+        modalities=[MODALITIES[modality] for modality in able.modalities if modality in MODALITIES],
+        tools=able.tools,
+        reasoning=able.reasoning,
+        constraints=list(able.constraints),
+    )
+    created = gateway_of(request).start_time
+    return Model(id=model.name, created=created, max_model_len=model.max_model_len, triptych=abilities)
 
 
 def _described_to_anthropic(model: common_pb2.ModelInfo, request: Request) -> AnthropicModel:

@@ -64,6 +64,11 @@ class EngineConnection(Connection):
         return self._reported.num_running + self._reported.num_waiting + self._num_unreported + self._num_pooling
 
     @property
+    def reported_load(self) -> engine_pb2.Load:
+        """The load of the engine as of its last step."""
+        return self._reported
+
+    @property
     def is_idle(self) -> bool:
         return not self._carried and not self._num_pooling
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import grpc
 from triptych.errors import InvalidRequestError, ServiceUnavailableError
@@ -39,10 +39,11 @@ _MAX_TRAILER_BYTES = 4096
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
-    """Chat and Complete, whole and streamed, Session, Embed, Score, Classify, UploadMedia, ListModels, Describe.
+    """Chat and Complete, whole and streamed, Session, Embed, Score, Classify, UploadMedia, ListModels, Describe, GetLoad.
 
     Args:
         instance: returns the identity of this frontend.
+        load: returns the load of this frontend.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         embedder: Embedder,
         uploads: Uploads,
         instance: Callable[[], common_pb2.Instance],
+        load: Callable[[], Awaitable[generation_pb2.GetLoadResponse]],
     ) -> None:
         self._model = model
         self._generator = generator
         self._embedder = embedder
         self._uploads = uploads
         self._instance = instance
+        self._load = load
         self._sessions: set[GenerationSession] = set()
         self._refusal: str | None = None
 
@@ -184,6 +187,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.GenerationServiceDescribeRequest, context: grpc.aio.ServicerContext
     ) -> generation_pb2.GenerationServiceDescribeResponse:
         return generation_pb2.GenerationServiceDescribeResponse(instance=self._instance(), models=[self._model.info])
+
+    async def GetLoad(
+        self, request: generation_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
+    ) -> generation_pb2.GetLoadResponse:
+        return await self._load()
 
     async def UploadMedia(
         self, request_iterator: AsyncIterator[generation_pb2.UploadMediaRequest], context: grpc.aio.ServicerContext

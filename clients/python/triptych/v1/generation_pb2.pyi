@@ -1,6 +1,7 @@
 from google.protobuf import struct_pb2 as _struct_pb2
 from triptych.v1 import common_pb2 as _common_pb2
 from triptych.v1 import encoder_pb2 as _encoder_pb2
+from triptych.v1 import engine_pb2 as _engine_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -608,3 +609,35 @@ class GenerationServiceDescribeResponse(_message.Message):
     instance: _common_pb2.Instance
     models: _containers.RepeatedCompositeFieldContainer[_common_pb2.ModelInfo]
     def __init__(self, instance: _Optional[_Union[_common_pb2.Instance, _Mapping]] = ..., models: _Optional[_Iterable[_Union[_common_pb2.ModelInfo, _Mapping]]] = ...) -> None: ...
+
+class GetLoadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetLoadResponse(_message.Message):
+    __slots__ = ("instance", "num_live_requests", "engines", "encoders")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    ENCODERS_FIELD_NUMBER: _ClassVar[int]
+    instance: _common_pb2.Instance
+    num_live_requests: int
+    engines: _containers.RepeatedCompositeFieldContainer[EngineLoad]
+    encoders: _containers.RepeatedCompositeFieldContainer[EncoderLoad]
+    def __init__(self, instance: _Optional[_Union[_common_pb2.Instance, _Mapping]] = ..., num_live_requests: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineLoad, _Mapping]]] = ..., encoders: _Optional[_Iterable[_Union[EncoderLoad, _Mapping]]] = ...) -> None: ...
+
+class EngineLoad(_message.Message):
+    __slots__ = ("instance", "load")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    instance: _common_pb2.Instance
+    load: _engine_pb2.Load
+    def __init__(self, instance: _Optional[_Union[_common_pb2.Instance, _Mapping]] = ..., load: _Optional[_Union[_engine_pb2.Load, _Mapping]] = ...) -> None: ...
+
+class EncoderLoad(_message.Message):
+    __slots__ = ("instance", "stats")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    instance: _common_pb2.Instance
+    stats: _encoder_pb2.GetStatsResponse
+    def __init__(self, instance: _Optional[_Union[_common_pb2.Instance, _Mapping]] = ..., stats: _Optional[_Union[_encoder_pb2.GetStatsResponse, _Mapping]] = ...) -> None: ...

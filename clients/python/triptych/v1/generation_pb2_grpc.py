@@ -93,6 +93,11 @@ class GenerationServiceStub:
                 request_serializer=triptych_dot_v1_dot_generation__pb2.GenerationServiceDescribeRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_generation__pb2.GenerationServiceDescribeResponse.FromString,
                 _registered_method=True)
+        self.GetLoad = channel.unary_unary(
+                '/triptych.v1.GenerationService/GetLoad',
+                request_serializer=triptych_dot_v1_dot_generation__pb2.GetLoadRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_generation__pb2.GetLoadResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -182,6 +187,13 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLoad(self, request, context):
+        """How busy this frontend is, and the engines and encoders that it uses. Waits up to a second for the encoders' counts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -239,6 +251,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=triptych_dot_v1_dot_generation__pb2.GenerationServiceDescribeRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_generation__pb2.GenerationServiceDescribeResponse.SerializeToString,
+            ),
+            'GetLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLoad,
+                    request_deserializer=triptych_dot_v1_dot_generation__pb2.GetLoadRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_generation__pb2.GetLoadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -542,6 +559,33 @@ class GenerationService:
             '/triptych.v1.GenerationService/Describe',
             triptych_dot_v1_dot_generation__pb2.GenerationServiceDescribeRequest.SerializeToString,
             triptych_dot_v1_dot_generation__pb2.GenerationServiceDescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.GenerationService/GetLoad',
+            triptych_dot_v1_dot_generation__pb2.GetLoadRequest.SerializeToString,
+            triptych_dot_v1_dot_generation__pb2.GetLoadResponse.FromString,
             options,
             channel_credentials,
             insecure,
