@@ -1,0 +1,103 @@
+// The page: connects the controls, renders the state.
+
+import { findModels } from "./api.js";
+import { clear, stop } from "./chat.js";
+import { renderComposer, wireComposer } from "./composer.js";
+import { renderConversation } from "./conversation.js";
+import { byId, h, renderOnce, setText } from "./dom.js";
+import { followLoad, renderLoad } from "./load.js";
+import { renderSettings, wireSettings } from "./settings.js";
+import { change, onChange, setKey, state, whyNot } from "./state.js";
+import { renderTimeline } from "./timeline.js";
+import { wireTokens } from "./tokens.js";
+
+const PANES = ["chat", "settings", "insight"];
+
+/** Show the whole state. */
+function render(state) {
+  renderHeader(state);
+  renderKeyDialog(state);
+  renderConversation(state);
+  renderComposer(state);
+  renderSettings(state);
+  renderTimeline(state);
+  renderLoad(state);
+}
+
+function renderHeader({ models, model, trouble, pane, key }) {
+  const select = byId("model");
+  renderOnce(select, models, () => models.map(({ id }) => h("option", { value: id }, id)));
+  select.value = model;
+  byId("trouble").hidden = trouble === "";
+  setText(byId("trouble"), trouble);
+  setText(byId("key-button"), key ? "API key ✓" : "API key");
+  document.body.dataset.pane = pane;
+  for (const name of PANES) byId(`tab-${name}`).setAttribute("aria-pressed", String(name === pane));
+  const why = whyNot(state, "image");
+  byId("try-picture").hidden = why !== "";
+}
+
+function renderKeyDialog({ keyWanted, key }) {
+  const dialog = byId("key-dialog");
+  if (keyWanted === null) {
+    dialog.close();
+    return;
+  }
+  setText(byId("key-why"), keyWanted);
+  if (dialog.open) return;
+  byId("key").value = key;
+  dialog.showModal();
+}
+
+function wireKeyDialog() {
+  const dialog = byId("key-dialog");
+  byId("key-button").addEventListener("click", () => change((state) => { state.keyWanted = ""; }));
+  byId("key-cancel").addEventListener("click", () => dialog.close());
+  dialog.addEventListener("close", () => change((state) => { state.keyWanted = null; }));
+  byId("key-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    setKey(byId("key").value.trim());
+    findModels();
+  });
+}
+
+function wireHeader() {
+  byId("model").addEventListener("change", ({ target }) => change((state) => { state.model = target.value; }));
+  byId("new").addEventListener("click", () => {
+    clear();
+    change((state) => { state.pane = "chat"; });
+    byId("message").focus();
+  });
+  for (const name of PANES) byId(`tab-${name}`).addEventListener("click", () => change((state) => { state.pane = name; }));
+}
+
+function wireDocument() {
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
+  });
+  document.addEventListener("click", async ({ target }) => {
+    const text = target.dataset?.copy;
+    if (text === undefined) return;
+    await navigator.clipboard?.writeText(text);
+    change((state) => { state.notice = navigator.clipboard ? "Copied" : "The browser copies only on https or on this machine."; });
+  });
+  for (const button of document.querySelectorAll("[data-prompt]")) {
+    button.addEventListener("click", () => {
+      const input = byId("message");
+      input.value = button.dataset.prompt;
+      input.focus();
+    });
+  }
+  byId("try-picture").addEventListener("click", () => byId("files").click());
+}
+
+onChange(render);
+wireHeader();
+wireKeyDialog();
+wireComposer();
+wireSettings();
+wireTokens(byId("log"));
+wireDocument();
+change(() => {});
+findModels();
+followLoad();

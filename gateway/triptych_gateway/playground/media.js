@@ -1,0 +1,115 @@
+// Files for the model: pictures, sounds, videos. What the gateway does not read is converted in the browser.
+
+/** Sound formats that the gateway takes as they are. */
+const SOUNDS = {
+  "audio/wav": "wav", "audio/x-wav": "wav", "audio/wave": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3",
+  "audio/flac": "flac", "audio/x-flac": "flac", "audio/ogg": "ogg",
+};
+const PICTURES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
+/** Sample rate of converted sounds, in Hz: what speech models hear. */
+const SAMPLE_RATE = 16000;
+
+/** image, audio or video; null for other files. */
+export function kindOf(file) {
+  const [kind] = file.type.split("/");
+  return ["image", "audio", "video"].includes(kind) ? kind : null;
+}
+
+/** An attachment: { kind, name, format, dataUrl, url }. `url` is for previews. Throws Error if the file cannot be read. */
+export async function attachmentOf(file) {
+  const kind = kindOf(file);
+  let blob = file;
+  let format = null;
+  if (kind === "image" && !PICTURES.includes(file.type)) blob = await pngOf(file);
+  if (kind === "audio") {
+    format = SOUNDS[file.type.split(";")[0]] ?? null;
+    if (format === null || file.type.includes("opus")) [blob, format] = [await wavOf(file), "wav"];
+  }
+  const name = file.name || { image: "Picture", audio: "Sound", video: "Video" }[kind];
+  return { kind, name, format, dataUrl: await dataUrlOf(blob), url: URL.createObjectURL(blob) };
+}
+
+function dataUrlOf(blob) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Error("The file cannot be read."));
+    reader.readAsDataURL(blob);
+  });
+}
+
+async function pngOf(file) {
+  const bitmap = await createImageBitmap(file).catch(() => {
+    throw new Error(`The browser cannot read ${file.name || "this picture"}.`);
+  });
+  return canvasBlob(bitmap, bitmap.width, bitmap.height, "image/png");
+}
+
+/** What a video element shows, as a JPEG file. */
+export async function snapshot(video) {
+  const blob = await canvasBlob(video, video.videoWidth, video.videoHeight, "image/jpeg");
+  return new File([blob], "Camera picture", { type: "image/jpeg" });
+}
+
+function canvasBlob(source, width, height, type) {
+  const canvas = Object.assign(document.createElement("canvas"), { width, height });
+  canvas.getContext("2d").drawImage(source, 0, 0);
+  return new Promise((resolve) => canvas.toBlob(resolve, type, 0.92));
+}
+
+/** Any sound that the browser can play, as a WAV file: one channel, 16 bits, 16 kHz. */
+async function wavOf(file) {
+  const context = new OfflineAudioContext(1, 1, SAMPLE_RATE);
+  const sound = await context.decodeAudioData(await file.arrayBuffer()).catch(() => {
+    throw new Error(`The browser cannot read ${file.name || "this sound"}.`);
+  });
+  const samples = new Float32Array(sound.length);
+  for (let channel = 0; channel < sound.numberOfChannels; channel += 1) {
+    sound.getChannelData(channel).forEach((value, index) => { samples[index] += value / sound.numberOfChannels; });
+  }
+  return new Blob([wavHeader(samples.length), pcm(samples)], { type: "audio/wav" });
+}
+
+function wavHeader(numSamples) {
+  const header = new DataView(new ArrayBuffer(44));
+  const text = (at, word) => [...word].forEach((letter, index) => header.setUint8(at + index, letter.charCodeAt(0)));
+  text(0, "RIFF");
+  header.setUint32(4, 36 + numSamples * 2, true);
+  text(8, "WAVEfmt ");
+  header.setUint32(16, 16, true);
+  header.setUint16(20, 1, true); // PCM
+  header.setUint16(22, 1, true); // channels
+  header.setUint32(24, SAMPLE_RATE, true);
+  header.setUint32(28, SAMPLE_RATE * 2, true); // bytes per second
+  header.setUint16(32, 2, true); // bytes per sample
+  header.setUint16(34, 16, true); // bits per sample
+  text(36, "data");
+  header.setUint32(40, numSamples * 2, true);
+  return header;
+}
+
+function pcm(samples) {
+  return Int16Array.from(samples, (value) => Math.max(-1, Math.min(1, value)) * 0x7fff);
+}
+
+/** Record the microphone. Returns a function that ends the recording and gives it as a file. */
+export async function record() {
+  const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
+  const recorder = new MediaRecorder(stream);
+  const pieces = [];
+  recorder.ondataavailable = ({ data }) => pieces.push(data);
+  const ended = new Promise((resolve) => { recorder.onstop = resolve; });
+  recorder.start();
+  return async () => {
+    recorder.stop();
+    await ended;
+    stream.getTracks().forEach((track) => track.stop());
+    // Not its own type: an Ogg file of a browser holds Opus, which is converted.
+    return new File(pieces, "Recording", { type: "audio/webm" });
+  };
+}
+
+/** Why the browser gives neither camera nor microphone, or an empty string. */
+export function whyNoDevices() {
+  return navigator.mediaDevices ? "" : "The browser allows this only on https or on this machine.";
+}

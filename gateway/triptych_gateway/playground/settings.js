@@ -1,0 +1,80 @@
+// The pane of settings: its fields are those of the state.
+
+import { FieldError, schemaOf, toolsOf } from "./request.js";
+import { byId, setText } from "./dom.js";
+import { change, modelOf, state } from "./state.js";
+
+const EXAMPLES = {
+  tools: [
+    {
+      name: "get_weather",
+      description: "The weather of a city",
+      parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
+    },
+  ],
+  schema: {
+    type: "object",
+    properties: { answer: { type: "string" }, confidence: { enum: ["low", "medium", "high"] } },
+    required: ["answer", "confidence"],
+    additionalProperties: false,
+  },
+};
+const CHECKS = { tools: toolsOf, schema: schemaOf };
+
+/** Connect the fields. Called once. */
+export function wireSettings() {
+  const form = byId("settings");
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("input", ({ target }) => take(target.name, target.type === "checkbox" ? target.checked : target.value));
+  for (const button of form.querySelectorAll("[data-example]")) {
+    const name = button.dataset.example;
+    button.addEventListener("click", () => {
+      form.elements[name].value = JSON.stringify(EXAMPLES[name], null, 2);
+      take(name, form.elements[name].value);
+    });
+  }
+}
+
+function take(name, value) {
+  change((state) => {
+    state.settings[name] = value;
+    delete state.faults[name];
+    try {
+      CHECKS[name]?.(value);
+    } catch (error) {
+      if (!(error instanceof FieldError)) throw error;
+      state.faults[name] = error.message;
+    }
+  });
+}
+
+/** Show what is wrong with settings, and which of them the model does not honour. */
+export function renderSettings({ faults, settings }) {
+  const form = byId("settings");
+  for (const field of form.elements) {
+    if (!field.name) continue;
+    const fault = byId(`${field.name}-fault`);
+    if (!fault) continue;
+    setText(fault, faults[field.name] ?? "");
+    fault.hidden = !faults[field.name];
+    field.setAttribute("aria-invalid", String(Boolean(faults[field.name])));
+    // An open pane shows its fault.
+    if (faults[field.name]) field.closest("details").open = true;
+  }
+  form.elements.top_logprobs.disabled = !settings.logprobs;
+  const able = modelOf(state)?.triptych;
+  unless(able?.tools ?? true, "tools", `${state.model} does not call tools.`);
+  unless(able === undefined || able.constraints.length > 0, "schema", `${state.model} does not follow schemas.`);
+  for (const name of ["tools", "schema"]) byId(`${name}-mark`).hidden = settings[name].trim() === "";
+}
+
+/** Switch a field off while the model does not honour it, and say why. */
+function unless(isAble, name, why) {
+  const field = byId("settings").elements[name];
+  field.readOnly = !isAble;
+  field.setAttribute("aria-disabled", String(!isAble));
+  field.title = isAble ? "" : why;
+  const note = byId(`${name}-why`);
+  setText(note, isAble ? "" : why);
+  note.hidden = isAble;
+}

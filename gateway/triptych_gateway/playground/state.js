@@ -1,0 +1,78 @@
+// The state of the page: one object. Every change goes through `change`, which renders the page before the next frame.
+
+const KEY = "triptych-api-key";
+
+export const state = {
+  /** API key, kept for this tab only. */
+  key: sessionStorage.getItem(KEY) ?? "",
+  /** Why the key is asked for, or null while its dialog is closed. */
+  keyWanted: null,
+  /** Models of the gateway, as in /v1/models. */
+  models: [],
+  model: "",
+  /** Why the gateway does not answer; empty while it does. */
+  trouble: "",
+  /** User and assistant messages, oldest first. */
+  messages: [],
+  draft: { media: [], recordingSince: null, camera: null },
+  settings: {
+    system: "", temperature: "", top_p: "", top_k: "", min_p: "", max_tokens: "", seed: "",
+    frequency_penalty: "", presence_penalty: "", stop: "", tools: "", tool_choice: "auto", schema: "",
+    logprobs: false, top_logprobs: "5",
+  },
+  /** Name of a setting -> what is wrong with it. */
+  faults: {},
+  /** AbortController of the answer that is being received, or null. */
+  live: null,
+  /** Which pane is shown where only one has room: chat, settings or insight. */
+  pane: "chat",
+  /** Id of the answer whose timeline is shown; null for the last one. */
+  shown: null,
+  load: { now: null, history: new Map(), trouble: "" },
+  /** A short message for the user and for screen readers. */
+  notice: "",
+};
+
+let render = () => {};
+let isScheduled = false;
+
+/** Set the function that renders the state. */
+export function onChange(callback) {
+  render = callback;
+}
+
+/** Change the state, and render it. Several changes before a frame are rendered once. */
+export function change(mutate) {
+  mutate(state);
+  if (isScheduled) return;
+  isScheduled = true;
+  requestAnimationFrame(() => {
+    isScheduled = false;
+    render(state);
+  });
+}
+
+/** Keep the key for this tab, or forget it if it is empty. */
+export function setKey(key) {
+  if (key) sessionStorage.setItem(KEY, key);
+  else sessionStorage.removeItem(KEY);
+  change((state) => { state.key = key; state.keyWanted = null; });
+}
+
+/** The chosen model as in /v1/models, or undefined before it is known. */
+export function modelOf(state) {
+  return state.models.find((model) => model.id === state.model);
+}
+
+/** Why the model cannot take a kind of media, or an empty string if it can. */
+export function whyNot(state, kind) {
+  const model = modelOf(state);
+  if (model === undefined) return "No model is known yet.";
+  return model.triptych.modalities.includes(kind) ? "" : `${model.id} does not take ${kind === "audio" ? "sound" : `${kind}s`}.`;
+}
+
+/** The answer whose timeline is shown. */
+export function shownAnswer(state) {
+  const answers = state.messages.filter((message) => message.role === "assistant");
+  return answers.find((message) => message.id === state.shown) ?? answers.at(-1);
+}

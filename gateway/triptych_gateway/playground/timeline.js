@@ -1,0 +1,145 @@
+// The timeline of an answer: where its time went, in the services and per media item.
+
+import { tokensPerSecond } from "./answer.js";
+import { byId, count, duration, h, renderOnce } from "./dom.js";
+import { shownAnswer } from "./state.js";
+
+const TIERS = { hit: "cache hit", shared: "shared store", joined: "joined", miss: "cache miss" };
+const ABOUT_TIERS = {
+  hit: "The encoder had it in its memory.",
+  shared: "The encoder found it in the store that encoders share.",
+  joined: "Another request was encoding it already.",
+  miss: "The encoder computed it.",
+};
+const SOURCES = {
+  encoder: "fetched from the encoder",
+  engine: "in the engine's memory",
+  prefix_cache: "in the prefix cache: not even its embeddings were needed",
+};
+/** Differences of clocks and rounding, in milliseconds, are no stage. */
+const LEAST_MS = 0.05;
+
+/** Show the timeline of the chosen answer. */
+export function renderTimeline(state) {
+  const answer = shownAnswer(state);
+  const key = answer ? `${answer.id} ${answer.live ? "live" : answer.version}` : "none";
+  renderOnce(byId("timeline"), key, () => (answer ? content(answer) : hint("Each answer shows here where its time went.")));
+}
+
+function hint(text) {
+  return h("p", { class: "muted" }, text);
+}
+
+function content(answer) {
+  if (answer.live) return hint("The answer is being received.");
+  if (!answer.timings) return hint("This answer has no timings, because it did not reach its end.");
+  const stages = stagesOf(answer);
+  const total = Math.max(answer.endAt - answer.sentAt, sum(stages));
+  return [
+    facts(answer),
+    row("Request", [stages], total, duration(total)),
+    ...answer.media.map((item, index) => mediaRow(item, answer.media, index, answer.timings, total)),
+    axis(total),
+    legend([...stages, ...answer.media.flatMap(encoderStages)]),
+  ];
+}
+
+function facts({ usage, timings, firstAt, sentAt, ...answer }) {
+  const speed = tokensPerSecond({ usage, timings });
+  const pairs = [
+    ["First token", firstAt === null ? "none" : duration(firstAt - sentAt)],
+    ["Output", `${count(usage?.completion_tokens ?? 0)} tokens${speed ? `, ${speed.toFixed(0)}/s` : ""}`],
+    ["Prompt", `${count(usage?.prompt_tokens ?? 0)} tokens, ${count(usage?.prompt_tokens_details?.cached_tokens ?? 0)} cached`],
+    timings.num_preemptions > 0 && ["Preempted", `${timings.num_preemptions} times`],
+  ].filter(Boolean);
+  return h("dl", { class: "pairs" }, pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+}
+
+/** The stages of a request, one after the other: [name, class, ms, ms from the start]. */
+function stagesOf({ timings, sentAt, endAt }) {
+  const stages = [
+    ["Preprocess", "preprocess", timings.preprocess_ms],
+    ["Queue", "queue", timings.queue_ms],
+    ["Prefill", "prefill", timings.prefill_ms],
+    ["Decode", "decode", timings.decode_ms],
+  ];
+  const rest = endAt - sentAt - stages.reduce((ms, stage) => ms + stage[2], 0);
+  return placed([...stages, ["Network, gateway, browser", "other", Math.max(rest, 0)]], 0);
+}
+
+/** The stages of an item in its encoder. Where they begin is not reported: they are drawn from the end of preprocessing. */
+function encoderStages(item, start = 0) {
+  return placed(
+    [
+      ["Transfer", "transfer", item.transfer_ms],
+      ["Encoder's queue", "queue", item.queue_ms],
+      ["Read the file", "read", item.decode_ms],
+      ["Resize, normalise", "preprocess", item.preprocess_ms],
+      ["Encode", "encode", item.encode_ms],
+    ],
+    start,
+  );
+}
+
+function placed(stages, start) {
+  let at = start;
+  return stages.map(([name, kind, ms]) => {
+    const stage = { name, kind, ms, at };
+    at += ms;
+    return stage;
+  }).filter(({ ms }) => ms >= LEAST_MS);
+}
+
+function sum(stages) {
+  return stages.reduce((ms, stage) => ms + stage.ms, 0);
+}
+
+function mediaRow(item, media, index, timings, total) {
+  const kind = item.modality ?? "item";
+  const number = media.filter((other) => other.modality === item.modality).length > 1 ? ` ${index + 1}` : "";
+  const stages = encoderStages(item, timings.preprocess_ms);
+  const wait = placed([["Engine waits for embeddings", "wait", item.fetch_ms]], timings.preprocess_ms);
+  const tier = TIERS[item.encoder_cache];
+  const about = [
+    `${count(item.num_tokens)} tokens`,
+    SOURCES[item.source],
+    item.source === "prefix_cache" ? null : ABOUT_TIERS[item.encoder_cache],
+  ].filter(Boolean).join(" · ");
+  const badge = tier && h("span", { class: `badge ${item.encoder_cache}`, title: ABOUT_TIERS[item.encoder_cache] }, tier);
+  const name = `${kind[0].toUpperCase()}${kind.slice(1)}${number}`;
+  return row([name, " ", badge], [stages, wait], total, duration(sum(stages)), about);
+}
+
+/** A row: what it is, how long it took, and a track with a lane per list of stages. */
+function row(label, lanes, total, took, about = "") {
+  const text = lanes.flat().map(({ name, ms }) => `${name} ${duration(ms)}`).join(", ");
+  return h(
+    "div",
+    { class: "lane-row" },
+    h("p", { class: "lane-head" }, h("span", {}, label), h("span", { class: "number" }, took)),
+    h("div", { class: "track", role: "img", "aria-label": text }, lanes.filter((lane) => lane.length).map((lane) => laneOf(lane, total))),
+    about && h("p", { class: "muted small" }, about),
+  );
+}
+
+function laneOf(stages, total) {
+  return h("div", { class: `lane ${stages[0].kind === "wait" ? "thin" : ""}` }, stages.map(({ name, kind, ms, at }) => {
+    const bar = h("span", { class: `stage ${kind}`, title: `${name}: ${duration(ms)}` });
+    bar.style.left = `${(Math.min(at, total) / total) * 100}%`;
+    bar.style.width = `${(Math.min(ms, Math.max(total - at, 0)) / total) * 100}%`;
+    return bar;
+  }));
+}
+
+function axis(total) {
+  return h("p", { class: "axis", "aria-hidden": "true" }, h("span", {}, "0"), h("span", {}, duration(total / 2)), h("span", {}, duration(total)));
+}
+
+/** The colours, with the time of each stage in all rows. */
+function legend(stages) {
+  const totals = new Map();
+  for (const { name, kind, ms } of stages) totals.set(name, { kind, ms: (totals.get(name)?.ms ?? 0) + ms });
+  const entries = [...totals].map(([name, { kind, ms }]) =>
+    h("li", {}, h("span", { class: `swatch ${kind}` }), h("span", {}, name), h("span", { class: "number" }, duration(ms))));
+  return h("ul", { class: "legend" }, entries);
+}
