@@ -120,6 +120,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         instance = self._identity.describe(common_pb2.SERVER_STATE_SERVING)
         return generation_pb2.GenerationServiceDescribeResponse(instance=instance, models=[self._model])
 
+    async def GetLoad(self, request: generation_pb2.GetLoadRequest, context: Context) -> generation_pb2.GetLoadResponse:
+        """It has no engine and no encoder of its own to tell about."""
+        return generation_pb2.GetLoadResponse(instance=self._identity.describe(common_pb2.SERVER_STATE_SERVING))
+
     def _head(self) -> dict[str, Any]:
         return {"request_id": request_id_var.get(), "model": self._model.name}
 

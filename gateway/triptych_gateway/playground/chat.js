@@ -39,11 +39,15 @@ export function stop() {
 export function clear() {
   stop();
   for (const { media = [] } of state.messages) media.forEach(({ url }) => URL.revokeObjectURL(url));
-  change((state) => Object.assign(state, { messages: [], shown: null, notice: "" }));
+  change((state) => Object.assign(state, { messages: [], shown: null, notice: "", status: "" }));
 }
 
 /** Whether the settings can be sent. If not, the fault is shown at its field. */
 function isValid() {
+  if (state.model === "") {
+    change((state) => { state.notice = state.trouble || "The gateway has not told its model yet."; });
+    return false;
+  }
   try {
     requestOf(state);
     return true;
@@ -68,17 +72,17 @@ async function answer() {
   const { messages } = state;
   change((state) => {
     messages.push(reply);
-    Object.assign(state, { live, shown: null, notice: "Answering" });
+    Object.assign(state, { live, shown: null, notice: "", status: "Answering" });
   });
   try {
     const response = await call("v1/chat/completions", { signal: live.signal, body });
     await receive(response, reply);
-    change((state) => { endAnswer(reply, performance.now()); state.notice = "Answer complete"; });
+    change((state) => { endAnswer(reply, performance.now()); state.status = "Answer complete"; });
   } catch (error) {
     const stopped = live.signal.aborted;
     change((state) => {
       endAnswer(reply, performance.now(), { stopped, error: stopped ? null : error.message });
-      state.notice = stopped ? "Stopped" : "The answer failed";
+      state.status = stopped ? "Stopped" : "The answer failed";
     });
     const field = stopped ? null : settingOf(error.param);
     if (field) show(field, error.message);

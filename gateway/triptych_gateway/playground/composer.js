@@ -82,7 +82,10 @@ export async function attach(files) {
     try {
       if (why) throw new Error(`${file.name || "The file"} was not attached. ${why}`);
       const attachment = await attachmentOf(file);
-      change((state) => { state.draft.media = [...state.draft.media, attachment]; state.notice = `Attached ${attachment.name}`; });
+      change((state) => {
+        state.draft.media = [...state.draft.media, attachment];
+        Object.assign(state, { notice: "", status: `Attached ${attachment.name}` });
+      });
     } catch (error) {
       change((state) => { state.notice = error.message; });
     }
@@ -156,6 +159,7 @@ export function renderComposer(state) {
   byId("files").accept = (modelOf(state)?.triptych.modalities ?? []).map((kind) => `${kind}/*`).join(",");
   if (camera === "starting" && !byId("camera-dialog").open) openCamera();
   setText(byId("notice"), state.notice);
+  setText(byId("status"), state.status);
 }
 
 function allow(id, why, label) {

@@ -126,9 +126,9 @@ function facts(message, isLast, isShown) {
   const texts = [
     ENDS[message.finish],
     usage && `${count(usage.completion_tokens)} tokens`,
-    speed && `${speed.toFixed(speed < 10 ? 1 : 0)} tokens/s`,
-    firstAt !== null && `first after ${duration(firstAt - sentAt)}`,
-    `${duration(endAt - sentAt)} in all`,
+    speed && `${speed.toFixed(speed < 10 ? 1 : 0)}/s`,
+    firstAt !== null && `first ${duration(firstAt - sentAt)}`,
+    `total ${duration(endAt - sentAt)}`,
   ].filter(Boolean);
   const show = () => change((state) => { state.shown = message.id; state.pane = state.pane === "chat" ? "insight" : state.pane; });
   const toggle = () => change(() => { message.showTokens = !message.showTokens; });

@@ -30,7 +30,7 @@ function renderHeader({ models, model, trouble, pane, key }) {
   select.value = model;
   byId("trouble").hidden = trouble === "";
   setText(byId("trouble"), trouble);
-  setText(byId("key-button"), key ? "API key ✓" : "API key");
+  setText(byId("key-button"), key ? "Key ✓" : "Key");
   document.body.dataset.pane = pane;
   for (const name of PANES) byId(`tab-${name}`).setAttribute("aria-pressed", String(name === pane));
   const why = whyNot(state, "image");

@@ -29,8 +29,10 @@ export const state = {
   /** Id of the answer whose timeline is shown; null for the last one. */
   shown: null,
   load: { now: null, history: new Map(), trouble: "" },
-  /** A short message for the user and for screen readers. */
+  /** A short message that is shown at the field for messages. */
   notice: "",
+  /** What is going on, for screen readers only. */
+  status: "",
 };
 
 let render = () => {};

@@ -5,6 +5,7 @@ import { byId, count, duration, h, renderOnce } from "./dom.js";
 import { shownAnswer } from "./state.js";
 
 const TIERS = { hit: "cache hit", shared: "shared store", joined: "joined", miss: "cache miss" };
+/** The tooltips of these. */
 const ABOUT_TIERS = {
   hit: "The encoder had it in its memory.",
   shared: "The encoder found it in the store that encoders share.",
@@ -14,7 +15,7 @@ const ABOUT_TIERS = {
 const SOURCES = {
   encoder: "fetched from the encoder",
   engine: "in the engine's memory",
-  prefix_cache: "in the prefix cache: not even its embeddings were needed",
+  prefix_cache: "in the prefix cache, so no embeddings were needed",
 };
 /** Differences of clocks and rounding, in milliseconds, are no stage. */
 const LEAST_MS = 0.05;
@@ -37,10 +38,8 @@ function content(answer) {
   const total = Math.max(answer.endAt - answer.sentAt, sum(stages));
   return [
     facts(answer),
-    row("Request", [stages], total, duration(total)),
+    row("Request", [stages], total, duration(total), axis(total)),
     ...answer.media.map((item, index) => mediaRow(item, answer.media, index, answer.timings, total)),
-    axis(total),
-    legend([...stages, ...answer.media.flatMap(encoderStages)]),
   ];
 }
 
@@ -98,27 +97,24 @@ function mediaRow(item, media, index, timings, total) {
   const kind = item.modality ?? "item";
   const number = media.filter((other) => other.modality === item.modality).length > 1 ? ` ${index + 1}` : "";
   const stages = encoderStages(item, timings.preprocess_ms);
-  const wait = placed([["Engine waits for embeddings", "wait", item.fetch_ms]], timings.preprocess_ms);
+  const wait = placed([["Engine waited for it", "wait", item.fetch_ms]], timings.preprocess_ms);
   const tier = TIERS[item.encoder_cache];
-  const about = [
-    `${count(item.num_tokens)} tokens`,
-    SOURCES[item.source],
-    item.source === "prefix_cache" ? null : ABOUT_TIERS[item.encoder_cache],
-  ].filter(Boolean).join(" · ");
+  const about = [`${count(item.num_tokens)} tokens`, SOURCES[item.source]].filter(Boolean).join(", ");
   const badge = tier && h("span", { class: `badge ${item.encoder_cache}`, title: ABOUT_TIERS[item.encoder_cache] }, tier);
   const name = `${kind[0].toUpperCase()}${kind.slice(1)}${number}`;
-  return row([name, " ", badge], [stages, wait], total, duration(sum(stages)), about);
+  return row([name, " ", badge], [stages, wait], total, duration(sum(stages)), h("p", { class: "muted small" }, about));
 }
 
-/** A row: what it is, how long it took, and a track with a lane per list of stages. */
-function row(label, lanes, total, took, about = "") {
+/** A row: what it is, how long it took, a track with a lane per list of stages, a note, and what the colours are. */
+function row(label, lanes, total, took, note) {
   const text = lanes.flat().map(({ name, ms }) => `${name} ${duration(ms)}`).join(", ");
   return h(
     "div",
     { class: "lane-row" },
     h("p", { class: "lane-head" }, h("span", {}, label), h("span", { class: "number" }, took)),
     h("div", { class: "track", role: "img", "aria-label": text }, lanes.filter((lane) => lane.length).map((lane) => laneOf(lane, total))),
-    about && h("p", { class: "muted small" }, about),
+    note,
+    legend(lanes.flat()),
   );
 }
 
@@ -135,11 +131,8 @@ function axis(total) {
   return h("p", { class: "axis", "aria-hidden": "true" }, h("span", {}, "0"), h("span", {}, duration(total / 2)), h("span", {}, duration(total)));
 }
 
-/** The colours, with the time of each stage in all rows. */
 function legend(stages) {
-  const totals = new Map();
-  for (const { name, kind, ms } of stages) totals.set(name, { kind, ms: (totals.get(name)?.ms ?? 0) + ms });
-  const entries = [...totals].map(([name, { kind, ms }]) =>
+  const entries = stages.map(({ name, kind, ms }) =>
     h("li", {}, h("span", { class: `swatch ${kind}` }), h("span", {}, name), h("span", { class: "number" }, duration(ms))));
   return h("ul", { class: "legend" }, entries);
 }

@@ -74,6 +74,10 @@ class FakeFrontend(
     """Plays `script`, or the script that a callable returns for the request, and records the requests."""
 
     def __init__(self) -> None:
+        #: What it serves.
+        self.model = MODEL
+        #: How busy it says that it is.
+        self.load = generation_pb2.GetLoadResponse(instance=self.instance)
         self.script: Script | Callable[[generation_pb2.CompleteRequest], Script] = says("Hel", "lo")
         self.requests: list[generation_pb2.ChatRequest | generation_pb2.CompleteRequest] = []
         self.preprocessed: list[preprocess_pb2.PreprocessRequest] = []
@@ -121,7 +125,12 @@ class FakeFrontend(
     async def Describe(
         self, request: generation_pb2.GenerationServiceDescribeRequest, context: grpc.aio.ServicerContext
     ) -> generation_pb2.GenerationServiceDescribeResponse:
-        return generation_pb2.GenerationServiceDescribeResponse(instance=self.instance, models=[MODEL])
+        return generation_pb2.GenerationServiceDescribeResponse(instance=self.instance, models=[self.model])
+
+    async def GetLoad(
+        self, request: generation_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
+    ) -> generation_pb2.GetLoadResponse:
+        return self.load
 
     async def UploadMedia(
         self, request_iterator: AsyncIterator[generation_pb2.UploadMediaRequest], context: grpc.aio.ServicerContext
@@ -134,7 +143,7 @@ class FakeFrontend(
     async def ListModels(
         self, request: generation_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> generation_pb2.ListModelsResponse:
-        return generation_pb2.ListModelsResponse(models=[MODEL])
+        return generation_pb2.ListModelsResponse(models=[self.model])
 
     async def Embed(self, request: generation_pb2.EmbedRequest, context: grpc.aio.ServicerContext) -> generation_pb2.EmbedResponse:
         """Vectors [index, 0.5] of each input, for TOKEN_EMBED two per input."""

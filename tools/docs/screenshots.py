@@ -1,0 +1,111 @@
+"""Takes the pictures of docs/playground.md from a running stack: `triptych serve`, then `python -m tools.docs.screenshots [URL]`.
+
+They are not part of `make docs`, because they need a model and Chromium (`apt-get install chromium`).
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from .page import ROOT
+
+_FIGURES = ROOT / "docs" / "figures"
+_PICTURE = ROOT / "examples" / "three-shapes.png"
+_QUESTION = "What shapes are in this picture?"
+#: Longest wait for an answer, in milliseconds.
+_TIMEOUT_MS = 60_000
+_MAX_BYTES = 150_000
+
+
+@dataclass(frozen=True)
+class View:
+    """One picture: its name, and how the browser shows the page."""
+
+    name: str
+    width: int
+    height: int
+    scheme: str = "light"
+    #: Which pane is shown where only one has room.
+    pane: str = ""
+    is_phone: bool = False
+    with_tokens: bool = False
+
+
+VIEWS = (
+    View("playground-light", 1440, 900),
+    View("playground-dark", 1440, 900, scheme="dark", with_tokens=True),
+    View("playground-phone", 390, 844, is_phone=True),
+    View("playground-phone-insight", 390, 844, is_phone=True, pane="Insight"),
+)
+
+
+def main() -> None:
+    """Take all pictures."""
+    url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        sys.exit("Chromium is needed: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        for view in VIEWS:
+            save(_FIGURES / f"{view.name}.png", picture(browser, view, url))
+        browser.close()
+
+
+def picture(browser: Browser, view: View, url: str) -> bytes:
+    """A conversation about a picture, as PNG."""
+    options: dict[str, Any] = {"viewport": {"width": view.width, "height": view.height}, "color_scheme": view.scheme}
+    if view.is_phone:
+        options |= {"device_scale_factor": 2, "is_mobile": True, "has_touch": True}
+    with browser.new_context(**options) as context:
+        page = context.new_page()
+        page.set_default_timeout(_TIMEOUT_MS)
+        page.goto(url)
+        page.locator("#attach[aria-disabled=false]").wait_for()
+        if not view.is_phone:
+            # The model's answers are short and certain.
+            page.get_by_label("Temperature").fill("0")
+        page.locator("#files").set_input_files(_PICTURE)
+        ask(page, _QUESTION, 1)
+        if view.with_tokens:
+            page.get_by_label("Log probabilities of tokens").check()
+        ask(page, "Explain in two sentences why the sky is blue.", 2)
+        if view.pane:
+            page.get_by_role("button", name=view.pane).click()
+        else:
+            page.locator(".assistant").first.get_by_role("button", name="Timeline").click()
+        if view.is_phone and not view.pane:
+            page.get_by_role("button", name="Chat", exact=True).click()
+        if view.with_tokens:
+            page.locator(".token").nth(5).hover()
+        page.wait_for_timeout(2500)  # until the chart of the load has some points
+        return page.screenshot()
+
+
+def ask(page: Page, text: str, number: int) -> None:
+    """Send a message, and wait for its answer, which is this one of the conversation."""
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+    page.locator(".assistant").nth(number - 1).locator(".facts").get_by_text("total").wait_for()
+
+
+def save(path: Path, png: bytes) -> None:
+    """Write a picture with a palette of 256 colours."""
+    image = Image.open(io.BytesIO(png)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    image.save(path, optimize=True)
+    size = path.stat().st_size
+    print(f"{path.relative_to(ROOT)}: {size:,} bytes")
+    if size > _MAX_BYTES:
+        sys.exit(f"{path.name} has more than {_MAX_BYTES:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
