@@ -150,7 +150,8 @@ async def test_what_a_model_writes_is_never_markup(open_page: OpenPage, pieces: 
 
 
 async def test_markdown(open_page: OpenPage) -> None:
-    text = "# Title\n\nSome **bold**, *leaning* and `code`.\n\n1. one\n2. two\n   - inner\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n> said\n"
+    text = "# Title\n\nSome **bold**, *leaning* and `code`.\n\n1. one\n2. two\n   - inner\n\n"
+    text += "| a | b |\n|---|---|\n| 1 | 2 |\n\n> said\n"
     async with open_page(frontend_that(says(*re.split(r"(?<= )", text)))) as opened:
         await opened.ask("Hi")
         shown = opened.page.locator(".markdown")

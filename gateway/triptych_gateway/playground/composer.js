@@ -124,6 +124,7 @@ function wireCamera() {
     change((state) => { state.draft.camera = null; });
   };
   dialog.addEventListener("close", close);
+  video.addEventListener("playing", () => change((state) => { state.draft.camera = "on"; }));
   byId("camera-cancel").addEventListener("click", () => dialog.close());
   byId("camera-take").addEventListener("click", async () => {
     const file = await snapshot(video);
@@ -138,7 +139,6 @@ async function openCamera() {
   dialog.showModal();
   try {
     video.srcObject = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
-    change((state) => { state.draft.camera = "on"; });
   } catch (error) {
     dialog.close();
     change((state) => { state.notice = `The camera does not work: ${error.message}`; });
@@ -157,6 +157,7 @@ export function renderComposer(state) {
   allow("microphone", whyNot(state, "audio") || whyNoDevices(), recordingSince ? "Stop recording" : "Record sound");
   byId("microphone").setAttribute("aria-pressed", String(recordingSince !== null));
   byId("files").accept = (modelOf(state)?.triptych.modalities ?? []).map((kind) => `${kind}/*`).join(",");
+  byId("camera-take").disabled = camera !== "on";
   if (camera === "starting" && !byId("camera-dialog").open) openCamera();
   setText(byId("notice"), state.notice);
   setText(byId("status"), state.status);

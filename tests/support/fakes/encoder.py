@@ -54,6 +54,7 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         #: If set, calls get no answer until this event is set.
         self.answers: asyncio.Event | None = None
         self.is_draining = False
+        self.stats = encoder_pb2.GetStatsResponse()
         self.counts: Counter[str] = Counter()
         #: key -> messages that a fetch of the key returns instead of the default ones.
         self.fetches: dict[bytes, list[encoder_pb2.FetchResponse]] = {}
@@ -134,6 +135,12 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
             return encoder_pb2.FetchResponse(key=key, tensor_name="embeds", last_chunk_of_tensor=True, last_chunk_of_item=True)
         error = to_request_error(EmbeddingUnavailableError("it is gone"))
         return encoder_pb2.FetchResponse(key=key, last_chunk_of_item=True, error=error)
+
+    async def GetStats(
+        self, request: encoder_pb2.GetStatsRequest, context: grpc.aio.ServicerContext
+    ) -> encoder_pb2.GetStatsResponse:
+        await self._until_it_answers()
+        return self.stats
 
     async def Release(self, request: encoder_pb2.ReleaseRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.ReleaseResponse:
         self.released += request.lease_ids

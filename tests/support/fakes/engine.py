@@ -136,6 +136,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.aborted: list[str] = []
         self.aborted_sequences: list[tuple[str, int]] = []
         self.instance = common_pb2.Instance(id=f"engine {id(self)}", state=common_pb2.SERVER_STATE_SERVING)
+        #: Told with each step, if set.
+        self.load: engine_pb2.Load | None = None
         #: Sessions that were refused while it was down.
         self.num_refused = 0
         self.live: dict[tuple[str, int], FakeSequence] = {}
@@ -202,6 +204,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                         yield engine_pb2.SessionResponse(going_away=True)
                         continue
                     response = step(self.live)
+                    if self.load is not None:
+                        response.load.CopyFrom(self.load)
                     if self._steps_allowed is not None:
                         self._steps_allowed -= 1
                     self._changed.notify_all()

@@ -76,6 +76,8 @@ class FakeFrontend(
     def __init__(self) -> None:
         #: What it serves.
         self.model = MODEL
+        #: If set, ListModels waits for it.
+        self.list_models_gate: asyncio.Event | None = None
         #: How busy it says that it is.
         self.load = generation_pb2.GetLoadResponse(instance=self.instance)
         self.script: Script | Callable[[generation_pb2.CompleteRequest], Script] = says("Hel", "lo")
@@ -143,6 +145,8 @@ class FakeFrontend(
     async def ListModels(
         self, request: generation_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> generation_pb2.ListModelsResponse:
+        if self.list_models_gate is not None:
+            await self.list_models_gate.wait()
         return generation_pb2.ListModelsResponse(models=[self.model])
 
     async def Embed(self, request: generation_pb2.EmbedRequest, context: grpc.aio.ServicerContext) -> generation_pb2.EmbedResponse:

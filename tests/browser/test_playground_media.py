@@ -1,0 +1,137 @@
+"""Pictures and sounds in the playground: by file, drag, paste, camera and microphone."""
+
+from __future__ import annotations
+
+import base64
+import wave
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from playwright.async_api import expect
+from support.fakes.frontend import MODEL, FakeFrontend
+from support.playground import Opened, OpenPage
+from triptych.v1 import common_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+PICTURE = Path(__file__).parents[2] / "examples" / "three-shapes.png"
+#: A page's script that makes a DataTransfer with the picture.
+WITH_PICTURE = """
+    const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
+    const data = new DataTransfer();
+    data.items.add(new File([bytes], "shapes.png", { type: "image/png" }));
+"""
+
+
+async def by_file(opened: Opened) -> None:
+    async with opened.page.expect_file_chooser() as chosen:
+        await opened.page.get_by_role("button", name="Attach files").click()
+    await (await chosen.value).set_files(PICTURE)
+
+
+async def by_drag(opened: Opened) -> None:
+    script = f"(content) => {{ {WITH_PICTURE} for (const type of ['dragover', 'drop']) document.body.dispatchEvent(new DragEvent("
+    script += "type, { dataTransfer: data, bubbles: true, cancelable: true })); }"
+    await opened.page.evaluate(script, base64.b64encode(PICTURE.read_bytes()).decode())
+
+
+async def by_paste(opened: Opened) -> None:
+    script = f"(content) => {{ {WITH_PICTURE} document.querySelector('#message').dispatchEvent("
+    script += "new ClipboardEvent('paste', { clipboardData: data, bubbles: true })); }"
+    await opened.page.evaluate(script, base64.b64encode(PICTURE.read_bytes()).decode())
+
+
+async def until_able(opened: Opened, button: str = "Attach files") -> None:
+    await expect(opened.page.get_by_role("button", name=button)).to_have_attribute("aria-disabled", "false")
+    await opened.page.locator("#model option").first.wait_for(state="attached")
+
+
+def media_of(frontend: FakeFrontend) -> list[tuple[int, bytes]]:
+    """Kind and content of the files in the last request."""
+    parts = [part.media for part in frontend.request.messages[-1].content if part.HasField("media")]
+    return [(part.modality, part.data or frontend.uploads[part.upload_id]) for part in parts]
+
+
+@pytest.mark.parametrize("attach", [by_file, by_drag, by_paste])
+async def test_a_picture_reaches_the_request(open_page: OpenPage, attach) -> None:
+    async with open_page() as opened:
+        await until_able(opened)
+        await attach(opened)
+        await expect(opened.page.locator(".chip img")).to_be_visible()
+        await opened.ask("What is this?")
+        await expect(opened.page.locator(".chip")).to_have_count(0)
+        await expect(opened.page.locator(".user img")).to_be_visible()
+    assert media_of(opened.frontend) == [(common_pb2.MODALITY_IMAGE, PICTURE.read_bytes())]
+    assert opened.frontend.request.messages[0].content[-1].text == "What is this?"
+
+
+async def test_a_picture_can_be_removed(open_page: OpenPage) -> None:
+    async with open_page() as opened:
+        await until_able(opened)
+        await by_file(opened)
+        await opened.page.get_by_role("button", name="Remove three-shapes.png").click()
+        await opened.ask("Hi")
+    assert media_of(opened.frontend) == []
+
+
+async def test_a_picture_of_the_camera(open_page: OpenPage) -> None:
+    async with open_page() as opened:
+        await until_able(opened, "Take a picture")
+        await opened.page.get_by_role("button", name="Take a picture").click()
+        await opened.page.get_by_role("button", name="Take the picture").click()
+        await expect(opened.page.locator(".chip img")).to_be_visible()
+        assert await opened.page.evaluate("document.querySelector('video').srcObject") is None
+        await opened.ask("What is this?")
+    [(kind, content)] = media_of(opened.frontend)
+    assert kind == common_pb2.MODALITY_IMAGE
+    assert content[:2] == b"\xff\xd8"  # JPEG
+
+
+async def test_a_sound_of_the_microphone_is_sent_as_wav(open_page: OpenPage) -> None:
+    async with open_page() as opened:
+        await until_able(opened, "Record sound")
+        await opened.page.get_by_role("button", name="Record sound").click()
+        await opened.page.get_by_role("button", name="Stop recording").wait_for()
+        await opened.page.wait_for_timeout(400)  # the length of the recording
+        await opened.page.get_by_role("button", name="Stop recording").click()
+        await expect(opened.page.locator(".chip audio")).to_be_visible()
+        await opened.ask("What do you hear?")
+    [(kind, content)] = media_of(opened.frontend)
+    assert kind == common_pb2.MODALITY_AUDIO
+    with wave.open(BytesIO(content)) as sound:
+        assert (sound.getnchannels(), sound.getsampwidth(), sound.getframerate()) == (1, 2, 16000)
+        assert sound.getnframes() > 1600
+
+
+async def test_a_sound_file_is_sent_as_it_is(open_page: OpenPage) -> None:
+    content = BytesIO()
+    with wave.open(content, "wb") as sound:
+        sound.setparams((1, 2, 8000, 0, "NONE", ""))
+        sound.writeframes(bytes(1600))
+    async with open_page() as opened:
+        await until_able(opened)
+        file = {"name": "beep.wav", "mimeType": "audio/wav", "buffer": content.getvalue()}
+        await opened.page.locator("#files").set_input_files(file)
+        await expect(opened.page.locator(".chip audio")).to_be_visible()
+        await opened.ask("What do you hear?")
+    assert media_of(opened.frontend) == [(common_pb2.MODALITY_AUDIO, content.getvalue())]
+
+
+async def test_what_the_model_does_not_take_is_off_and_says_why(open_page: OpenPage) -> None:
+    async with open_page(FakeFrontend()) as opened:
+        await opened.page.locator("#model option").first.wait_for(state="attached")
+        for name, why in {
+            "Attach files": f"{MODEL.name} takes only text.",
+            "Take a picture": f"{MODEL.name} does not take images.",
+            "Record sound": f"{MODEL.name} does not take sound.",
+        }.items():
+            button = opened.page.get_by_role("button", name=name)
+            await expect(button).to_have_attribute("aria-disabled", "true")
+            await expect(button).to_have_attribute("data-tip", why)
+            await button.click(force=True)
+        await expect(opened.page.locator("dialog[open]")).to_have_count(0)
+        await by_paste(opened)
+        await expect(opened.page.locator("#notice")).to_contain_text("does not take images")
+        await expect(opened.page.locator(".chip")).to_have_count(0)
+        await opened.page.get_by_text("Tools", exact=True).click()
+        await expect(opened.page.locator("#tools-why")).to_have_text(f"{MODEL.name} does not call tools.")
