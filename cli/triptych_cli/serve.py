@@ -57,6 +57,8 @@ def _announce(services: list[Service], elapsed_s: float, *, generates: bool) -> 
     model = getattr(frontend.settings, "served_model_name", None) or served_name(getattr(frontend.settings, "model", ""))
     print(file=sys.stdout)
     print(f"Triptych serves {model} at http://{gateway.address} (ready after {elapsed_s:.1f} s)")
+    if generates and getattr(gateway.settings, "playground", False):
+        print(f"  open http://{gateway.address} in a browser to chat")
     print(f"  documentation http://{gateway.address}/docs · gRPC {frontend.address} · Ctrl-C stops it")
     has_key = bool(getattr(gateway.settings, "api_key", None))
     print(f"  {curl_line(gateway.address, model, has_key, generates=generates)}", flush=True)

@@ -133,5 +133,5 @@ async def test_what_the_model_does_not_take_is_off_and_says_why(open_page: OpenP
         await by_paste(opened)
         await expect(opened.page.locator("#notice")).to_contain_text("does not take images")
         await expect(opened.page.locator(".chip")).to_have_count(0)
-        await opened.page.get_by_text("Tools", exact=True).click()
+        await opened.page.locator("summary").get_by_text("Tools").click()
         await expect(opened.page.locator("#tools-why")).to_have_text(f"{MODEL.name} does not call tools.")
