@@ -8,6 +8,7 @@ import pytest
 from playwright.async_api import Page, expect
 from support.fakes.frontend import FakeFrontend
 from support.playground import PHONE, OpenPage
+from triptych.v1 import common_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -130,6 +131,16 @@ async def test_the_page_waits_for_its_gateway(open_page: OpenPage) -> None:
         await expect(opened.page.get_by_label("Message", exact=True)).to_have_value("Hi")
         frontend.list_models_gate.set()
         await opened.ask("Hi")
+
+
+async def test_a_model_that_does_not_chat(open_page: OpenPage) -> None:
+    frontend = FakeFrontend()
+    frontend.model = common_pb2.ModelInfo(name="vectors", capabilities=common_pb2.Capabilities(tasks=[common_pb2.TASK_EMBED]))
+    async with open_page(frontend) as opened:
+        await expect(opened.page.locator("#trouble")).to_have_text("vectors generates no text. It does: embed.")
+        await opened.send("Hi")
+        await expect(opened.page.locator("#notice")).to_contain_text("generates no text")
+    assert frontend.requests == []
 
 
 async def test_the_documentation_is_one_click_away(open_page: OpenPage) -> None:

@@ -19,7 +19,7 @@ from .page import ROOT
 
 _FIGURES = ROOT / "docs" / "figures"
 _PICTURE = ROOT / "examples" / "three-shapes.png"
-_QUESTION = "What shapes are in this picture?"
+_QUESTION = "Where is the triangle?"
 #: Longest wait for an answer, in milliseconds.
 _TIMEOUT_MS = 60_000
 _MAX_BYTES = 150_000
@@ -70,24 +70,29 @@ def picture(browser: Browser, view: View, url: str) -> bytes:
         page.set_default_timeout(_TIMEOUT_MS)
         page.goto(url)
         page.locator("#attach[aria-disabled=false]").wait_for()
-        if not view.is_phone:
-            # The model's answers are short and certain.
-            page.get_by_label("Temperature").fill("0")
+        if view.is_phone:
+            show(page, "Settings")
+        page.get_by_label("Temperature").fill("0")
+        if view.is_phone:
+            show(page, "Chat")
         page.locator("#files").set_input_files(_PICTURE)
         ask(page, _QUESTION, 1)
         if view.with_tokens:
             page.get_by_label("Log probabilities of tokens").check()
         ask(page, "Explain in two sentences why the sky is blue.", 2)
         if view.pane:
-            page.get_by_role("button", name=view.pane).click()
-        else:
+            show(page, view.pane)
+        elif not view.is_phone:
             page.locator(".assistant").first.get_by_role("button", name="Timeline").click()
-        if view.is_phone and not view.pane:
-            page.get_by_role("button", name="Chat", exact=True).click()
         if view.with_tokens:
             page.locator(".token").nth(5).hover()
         page.wait_for_timeout(2500)  # until the chart of the load has some points
         return page.screenshot()
+
+
+def show(page: Page, pane: str) -> None:
+    """Choose a pane."""
+    page.get_by_role("button", name=pane, exact=True).click()
 
 
 def ask(page: Page, text: str, number: int) -> None:

@@ -4,7 +4,7 @@ import { applyChunk, endAnswer, newAnswer, newQuestion } from "./answer.js";
 import { ApiError, call } from "./api.js";
 import { FieldError, requestOf, settingOf } from "./request.js";
 import { events } from "./sse.js";
-import { change, state } from "./state.js";
+import { change, state, whyNoChat } from "./state.js";
 
 /** Send a turn of the user. Returns false if there is nothing to send, or if a setting is wrong, which is then shown. */
 export function send(text) {
@@ -44,8 +44,9 @@ export function clear() {
 
 /** Whether the settings can be sent. If not, the fault is shown at its field. */
 function isValid() {
-  if (state.model === "") {
-    change((state) => { state.notice = state.trouble || "The gateway has not told its model yet."; });
+  const why = state.model === "" ? state.trouble || "The gateway has not told its model yet." : whyNoChat(state);
+  if (why) {
+    change((state) => { state.notice = why; });
     return false;
   }
   try {

@@ -7,7 +7,7 @@ import { renderConversation } from "./conversation.js";
 import { byId, h, renderOnce, setText } from "./dom.js";
 import { followLoad, renderLoad } from "./load.js";
 import { renderSettings, wireSettings } from "./settings.js";
-import { change, onChange, setKey, state, whyNot } from "./state.js";
+import { change, onChange, setKey, whyNoChat, whyNot } from "./state.js";
 import { renderTimeline } from "./timeline.js";
 import { wireTokens } from "./tokens.js";
 
@@ -24,17 +24,17 @@ function render(state) {
   renderLoad(state);
 }
 
-function renderHeader({ models, model, trouble, pane, key }) {
+function renderHeader({ models, model, pane, key, ...state }) {
   const select = byId("model");
   renderOnce(select, models, () => models.map(({ id }) => h("option", { value: id }, id)));
   select.value = model;
+  const trouble = state.trouble || whyNoChat({ models, model });
   byId("trouble").hidden = trouble === "";
   setText(byId("trouble"), trouble);
   setText(byId("key-button"), key ? "Key ✓" : "Key");
   document.body.dataset.pane = pane;
   for (const name of PANES) byId(`tab-${name}`).setAttribute("aria-pressed", String(name === pane));
-  const why = whyNot(state, "image");
-  byId("try-picture").hidden = why !== "";
+  byId("try-picture").hidden = whyNot({ models, model }, "image") !== "";
 }
 
 function renderKeyDialog({ keyWanted, key }) {

@@ -112,8 +112,18 @@ const RENDERERS = {
   },
 };
 
+/** How many blocks are around the current one, and how many may be. Deeper ones are shown as their text. */
+let depth = 0;
+const MAX_DEPTH = 16;
+
 function nested(lines) {
-  return blocksOf(lines).map((block) => RENDERERS[block.kind](block));
+  if (depth === MAX_DEPTH) return [h("p", {}, lines.join("\n"))];
+  depth += 1;
+  try {
+    return blocksOf(lines).map((block) => RENDERERS[block.kind](block));
+  } finally {
+    depth -= 1;
+  }
 }
 
 /** Without the paragraph around the text of an item. */
@@ -144,18 +154,19 @@ function cellsOf(line) {
   return cells.map((cell) => cell.trim().replaceAll("\\|", "|"));
 }
 
-// One alternative per kind of inline text, in the order of their precedence.
+// One alternative per kind of inline text, in the order of their precedence. Lengths are limited: without an end, each mark would
+// be searched to the end of the text, and models repeat themselves.
 const INLINE = new RegExp(
   [
-    /(?<ticks>`+)(?<code>[^`]|[^`][\s\S]*?[^`])\k<ticks>(?!`)/,
+    /(?<ticks>`+)(?<code>[^`]|[^`][\s\S]{0,1000}?[^`])\k<ticks>(?!`)/,
     /\\(?<escaped>[\\`*_{}[\]()#+\-.!~|<>])/,
-    /!?\[(?<label>[^\]\n]*)\]\((?<target>[^)\s]+)(?:\s+"[^"]*")?\)/,
+    /!?\[(?<label>[^\]\n]{0,1000})\]\((?<target>[^)\s]{1,2000})(?:\s+"[^"]{0,1000}")?\)/,
     /(?<address>https?:\/\/[^\s<>()[\]"'`]*[^\s<>()[\]"'`.,;:!?*_])/,
-    /\*\*(?=\S)(?<strong>[\s\S]*?\S)\*\*(?!\*)/,
-    /(?<![\w_])__(?=\S)(?<strong2>[\s\S]*?\S)__(?![\w_])/,
-    /~~(?=\S)(?<struck>[\s\S]*?\S)~~/,
-    /\*(?=[^\s*])(?<em>[^*]*?[^\s*])\*(?!\*)/,
-    /(?<![\w_])_(?=[^\s_])(?<em2>[^_]*?[^\s_])_(?![\w_])/,
+    /\*\*(?=\S)(?<strong>[\s\S]{0,1000}?\S)\*\*(?!\*)/,
+    /(?<![\w_])__(?=\S)(?<strong2>[\s\S]{0,1000}?\S)__(?![\w_])/,
+    /~~(?=\S)(?<struck>[\s\S]{0,1000}?\S)~~/,
+    /\*(?=[^\s*])(?<em>[^*]{0,1000}?[^\s*])\*(?!\*)/,
+    /(?<![\w_])_(?=[^\s_])(?<em2>[^_]{0,1000}?[^\s_])_(?![\w_])/,
     /(?<broken> {2,}\n)/,
   ].map((part) => part.source).join("|"),
   "g",

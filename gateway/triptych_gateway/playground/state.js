@@ -66,6 +66,12 @@ export function modelOf(state) {
   return state.models.find((model) => model.id === state.model);
 }
 
+/** Why the model does not chat, or an empty string if it does or is not known yet. */
+export function whyNoChat(state) {
+  const tasks = modelOf(state)?.triptych.tasks ?? [];
+  return !tasks.length || tasks.includes("generate") ? "" : `${state.model} generates no text. It does: ${tasks.join(", ")}.`;
+}
+
 /** Why the model cannot take a kind of media, or an empty string if it can. */
 export function whyNot(state, kind) {
   const model = modelOf(state);
