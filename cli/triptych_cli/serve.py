@@ -39,7 +39,7 @@ def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
         console,
         [service.name for service in services],
         prefix_lines,
-        lambda elapsed_s: _announce(services, elapsed_s, generates=pooling is None),
+        lambda elapsed_s: announce(services, elapsed_s, generates=pooling is None),
     )
     try:
         with reporter:
@@ -50,7 +50,7 @@ def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
         raise CommandError(str(error)) from error
 
 
-def _announce(services: list[Service], elapsed_s: float, *, generates: bool) -> None:
+def announce(services: list[Service], elapsed_s: float, *, generates: bool) -> None:
     """Print the addresses, and a command to paste."""
     frontend, gateway = (next(service for service in services if service.kind == kind) for kind in ("frontend", "gateway"))
     # These fields belong to the settings classes of frontend and gateway, not to their base class.

@@ -12,7 +12,7 @@ import pytest
 from support.builders.multimodal import FAMILIES, build_checkpoint
 from triptych_cli.errors import CommandError
 from triptych_cli.main import app
-from triptych_cli.serve import curl_line
+from triptych_cli.serve import announce, curl_line
 from triptych_cli.stack.plan import ServeOptions, needs_encoder, plan, port_claims, spec
 from triptych_cli.stack.ports import PortClaim, check_ports, connect_host, free_port
 from triptych_cli.stack.service_flags import parse_settings, split_service_args
@@ -222,6 +222,15 @@ def test_a_host_that_does_not_exist_is_told() -> None:
 )
 def test_where_a_listener_is_reached(listen: str, connect: str) -> None:
     assert connect_host(listen) == connect
+
+
+@pytest.mark.parametrize(
+    ("flags", "generates", "is_told"), [([], True, True), (["--no-playground"], True, False), ([], False, False)]
+)
+def test_the_playground_is_announced(flags: list[str], generates: bool, is_told: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    services = plan(ServeOptions("some/model", port=9000), {"gateway": flags}, with_encoder=False)
+    announce(services, 1.0, generates=generates)
+    assert ("open http://127.0.0.1:9000 in a browser" in capsys.readouterr().out) == is_told
 
 
 def test_the_curl_line_shows_no_key() -> None:
