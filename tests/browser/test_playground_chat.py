@@ -125,6 +125,40 @@ async def test_an_error_in_the_middle_keeps_what_came(open_page: OpenPage) -> No
         await expect(opened.page.locator(".assistant .text:visible")).to_have_text("ab")
 
 
+@pytest.mark.parametrize("ending", ["", 'data: {"cut'])
+async def test_a_stream_that_is_cut_off_is_an_error(open_page: OpenPage, ending: str) -> None:
+    chunk = 'data: {"choices": [{"index": 0, "delta": {"content": "One"}}]}\n\n'
+    async with open_page() as opened:
+        answer = {"content_type": "text/event-stream", "body": chunk + ending}
+        await opened.page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer))
+        await opened.send("Count")
+        await expect(opened.page.locator(".assistant .error")).to_contain_text("lost before the end")
+        await expect(opened.page.locator(".assistant .text:visible")).to_have_text("One")
+
+
+async def test_a_connection_that_is_lost_is_an_error(open_page: OpenPage) -> None:
+    event = b'data: {"choices": [{"index": 0, "delta": {"content": "One"}}]}\n\n'
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+        await writer.drain()
+        await shown.wait()
+        writer.close()  # without the last chunk
+
+    shown = asyncio.Event()
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    address = "http://{}:{}/".format(*server.sockets[0].getsockname())
+    async with server, open_page() as opened:
+        await opened.page.route("**/v1/chat/completions", lambda route: route.continue_(url=address))
+        await opened.send("Count")
+        await expect(opened.page.locator(".assistant .text:visible")).to_have_text("One")
+        shown.set()
+        await expect(opened.page.locator(".assistant .error")).to_contain_text("lost before the end")
+        opened.errors.clear()  # the browser's own line about the connection
+
+
 EVIL = """Look:
 
 ```html

@@ -93,11 +93,24 @@ async function answer() {
 }
 
 async function receive(response, reply) {
-  for await (const data of events(response.body)) {
+  for await (const data of received(response.body)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ApiError(response.status, chunk.error);
     change(() => applyChunk(reply, chunk, performance.now()));
   }
-  throw new ApiError(0, { message: "The connection was lost before the end of the answer." });
+  throw lost();
+}
+
+/** The events of a stream, with an error for people if the connection is lost. */
+async function* received(stream) {
+  try {
+    yield* events(stream);
+  } catch (error) {
+    throw error.name === "AbortError" ? error : lost();
+  }
+}
+
+function lost() {
+  return new ApiError(0, { message: "The connection was lost before the end of the answer." });
 }

@@ -32,7 +32,7 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Make `key` in a cache show `make()`, unless the key is the same as the last time. */
+/** Replace the children of an element by the nodes of `make()`, unless `key` is the same as the last time. */
 export function renderOnce(element, key, make) {
   if (element.renderedKey === key) return;
   element.renderedKey = key;
