@@ -41,6 +41,7 @@ from triptych_frontend.generation.pooling.inputs import PoolingInputs
 from triptych_frontend.generation.preparation.answer_format import AnswerFormats, choose_formats
 from triptych_frontend.generation.preparation.defaults import sampling_defaults
 from triptych_frontend.generation.preparation.prepare import CallPreparer
+from triptych_frontend.generation.sampling import MAX_CHOICES, MAX_LOGPROBS
 from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.preparer import MediaPreparer
 from triptych_frontend.media.processors.loading import default_chat_template, load_media_processor
@@ -82,9 +83,13 @@ class Frontend:
         info.vocab_size = info.vocab_size or len(self._tokenizer)
         if pooling is not None and pooling.lowercases:
             self._tokenizer.lowercase()
-        info.capabilities.constraints.extend(KINDS if pooling is None else ())
+        if pooling is None:
+            capabilities = common_pb2.Capabilities(constraints=KINDS, max_choices=MAX_CHOICES, max_logprobs=MAX_LOGPROBS)
+            info.capabilities.MergeFrom(capabilities)
         if expander is not None:
-            info.capabilities.modalities.extend(sorted(expander.modalities) if settings.encoder_addresses else ())
+            if settings.encoder_addresses:
+                info.capabilities.modalities.extend(sorted(expander.modalities))
+                info.capabilities.max_media_items = settings.max_media_items
             expander.max_embeds = info.max_model_len
         self._model = ServedModel(info)
         source = settings.chat_template.read_text(encoding="utf-8") if settings.chat_template else None

@@ -70,7 +70,10 @@ async def test_an_encoder_that_does_not_answer_has_no_counts() -> None:
 
 async def test_a_model_tells_the_media_that_it_takes() -> None:
     async with media_bench() as bench, frontend_bench() as text_only:
-        takes = bench.bench.frontend.model_info().capabilities.modalities
+        capabilities = bench.bench.frontend.model_info().capabilities
+        takes = capabilities.modalities
+        assert (capabilities.max_choices, capabilities.max_logprobs) == (128, 20)
+        assert capabilities.max_media_items == 16
         assert list(takes) == [common_pb2.MODALITY_IMAGE]
         assert not text_only.frontend.model_info().capabilities.modalities
 
