@@ -94,8 +94,12 @@ protos: $(VENV)/.dev ## Regenerate the Python of protos/
 protos-freeze: $(VENV)/.dev ## Make the public contracts, as they are now, what `make lint` compares later ones with
 	$(BIN)/buf build --path protos/triptych/v1 --exclude-source-info -o protos/baseline.binpb
 
-clients-typescript: $(VENV)/.dev ## Generate and build the TypeScript client; needs Node.js 20 or newer with npm, and downloads packages
-	cd clients/typescript && export PATH="$(abspath $(BIN)):$$PATH" && npm ci && npm run generate && npm run build
+clients/typescript/node_modules/.package-lock.json: clients/typescript/package-lock.json
+	cd clients/typescript && npm ci
+	@touch $@
+
+clients-typescript: $(VENV)/.dev clients/typescript/node_modules/.package-lock.json ## Generate and build the TypeScript client; needs Node.js 20 or newer with npm, and downloads packages
+	cd clients/typescript && export PATH="$(abspath $(BIN)):$$PATH" && npm run generate && npm run build
 
 docs: $(VENV)/.dev ## Regenerate docs/configuration.md from the settings and docs/openai.md from the routes, and check all links
 	$(BIN)/python -m tools.docs.configuration
