@@ -78,6 +78,10 @@ def serve(
     ] = None,
     log_level: Annotated[_LogLevel | None, typer.Option(help="Least severe level to log.  [default: INFO]")] = None,
     log_format: Annotated[_LogFormat | None, typer.Option(help="text for people, json for collectors.  [default: text]")] = None,
+    ready_fd: Annotated[
+        int | None, typer.Option(min=0, help="Write the addresses to this file descriptor, as a line of JSON, when all is ready.")
+    ] = None,
+    parent_pid: Annotated[int | None, typer.Option(min=1, help="Stop when the parent process, which has this id, ends.")] = None,
 ) -> None:
     """Start all services on this machine and keep them running.
 
@@ -103,6 +107,8 @@ def serve(
         task=task,
         log_level=log_level,
         log_format=log_format,
+        ready_fd=ready_fd,
+        parent_pid=parent_pid,
     )
     run(options, ctx.obj)
 

@@ -12,6 +12,7 @@ from triptych_common.model.store import served_name
 
 from triptych_cli.errors import CommandError
 from triptych_cli.models.fetch import fetch
+from triptych_cli.stack.launcher import check_ready_fd, stop_with_parent, write_addresses
 from triptych_cli.stack.plan import ServeOptions, Service, needs_encoder, plan, port_claims, spec
 from triptych_cli.stack.ports import check_ports
 from triptych_cli.stack.service_flags import ServiceArgs
@@ -21,6 +22,10 @@ from triptych_cli.terminal import TerminalReporter
 
 def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
     """Run all services on this machine. Raises CommandError when they cannot start or cannot be kept running."""
+    if options.parent_pid is not None:
+        stop_with_parent(options.parent_pid)
+    if options.ready_fd is not None:
+        check_ready_fd(options.ready_fd)
     services = plan(options, service_args, with_encoder=False)
     check_ports(port_claims(services))
     console = Console(stderr=True, highlight=False)
@@ -39,7 +44,7 @@ def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
         console,
         [service.name for service in services],
         prefix_lines,
-        lambda elapsed_s: announce(services, elapsed_s, generates=pooling is None),
+        lambda elapsed_s: announce(services, elapsed_s, options.ready_fd, generates=pooling is None),
     )
     try:
         with reporter:
@@ -50,8 +55,8 @@ def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
         raise CommandError(str(error)) from error
 
 
-def announce(services: list[Service], elapsed_s: float, *, generates: bool) -> None:
-    """Print the addresses, and a command to paste."""
+def announce(services: list[Service], elapsed_s: float, ready_fd: int | None = None, *, generates: bool) -> None:
+    """Print the addresses, and a command to paste. Write them to `ready_fd` as well."""
     frontend, gateway = (next(service for service in services if service.kind == kind) for kind in ("frontend", "gateway"))
     # These fields belong to the settings classes of frontend and gateway, not to their base class.
     model = getattr(frontend.settings, "served_model_name", None) or served_name(getattr(frontend.settings, "model", ""))
@@ -62,6 +67,8 @@ def announce(services: list[Service], elapsed_s: float, *, generates: bool) -> N
     print(f"  documentation http://{gateway.address}/docs · gRPC {frontend.address} · Ctrl-C stops it")
     has_key = bool(getattr(gateway.settings, "api_key", None))
     print(f"  {curl_line(gateway.address, model, has_key, generates=generates)}", flush=True)
+    if ready_fd is not None:
+        write_addresses(ready_fd, model, services)
 
 
 def curl_line(address: str, model: str, has_key: bool = False, *, generates: bool = True) -> str:

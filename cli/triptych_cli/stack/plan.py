@@ -21,7 +21,7 @@ from triptych_cli.stack.supervisor import STOP_GRACE_S, ServiceSpec
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of `triptych serve`; None means the service's own default."""
+    """Options of `triptych serve`; None means the service's own default, or that nothing is wanted."""
 
     model: str
     host: str | None = None
@@ -38,6 +38,8 @@ class ServeOptions:
     task: Literal["auto", "generate", "embed"] | None = None
     log_level: str | None = None
     log_format: str | None = None
+    ready_fd: int | None = None
+    parent_pid: int | None = None
 
     def flags(self, service: str) -> dict[str, object]:
         """The flags of one service that follow from these options."""

@@ -1,0 +1,174 @@
+"""`triptych serve` as a child process."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from triptych.errors import StartupError
+from triptych.local.flags import flags
+
+#: How much of the services' output an error shows, in lines and bytes.
+_NUM_LAST_LINES, _MAX_LAST_BYTES = 20, 16 * 1024
+#: Time for the services to stop after SIGTERM, in seconds. Then they are killed.
+_STOP_S = 60.0
+#: Free ports, unless the caller chooses them.
+_FREE_PORTS = {"port": 0, "frontend_port": 0, "encoder_port": 0, "engine_port": 0}
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the services of this machine are."""
+
+    #: Name of the model in requests.
+    model: str
+    #: URL of the OpenAI-compatible REST interface.
+    gateway: str
+    #: host:port of each service.
+    frontends: tuple[str, ...]
+    encoders: tuple[str, ...]
+    engines: tuple[str, ...]
+
+
+class LocalServer:
+    """Runs all services of one model on this machine, as one child process with children of its own.
+
+    The constructor returns when the services take requests. They stop at `close`, at the end of a `with` block, when the object is
+    garbage collected, and when this process ends in any way, SIGKILL included.
+
+    Args:
+        model: a directory, a built-in name or a hub id.
+        log_level: write the services' log from this level on to standard error. By default nothing is shown.
+        log_file: append the services' log to this file instead.
+        engine, frontend, encoder, gateway: settings of single services, as `{"max_num_seqs": 64}`.
+        options: options of `triptych serve`, as `max_model_len=512`. Ports are free ones unless given.
+
+    Raises:
+        StartupError: triptych-server is not installed, or the services cannot start. The message has their last lines.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        log_level: str | None = None,
+        log_file: str | os.PathLike[str] | None = None,
+        engine: Mapping[str, object] | None = None,
+        frontend: Mapping[str, object] | None = None,
+        encoder: Mapping[str, object] | None = None,
+        gateway: Mapping[str, object] | None = None,
+        **options: object,
+    ) -> None:
+        if importlib.util.find_spec("triptych_cli") is None:
+            raise StartupError("the services are not installed in this environment; run: pip install 'triptych[local]'")
+        arguments = [model, *flags({**_FREE_PORTS, **options, "log_level": log_level})]
+        for service, settings in (("engine", engine), ("frontend", frontend), ("encoder", encoder), ("gateway", gateway)):
+            arguments += flags(settings or {}, service)
+        self._log = _Log(log_file, is_shown=log_level is not None)
+        self._process, ready = _start(arguments, self._log)
+        self._finalizer = weakref.finalize(self, _stop, self._process, self._log, os.getpid())
+        try:
+            line = ready.read()
+            if not line.endswith(b"\n"):
+                code = self._process.wait()
+                raise StartupError(f"the services could not start (exit code {code}){self._log.last_lines()}")
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            ready.close()
+        self.addresses = Addresses(**{key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(line).items()})
+
+    @property
+    def pid(self) -> int:
+        """Process id of `triptych serve`."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raise StartupError if the services have ended by themselves. A single service that dies is started again, and is no error."""
+        if self._finalizer.alive and self._process.poll() is not None:
+            raise StartupError(f"the services have ended (exit code {self._process.returncode}){self._log.last_lines()}")
+
+    def close(self) -> None:
+        """Stop all services. Calls after the first do nothing."""
+        self._finalizer()
+
+    def __enter__(self) -> LocalServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class _Log:
+    """Where the services write: to standard error, to a file, or to a nameless file, of which an error shows the end."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, is_shown: bool) -> None:
+        self._file: IO[bytes] | None = None
+        if path is not None:
+            self._file = Path(path).open("ab+")
+        elif not is_shown:
+            self._file = tempfile.TemporaryFile()
+        self.descriptor: Any = self._file if self._file is not None else sys.__stderr__
+
+    def last_lines(self) -> str:
+        """The end of the output, to append to a message; empty where it went to standard error."""
+        if self._file is None:
+            return ""
+        size = os.fstat(self._file.fileno()).st_size
+        tail = os.pread(self._file.fileno(), _MAX_LAST_BYTES, max(0, size - _MAX_LAST_BYTES)).decode(errors="replace")
+        lines = tail.strip().splitlines()[-_NUM_LAST_LINES:]
+        return ":\n" + "\n".join(lines) if lines else ""
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _start(arguments: list[str], log: _Log) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """Start `triptych serve`. Returns the process, and the pipe on which it writes its addresses."""
+    read_end, write_end = os.pipe()
+    ready = os.fdopen(read_end, "rb")
+    serve = [sys.executable, "-m", "triptych_cli", "serve", *arguments]
+    try:
+        process = subprocess.Popen(
+            [*serve, f"--ready-fd={write_end}", f"--parent-pid={os.getpid()}"],
+            stdin=subprocess.DEVNULL,
+            stdout=log.descriptor,
+            stderr=log.descriptor,
+            pass_fds=(write_end,),
+            # A terminal's Ctrl-C interrupts the program, not its services.
+            start_new_session=True,
+        )
+    except BaseException:
+        ready.close()
+        raise
+    finally:
+        os.close(write_end)
+    return process, ready
+
+
+def _stop(process: subprocess.Popen[bytes], log: _Log, owner_pid: int) -> None:
+    """Stop the services, unless this is a fork of the process that started them."""
+    if os.getpid() != owner_pid:
+        return
+    try:
+        process.terminate()
+        process.wait(_STOP_S)
+    except BaseException as error:
+        # A second Ctrl-C does not wait.
+        process.kill()
+        process.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+    finally:
+        log.close()

@@ -1,0 +1,114 @@
+"""An event loop in a thread of its own, and a window of jobs that run on it."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs an event loop in a daemon thread until `close`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="triptych-offline", daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function on the loop, soon."""
+        self._loop.call_soon_threadsafe(function)
+
+    def create_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a coroutine. Only on the loop's thread."""
+        return self._loop.create_task(coroutine)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine that runs on the loop. The calling thread waits."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """End the loop and its thread. Tasks that are left are cancelled, then `last` is run."""
+        if self._loop.is_closed():
+            return
+        try:
+            self.run(_end(last))
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+async def _end(last: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await last()
+
+
+@dataclass(frozen=True)
+class Job(Generic[T]):
+    """Something to do on the loop.
+
+    Args:
+        start: called on the loop's thread.
+        num_bytes: memory that the job holds while it runs.
+    """
+
+    start: Callable[[], Coroutine[Any, Any, T]]
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """How many jobs run at the same time: as many as fit both limits, but at least one."""
+
+    max_jobs: int
+    max_bytes: int
+
+    def run(self, loop: LoopThread, jobs: Iterable[Job[T]]) -> Iterator[tuple[int, asyncio.Task[T]]]:
+        """Run jobs, and yield their indices and ended tasks in the order in which they end.
+
+        The next job is taken from `jobs`, in the calling thread, when the window has room for it. When the generator is closed, or
+        `jobs` raises an error, the jobs that run are cancelled, and have ended before the generator has.
+        """
+        ended: queue.SimpleQueue[tuple[int, asyncio.Task[T]]] = queue.SimpleQueue()
+        running: dict[int, int] = {}
+        tasks: dict[int, asyncio.Task[T]] = {}
+
+        def start(index: int, job: Job[T]) -> None:
+            tasks[index] = task = loop.create_task(job.start())
+            task.add_done_callback(lambda task: (tasks.pop(index), ended.put((index, task))))
+
+        def cancel() -> None:
+            for task in tasks.values():
+                task.cancel()
+
+        numbered, num_bytes = enumerate(jobs), 0
+        more = True
+        try:
+            while more or running:
+                if more and (not running or (len(running) < self.max_jobs and num_bytes < self.max_bytes)):
+                    index, job = next(numbered, (0, None))
+                    if job is None:
+                        more = False
+                        continue
+                    running[index] = job.num_bytes
+                    num_bytes += job.num_bytes
+                    loop.call(lambda index=index, job=job: start(index, job))  # type: ignore[misc]
+                    if ended.empty():
+                        continue
+                index, task = ended.get()
+                num_bytes -= running.pop(index)
+                yield index, task
+        finally:
+            if running:
+                loop.call(cancel)
+            while running:
+                del running[ended.get()[0]]

@@ -1,0 +1,78 @@
+"""What may be given as a prompt, and as the sampling parameters of several prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, TypeVar
+
+from triptych.errors import InvalidRequestError
+from triptych.v1 import generation_pb2
+
+T = TypeVar("T")
+
+#: Text; token ids; or a dictionary: {"prompt": str}, {"prompt_token_ids": [int]}, with {"multi_modal_data": {...}} or without.
+Prompt = str | Sequence[int] | Mapping[str, Any]
+#: One prompt, or any iterable of prompts.
+Prompts = Prompt | Iterable[Prompt]
+
+_KEYS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "cache_salt"})
+
+
+def each_prompt(prompts: Prompts) -> Iterable[Prompt]:
+    """The prompts: one that is given alone is the only one."""
+    if isinstance(prompts, (str, Mapping)) or _is_token_ids(prompts):
+        return [prompts]  # type: ignore[list-item]
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequestError(f"prompts must be a prompt or prompts, not {type(prompts).__name__}", field="prompts")
+    return prompts  # type: ignore[return-value]
+
+
+def with_params(prompts: Iterable[T], params: object, default: object) -> Iterator[tuple[T, Any]]:
+    """Each prompt with its sampling parameters.
+
+    Args:
+        params: those of all prompts, or a sequence with those of each. None for `default`.
+
+    Raises:
+        ValueError: the sequence is not as long as the prompts; if the prompts have no length, when one of them has ended.
+    """
+    if not isinstance(params, Sequence):
+        return ((prompt, default if params is None else params) for prompt in prompts)
+    if isinstance(prompts, Sized) and len(prompts) != len(params):
+        raise ValueError(f"{len(params)} sampling_params for {len(prompts)} prompts")
+    return zip(prompts, params, strict=True)
+
+
+def read_prompt(prompt: Prompt) -> tuple[generation_pb2.CompleteRequest, str | None]:
+    """One prompt as a request, without options; and its text, which is None if it was given as token ids.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    if isinstance(prompt, str):
+        return generation_pb2.CompleteRequest(text=prompt), prompt
+    if _is_token_ids(prompt):
+        return generation_pb2.CompleteRequest(token_ids=_token_ids(prompt)), None
+    if not isinstance(prompt, Mapping):
+        raise InvalidRequestError(f"a prompt is text, token ids or a dictionary, not {type(prompt).__name__}")
+    if unknown := sorted(prompt.keys() - _KEYS):
+        raise InvalidRequestError(f"a prompt has no {unknown[0]!r}; known are {', '.join(sorted(_KEYS))}", field=str(unknown[0]))
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if (text is None) == (token_ids is None):
+        raise InvalidRequestError("a prompt has either 'prompt' or 'prompt_token_ids'", field="prompt")
+    request = generation_pb2.CompleteRequest(token_ids=_token_ids(token_ids)) if text is None else generation_pb2.CompleteRequest(text=text)
+    if (salt := prompt.get("cache_salt")) is not None:
+        request.options.cache_salt = salt
+    return request, text
+
+
+def _token_ids(token_ids: Any) -> generation_pb2.TokenIds:
+    try:
+        return generation_pb2.TokenIds(ids=token_ids)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"token ids are integers that are not negative: {error}", field="prompt_token_ids") from error
+
+
+def _is_token_ids(prompt: object) -> bool:
+    """Whether this is one prompt of token ids. Its first element decides."""
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and hasattr(prompt[0], "__index__") and not isinstance(prompt, (str, bytes))

@@ -1,0 +1,149 @@
+"""What all methods of `LLM` share: the services, a connection to them, and the window of requests in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from triptych.errors import InvalidRequestError, StartupError, TriptychError
+from triptych.local import LocalServer
+from triptych.offline.frontend import call
+from triptych.offline.loop import Job, LoopThread, Window
+from triptych.offline.outputs import GenerationError
+from triptych.offline.progress import ProgressBar
+from triptych.v1 import common_pb2, generation_pb2, generation_pb2_grpc, preprocess_pb2_grpc
+
+T = TypeVar("T")
+Request = TypeVar("Request")
+
+#: Errors of a prompt that is not what it should be: they are the prompt's own, like an error of the service.
+_PROMPT_ERRORS = (TriptychError, OSError, TypeError, ValueError)
+#: Most bytes of requests in flight. Frontends hold at most 512 MiB of media files, and refuse further ones.
+_MAX_BYTES_IN_FLIGHT = 128 << 20
+_CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+]
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """The result of one prompt, and its tokens."""
+
+    result: T
+    num_input_tokens: int
+    num_output_tokens: int
+
+
+class Runtime:
+    """A connection to a frontend on a loop of its own, and the services behind it if they were started for it.
+
+    Args:
+        server: services that end with this object; None if they are others' own.
+        address: host:port of the frontend.
+        model: name of the model; empty for the only one.
+        max_in_flight: requests that are sent before the first of them is answered.
+    """
+
+    def __init__(self, server: LocalServer | None, address: str, model: str, max_in_flight: int) -> None:
+        self._server = server
+        self._window = Window(max_in_flight, _MAX_BYTES_IN_FLIGHT)
+        self._loop = LoopThread()
+        try:
+            self._loop.run(self._connect(address))
+            self.model = self._find_model(model)
+        except BaseException:
+            self.close()
+            raise
+
+    async def _connect(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self.generation: Any = generation_pb2_grpc.GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self.preprocess: Any = preprocess_pb2_grpc.PreprocessServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def _find_model(self, name: str) -> common_pb2.ModelInfo:
+        listed = self._loop.run(self.call(self.generation.ListModels, generation_pb2.ListModelsRequest())).models
+        known: dict[str, common_pb2.ModelInfo] = {model.name: model for model in listed}
+        if not name and len(known) == 1:
+            return next(iter(known.values()))
+        if name not in known:
+            raise InvalidRequestError(f"model {name!r} is not served; served are: {', '.join(known)}", field="model", value=name)
+        return known[name]
+
+    async def call(self, method: Callable[[Any], Any], request: Any) -> Any:
+        """A unary call, with retries. Only on the loop. Raises TriptychError."""
+        return await call(method, request, self._check)
+
+    def _check(self) -> None:
+        if self._server is not None:
+            self._server.check()
+
+    def run(
+        self,
+        items: Iterable[T],
+        read: Callable[[T], tuple[Request, int]],
+        answer: Callable[[Request], Awaitable[Outcome[Any]]],
+        bar: ProgressBar,
+        *,
+        raise_on_error: bool,
+    ) -> list[Any]:
+        """The results for all items, in their order.
+
+        Args:
+            read: makes the request of an item, in the calling thread, and tells its size in bytes.
+            answer: sends a request, on the loop.
+            raise_on_error: False: an item that failed has its GenerationError in the list.
+
+        Raises:
+            GenerationError: an item failed. The requests in flight are cancelled.
+            StartupError: the services have ended.
+        """
+        results: dict[int, Any] = {}
+        jobs = (_job(item, read, answer) for item in items)
+        with contextlib.closing(bar), contextlib.closing(self._window.run(self._loop, jobs)) as ended:
+            for index, task in ended:
+                error = task.exception()
+                if error is None:
+                    outcome = task.result()
+                    results[index] = outcome.result
+                    bar.update(outcome.num_input_tokens, outcome.num_output_tokens)
+                elif isinstance(error, StartupError) or not isinstance(error, _PROMPT_ERRORS):
+                    raise error
+                elif raise_on_error:
+                    raise GenerationError(index, error) from error
+                else:
+                    results[index] = GenerationError(index, error)
+                    bar.update(0, 0)
+        return [results[index] for index in range(len(results))]
+
+    def close(self) -> None:
+        """Cancel all requests, and stop the services if they are this object's own."""
+        try:
+            self._loop.close(self._disconnect)
+        finally:
+            if self._server is not None:
+                self._server.close()
+
+    async def _disconnect(self) -> None:
+        if hasattr(self, "_channel"):
+            await self._channel.close()
+
+
+def _job(item: T, read: Callable[[T], tuple[Request, int]], answer: Callable[[Request], Awaitable[Any]]) -> Job[Any]:
+    try:
+        request, num_bytes = read(item)
+    except _PROMPT_ERRORS as error:
+        return Job(functools.partial(_fail, error), 0)
+    return Job(functools.partial(answer, request), num_bytes)  # type: ignore[arg-type]
+
+
+async def _fail(error: BaseException) -> Any:
+    raise error
