@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -171,6 +172,27 @@ def fetch(model: _Model = DEFAULT_MODEL) -> None:
     if was_there:
         console.print(f"{model} is there already", soft_wrap=True)
     typer.echo(path)
+
+
+@app.command()
+def batch(
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="A file in OpenAI's batch format, one request per line.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File of the answers. An interrupted run is continued.")],
+    model: Annotated[str, typer.Option(help="Model to start, unless --url is given.")] = DEFAULT_MODEL,
+    url: Annotated[str | None, typer.Option(help="Gateway that runs already, as http://127.0.0.1:8000.")] = None,
+    max_in_flight: Annotated[int, typer.Option(min=1, max=4096, help="Requests at the same time.")] = 256,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the gateway's key.  [default: $TRIPTYCH_GATEWAY_API_KEY]", dir_okay=False)
+    ] = None,
+) -> None:
+    """Answer the requests of a file. The answers stand in the order in which they came; custom_id tells whose they are.
+
+    Start an interrupted batch again with the same command: it goes on where it stopped. Exits with 1 if requests were answered with
+    an error, which their lines tell.
+    """
+    from triptych_cli.batch.command import batch as run
+
+    run(source, output, model=model, url=url, max_in_flight=max_in_flight, api_key_file=api_key_file)
 
 
 @app.command()

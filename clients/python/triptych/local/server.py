@@ -38,6 +38,13 @@ class Addresses:
     encoders: tuple[str, ...]
     engines: tuple[str, ...]
 
+    @classmethod
+    def parse(cls, line: bytes) -> Addresses:
+        """What `triptych serve` writes to its `--ready-fd`."""
+        fields: dict[str, Any] = json.loads(line)
+        lists = {name: tuple(fields[name]) for name in ("frontends", "encoders", "engines")}
+        return cls(model=fields["model"], gateway=fields["gateway"], **lists)
+
 
 class LocalServer:
     """Runs all services of one model on this machine, as one child process with children of its own.
@@ -86,7 +93,7 @@ class LocalServer:
             raise
         finally:
             ready.close()
-        self.addresses = Addresses(**{key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(line).items()})
+        self.addresses = Addresses.parse(line)
 
     @property
     def pid(self) -> int:
@@ -94,7 +101,7 @@ class LocalServer:
         return self._process.pid
 
     def check(self) -> None:
-        """Raise StartupError if the services have ended by themselves. A single service that dies is started again, and is no error."""
+        """Raise StartupError if the services have ended by themselves. One service that dies is started again, and is no error."""
         if self._finalizer.alive and self._process.poll() is not None:
             raise StartupError(f"the services have ended (exit code {self._process.returncode}){self._log.last_lines()}")
 
@@ -115,9 +122,9 @@ class _Log:
     def __init__(self, path: str | os.PathLike[str] | None, is_shown: bool) -> None:
         self._file: IO[bytes] | None = None
         if path is not None:
-            self._file = Path(path).open("ab+")
+            self._file = Path(path).open("ab+")  # noqa: SIM115 - open as long as the services run
         elif not is_shown:
-            self._file = tempfile.TemporaryFile()
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self.descriptor: Any = self._file if self._file is not None else sys.__stderr__
 
     def last_lines(self) -> str:

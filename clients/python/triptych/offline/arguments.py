@@ -92,12 +92,14 @@ def _task(name: str, value: object) -> str | None:
     tasks = {"auto": None, None: None, "generate": "generate", "pooling": "embed", "embed": "embed", "none": None}
     if value not in tasks:
         raise InvalidRequestError(f"{name}={value!r} is not supported; known are generate, pooling, embed", field=name, value=value)
-    return tasks[value]  # type: ignore[index]
+    return tasks[value]
 
 
 def _refuse(name: str, value: object) -> None:
     if name not in _REFUSED:
-        raise TypeError(f"LLM() got an unexpected argument {name!r}; settings of a service go into engine, frontend, encoder or gateway")
+        raise TypeError(
+            f"LLM() got an unexpected argument {name!r}; settings of a service go into engine, frontend, encoder or gateway"
+        )
     neutral, why = _REFUSED[name]
     if not any(value is same or (value == same and type(value) is type(same)) for same in neutral):
         raise InvalidRequestError(f"{name}={value!r} is not supported: {why}", field=name, value=value)

@@ -26,8 +26,8 @@ _QUEUE_PAUSE_S = 0.5
 async def call(method: Callable[[Any], Any], request: Any, check: Callable[[], None]) -> Any:
     """The response of a unary call.
 
-    A full queue is waited for, as long as it takes: other requests of the same program fill it. A call that found services unavailable
-    is sent again, a bounded number of times.
+    A full queue is waited for, as long as it takes: other requests of the same program fill it. A call that found services
+    unavailable is sent again, a bounded number of times.
 
     Args:
         check: called before each retry; raises an error if retries are pointless.

@@ -99,8 +99,8 @@ class LLM:
         """Generate texts that continue prompts.
 
         Args:
-            prompts: one prompt, or any iterable of prompts, which is read as there is room for more requests. A prompt is text, token
-                ids, or a dictionary `{"prompt": text}` or `{"prompt_token_ids": token_ids}`.
+            prompts: one prompt, or any iterable of prompts, which is read as there is room for more requests. A prompt is text,
+                token ids, or a dictionary `{"prompt": text}` or `{"prompt_token_ids": token_ids}`.
             sampling_params: of all prompts, or a sequence with those of each. None: `SamplingParams()`.
             use_tqdm: show a bar with the number of prompts and the tokens per second.
             raise_on_error: False: a prompt that failed has its GenerationError in the list instead of a result.

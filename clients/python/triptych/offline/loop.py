@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -72,7 +73,7 @@ class Window:
     max_jobs: int
     max_bytes: int
 
-    def run(self, loop: LoopThread, jobs: Iterable[Job[T]]) -> Iterator[tuple[int, asyncio.Task[T]]]:
+    def run(self, loop: LoopThread, jobs: Iterable[Job[T]]) -> Generator[tuple[int, asyncio.Task[T]], None, None]:
         """Run jobs, and yield their indices and ended tasks in the order in which they end.
 
         The next job is taken from `jobs`, in the calling thread, when the window has room for it. When the generator is closed, or
@@ -84,7 +85,11 @@ class Window:
 
         def start(index: int, job: Job[T]) -> None:
             tasks[index] = task = loop.create_task(job.start())
-            task.add_done_callback(lambda task: (tasks.pop(index), ended.put((index, task))))
+            task.add_done_callback(functools.partial(end, index))
+
+        def end(index: int, task: asyncio.Task[T]) -> None:
+            del tasks[index]
+            ended.put((index, task))
 
         def cancel() -> None:
             for task in tasks.values():

@@ -58,8 +58,12 @@ def progress_bar(use_tqdm: bool | Callable[..., Any], prompts: object, unit: str
     """The bar that a caller of `LLM` chose: tqdm's own, one of a function with tqdm's arguments, or none."""
     if not use_tqdm:
         return SilentBar()
-    if not callable(use_tqdm):
-        from tqdm.auto import tqdm as use_tqdm
+    make = use_tqdm if callable(use_tqdm) else _tqdm()
     # Generators do not know their length.
-    total = operator.length_hint(prompts) or None
-    return TqdmBar(use_tqdm, total, unit)
+    return TqdmBar(make, operator.length_hint(prompts) or None, unit)
+
+
+def _tqdm() -> Callable[..., Any]:
+    from tqdm.auto import tqdm
+
+    return tqdm  # type: ignore[no-any-return]

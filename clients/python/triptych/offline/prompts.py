@@ -60,7 +60,11 @@ def read_prompt(prompt: Prompt) -> tuple[generation_pb2.CompleteRequest, str | N
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if (text is None) == (token_ids is None):
         raise InvalidRequestError("a prompt has either 'prompt' or 'prompt_token_ids'", field="prompt")
-    request = generation_pb2.CompleteRequest(token_ids=_token_ids(token_ids)) if text is None else generation_pb2.CompleteRequest(text=text)
+    request = (
+        generation_pb2.CompleteRequest(token_ids=_token_ids(token_ids))
+        if text is None
+        else generation_pb2.CompleteRequest(text=text)
+    )
     if (salt := prompt.get("cache_salt")) is not None:
         request.options.cache_salt = salt
     return request, text
@@ -75,4 +79,6 @@ def _token_ids(token_ids: Any) -> generation_pb2.TokenIds:
 
 def _is_token_ids(prompt: object) -> bool:
     """Whether this is one prompt of token ids. Its first element decides."""
-    return isinstance(prompt, Sequence) and len(prompt) > 0 and hasattr(prompt[0], "__index__") and not isinstance(prompt, (str, bytes))
+    if not isinstance(prompt, Sequence) or isinstance(prompt, (str, bytes)):
+        return False
+    return len(prompt) > 0 and hasattr(prompt[0], "__index__")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -66,8 +65,8 @@ class Runtime:
 
     async def _connect(self, address: str) -> None:
         self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-        self.generation: Any = generation_pb2_grpc.GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self.preprocess: Any = preprocess_pb2_grpc.PreprocessServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self.generation: Any = generation_pb2_grpc.GenerationServiceStub(self._channel)
+        self.preprocess: Any = preprocess_pb2_grpc.PreprocessServiceStub(self._channel)
 
     def _find_model(self, name: str) -> common_pb2.ModelInfo:
         listed = self._loop.run(self.call(self.generation.ListModels, generation_pb2.ListModelsRequest())).models

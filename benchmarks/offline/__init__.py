@@ -1,0 +1,1 @@
+"""Offline inference: `triptych.LLM`."""

@@ -1,0 +1,115 @@
+"""One request over HTTP, sent again as long as that can help."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from triptych_cli.errors import CommandError
+
+#: Statuses of a server that is full, and of one that is away for a time.
+_FULL, _AWAY = {429}, {502, 503, 504}
+#: How often a request is sent to a server that is away, or that fails. That is at least four minutes of pauses, and a second.
+_MAX_AWAY, _MAX_FAILURES = 30, 3
+#: The first and the longest pause before a request is sent again, in seconds.
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 15.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the server said in the end."""
+
+    status: int
+    request_id: str
+    body: Any
+
+    def num_tokens(self, kind: str) -> int:
+        """prompt or completion tokens, as the answer counts them."""
+        usage = self.body.get("usage") if isinstance(self.body, dict) else None
+        other = {"prompt": "input", "completion": "output"}[kind]
+        return int((usage or {}).get(f"{kind}_tokens") or (usage or {}).get(f"{other}_tokens") or 0)
+
+
+class Client:
+    """Sends requests to a gateway. All methods belong to one event loop.
+
+    Args:
+        url: of the gateway, without a path.
+        check: called before a request is sent again; raises an error if that is pointless.
+    """
+
+    def __init__(self, url: str, api_key: str | None, check: Callable[[], None]) -> None:
+        self._url, self._check = url, check
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def get(self, path: str) -> Answer:
+        """The answer to a GET."""
+        return await self._ask("GET", path, None)
+
+    async def post(self, path: str, body: bytes) -> Answer:
+        """The answer to a POST of JSON. Raises CommandError if the gateway is away for too long."""
+        return await self._ask("POST", path, body)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _ask(self, method: str, path: str, body: bytes | None) -> Answer:
+        away = failures = full = 0
+        while True:
+            reason, retry_after_s, answer = "", 0.0, None
+            try:
+                answer, retry_after_s = await self._send(method, path, body)
+                reason = f"status {answer.status}"
+            except (aiohttp.ClientError, OSError) as error:
+                reason = str(error) or type(error).__name__
+            if answer is not None and answer.status in _FULL:
+                full += 1
+            elif answer is None or answer.status in _AWAY:
+                away += 1
+            elif answer.status >= 500:
+                failures += 1
+            else:
+                return answer
+            if away >= _MAX_AWAY or failures >= _MAX_FAILURES:
+                if answer is not None:
+                    return answer
+                raise CommandError(f"{self._url} does not answer: {reason}; start the same command again to go on")
+            self._check()
+            pause_s = min(_FIRST_PAUSE_S * 2 ** (away + failures + full - 1), _MAX_PAUSE_S)
+            # Requests that were refused together do not come back together.
+            await asyncio.sleep(max(retry_after_s, pause_s * random.uniform(0.5, 1.0)))
+
+    async def _send(self, method: str, path: str, body: bytes | None) -> tuple[Answer, float]:
+        if self._session is None:
+            # The window bounds the connections. An answer takes as long as it takes.
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=10))
+        headers = {**self._headers, "Content-Type": "application/json"}
+        async with self._session.request(method, self._url + path, data=body, headers=headers) as response:
+            content = await response.read()
+            request_id = response.headers.get("x-request-id", "")
+            return Answer(response.status, request_id, _parse(content)), _seconds(response.headers.get("Retry-After"))
+
+
+def _parse(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        # A proxy answers as it likes.
+        return content.decode(errors="replace")
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,135 @@
+"""Runs a batch: from the input, through a window of requests in flight, to the journal."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import signal
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+from triptych.errors import StartupError
+from triptych.local import LocalServer
+from triptych.offline.loop import Job, LoopThread, Window
+
+from triptych_cli.batch.journal import Journal
+from triptych_cli.batch.lines import Input, Line, check_input, read_lines
+from triptych_cli.batch.post import Answer, Client
+from triptych_cli.batch.progress import BatchProgress
+from triptych_cli.errors import CommandError
+
+#: Most bytes of requests in flight. What a gateway takes at once is four times as much.
+_MAX_BYTES_IN_FLIGHT = 128 << 20
+
+
+def run_batch(
+    source: Path, output: Path, *, model: str, url: str | None, max_in_flight: int, api_key: str | None, console: Console
+) -> None:
+    """Answer all requests of a file that the output does not have yet.
+
+    Args:
+        model: of services that are started for the batch, unless `url` names a gateway that runs.
+
+    Raises:
+        CommandError: nothing was run, the run cannot go on, it was interrupted, or requests failed.
+    """
+    wanted = check_input(source)
+    with contextlib.closing(Journal(output)) as journal:
+        if foreign := next((custom_id for custom_id in journal.done if custom_id not in wanted.custom_ids), None):
+            raise CommandError(f"{output} has an answer to {foreign!r}, which is not in {source}; choose another output file")
+        if len(journal.done) < len(wanted.custom_ids):
+            with _terminable(), _gateway(model, url, console) as (address, check):
+                _answer_all(source, wanted, journal, Client(address, api_key, check), max_in_flight, console)
+    num_failed = sum(status >= 400 for status in journal.done.values())
+    console.print(f"{len(journal.done)} requests are answered in {output}, {num_failed} of them with an error", soft_wrap=True)
+    if num_failed:
+        raise CommandError(f"{num_failed} requests failed; their lines have a status_code of 400 or more")
+
+
+def _answer_all(source: Path, wanted: Input, journal: Journal, client: Client, max_in_flight: int, console: Console) -> None:
+    loop = LoopThread()
+    num_wanted = len(wanted.custom_ids)
+    try:
+        _check_models(wanted, loop.run(client.get("/v1/models")))
+        lines: list[Line] = []
+        jobs = _jobs(source, frozenset(journal.done), lines, client)
+        with (
+            BatchProgress(console, num_wanted, len(journal.done)) as progress,
+            contextlib.closing(Window(max_in_flight, _MAX_BYTES_IN_FLIGHT).run(loop, jobs)) as ended,
+        ):
+            for index, task in ended:
+                answer, custom_id = task.result(), lines[index].custom_id
+                journal.write(custom_id, answer.status, _output_line(custom_id, answer))
+                progress.add(answer.num_tokens("prompt"), answer.num_tokens("completion"))
+        console.print(progress.speed(), soft_wrap=True)
+    except KeyboardInterrupt as error:
+        again = "start the same command again to go on"
+        raise CommandError(f"interrupted with {len(journal.done)} of {num_wanted} requests done; {again}", exit_code=130) from error
+    finally:
+        loop.close(client.close)
+
+
+def _jobs(source: Path, done: frozenset[str], lines: list[Line], client: Client) -> Iterator[Job[Answer]]:
+    """A job for each request that is not done. Its line is appended to `lines`."""
+    for line in read_lines(source):
+        if line.custom_id not in done:
+            body = json.dumps(line.body).encode()
+            # Only the window holds bodies.
+            lines.append(Line(line.number, line.custom_id, line.url, {}))
+            yield Job(functools.partial(client.post, line.url, body), len(body))
+
+
+def _output_line(custom_id: str, answer: Answer) -> dict:
+    response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
+    return {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id, "response": response, "error": None}
+
+
+def _check_models(wanted: Input, answer: Answer) -> None:
+    """Refuse a model that is not served before each of its requests is answered with an error."""
+    if answer.status != 200:
+        raise CommandError(f"GET /v1/models is answered with status {answer.status}: {json.dumps(answer.body)}")
+    served = [entry["id"] for entry in answer.body["data"]]
+    for model, number in wanted.models.items():
+        if model not in served:
+            raise CommandError(f"line {number}: model {model!r} is not served; served are: {', '.join(served)}")
+
+
+@contextlib.contextmanager
+def _gateway(model: str, url: str | None, console: Console) -> Iterator[tuple[str, Callable[[], None]]]:
+    """URL of a gateway, and a check that raises CommandError when it will not come back."""
+    if url is not None:
+        yield url.rstrip("/").removesuffix("/v1"), lambda: None
+        return
+    try:
+        with console.status(f"starting {model}"):
+            server = LocalServer(model)
+    except StartupError as error:
+        raise CommandError(str(error)) from error
+
+    def check() -> None:
+        try:
+            server.check()
+        except StartupError as error:
+            raise CommandError(str(error)) from error
+
+    with server:
+        yield server.addresses.gateway, check
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the run in order, as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
