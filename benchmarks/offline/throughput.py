@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import grpc
 from triptych import SamplingParams
-from triptych.offline.llm import LLM
+from triptych import LLM
 from triptych.v1 import engine_pb2, engine_pb2_grpc
 
 from benchmarks.harness.machine import BusyMeter

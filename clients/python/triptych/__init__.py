@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from triptych.client.streams import CompleteStream as CompleteStream
     from triptych.client.sync import Client as Client
     from triptych.errors import TriptychError as TriptychError
+    from triptych.local.server import LocalServer as LocalServer
+    from triptych.offline.beam_search import BeamSearchParams as BeamSearchParams
+    from triptych.offline.llm import LLM as LLM
+    from triptych.offline.outputs import GenerationError as GenerationError
+    from triptych.offline.outputs import RequestOutput as RequestOutput
+    from triptych.offline.pooling_methods import PoolingParams as PoolingParams
     from triptych.requests.build import chat_request as chat_request
     from triptych.requests.build import complete_request as complete_request
     from triptych.requests.media import media_item as media_item
@@ -36,13 +42,19 @@ _EXPORTS = {
     "AsyncChatStream": "triptych.client.aio_streams",
     "AsyncClient": "triptych.client.aio",
     "AsyncCompleteStream": "triptych.client.aio_streams",
+    "BeamSearchParams": "triptych.offline.beam_search",
     "ChatAccumulator": "triptych.accumulators",
     "ChatStream": "triptych.client.streams",
     "Client": "triptych.client.sync",
     "CompleteAccumulator": "triptych.accumulators",
     "CompleteStream": "triptych.client.streams",
+    "GenerationError": "triptych.offline.outputs",
     "KeepAliveConfig": "triptych.client.config",
+    "LLM": "triptych.offline.llm",
+    "LocalServer": "triptych.local.server",
+    "PoolingParams": "triptych.offline.pooling_methods",
     "RankedDocument": "triptych.client.ranking",
+    "RequestOutput": "triptych.offline.outputs",
     "RetryConfig": "triptych.client.config",
     "SamplingParams": "triptych.sampling_params",
     "StructuredOutputsParams": "triptych.sampling_params",

@@ -28,7 +28,7 @@ def request_output(
         num_cached_tokens=response.usage.cached_tokens,
         usage=response.usage,
         metrics=response.timings,
-        media=list(response.media) if isinstance(response, generation_pb2.ChatResponse) else [],
+        media=list(response.media),
     )
 
 

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from triptych.client.config import TLSConfig
 from triptych.errors import InvalidRequestError
 from triptych.local import LocalServer
 from triptych.offline.arguments import server_options
-from triptych.offline.generation import complete_generation, generate
-from triptych.offline.outputs import RequestOutput
-from triptych.offline.progress import progress_bar
-from triptych.offline.prompts import Prompts, each_prompt, with_params
+from triptych.offline.pooling_methods import PoolingMethods
 from triptych.offline.runtime import Runtime
-from triptych.sampling_params import SamplingParams
+from triptych.offline.text_methods import TextMethods
 
 #: What an engine runs at once unless `max_num_seqs` says otherwise.
 _MAX_NUM_SEQS = 256
 #: Most requests in flight: what a frontend takes at once is 2048, and others may use it too.
 _MAX_IN_FLIGHT = 1024
 
-#: True for a bar of tqdm, False for none, or a function with tqdm's arguments.
-UseTqdm = bool | Callable[..., Any]
 
-
-class LLM:
+class LLM(TextMethods, PoolingMethods):
     """Generates texts for many prompts at once, with the methods, arguments and results of vLLM's `LLM`.
 
     It starts the services of one model on this machine, and stops them at `close`, at the end of a `with` block, when the object is
@@ -39,6 +33,7 @@ class LLM:
     Args:
         model: a directory, a built-in name or a hub id. With `address`: a name of a served model; empty for the only one.
         address: host:port of a frontend that runs already.
+        api_key, tls: for the connection to `address`.
         log_level: write the services' log from this level on to standard error. By default nothing is shown.
         log_file: append the services' log to this file instead.
         engine, frontend, encoder, gateway: settings of single services, as `{"max_step_ms": 200}`.
@@ -56,6 +51,8 @@ class LLM:
         model: str = "",
         *,
         address: str | None = None,
+        api_key: str | None = None,
+        tls: TLSConfig | None = None,
         log_level: str | None = None,
         log_file: str | os.PathLike[str] | None = None,
         engine: Mapping[str, object] | None = None,
@@ -78,8 +75,10 @@ class LLM:
         max_num_seqs = (options.get("engine") or {}).get("max_num_seqs") or _MAX_NUM_SEQS
         max_in_flight = min(2 * max_num_seqs * (options.get("engines") or 1), _MAX_IN_FLIGHT)
         try:
-            name = model if server is None else server.addresses.model
-            self._runtime = Runtime(server, address or server.addresses.frontends[0], name, max_in_flight)  # type: ignore[union-attr]
+            if server is None:
+                self._runtime = Runtime(None, str(address), model, max_in_flight, api_key, tls)
+            else:
+                self._runtime = Runtime(server, server.addresses.frontends[0], server.addresses.model, max_in_flight)
         except BaseException:
             if server is not None:
                 server.close()
@@ -87,39 +86,6 @@ class LLM:
         #: The services; None if they were running already.
         self.server = server
         self._finalizer = weakref.finalize(self, _close, self._runtime, os.getpid())
-
-    def generate(
-        self,
-        prompts: Prompts,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: UseTqdm = True,
-        *,
-        raise_on_error: bool = True,
-    ) -> list[RequestOutput]:
-        """Generate texts that continue prompts.
-
-        Args:
-            prompts: one prompt, or any iterable of prompts, which is read as there is room for more requests. A prompt is text,
-                token ids, or a dictionary `{"prompt": text}` or `{"prompt_token_ids": token_ids}`.
-            sampling_params: of all prompts, or a sequence with those of each. None: `SamplingParams()`.
-            use_tqdm: show a bar with the number of prompts and the tokens per second.
-            raise_on_error: False: a prompt that failed has its GenerationError in the list instead of a result.
-
-        Returns:
-            the results, in the order of the prompts.
-
-        Raises:
-            GenerationError: a prompt failed. It has the prompt's index and the cause. The other requests are cancelled.
-            ValueError: `sampling_params` is not as long as `prompts`.
-        """
-        each = each_prompt(prompts)
-        return self._runtime.run(
-            with_params(each, sampling_params, SamplingParams()),
-            lambda item: complete_generation(*item, self._runtime.model.name),
-            functools.partial(generate, self._runtime),
-            progress_bar(use_tqdm, each),
-            raise_on_error=raise_on_error,
-        )
 
     def close(self) -> None:
         """Cancel what runs and stop the services, if this object started them. Calls after the first do nothing."""

@@ -66,4 +66,4 @@ def progress_bar(use_tqdm: bool | Callable[..., Any], prompts: object, unit: str
 def _tqdm() -> Callable[..., Any]:
     from tqdm.auto import tqdm
 
-    return tqdm  # type: ignore[no-any-return]
+    return tqdm

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, TypeVar
 
 from triptych.errors import InvalidRequestError
+from triptych.offline.media import media_items
+from triptych.requests.types import Messages
 from triptych.v1 import generation_pb2
 
 T = TypeVar("T")
@@ -25,6 +27,14 @@ def each_prompt(prompts: Prompts) -> Iterable[Prompt]:
     if not isinstance(prompts, Iterable):
         raise InvalidRequestError(f"prompts must be a prompt or prompts, not {type(prompts).__name__}", field="prompts")
     return prompts  # type: ignore[return-value]
+
+
+def each_conversation(messages: Messages | Iterable[Messages]) -> Iterable[Messages]:
+    """The conversations: one that is given alone, as text or as turns, is the only one. Its first element decides."""
+    is_turns = isinstance(messages, Sequence) and len(messages) > 0 and not isinstance(messages[0], (str, Sequence))
+    if isinstance(messages, str) or is_turns:
+        return [messages]  # type: ignore[list-item]
+    return messages  # type: ignore[return-value]
 
 
 def with_params(prompts: Iterable[T], params: object, default: object) -> Iterator[tuple[T, Any]]:
@@ -65,6 +75,8 @@ def read_prompt(prompt: Prompt) -> tuple[generation_pb2.CompleteRequest, str | N
         if text is None
         else generation_pb2.CompleteRequest(text=text)
     )
+    if media := prompt.get("multi_modal_data"):
+        request.media.extend(media_items(media))
     if (salt := prompt.get("cache_salt")) is not None:
         request.options.cache_salt = salt
     return request, text

@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import grpc
-
+from triptych.client.channels import aconnect
+from triptych.client.config import RetryConfig, TLSConfig
 from triptych.errors import InvalidRequestError, StartupError, TriptychError
 from triptych.local import LocalServer
 from triptych.offline.frontend import call
 from triptych.offline.loop import Job, LoopThread, Window
 from triptych.offline.outputs import GenerationError
 from triptych.offline.progress import ProgressBar
-from triptych.v1 import common_pb2, generation_pb2, generation_pb2_grpc, preprocess_pb2_grpc
+from triptych.v1 import common_pb2, detokenize_pb2_grpc, generation_pb2, generation_pb2_grpc, preprocess_pb2_grpc
 
 T = TypeVar("T")
 Request = TypeVar("Request")
@@ -25,12 +25,6 @@ Request = TypeVar("Request")
 _PROMPT_ERRORS = (TriptychError, OSError, TypeError, ValueError)
 #: Most bytes of requests in flight. Frontends hold at most 512 MiB of media files, and refuse further ones.
 _MAX_BYTES_IN_FLIGHT = 128 << 20
-_CHANNEL_OPTIONS = [
-    ("grpc.max_send_message_length", 64 << 20),
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-]
 
 
 @dataclass(frozen=True)
@@ -50,23 +44,34 @@ class Runtime:
         address: host:port of the frontend.
         model: name of the model; empty for the only one.
         max_in_flight: requests that are sent before the first of them is answered.
+        api_key, tls: of the connection.
     """
 
-    def __init__(self, server: LocalServer | None, address: str, model: str, max_in_flight: int) -> None:
+    def __init__(
+        self,
+        server: LocalServer | None,
+        address: str,
+        model: str,
+        max_in_flight: int,
+        api_key: str | None = None,
+        tls: TLSConfig | None = None,
+    ) -> None:
         self._server = server
         self._window = Window(max_in_flight, _MAX_BYTES_IN_FLIGHT)
         self._loop = LoopThread()
         try:
-            self._loop.run(self._connect(address))
+            self._loop.run(self._connect(address, api_key, tls))
             self.model = self._find_model(model)
         except BaseException:
             self.close()
             raise
 
-    async def _connect(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    async def _connect(self, address: str, api_key: str | None, tls: TLSConfig | None) -> None:
+        # Retries are this package's own.
+        self._channel = aconnect(address, api_key=api_key, tls=tls, retry=RetryConfig(max_attempts=1))
         self.generation: Any = generation_pb2_grpc.GenerationServiceStub(self._channel)
         self.preprocess: Any = preprocess_pb2_grpc.PreprocessServiceStub(self._channel)
+        self.detokenize: Any = detokenize_pb2_grpc.DetokenizeServiceStub(self._channel)
 
     def _find_model(self, name: str) -> common_pb2.ModelInfo:
         listed = self._loop.run(self.call(self.generation.ListModels, generation_pb2.ListModelsRequest())).models
