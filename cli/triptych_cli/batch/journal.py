@@ -47,10 +47,10 @@ class Journal:
         with open(self._file, "rb", closefd=False) as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
+                    os.ftruncate(self._file, num_bytes)
                     break
                 self._add(number, line)
                 num_bytes += len(line)
-        os.ftruncate(self._file, num_bytes)
 
     def _add(self, number: int, text: bytes) -> None:
         try:

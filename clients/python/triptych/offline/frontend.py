@@ -23,13 +23,14 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 5.0
 _QUEUE_PAUSE_S = 0.5
 
 
-async def call(method: Callable[[Any], Any], request: Any, check: Callable[[], None]) -> Any:
+async def call(method: Callable[..., Any], request: Any, request_id: str, check: Callable[[], None]) -> Any:
     """The response of a unary call.
 
     A full queue is waited for, as long as it takes: other requests of the same program fill it. A call that found services
     unavailable is sent again, a bounded number of times.
 
     Args:
+        request_id: sent as `x-request-id`, the same each time.
         check: called before each retry; raises an error if retries are pointless.
 
     Raises:
@@ -38,7 +39,7 @@ async def call(method: Callable[[Any], Any], request: Any, check: Callable[[], N
     num_retries = 0
     while True:
         try:
-            return await method(request)
+            return await method(request, metadata=(("x-request-id", request_id),))
         except grpc.aio.AioRpcError as status:
             error = from_rpc_error(status)
         if isinstance(error, QueueFullError):

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from triptych.offline.convert import request_output
 from triptych.offline.outputs import RequestOutput
 from triptych.offline.prompts import Prompt, read_prompt
-from triptych.offline.runtime import Outcome, Runtime
+from triptych.offline.runtime import Outcome, Runtime, new_request_id
 from triptych.requests.build import chat_request
 from triptych.requests.types import Messages
 from triptych.v1 import detokenize_pb2, generation_pb2, preprocess_pb2
@@ -82,24 +82,25 @@ async def generate(runtime: Runtime, generation: Generation) -> Outcome[RequestO
     The frontend does both. Without media, the second call has the token ids of the first one. Files travel twice: the first call
     keeps nothing of them.
     """
-    text, token_ids = generation.text, generation.token_ids
+    text, token_ids, request_id = generation.text, generation.token_ids, new_request_id()
     if token_ids is None:
-        rendered = await runtime.call(runtime.preprocess.Preprocess, _preprocess_request(generation.request))
+        preprocess = _preprocess_request(generation.request)
+        rendered = await runtime.call(runtime.preprocess.Preprocess, preprocess, request_id)
         text, token_ids = rendered.prompt if text is None else text, rendered.token_ids
-    response = await _answer(runtime, generation, token_ids)
+    response = await _answer(runtime, generation, token_ids, request_id)
     output = request_output(response, text, token_ids)
     return Outcome(output, len(token_ids), sum(len(completion.token_ids) for completion in output.outputs))
 
 
-async def _answer(runtime: Runtime, generation: Generation, token_ids: Sequence[int]) -> Any:
+async def _answer(runtime: Runtime, generation: Generation, token_ids: Sequence[int], request_id: str) -> Any:
     request = generation.request
     if not generation.has_media:
         tokens = generation_pb2.TokenIds(ids=token_ids)
         complete = generation_pb2.CompleteRequest(model=request.model, token_ids=tokens, options=request.options)
-        return await runtime.call(runtime.generation.Complete, complete)
+        return await runtime.call(runtime.generation.Complete, complete, request_id)
     if isinstance(request, generation_pb2.CompleteRequest):
-        return await runtime.call(runtime.generation.Complete, request)
-    response = await runtime.call(runtime.generation.Chat, request)
+        return await runtime.call(runtime.generation.Complete, request, request_id)
+    response = await runtime.call(runtime.generation.Chat, request, request_id)
     for choice in response.choices:
         # Reasoning and tool calls are parts of the text here, as in a conversation without media.
         if choice.reasoning or choice.tool_calls:

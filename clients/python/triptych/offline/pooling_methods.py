@@ -80,9 +80,8 @@ class PoolingMethods:
         elif task in ("embed", "token_embed"):
             send = self._embed(params, output, common_pb2.TASK_EMBED if task == "embed" else common_pb2.TASK_TOKEN_EMBED)
         else:
-            raise InvalidRequestError(
-                f"pooling_task={task!r} is not embed, token_embed or classify", field="pooling_task", value=task
-            )
+            known = "embed, token_embed, classify"
+            raise InvalidRequestError(f"pooling_task {task!r} is not one of {known}", field="pooling_task", limit=known, value=task)
         return self._pool(each_prompt(prompts), _read_input, send, use_tqdm, raise_on_error)
 
     def embed(

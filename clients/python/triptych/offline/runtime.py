@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -34,6 +35,11 @@ class Outcome(Generic[T]):
     result: T
     num_input_tokens: int
     num_output_tokens: int
+
+
+def new_request_id() -> str:
+    """An id by which logs and services know a request."""
+    return uuid.uuid4().hex
 
 
 class Runtime:
@@ -82,9 +88,13 @@ class Runtime:
             raise InvalidRequestError(f"model {name!r} is not served; served are: {', '.join(known)}", field="model", value=name)
         return known[name]
 
-    async def call(self, method: Callable[[Any], Any], request: Any) -> Any:
-        """A unary call, with retries. Only on the loop. Raises TriptychError."""
-        return await call(method, request, self._check)
+    async def call(self, method: Callable[..., Any], request: Any, request_id: str = "") -> Any:
+        """A unary call, with retries. Only on the loop. Raises TriptychError.
+
+        Args:
+            request_id: sent as `x-request-id`; empty for a new one.
+        """
+        return await call(method, request, request_id or new_request_id(), self._check)
 
     def _check(self) -> None:
         if self._server is not None:

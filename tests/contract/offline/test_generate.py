@@ -1,0 +1,163 @@
+"""`LLM.generate` and `LLM.chat` against the mock over real gRPC: order, errors, retries, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from support.mock_server import running_mock, script
+from support.waiting import until
+from triptych import LLM, GenerationError, SamplingParams
+from triptych.errors import ContextLengthError, InvalidRequestError, ServiceUnavailableError, UnauthenticatedError
+from triptych_mock.service import MockServer
+
+
+@pytest.fixture
+async def mock() -> AsyncIterator[tuple[MockServer, str]]:
+    async with running_mock() as running:
+        yield running
+
+
+async def in_thread(address: str, use: Callable[[LLM], Any], **arguments: Any) -> Any:
+    """What a function returns that uses an LLM, which blocks."""
+
+    def run() -> Any:
+        with LLM(address=address, **arguments) as llm:
+            return use(llm)
+
+    return await asyncio.to_thread(run)
+
+
+async def test_results_are_in_the_order_of_the_prompts(mock: tuple[MockServer, str]) -> None:
+    prompts = [script(numTokens=3, firstTokenS=0.05 * (number % 3), text=f"answer {number}") for number in range(20)]
+    outputs = await in_thread(mock[1], lambda llm: llm.generate(prompts, use_tqdm=False))
+    assert [output.outputs[0].text for output in outputs] == [f"answer {number}" for number in range(20)]
+    assert [output.prompt for output in outputs] == prompts
+
+
+async def test_requests_are_cancelled_when_the_source_of_prompts_breaks(mock: tuple[MockServer, str]) -> None:
+    def prompts() -> Iterator[str]:
+        for _ in range(20):
+            yield script(fault={"stall": True})
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError, match="the source broke"):
+        await in_thread(mock[1], lambda llm: llm.generate(prompts(), use_tqdm=False))
+    await until(lambda: mock[0].num_live_requests == 0)
+
+
+async def test_sampling_params_of_each_prompt(mock: tuple[MockServer, str]) -> None:
+    prompts, params = [script(numTokens=9)] * 3, [SamplingParams(max_tokens=number) for number in (1, 2, 3)]
+    outputs = await in_thread(mock[1], lambda llm: llm.generate(prompts, params, use_tqdm=False))
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3]
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * 3
+    with pytest.raises(ValueError, match="2 sampling_params for 3 prompts"):
+        await in_thread(mock[1], lambda llm: llm.generate(prompts, params[:2], use_tqdm=False))
+    with pytest.raises(ValueError, match="shorter"):
+        await in_thread(mock[1], lambda llm: llm.generate(iter(prompts), params[:2], use_tqdm=False))
+
+
+async def test_a_bad_prompt_raises_with_its_index_and_cancels_the_others(mock: tuple[MockServer, str]) -> None:
+    bad = script(fault={"error": {"code": 3, "reason": "CONTEXT_LENGTH_EXCEEDED", "message": "too long"}})
+    prompts = [*[script(fault={"stall": True})] * 5, bad]
+    with pytest.raises(GenerationError, match=r"prompts\[5\]: too long") as raised:
+        await in_thread(mock[1], lambda llm: llm.generate(prompts, use_tqdm=False))
+    assert raised.value.index == 5
+    assert isinstance(raised.value.__cause__, ContextLengthError)
+    await until(lambda: mock[0].num_live_requests == 0)
+
+
+async def test_errors_stand_in_the_list_if_wanted(mock: tuple[MockServer, str]) -> None:
+    prompts = ["good", {"text": "no such key"}, script(fault={"error": {"code": 3}}), [0], {"prompt_token_ids": [-1]}, 7]
+    outputs = await in_thread(mock[1], lambda llm: llm.generate(prompts, use_tqdm=False, raise_on_error=False))
+    assert [getattr(output, "index", None) for output in outputs] == [None, 1, 2, None, 4, 5]
+    assert outputs[0].outputs[0].text == "good"
+    assert all(isinstance(outputs[index].__cause__, InvalidRequestError) for index in (1, 2, 4, 5))
+
+
+async def test_a_full_queue_and_a_lost_engine_are_tried_again(mock: tuple[MockServer, str]) -> None:
+    full = {"numCalls": 4, "error": {"code": 8, "reason": "QUEUE_FULL", "retryAfterS": 0.01}}
+    lost = {"numCalls": 4, "error": {"code": 14, "reason": "SERVICE_UNAVAILABLE"}}
+    prompts = [script(text="a", fault=full), script(text="b", fault=lost), script(text="c", fault={"numCalls": 3, "bareCode": 14})]
+    outputs = await in_thread(mock[1], lambda llm: llm.generate(prompts, use_tqdm=False))
+    assert [output.outputs[0].text for output in outputs] == ["a", "b", "c"]
+
+
+async def test_services_that_stay_away_are_an_error(mock: tuple[MockServer, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.offline.frontend._MAX_PAUSE_S", 0.001)
+    with pytest.raises(GenerationError) as raised:
+        await in_thread(mock[1], lambda llm: llm.generate(script(fault={"bareCode": 14}), use_tqdm=False))
+    assert isinstance(raised.value.__cause__, ServiceUnavailableError)
+
+
+async def test_close_ends_calls_of_other_threads(mock: tuple[MockServer, str]) -> None:
+    llm = await asyncio.to_thread(LLM, address=mock[1])
+    call = asyncio.create_task(asyncio.to_thread(llm.generate, script(fault={"stall": True}), use_tqdm=False))
+    await until(lambda: mock[0].num_live_requests > 0)
+    await asyncio.to_thread(llm.close)
+    llm.close()
+    # A cancelled call inside of a thread is an error there, not the end of the task that waits for the thread.
+    with pytest.raises(BaseException):  # noqa: B017, PT011
+        await call
+    await until(lambda: mock[0].num_live_requests == 0)
+
+
+async def test_conversations(mock: tuple[MockServer, str]) -> None:
+    one = [{"role": "user", "content": "hello"}]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    (output,) = await in_thread(mock[1], lambda llm: llm.chat(one, use_tqdm=False, tools=tools))
+    assert output.prompt == "user: hello\n"
+    outputs = await in_thread(mock[1], lambda llm: llm.chat([one, one], [SamplingParams(n=2), SamplingParams()], use_tqdm=False))
+    assert [len(output.outputs) for output in outputs] == [2, 1]
+    (output,) = await in_thread(mock[1], lambda llm: llm.chat("hello", use_tqdm=False))
+    assert output.prompt == "user: hello\n"
+
+
+async def test_pictures_go_along(mock: tuple[MockServer, str]) -> None:
+    messages = [{"role": "user", "content": [{"type": "image", "image": b"a file"}, {"type": "text", "text": "which colour?"}]}]
+    (output,) = await in_thread(mock[1], lambda llm: llm.chat(messages, use_tqdm=False))
+    assert output.outputs[0].text == "which colour?"
+    assert len(output.media) == 1
+    prompt = {"prompt": "<media> what is this", "multi_modal_data": {"image": [b"a file"]}}
+    (output,) = await in_thread(mock[1], lambda llm: llm.generate(prompt, use_tqdm=False))
+    assert len(output.media) == 1
+
+
+async def test_the_bar_is_told_of_all_prompts_and_tokens(mock: tuple[MockServer, str]) -> None:
+    made = []
+
+    class Bar:
+        def __init__(self, **options: Any) -> None:
+            self.options, self.num_done, self.postfix, self.is_closed = options, 0, "", False
+            made.append(self)
+
+        def set_postfix_str(self, text: str, refresh: bool) -> None:
+            self.postfix = text
+
+        def update(self, count: int) -> None:
+            self.num_done += count
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    await in_thread(mock[1], lambda llm: llm.generate(["a", "b"], use_tqdm=Bar))
+    await in_thread(mock[1], lambda llm: llm.generate((text for text in ("a", "b")), use_tqdm=Bar))
+    assert [bar.options["total"] for bar in made] == [2, None]
+    assert all(bar.num_done == 2 and bar.is_closed and "output: " in bar.postfix for bar in made)
+
+
+async def test_a_model_is_chosen_by_name(mock: tuple[MockServer, str]) -> None:
+    served = mock[0].model_info().name
+    assert await in_thread(mock[1], lambda llm: llm.generate("x", use_tqdm=False)[0].outputs[0].text, model=served) == "x"
+    with pytest.raises(InvalidRequestError, match=f"'other' is not served; served are: {served}"):
+        await in_thread(mock[1], lambda llm: None, model="other")
+
+
+async def test_an_api_key() -> None:
+    async with running_mock(api_key="secret") as (_, address):
+        outputs = await in_thread(address, lambda llm: llm.generate("x", use_tqdm=False), api_key="secret")
+        assert outputs[0].outputs[0].text == "x"
+        with pytest.raises(UnauthenticatedError):
+            await in_thread(address, lambda llm: None, api_key="wrong")
