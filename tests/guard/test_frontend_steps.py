@@ -17,6 +17,7 @@ from support.builders.frontend import chat_request, frontend_bench, ids
 from support.counting import assert_per_item, python_calls
 from support.fakes.engine import says
 from triptych.v1 import generation_pb2
+from triptych_frontend.generation.call import Generation
 
 FEW, MANY = 8, 64
 NUM_CALLS = (1, FEW, MANY)
@@ -67,3 +68,20 @@ async def test_the_frontend_takes_a_few_calls_per_token() -> None:
         return calls
 
     assert_per_item(await step_of(FEW), FEW, await step_of(MANY), MANY, FRONTEND_CALLS, FRONTEND_BUILTINS)
+
+
+async def test_a_final_answer_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reader is not woken by each token."""
+    num_takes, take = 0, Generation.take
+
+    def counted(generation: Generation) -> generation_pb2.GenerationCallResponse | None:
+        nonlocal num_takes
+        num_takes += 1
+        return take(generation)
+
+    monkeypatch.setattr(Generation, "take", counted)
+    async with frontend_bench(says(ids("Hello there, how are you?"))) as bench:
+        response = await bench.generation.Chat(chat_request(options=generation_pb2.GenerationOptions(n=2)))
+    assert response.choices[0].text == "Hello there, how are you?"
+    # Once for each choice.
+    assert num_takes <= 2

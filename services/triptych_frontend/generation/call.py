@@ -132,14 +132,17 @@ class Generation:
         had_stopped = choice.has_stopped
         choice.feed(output)
         self._fed[index] = None
-        if choice.is_finished:
+        is_finished = choice.is_finished
+        if is_finished:
             self._num_running -= 1
         elif output.finish_reason and self._call is not None:
             self._call.go_on(index, choice.token_ids)
         elif choice.has_stopped and not had_stopped and self._call is not None:
             # The choice finishes with the engine's last output, at most one step later, which has cached tokens and timings.
             self._call.abort(index)
-        self._announce()
+        # A reader that is woken for nothing after each token costs a final answer as much as a stream.
+        if is_finished or not choice.is_final_only:
+            self._announce()
 
     def _announce(self) -> None:
         if not self._is_announced:

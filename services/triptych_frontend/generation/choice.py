@@ -41,6 +41,8 @@ class Choice:
         self._unsent_offsets = prompt.offsets if params.wants_prompt_logprobs and (echo or is_first) else None
         self._echo = echo
         self._params = params
+        #: All output is sent together, when the choice has ended.
+        self.is_final_only = params.is_final_only
         self._token_texts = chains.token_texts
         self._eos_token_ids = eos_token_ids
         self._chain = chains.start(prompt.token_ids, params.output)
@@ -106,7 +108,7 @@ class Choice:
 
     def take(self) -> Sequence[generation_pb2.ChoiceDelta]:
         """The new output since the last call. Empty if there is none, or if it must be sent only at the end."""
-        if not self._new.has_news or (self._params.is_final_only and self.last is None):
+        if not self._new.has_news or (self.is_final_only and self.last is None):
             return ()
         return self._new.take()
 
