@@ -16,8 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import grpc
-from triptych import SamplingParams
-from triptych import LLM
+from triptych import LLM, SamplingParams
 from triptych.v1 import engine_pb2, engine_pb2_grpc
 
 from benchmarks.harness.machine import BusyMeter

@@ -10,7 +10,13 @@ import pytest
 from support.mock_server import running_mock, script
 from support.waiting import until
 from triptych import LLM, GenerationError, SamplingParams
-from triptych.errors import ContextLengthError, InvalidRequestError, ServiceUnavailableError, UnauthenticatedError
+from triptych.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    RequestAbortedError,
+    ServiceUnavailableError,
+    UnauthenticatedError,
+)
 from triptych_mock.service import MockServer
 
 
@@ -98,9 +104,10 @@ async def test_close_ends_calls_of_other_threads(mock: tuple[MockServer, str]) -
     await until(lambda: mock[0].num_live_requests > 0)
     await asyncio.to_thread(llm.close)
     llm.close()
-    # A cancelled call inside of a thread is an error there, not the end of the task that waits for the thread.
-    with pytest.raises(BaseException):  # noqa: B017, PT011
+    with pytest.raises(RequestAbortedError, match="was closed"):
         await call
+    with pytest.raises(RequestAbortedError, match="was closed"):
+        llm.generate("more", use_tqdm=False)
     await until(lambda: mock[0].num_live_requests == 0)
 
 

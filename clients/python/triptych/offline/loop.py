@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from triptych.errors import RequestAbortedError
+
 T = TypeVar("T")
 
 
@@ -20,10 +22,15 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="triptych-offline", daemon=True)
         self._thread.start()
+        self._lock = threading.Lock()
+        self._is_closed = False
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function on the loop, soon."""
-        self._loop.call_soon_threadsafe(function)
+        """Call a function on the loop, soon. Raises RequestAbortedError after `close`."""
+        with self._lock:
+            if self._is_closed:
+                raise RequestAbortedError("requests cannot be sent: this object was closed")
+            self._loop.call_soon_threadsafe(function)
 
     def create_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a coroutine. Only on the loop's thread."""
@@ -35,8 +42,11 @@ class LoopThread:
 
     def close(self, last: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """End the loop and its thread. Tasks that are left are cancelled, then `last` is run."""
-        if self._loop.is_closed():
-            return
+        with self._lock:
+            if self._is_closed:
+                return
+            # What was called before runs before `_end`, which cancels its tasks.
+            self._is_closed = True
         try:
             self.run(_end(last))
         finally:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from triptych.client.channels import aconnect
 from triptych.client.config import RetryConfig, TLSConfig
-from triptych.errors import InvalidRequestError, StartupError, TriptychError
+from triptych.errors import InvalidRequestError, RequestAbortedError, StartupError, TriptychError
 from triptych.local import LocalServer
 from triptych.offline.frontend import call
 from triptych.offline.loop import Job, LoopThread, Window
@@ -119,11 +119,14 @@ class Runtime:
         Raises:
             GenerationError: an item failed. The requests in flight are cancelled.
             StartupError: the services have ended.
+            RequestAbortedError: the object was closed meanwhile.
         """
         results: dict[int, Any] = {}
         jobs = (_job(item, read, answer) for item in items)
         with contextlib.closing(bar), contextlib.closing(self._window.run(self._loop, jobs)) as ended:
             for index, task in ended:
+                if task.cancelled():
+                    raise RequestAbortedError("the request was cancelled: this object was closed")
                 error = task.exception()
                 if error is None:
                     outcome = task.result()
