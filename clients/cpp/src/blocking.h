@@ -1,6 +1,5 @@
 #pragma once
 
-#include <grpcpp/client_context.h>
 #include <grpcpp/support/sync_stream.h>
 
 #include <memory>
@@ -17,7 +16,7 @@ namespace triptych::detail {
 template <class Response>
 class BlockingSource final : public StreamSource<Response> {
  public:
-  BlockingSource(std::shared_ptr<grpc::ClientContext> context, std::unique_ptr<grpc::ClientReader<Response>> reader)
+  BlockingSource(std::shared_ptr<CallContext> context, std::unique_ptr<grpc::ClientReader<Response>> reader)
       : context_(std::move(context)), reader_(std::move(reader)) {}
 
   BlockingSource(const BlockingSource&) = delete;
@@ -43,12 +42,12 @@ class BlockingSource final : public StreamSource<Response> {
     return false;
   }
 
-  void cancel() noexcept override { context_->TryCancel(); }
+  void cancel() noexcept override { context_->grpc.TryCancel(); }
 
   const std::vector<v1::MediaReport>& trailing_media() const override { return media_; }
 
  private:
-  std::shared_ptr<grpc::ClientContext> context_;
+  std::shared_ptr<CallContext> context_;
   std::unique_ptr<grpc::ClientReader<Response>> reader_;  // uses the context, so it is destroyed first
   bool ended_ = false;
   std::shared_ptr<const Error> error_;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <grpcpp/client_context.h>
 #include <grpcpp/support/client_callback.h>
 
 #include <condition_variable>
@@ -9,29 +8,18 @@
 #include <stdexcept>
 #include <utility>
 
+#include "callback_scope.h"
 #include "context.h"
 #include "status.h"
 #include "triptych/async.h"
 
 namespace triptych::detail {
 
-/// Whether this thread runs a callback of any call. There a call's end must not be waited for: gRPC has few threads for callbacks.
-bool in_callback() noexcept;
-
-/// Marks its lifetime as a callback.
-class CallbackScope {
- public:
-  CallbackScope() noexcept;
-  ~CallbackScope();
-  CallbackScope(const CallbackScope&) = delete;
-  CallbackScope& operator=(const CallbackScope&) = delete;
-};
-
 /// A server stream of gRPC that is delivered to callbacks. It owns itself from `start` to `OnDone`.
 template <class Response>
 class CallbackReader final : public AsyncCallState, public grpc::ClientReadReactor<Response> {
  public:
-  CallbackReader(std::shared_ptr<grpc::ClientContext> context, OnResponse<Response> on_response, OnDone on_done)
+  CallbackReader(std::shared_ptr<CallContext> context, OnResponse<Response> on_response, OnDone on_done)
       : context_(std::move(context)), on_response_(std::move(on_response)), on_done_(std::move(on_done)) {}
 
   /// Starts a call that was prepared with this reactor.
@@ -58,14 +46,12 @@ class CallbackReader final : public AsyncCallState, public grpc::ClientReadReact
   }
 
   void OnDone(const grpc::Status& status) override {
+    const CallbackScope scope;  // until everything is destroyed: the last owner of the channel may be this object
     const auto self = std::move(self_);
     run([&] { on_done_({error_of(status), trailing_media(*context_)}); });
-    {
-      // What the callbacks have captured may be the call's own handle.
-      const CallbackScope scope;
-      on_response_ = nullptr;
-      on_done_ = nullptr;
-    }
+    // What the callbacks have captured may be the call's own handle.
+    on_response_ = nullptr;
+    on_done_ = nullptr;
     const std::lock_guard lock(mutex_);
     ended_ = true;
     changed_.notify_all();
@@ -76,7 +62,7 @@ class CallbackReader final : public AsyncCallState, public grpc::ClientReadReact
       const std::lock_guard lock(mutex_);
       cancelled_ = true;
     }
-    context_->TryCancel();
+    context_->grpc.TryCancel();
     resume();  // The read of a cancelled call fails, which ends it.
   }
 
@@ -123,7 +109,7 @@ class CallbackReader final : public AsyncCallState, public grpc::ClientReadReact
     callback();
   }
 
-  std::shared_ptr<grpc::ClientContext> context_;
+  std::shared_ptr<CallContext> context_;
   OnResponse<Response> on_response_;
   triptych::OnDone on_done_;
   Response response_;

@@ -5,7 +5,9 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include <stdexcept>
+#include <thread>
 
+#include "callback_scope.h"
 #include "files.h"
 
 namespace triptych::detail {
@@ -51,11 +53,20 @@ grpc::ChannelArguments arguments(const ClientOptions& options) {
   return arguments;
 }
 
+/// The last channel's destructor joins gRPC's threads for callbacks, so it must not run on one of them.
+void close(const SharedChannel* channel) {
+  if (in_callback()) {
+    std::thread([channel] { delete channel; }).detach();
+  } else {
+    delete channel;
+  }
+}
+
 }  // namespace
 
-std::shared_ptr<grpc::Channel> open_channel(const ClientOptions& options) {
-  return grpc::CreateCustomChannel(options.address, options.tls ? credentials(*options.tls) : grpc::InsecureChannelCredentials(),
-                                   arguments(options));
+std::shared_ptr<const SharedChannel> open_channel(const ClientOptions& options) {
+  const auto channel_credentials = options.tls ? credentials(*options.tls) : grpc::InsecureChannelCredentials();
+  return {new SharedChannel{grpc::CreateCustomChannel(options.address, channel_credentials, arguments(options))}, close};
 }
 
 }  // namespace triptych::detail

@@ -23,17 +23,17 @@ struct Client::Impl {
   explicit Impl(const ClientOptions& client_options)
       : options(client_options),
         channel(detail::open_channel(options)),
-        generation(channel),
-        preprocessing(channel),
-        detokenizing(channel) {}
+        generation(channel->grpc),
+        preprocessing(channel->grpc),
+        detokenizing(channel->grpc) {}
 
   template <class Stub, class Request, class Response>
   Response unary(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*), const Request& request,
                  const CallOptions& call) const {
     detail::check_size(request);
-    const auto context = detail::make_context(options, call);
+    const auto context = detail::make_context(channel, options, call);
     Response response;
-    detail::throw_if_error((stub.*method)(context.get(), request, &response));
+    detail::throw_if_error((stub.*method)(&context->grpc, request, &response));
     if (call.trailing_media != nullptr) *call.trailing_media = detail::trailing_media(*context);
     return response;
   }
@@ -43,8 +43,8 @@ struct Client::Impl {
                                                                                                     const Request&),
                           const Request& request, const CallOptions& call) {
     detail::check_size(request);
-    auto context = detail::make_context(options, call);
-    auto reader = (generation.*method)(context.get(), request);
+    auto context = detail::make_context(channel, options, call);
+    auto reader = (generation.*method)(&context->grpc, request);
     return Stream<Response>(std::make_unique<detail::BlockingSource<Response>>(std::move(context), std::move(reader)));
   }
 
@@ -53,15 +53,15 @@ struct Client::Impl {
                                                                              grpc::ClientReadReactor<Response>*),
                   const Request& request, OnResponse<Response> on_response, OnDone on_done, const CallOptions& call) {
     detail::check_size(request);
-    auto context = detail::make_context(options, call);
+    auto context = detail::make_context(channel, options, call);
     const auto reader = std::make_shared<detail::CallbackReader<Response>>(context, std::move(on_response), std::move(on_done));
-    (generation.async()->*method)(context.get(), &request, reader.get());
+    (generation.async()->*method)(&context->grpc, &request, reader.get());
     reader->start(reader);
     return AsyncCall(reader);
   }
 
   ClientOptions options;
-  std::shared_ptr<grpc::Channel> channel;
+  std::shared_ptr<const detail::SharedChannel> channel;
   Generation::Stub generation;
   Preprocessing::Stub preprocessing;
   Detokenizing::Stub detokenizing;

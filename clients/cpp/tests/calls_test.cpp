@@ -45,7 +45,7 @@ TEST(Chat, SendsPartsMetadataAndDeadline) {
   EXPECT_EQ(metadata.find("authorization")->second, "Bearer secret");
   EXPECT_EQ(metadata.find("x-request-id")->second, "mine");
   EXPECT_GT(left, 50s);
-  EXPECT_LE(left, 60s);
+  EXPECT_LT(left, 62s);  // gRPC rounds it up
   ASSERT_EQ(media.size(), 1U);
   EXPECT_EQ(media[0].num_tokens(), 5U);
 }

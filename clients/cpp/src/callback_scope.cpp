@@ -1,4 +1,4 @@
-#include "callback.h"
+#include "callback_scope.h"
 
 namespace triptych::detail {
 namespace {
