@@ -156,12 +156,10 @@ v1::Outcome make_call(const v1::Call& call, bool callbacks) {
 }
 
 int serve(bool callbacks) {
-  google::protobuf::util::JsonParseOptions parse_options;
-  parse_options.ignore_unknown_fields = true;
   for (std::string line; std::getline(std::cin, line);) {
     v1::Call call;
     std::string json;
-    auto status = google::protobuf::util::JsonStringToMessage(line, &call, parse_options);
+    auto status = google::protobuf::util::JsonStringToMessage(line, &call);
     if (status.ok()) status = google::protobuf::util::MessageToJsonString(make_call(call, callbacks), &json);
     if (!status.ok()) {
       std::cerr << status.ToString() << '\n';

@@ -33,6 +33,7 @@ void add_response(const StreamResponse& part, detail::ChoiceAccumulator& choices
   for (const v1::ChoiceDelta& delta : part.choices()) choices.add(delta, *whole.mutable_choices());
   if (part.has_usage()) *whole.mutable_usage() = part.usage();
   if (part.has_timings()) *whole.mutable_timings() = part.timings();
+  if (part.media_size() > 0) *whole.mutable_media() = part.media();
 }
 
 }  // namespace
@@ -63,10 +64,7 @@ void detail::ChoiceAccumulator::add(const v1::ChoiceDelta& delta, google::protob
   if (delta.has_stop_token_id()) choice.set_stop_token_id(delta.stop_token_id());
 }
 
-void ChatAccumulator::add(const v1::ChatStreamResponse& response) {
-  add_response(response, choices_, response_);
-  if (response.media_size() > 0) *response_.mutable_media() = response.media();
-}
+void ChatAccumulator::add(const v1::ChatStreamResponse& response) { add_response(response, choices_, response_); }
 
 void CompleteAccumulator::add(const v1::CompleteStreamResponse& response) { add_response(response, choices_, response_); }
 

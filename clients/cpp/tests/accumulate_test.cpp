@@ -71,9 +71,10 @@ TEST(CompleteAccumulator, MergesCompletions) {
   CompleteAccumulator accumulator;
   accumulator.add(parse<v1::CompleteStreamResponse>(R"(request_id: "r" model: "m" choices { text: "a" })"));
   accumulator.add(parse<v1::CompleteStreamResponse>(
-      R"(choices { text: "b" finish_reason: FINISH_REASON_LENGTH } usage { completion_tokens: 2 })"));
+      R"(choices { text: "b" finish_reason: FINISH_REASON_LENGTH } usage { completion_tokens: 2 } media { num_tokens: 4 })"));
   expect_equal(accumulator.response(), parse<v1::CompleteResponse>(R"(
-    request_id: "r" model: "m" choices { text: "ab" finish_reason: FINISH_REASON_LENGTH } usage { completion_tokens: 2 })"));
+    request_id: "r" model: "m" choices { text: "ab" finish_reason: FINISH_REASON_LENGTH } usage { completion_tokens: 2 }
+    media { num_tokens: 4 })"));
 }
 
 }  // namespace
