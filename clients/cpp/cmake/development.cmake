@@ -26,4 +26,18 @@ triptych_program(unit_tests
   tests/accumulate_test.cpp tests/async_test.cpp tests/calls_test.cpp tests/error_test.cpp tests/stream_test.cpp tests/tls_test.cpp)
 target_include_directories(unit_tests PRIVATE src)
 target_link_libraries(unit_tests PRIVATE GTest::gtest_main)
+# Style and bugs: cmake --build build/clients/cpp --target lint
+find_program(CLANG_FORMAT clang-format)
+find_program(CLANG_TIDY clang-tidy)
+file(GLOB_RECURSE own CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}"
+  include/*.h src/*.h src/*.cpp tests/*.h tests/*.cpp conformance/*.h conformance/*.cpp examples/*.cpp bench/*.cpp)
+set(tidied ${own})
+list(FILTER tidied INCLUDE REGEX "^(src|conformance|examples|bench)/.*\\.cpp$")
+add_custom_target(lint
+  COMMAND ${CLANG_FORMAT} --dry-run --Werror ${own}
+  COMMAND ${CLANG_TIDY} -p "${PROJECT_BINARY_DIR}" --quiet ${tidied}
+  WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+  DEPENDS triptych_client triptych_conformance_protos
+  VERBATIM)
+
 gtest_discover_tests(unit_tests PROPERTIES TIMEOUT 60 DISCOVERY_TIMEOUT 60)

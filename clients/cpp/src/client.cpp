@@ -20,8 +20,8 @@ using Preprocessing = v1::PreprocessService;
 using Detokenizing = v1::DetokenizeService;
 
 struct Client::Impl {
-  explicit Impl(const ClientOptions& client_options)
-      : options(client_options),
+  explicit Impl(ClientOptions client_options)
+      : options(std::move(client_options)),
         channel(detail::open_channel(options)),
         generation(channel->grpc),
         preprocessing(channel->grpc),
@@ -67,7 +67,7 @@ struct Client::Impl {
   Detokenizing::Stub detokenizing;
 };
 
-Client::Client(const ClientOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+Client::Client(ClientOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 Client::~Client() = default;
 Client::Client(Client&&) noexcept = default;
 Client& Client::operator=(Client&&) noexcept = default;

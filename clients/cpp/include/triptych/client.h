@@ -32,10 +32,10 @@ class Client {
  public:
   /// Connects at the first call. Throws std::runtime_error if a file of the TLS options cannot be read, and std::invalid_argument
   /// if only one of certificate and key is given.
-  explicit Client(const ClientOptions& options = {});
+  explicit Client(ClientOptions options = {});
   ~Client();
-  Client(Client&&) noexcept;
-  Client& operator=(Client&&) noexcept;
+  Client(Client&& other) noexcept;
+  Client& operator=(Client&& other) noexcept;
 
   v1::ChatResponse chat(const v1::ChatRequest& request, const CallOptions& options = {}) const;
   v1::CompleteResponse complete(const v1::CompleteRequest& request, const CallOptions& options = {}) const;

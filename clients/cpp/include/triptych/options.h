@@ -57,7 +57,8 @@ struct CallOptions {
   std::string request_id;
   /// Lets another thread cancel the call, also while it waits for its first response.
   std::optional<Cancellation> cancellation;
-  /// Filled with the trailing metadata's reports on media when `chat` or `complete` succeeded. Streams have their own `trailing_media()`.
+  /// Filled with the trailing metadata's reports on media when `chat` or `complete` succeeded. Streams have their own
+  /// `trailing_media()`.
   std::vector<v1::MediaReport>* trailing_media = nullptr;
 };
 
