@@ -23,7 +23,7 @@ triptych_program(conformance conformance/main.cpp)
 target_link_libraries(conformance PRIVATE triptych_conformance_protos)
 
 triptych_program(unit_tests
-  tests/accumulate_test.cpp tests/async_test.cpp tests/calls_test.cpp tests/error_test.cpp tests/stream_test.cpp tests/tls_test.cpp)
+  tests/accumulate_test.cpp tests/async_test.cpp tests/callback_reader_test.cpp tests/calls_test.cpp tests/error_test.cpp tests/stream_test.cpp tests/tls_test.cpp)
 target_include_directories(unit_tests PRIVATE src)
 target_link_libraries(unit_tests PRIVATE GTest::gtest_main)
 # Style and bugs: cmake --build build/clients/cpp --target lint
