@@ -102,7 +102,7 @@ clients-typescript: $(VENV)/.dev clients/typescript/node_modules/.package-lock.j
 	cd clients/typescript && export PATH="$(abspath $(BIN)):$$PATH" && npm run generate && npm run build
 
 clients-cpp: ## Build the C++ client with tests, conformance program, example and benchmark in build/clients/cpp
-	cmake -S clients/cpp -B build/clients/cpp -DCMAKE_BUILD_TYPE=Release $(ARGS)
+	cmake -S clients/cpp -B build/clients/cpp -DCMAKE_BUILD_TYPE=Release
 	cmake --build build/clients/cpp --parallel $$(nproc)
 
 docs: $(VENV)/.dev ## Regenerate docs/configuration.md from the settings and docs/openai.md from the routes, and check all links

@@ -35,7 +35,7 @@ class BlockingSource final : public StreamSource<Response> {
     if (!ended_ && reader_->Read(&response)) return true;
     if (!ended_) {
       ended_ = true;
-      error_ = error_of(reader_->Finish());
+      error_ = error_of(reader_->Finish(), context_->request_id);
       media_ = detail::trailing_media(*context_);
     }
     if (error_) error_->raise();

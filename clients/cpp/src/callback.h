@@ -48,7 +48,7 @@ class CallbackReader final : public AsyncCallState, public grpc::ClientReadReact
   void OnDone(const grpc::Status& status) override {
     const CallbackScope scope;  // until everything is destroyed: the last owner of the channel may be this object
     const auto self = std::move(self_);
-    run([&] { on_done_({error_of(status), trailing_media(*context_)}); });
+    run([&] { on_done_({error_of(status, context_->request_id), trailing_media(*context_)}); });
     // What the callbacks have captured may be the call's own handle.
     on_response_ = nullptr;
     on_done_ = nullptr;

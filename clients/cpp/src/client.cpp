@@ -33,7 +33,8 @@ struct Client::Impl {
     detail::check_size(request);
     const auto context = detail::make_context(channel, options, call);
     Response response;
-    detail::throw_if_error((stub.*method)(&context->grpc, request, &response));
+    const grpc::Status status = (stub.*method)(&context->grpc, request, &response);
+    if (const auto error = detail::error_of(status, context->request_id)) error->raise();
     if (call.trailing_media != nullptr) *call.trailing_media = detail::trailing_media(*context);
     return response;
   }

@@ -35,7 +35,7 @@ void CancellationState::add(const std::shared_ptr<CallContext>& context) {
 
 std::shared_ptr<CallContext> make_context(std::shared_ptr<const SharedChannel> channel, const ClientOptions& client,
                                           const CallOptions& call) {
-  auto context = std::make_shared<CallContext>(std::move(channel));
+  auto context = std::make_shared<CallContext>(std::move(channel), call.request_id);
   if (const auto timeout = call.timeout ? call.timeout : client.timeout) {
     context->grpc.set_deadline(std::chrono::system_clock::now() + *timeout);
   }
@@ -60,7 +60,7 @@ void check_size(const google::protobuf::Message& request) {
   const std::size_t size = request.ByteSizeLong();
   if (size <= kMaxMessageBytes) return;
   throw std::invalid_argument("the request has " + std::to_string(size) + " bytes; a message has at most " +
-                              std::to_string(kMaxMessageBytes) + ". Send larger media by url or UploadMedia");
+                              std::to_string(kMaxMessageBytes) + ". Send larger media by their url");
 }
 
 }  // namespace detail

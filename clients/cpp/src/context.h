@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,9 +15,11 @@ namespace triptych::detail {
 
 /// gRPC's context of a call, together with its channel, which it uses until its end.
 struct CallContext {
-  explicit CallContext(std::shared_ptr<const SharedChannel> shared_channel) : channel(std::move(shared_channel)) {}
+  explicit CallContext(std::shared_ptr<const SharedChannel> shared_channel, std::string id = {})
+      : channel(std::move(shared_channel)), request_id(std::move(id)) {}
 
   std::shared_ptr<const SharedChannel> channel;
+  std::string request_id;
   grpc::ClientContext grpc;
 };
 

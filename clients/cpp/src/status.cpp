@@ -9,6 +9,7 @@ namespace triptych::detail {
 namespace {
 
 using client::details::ErrorInfo;
+using client::details::RequestInfo;
 using client::details::RetryInfo;
 
 /// Reads a detail if it is of the type `google.rpc.NAME`.
@@ -30,6 +31,7 @@ void read_details(const std::string& serialized, ErrorFields& fields) {
   for (const google::protobuf::Any& detail : status.details()) {
     ErrorInfo info;
     RetryInfo retry;
+    RequestInfo request;
     if (unpack(detail, "google.rpc.ErrorInfo", info)) {
       fields.reason = info.reason();
       fields.field = metadata(info, "field");
@@ -38,24 +40,23 @@ void read_details(const std::string& serialized, ErrorFields& fields) {
     } else if (unpack(detail, "google.rpc.RetryInfo", retry)) {
       const auto& delay = retry.retry_delay();
       fields.retry_after_s = static_cast<double>(delay.seconds()) + delay.nanos() * 1e-9;
+    } else if (unpack(detail, "google.rpc.RequestInfo", request)) {
+      fields.request_id = request.request_id();
     }
   }
 }
 
 }  // namespace
 
-std::shared_ptr<const Error> error_of(const grpc::Status& status) {
+std::shared_ptr<const Error> error_of(const grpc::Status& status, const std::string& request_id) {
   if (status.ok()) return nullptr;
   ErrorFields fields;
   fields.code = static_cast<Code>(status.error_code());
   fields.message = status.error_message();
+  fields.request_id = request_id;
   if (fields.message.empty()) fields.message = "gRPC status " + std::to_string(status.error_code());
   read_details(status.error_details(), fields);
   return make_error(std::move(fields));
-}
-
-void throw_if_error(const grpc::Status& status) {
-  if (const auto error = error_of(status)) error->raise();
 }
 
 }  // namespace triptych::detail

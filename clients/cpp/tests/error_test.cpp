@@ -58,6 +58,7 @@ TEST(Errors, HaveAllFieldsOfTheDetails) {
     EXPECT_EQ(error.limit(), "1");
     EXPECT_EQ(error.value(), "2");
     EXPECT_EQ(error.retry_after_s(), 1.5);
+    EXPECT_EQ(error.request_id(), "of the server");
     EXPECT_TRUE(error.has_details());
   }
 }
@@ -65,12 +66,15 @@ TEST(Errors, HaveAllFieldsOfTheDetails) {
 TEST(Errors, OfTheTransportHaveNoDetails) {
   FakeServer server;
   server.on_chat = [](auto&, auto&, auto&) { return grpc::Status(grpc::StatusCode::NOT_FOUND, "gone"); };
+  CallOptions call;
+  call.request_id = "mine";
   try {
-    server.client().chat({});
+    server.client().chat({}, call);
     FAIL();
   } catch (const ModelNotFoundError& error) {
     EXPECT_EQ(error.message(), "gone");
     EXPECT_EQ(error.reason(), "");
+    EXPECT_EQ(error.request_id(), "mine");
     EXPECT_EQ(error.retry_after_s(), std::nullopt);
     EXPECT_FALSE(error.has_details());
   }

@@ -126,10 +126,13 @@ inline grpc::Status status_with_details(grpc::StatusCode code, const std::string
   client::details::RetryInfo retry;
   retry.mutable_retry_delay()->set_seconds(1);
   retry.mutable_retry_delay()->set_nanos(500'000'000);
+  client::details::RequestInfo request;
+  request.set_request_id("of the server");
   client::details::Status status;
   status.set_code(code);
-  for (const auto& [name, value] : {std::pair{"google.rpc.ErrorInfo", info.SerializeAsString()},
-                                    std::pair{"google.rpc.RetryInfo", retry.SerializeAsString()}}) {
+  for (const auto& [name, value] :
+       {std::pair{"google.rpc.ErrorInfo", info.SerializeAsString()}, std::pair{"google.rpc.RetryInfo", retry.SerializeAsString()},
+        std::pair{"google.rpc.RequestInfo", request.SerializeAsString()}}) {
     auto* detail = status.add_details();
     detail->set_type_url("type.googleapis.com/" + std::string(name));
     detail->set_value(value);

@@ -41,6 +41,8 @@ struct ErrorFields {
   std::string value;
   /// When to try again, in seconds. Absent if a retry will not help.
   std::optional<double> retry_after_s;
+  /// Of the call, as the services' logs have it. Empty if neither the caller nor the service gave one.
+  std::string request_id;
   /// Whether a service of Triptych sent details with the status. If not, the error comes from the transport.
   bool has_details = false;
 };
@@ -63,6 +65,7 @@ class Error : public std::exception {
   const std::string& limit() const noexcept { return fields_->limit; }
   const std::string& value() const noexcept { return fields_->value; }
   std::optional<double> retry_after_s() const noexcept { return fields_->retry_after_s; }
+  const std::string& request_id() const noexcept { return fields_->request_id; }
   bool has_details() const noexcept { return fields_->has_details; }
 
  private:
