@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow test-codegen test-ecosystem conformance coverage lint format protos protos-freeze clients-typescript docs bench bench-report images clean
+.PHONY: help install serve test test-slow test-codegen test-ecosystem conformance coverage lint format protos protos-freeze clients-typescript clients-cpp docs bench bench-report images clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -100,6 +100,10 @@ clients/typescript/node_modules/.package-lock.json: clients/typescript/package-l
 
 clients-typescript: $(VENV)/.dev clients/typescript/node_modules/.package-lock.json ## Generate and build the TypeScript client; needs Node.js 20 or newer with npm, and downloads packages
 	cd clients/typescript && export PATH="$(abspath $(BIN)):$$PATH" && npm run generate && npm run build
+
+clients-cpp: ## Build the C++ client with tests, conformance program, example and benchmark in build/clients/cpp
+	cmake -S clients/cpp -B build/clients/cpp -DCMAKE_BUILD_TYPE=Release
+	cmake --build build/clients/cpp --parallel $$(nproc)
 
 docs: $(VENV)/.dev ## Regenerate docs/configuration.md from the settings and docs/openai.md from the routes, and check all links
 	$(BIN)/python -m tools.docs.configuration
