@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow test-codegen test-ecosystem conformance coverage lint format protos protos-freeze clients-typescript clients-cpp docs bench bench-report images clean
+.PHONY: help install serve test test-slow test-clients test-codegen test-ecosystem conformance coverage lint format protos protos-freeze clients-typescript clients-cpp docs bench bench-report images clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -53,6 +53,14 @@ test: $(VENV)/.dev ## Run the tests (minutes)
 
 test-slow: $(VENV)/.dev ## Run the tests that take long: real downloads, soak
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-clients: ## Check style and tests of the TypeScript and C++ clients; leaves out those whose tools the machine lacks
+	@if command -v npm >/dev/null; then \
+		$(MAKE) --no-print-directory clients-typescript && cd clients/typescript && npm run lint && npm test; \
+	else echo "the TypeScript client is left out: this machine has no npm"; fi
+	@if command -v cmake >/dev/null && command -v grpc_cpp_plugin >/dev/null; then \
+		$(MAKE) --no-print-directory clients-cpp && ctest --test-dir build/clients/cpp --output-on-failure; \
+	else echo "the C++ client is left out: this machine has no cmake, or no grpc_cpp_plugin"; fi
 
 test-codegen: $(VENV)/.dev ## Generate clients in TypeScript, C++, Go and Java, compile and run them; downloads the tools for it
 	$(BIN)/python -m pytest -m codegen tests/codegen $(ARGS)

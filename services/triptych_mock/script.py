@@ -86,13 +86,16 @@ async def play_fault(fault: mock_pb2.Fault, num_earlier_calls: int, context: grp
             raise InvalidRequestError(f"mock.fault.bare_code must be a status of an error; given: {fault.bare_code}", field="mock")
         await context.abort(code, f"the mock ends the call with {code.name}")
     error = fault.error
-    raise error_class(error.reason, error.code or fault.bare_code)(
+    raised = error_class(error.reason, error.code or fault.bare_code)(
         error.message or "the mock was told to fail",
         field=error.field,
         limit=error.limit,
         value=error.value,
         retry_after_s=error.retry_after_s if error.HasField("retry_after_s") else None,
     )
+    # A reason that only newer servers know is sent as it is.
+    raised.reason = error.reason or raised.reason
+    raise raised
 
 
 def add_unknown_field(response: message.Message) -> None:
