@@ -12,11 +12,14 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from conformance.case_files import ROOT, load_cases
 from conformance.runner import ClientUnderTest, Verdict, load_clients, run_cases
 from conformance.servers import mock_servers
+
+#: Characters of a line in a log.
+_LOG_WIDTH = 120
 
 
 def main() -> int:
@@ -57,8 +60,10 @@ async def _verdicts(client: ClientUnderTest, cases: list, server: str | None) ->
 
 
 def _report(names: list[str], verdicts: dict[str, list[Verdict]]) -> int:
-    console = Console(highlight=False, soft_wrap=True)
-    table = Table("case", *verdicts)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _LOG_WIDTH
+    table = Table(Column("case", no_wrap=True), *verdicts)
     failed: list[str] = []
     for index, name in enumerate(names):
         row = [rows[index] for rows in verdicts.values()]
@@ -71,7 +76,7 @@ def _report(names: list[str], verdicts: dict[str, list[Verdict]]) -> int:
         for verdict in rows:
             failed += [f"{language}: {verdict.case}: {line}" for line in verdict.differences]
     for line in failed:
-        console.print(f"[red]{escape(line)}[/]")
+        console.print(f"[red]{escape(line)}[/]", soft_wrap=True)
     return 1 if failed else 0
 
 
