@@ -74,7 +74,13 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(module), name)
+    try:
+        value = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("triptych"):
+            raise
+        message = f"triptych.{name} needs {error.name}, which is not installed; run: pip install 'triptych[local]'"
+        raise ImportError(message, name=error.name) from error
     globals()[name] = value
     return value
 

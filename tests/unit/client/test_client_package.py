@@ -23,7 +23,7 @@ def test_the_contracts_load_no_client() -> None:
     assert loaded == [
         "triptych.errors",
         "triptych.v1",
-        *(f"triptych.v1.{name}_pb2" for name in ("common", "encoder", "generation")),
+        *(f"triptych.v1.{name}_pb2" for name in ("common", "encoder", "engine", "generation")),
     ]
 
 
@@ -84,3 +84,10 @@ def test_settings_of_retries_are_checked(attempts: int) -> None:
         RetryConfig(max_backoff_s=0)
     with pytest.raises(ValueError, match="time_s"):
         KeepAliveConfig(time_s=-1)
+
+
+def test_without_the_local_extra_llm_says_what_to_install():
+    program = "import sys; sys.modules['numpy'] = None; from triptych import LLM"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert last == "ImportError: triptych.LLM needs numpy, which is not installed; run: pip install 'triptych[local]'"
