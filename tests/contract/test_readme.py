@@ -11,7 +11,7 @@ from support.fakes.echo_frontend import echo_frontend
 from support.mock import mock_server
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PAGES = ("README.md", "docs/quickstart.md", "docs/contracts.md", "clients/python/README.md")
+_PAGES = ("README.md", "docs/quickstart.md", "docs/contracts.md", "docs/mock.md", "docs/offline.md", "clients/python/README.md")
 
 
 def python_blocks(page: str) -> list[str]:
@@ -45,6 +45,13 @@ async def test_the_programs_of_the_clients_page_talk_to_frontend_and_encoder() -
     async with mock_server() as mock:
         assert (await run(chat, mock.address)).startswith("What is this?\nTell a story.prompt_tokens: ")
         assert re.fullmatch(r"[1-9]\d* CACHE_TIER_LOCAL\n", await run(stage, mock.address))
+
+
+async def test_the_programs_of_the_mocks_page() -> None:
+    echo, full = python_blocks("docs/mock.md")
+    async with mock_server() as mock:
+        assert await run(echo, mock.address) == "Hello there\n"
+        assert await run(full, mock.address) == "2.0\n"
 
 
 def test_all_programs_are_python() -> None:
