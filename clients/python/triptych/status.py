@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
-from triptych.errors import Code, TriptychError, error_class
+from triptych.errors import Code, InternalError, TriptychError, error_class
 from triptych.v1 import common_pb2
 
 #: Of ErrorInfo: errors that Triptych's services raise.
 DOMAIN = "triptych"
 #: Trailing metadata that carries one of our errors; absent when the transport failed.
 DETAILS_KEY = "grpc-status-details-bin"
+#: gRPC's own words for a message or metadata above its limits. Its code is RESOURCE_EXHAUSTED, but no queue is full.
+_TOO_LARGE = ("message larger than max", "metadata size exceeds")
+
+_DetailT = TypeVar("_DetailT", bound=Message)
 
 
 def _details(error: grpc.Call | grpc.aio.AioRpcError) -> status_pb2.Status | None:
@@ -33,20 +38,32 @@ def has_details(error: grpc.Call | grpc.aio.AioRpcError) -> bool:
     return _details(error) is not None
 
 
+def _unpacked(status: status_pb2.Status | None, detail: _DetailT) -> _DetailT | None:
+    """The detail of this type; None if there is none that can be read."""
+    for packed in status.details if status else ():
+        with contextlib.suppress(DecodeError):
+            if packed.Unpack(detail):
+                return detail
+    return None
+
+
 def from_rpc_error(error: grpc.Call | grpc.aio.AioRpcError) -> TriptychError:
     """The error that the other service raised: same class, field, limit and value."""
     code: int = error.code().value[0]
     message = error.details() or error.code().name
-    info, retry_after_s = error_details_pb2.ErrorInfo(), None
     status = _details(error)
-    for detail in status.details if status else ():
-        detail.Unpack(info)
-        retry = error_details_pb2.RetryInfo()
-        if detail.Unpack(retry):
-            retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
-    cls = error_class(info.reason, code)
+    info = _unpacked(status, error_details_pb2.ErrorInfo()) or error_details_pb2.ErrorInfo()
+    retry = _unpacked(status, error_details_pb2.RetryInfo())
+    is_too_large = status is None and code == Code.RESOURCE_EXHAUSTED and any(text in message for text in _TOO_LARGE)
+    cls = InternalError if is_too_large else error_class(info.reason, code)
     meta = info.metadata
-    return cls(message, field=meta["field"], limit=meta["limit"], value=meta["value"], retry_after_s=retry_after_s)
+    return cls(
+        message,
+        field=meta["field"],
+        limit=meta["limit"],
+        value=meta["value"],
+        retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if retry else None,
+    )
 
 
 def received_error(error: Any, request_id: str = "") -> TriptychError:
@@ -58,12 +75,10 @@ def received_error(error: Any, request_id: str = "") -> TriptychError:
     result = from_rpc_error(error)
     number: int = error.code().value[0]
     status = _details(error)
-    info, request = error_details_pb2.ErrorInfo(), error_details_pb2.RequestInfo(request_id=request_id)
-    for detail in status.details if status else ():
-        detail.Unpack(info)
-        detail.Unpack(request)
-    result.code, result.reason = Code(number), info.reason
-    result.has_details, result.request_id = status is not None, request.request_id
+    info = _unpacked(status, error_details_pb2.ErrorInfo())
+    request = _unpacked(status, error_details_pb2.RequestInfo())
+    result.code, result.reason = Code(number), info.reason if info else ""
+    result.has_details, result.request_id = status is not None, request.request_id if request else request_id
     return result
 
 

@@ -13,13 +13,19 @@ from triptych.v1 import common_pb2
 
 from triptych_common.telemetry.logs import request_id_var
 
-#: Longest text of an error on the wire, in characters. Errors quote the client's value, which can have megabytes.
-_MAX_TEXT_CHARS = 1000
+#: Longest message of an error on the wire, and longest field, limit or value, in bytes of UTF-8. Errors quote the client's value, which
+#: can have megabytes. All trailing metadata must stay below 8 KiB, where the message is in the status (each byte as up to three), and
+#: twice in the details (in base64). Else the client's library drops the details.
+_MAX_MESSAGE_BYTES = 800
+_MAX_TEXT_BYTES = 256
 _STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT_CHARS else f"{text[:_MAX_TEXT_CHARS]}... ({len(text)} characters)"
+def _cut(text: str, limit: int = _MAX_TEXT_BYTES) -> str:
+    utf8 = text[:limit].encode(errors="replace")
+    if len(text) <= limit and len(utf8) <= limit:
+        return text
+    return f"{utf8[:limit].decode(errors='ignore')}... ({len(text)} characters)"
 
 
 def to_status(error: TriptychError, request_id: str = "") -> status_pb2.Status:
@@ -32,7 +38,7 @@ def to_status(error: TriptychError, request_id: str = "") -> status_pb2.Status:
         )
     ]
     if error.field and error.code == Code.INVALID_ARGUMENT:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=_cut(error.field), description=_cut(error.message))
+        violation = error_details_pb2.BadRequest.FieldViolation(field=_cut(error.field), description=_cut(error.message, _MAX_MESSAGE_BYTES))
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
@@ -40,7 +46,7 @@ def to_status(error: TriptychError, request_id: str = "") -> status_pb2.Status:
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     if request_id:
         details.append(error_details_pb2.RequestInfo(request_id=request_id))
-    status = status_pb2.Status(code=int(error.code), message=_cut(error.message))
+    status = status_pb2.Status(code=int(error.code), message=_cut(error.message, _MAX_MESSAGE_BYTES))
     for detail in details:
         packed = any_pb2.Any()
         packed.Pack(detail)
@@ -61,7 +67,7 @@ def to_request_error(error: BaseException) -> common_pb2.RequestError:
         error = InternalError(f"internal error ({type(error).__name__}); the service's log has the details")
     return common_pb2.RequestError(
         code=int(error.code),
-        message=_cut(error.message),
+        message=_cut(error.message, _MAX_MESSAGE_BYTES),
         reason=error.reason,
         field=_cut(error.field),
         limit=_cut(error.limit),

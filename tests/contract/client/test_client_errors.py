@@ -1,0 +1,78 @@
+"""Errors as clients get them: long texts, details that are broken, faults of the transport, metadata that cannot be sent."""
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from support.grpc_server import serving
+from support.mock import mock_server
+from triptych import AsyncClient
+from triptych.errors import Code, InternalError, InvalidRequestError, ModelNotFoundError, QueueFullError, TriptychError
+from triptych.status import DETAILS_KEY
+from triptych.v1 import generation_pb2, generation_pb2_grpc
+
+
+async def _chat(client: AsyncClient, text: str, **options: Any) -> object:
+    return await client.chat(text, **options)
+
+
+async def _stream(client: AsyncClient, text: str, **options: Any) -> object:
+    return [response async for response in client.chat_stream(text, **options)]
+
+
+Ask = Callable[..., Awaitable[object]]
+asks = pytest.mark.parametrize("ask", [_chat, _stream])
+
+
+@pytest.mark.parametrize("character", ["a", "\u00e9", "\U0001f600", "\x00", "\\", "\uffff"])
+async def test_what_a_client_wrote_never_makes_an_error_too_large_for_its_details(character: str) -> None:
+    # gRPC refuses metadata of more than 8 KiB at random, of more than 16 KiB always. Other libraries send the details in base64.
+    async with mock_server() as mock, AsyncClient(mock.address) as client:
+        with pytest.raises(ModelNotFoundError) as caught:
+            await client.chat("hello", model=character * 100_000, request_id="x" * 128)
+    assert caught.value.reason == "MODEL_NOT_FOUND"
+    assert caught.value.message.startswith("the model")
+    rpc_error: Any = caught.value.__cause__
+    details = dict(rpc_error.trailing_metadata())[DETAILS_KEY]
+    assert len(details) * 4 / 3 + 3 * len(rpc_error.details().encode()) < 8000
+
+
+class _Broken(generation_pb2_grpc.GenerationServiceServicer):
+    """Ends each call with details of which one cannot be read."""
+
+    async def Chat(self, request: object, context: grpc.aio.ServicerContext) -> generation_pb2.ChatResponse:
+        status = status_pb2.Status(code=8)
+        status.details.add().Pack(error_details_pb2.ErrorInfo(reason="QUEUE_FULL"))
+        status.details.add(type_url="type.googleapis.com/google.rpc.RetryInfo", value=b"\xff")
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", ((DETAILS_KEY, status.SerializeToString()),))
+        raise AssertionError
+
+
+async def test_a_detail_that_cannot_be_read_leaves_the_others() -> None:
+    async with serving(lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(_Broken(), server)) as address:
+        async with AsyncClient(address) as client:
+            with pytest.raises(QueueFullError) as caught:
+                await client.chat("hello")
+    assert (caught.value.reason, caught.value.retry_after_s) == ("QUEUE_FULL", None)
+
+
+class _Large(generation_pb2_grpc.GenerationServiceServicer):
+    """Answers with more than a message may have."""
+
+    async def Chat(self, request: object, context: object) -> generation_pb2.ChatResponse:
+        return generation_pb2.ChatResponse(model="m" * (65 << 20))
+
+    async def ChatStream(self, request: object, context: object) -> AsyncIterator[generation_pb2.ChatStreamResponse]:
+        yield generation_pb2.ChatStreamResponse(model="m" * (65 << 20))
+
+
+@asks
+async def test_an_answer_that_is_too_large_is_no_full_queue(ask: Ask) -> None:
+    async with serving(lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(_Large(), server)) as address:
+        async with AsyncClient(address) as client:
+            with pytest.raises(InternalError, match="larger than max") as caught:
+                await ask(client, "hello")
+    assert (caught.value.code, caught.value.reason, caught.value.has_details) == (Code.RESOURCE_EXHAUSTED, "", False)
