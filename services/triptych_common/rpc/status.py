@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NoReturn
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2, message
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from triptych.errors import Code, InternalError, TriptychError
 from triptych.status import DETAILS_KEY, DOMAIN
@@ -13,9 +14,9 @@ from triptych.v1 import common_pb2
 
 from triptych_common.telemetry.logs import request_id_var
 
-#: Longest message of an error on the wire, and longest field, limit or value, in bytes of UTF-8. Errors quote the client's value, which
-#: can have megabytes. All trailing metadata must stay below 8 KiB, where the message is in the status (each byte as up to three), and
-#: twice in the details (in base64). Else the client's library drops the details.
+#: Longest message of an error on the wire, and longest field, limit or value, in bytes of UTF-8. Errors quote what the
+#: client sent, which can have megabytes. Libraries drop details when all trailing metadata has 8 KiB or more. The message is in the status, where a byte
+#: may take three, and twice in the details, which many libraries send in base64.
 _MAX_MESSAGE_BYTES = 800
 _MAX_TEXT_BYTES = 256
 _STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -30,7 +31,8 @@ def _cut(text: str, limit: int = _MAX_TEXT_BYTES) -> str:
 
 def to_status(error: TriptychError, request_id: str = "") -> status_pb2.Status:
     """The error as google.rpc.Status with ErrorInfo, and BadRequest, RetryInfo or RequestInfo where they apply."""
-    details: list[message.Message] = [
+    message = _cut(error.message, _MAX_MESSAGE_BYTES)
+    details: list[Message] = [
         error_details_pb2.ErrorInfo(
             reason=error.reason,
             domain=DOMAIN,
@@ -38,7 +40,7 @@ def to_status(error: TriptychError, request_id: str = "") -> status_pb2.Status:
         )
     ]
     if error.field and error.code == Code.INVALID_ARGUMENT:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=_cut(error.field), description=_cut(error.message, _MAX_MESSAGE_BYTES))
+        violation = error_details_pb2.BadRequest.FieldViolation(field=_cut(error.field), description=message)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
@@ -46,7 +48,7 @@ def to_status(error: TriptychError, request_id: str = "") -> status_pb2.Status:
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     if request_id:
         details.append(error_details_pb2.RequestInfo(request_id=request_id))
-    status = status_pb2.Status(code=int(error.code), message=_cut(error.message, _MAX_MESSAGE_BYTES))
+    status = status_pb2.Status(code=int(error.code), message=message)
     for detail in details:
         packed = any_pb2.Any()
         packed.Pack(detail)

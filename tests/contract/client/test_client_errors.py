@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -9,8 +10,9 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from support.grpc_server import serving
 from support.mock import mock_server
-from triptych import AsyncClient
-from triptych.errors import Code, InternalError, InvalidRequestError, ModelNotFoundError, QueueFullError, TriptychError
+from triptych import AsyncClient, Client
+from triptych.client.calls import CallDefaults
+from triptych.errors import Code, DeadlineExceededError, InternalError, InvalidRequestError, ModelNotFoundError, QueueFullError
 from triptych.status import DETAILS_KEY
 from triptych.v1 import generation_pb2, generation_pb2_grpc
 
@@ -40,6 +42,15 @@ async def test_what_a_client_wrote_never_makes_an_error_too_large_for_its_detail
     assert len(details) * 4 / 3 + 3 * len(rpc_error.details().encode()) < 8000
 
 
+@asynccontextmanager
+async def _served(servicer: generation_pb2_grpc.GenerationServiceServicer) -> AsyncIterator[AsyncClient]:
+    def register(server: grpc.aio.Server) -> None:
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+
+    async with serving(register) as address, AsyncClient(address) as client:
+        yield client
+
+
 class _Broken(generation_pb2_grpc.GenerationServiceServicer):
     """Ends each call with details of which one cannot be read."""
 
@@ -52,10 +63,9 @@ class _Broken(generation_pb2_grpc.GenerationServiceServicer):
 
 
 async def test_a_detail_that_cannot_be_read_leaves_the_others() -> None:
-    async with serving(lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(_Broken(), server)) as address:
-        async with AsyncClient(address) as client:
-            with pytest.raises(QueueFullError) as caught:
-                await client.chat("hello")
+    async with _served(_Broken()) as client:
+        with pytest.raises(QueueFullError) as caught:
+            await client.chat("hello")
     assert (caught.value.reason, caught.value.retry_after_s) == ("QUEUE_FULL", None)
 
 
@@ -71,8 +81,58 @@ class _Large(generation_pb2_grpc.GenerationServiceServicer):
 
 @asks
 async def test_an_answer_that_is_too_large_is_no_full_queue(ask: Ask) -> None:
-    async with serving(lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(_Large(), server)) as address:
-        async with AsyncClient(address) as client:
-            with pytest.raises(InternalError, match="larger than max") as caught:
-                await ask(client, "hello")
+    async with _served(_Large()) as client:
+        with pytest.raises(InternalError, match="larger than max") as caught:
+            await ask(client, "hello")
     assert (caught.value.code, caught.value.reason, caught.value.has_details) == (Code.RESOURCE_EXHAUSTED, "", False)
+
+
+def test_secrets_are_not_in_what_debuggers_print() -> None:
+    defaults = CallDefaults("hidden", None)
+    assert "hidden" not in repr(defaults) + repr(defaults.take({}))
+
+
+@asks
+@pytest.mark.parametrize(
+    ("key", "options", "field"),
+    [
+        ("hidden\n", {}, "api_key"),
+        ("hidd\u00e9n", {}, "api_key"),
+        ("hidden", {"metadata": {"X-Other": "a"}}, "metadata[X-Other]"),
+        ("hidden", {"metadata": {"x other": "a"}}, "metadata[x other]"),
+        ("hidden", {"metadata": {"": "a"}}, "metadata[]"),
+        ("hidden", {"metadata": {"x-other": "\u00e9"}}, "metadata[x-other]"),
+        ("hidden", {"metadata": {"x-other": 5}}, "metadata[x-other]"),
+        ("hidden", {"metadata": {"x-other-bin": "text"}}, "metadata[x-other-bin]"),
+        ("hidden", {"metadata": {"x-other": b"bytes"}}, "metadata[x-other]"),
+        ("hidden", {"metadata": {"grpc-timeout": "1S"}}, "metadata[grpc-timeout]"),
+        ("hidden", {"metadata": {"x-other": "a" * 8192}}, "metadata"),
+        ("hidden", {"request_id": "a\nb"}, "request_id"),
+        ("hidden", {"request_id": "\u00e9"}, "request_id"),
+        ("hidden", {"request_id": 5}, "request_id"),
+        ("hidden", {"timeout_s": math.nan}, "timeout_s"),
+        ("hidden", {"timeout_s": "5"}, "timeout_s"),
+    ],
+)
+async def test_what_grpc_cannot_send_is_named_and_no_secret_told(ask: Ask, key: str, options: Any, field: str) -> None:
+    async with AsyncClient("127.0.0.1:1", api_key=key) as client:
+        with pytest.raises(InvalidRequestError) as caught:
+            await ask(client, "hello", **options)
+    assert caught.value.field == field
+    assert "hid" not in str(caught.value) + caught.value.value
+    with Client("127.0.0.1:1", api_key=key) as client, pytest.raises(InvalidRequestError):
+        client.chat("hello", **options)
+
+
+@asks
+@pytest.mark.parametrize("timeout_s", [1e10, 1e18, 10**30, math.inf])
+async def test_a_deadline_beyond_what_grpc_can_count_is_none(ask: Ask, timeout_s: float) -> None:
+    async with mock_server() as mock, AsyncClient(mock.address) as client:
+        await ask(client, "hello", timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, -math.inf])
+async def test_a_deadline_that_has_passed_has_passed(timeout_s: float) -> None:
+    async with mock_server() as mock, AsyncClient(mock.address) as client:
+        with pytest.raises(DeadlineExceededError):
+            await client.chat("hello", timeout_s=timeout_s)

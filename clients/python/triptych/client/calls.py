@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import grpc
@@ -19,6 +21,12 @@ from triptych.v1 import generation_pb2
 
 #: Trailing metadata with reports on media.
 MEDIA_KEY = "triptych-media-bin"
+#: Most bytes of a call's metadata; servers refuse more.
+_MAX_METADATA_BYTES = 8192
+#: A deadline beyond this, in seconds, is none: gRPC would take it for one that has passed.
+_LONGEST_TIMEOUT_S = 1e9
+_METADATA_KEY = re.compile(r"(?!grpc-)[0-9a-z_.-]+")
+_METADATA_TEXT = re.compile(r"[ -~]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +35,7 @@ class Call:
 
     request_id: str
     timeout_s: float | None
-    metadata: tuple[tuple[str, str | bytes], ...]
+    metadata: tuple[tuple[str, str | bytes], ...] = field(repr=False)  # it has the key
     on_trailers: Callable[[Sequence[tuple[str, str | bytes]]], object] | None
 
     def answered(self, trailers: Any) -> None:
@@ -60,21 +68,54 @@ class CallDefaults:
         timeout_s: deadline of calls that have none of their own; None: no deadline.
     """
 
-    api_key: str | None
+    api_key: str | None = field(repr=False)
     timeout_s: float | None
 
     def take(self, options: CallOptions) -> Call:
-        """Take the options of the call itself out of `options`."""
+        """Take the options of the call itself out of `options`.
+
+        Raises:
+            InvalidRequestError: gRPC cannot send a value. Values of metadata and the key are not in the message.
+        """
         request_id = options.pop("request_id", None) or uuid.uuid4().hex
+        _check_metadata("request_id", "x-request-id", request_id)
         timeout_s = options.pop("timeout_s", None)
-        if timeout_s is None:
-            timeout_s = self.timeout_s
+        timeout_s = _checked_timeout(self.timeout_s if timeout_s is None else timeout_s)
         metadata: list[tuple[str, str | bytes]] = [("x-request-id", request_id)]
         if self.api_key is not None:
+            _check_metadata("api_key", "authorization", self.api_key)
             metadata.append(("authorization", f"Bearer {self.api_key}"))
-        metadata += (options.pop("metadata", None) or {}).items()
-        timeout_s = None if timeout_s == math.inf else timeout_s
+        for key, value in (options.pop("metadata", None) or {}).items():
+            _check_metadata(f"metadata[{key}]", key, value)
+            metadata.append((key, value))
+        size = sum(len(key) + len(value) for key, value in metadata)
+        if size > _MAX_METADATA_BYTES:
+            message = f"the metadata has {size} bytes, more than {_MAX_METADATA_BYTES}"
+            raise InvalidRequestError(message, field="metadata", limit=_MAX_METADATA_BYTES, value=size)
         return Call(request_id, timeout_s, tuple(metadata), options.pop("on_trailers", None))
+
+
+def _check_metadata(name: str, key: object, value: object) -> None:
+    """Refuse what gRPC would not send. Its own errors differ between the two clients, and name nothing."""
+    if not isinstance(key, str) or not _METADATA_KEY.fullmatch(key):
+        message = f"{name}: a key of metadata has digits, lower-case letters and any of _.- and does not start with grpc-"
+        raise InvalidRequestError(message, field=name)
+    if key.endswith("-bin"):
+        if not isinstance(value, bytes):
+            raise InvalidRequestError(f"{name} must be bytes, because the key {key} ends in -bin", field=name)
+    elif not isinstance(value, str) or not _METADATA_TEXT.fullmatch(value):
+        message = f"{name} must be a string of printable ASCII characters, without line breaks, to be sent as {key}"
+        raise InvalidRequestError(message, field=name)
+
+
+def _checked_timeout(timeout_s: float | None) -> float | None:
+    if timeout_s is None:
+        return None
+    if not isinstance(timeout_s, Real) or math.isnan(timeout_s):
+        raise InvalidRequestError(f"timeout_s is {timeout_s!r}, not a number of seconds", field="timeout_s", value=timeout_s)
+    if timeout_s <= 0:
+        return -1.0  # with 0 the call may still be answered
+    return None if timeout_s > _LONGEST_TIMEOUT_S else float(timeout_s)
 
 
 def check_open(is_closed: bool) -> None:
