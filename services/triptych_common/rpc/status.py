@@ -14,9 +14,9 @@ from triptych.v1 import common_pb2
 
 from triptych_common.telemetry.logs import request_id_var
 
-#: Longest message of an error on the wire, and longest field, limit or value, in bytes of UTF-8. Errors quote what the
-#: client sent, which can have megabytes. Libraries drop details when all trailing metadata has 8 KiB or more. The message is in the status, where a byte
-#: may take three, and twice in the details, which many libraries send in base64.
+#: Longest message of an error on the wire, and longest field, limit or value, in bytes of UTF-8. Errors quote what the client sent,
+#: which can have megabytes. Libraries drop details when all trailing metadata has 8 KiB or more. The message is in the status, where
+#: a byte may take three, and twice in the details, which many libraries send in base64.
 _MAX_MESSAGE_BYTES = 800
 _MAX_TEXT_BYTES = 256
 _STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}

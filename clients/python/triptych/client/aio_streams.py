@@ -11,6 +11,7 @@ import grpc
 from triptych.accumulators import ChatAccumulator, CompleteAccumulator
 from triptych.client.calls import Call, media_reports
 from triptych.client.streams import AccumulatorT, ResponseT
+from triptych.errors import TriptychError
 from triptych.v1 import generation_pb2
 
 
@@ -32,6 +33,8 @@ class AsyncStream(Generic[ResponseT, AccumulatorT]):
         self._call = call
         self._accumulator: AccumulatorT = accumulator
         self._is_closed = False
+        #: Why the call ended before its last response. gRPC says so once, and then only that nothing more comes.
+        self._error: TriptychError | None = None
         self._next = rpc.__aiter__().__anext__
         self._loop = asyncio.get_running_loop()
 
@@ -52,20 +55,27 @@ class AsyncStream(Generic[ResponseT, AccumulatorT]):
         """The next response. After `close`, the stream ends as if the server had ended it.
 
         Raises:
-            TriptychError: the call failed. What came before is kept in `response`.
+            TriptychError: the call failed, or was cancelled with an earlier read. What came before is kept in `response`.
         """
         try:
             response = await self._next()
+        except StopAsyncIteration:
+            if self._error is None or self._is_closed:
+                raise
+            raise self._error from None
         except grpc.RpcError as error:
             if self._is_closed:
                 raise StopAsyncIteration from None
-            raise self._call.error(error) from error
+            self._error = self._call.error(error)
+            raise self._error from error
         except asyncio.CancelledError as error:
             if is_cancelled():
+                self._error = self._call.aborted("the call was cancelled with the task that read its stream")
                 raise
             if self._is_closed:
                 raise StopAsyncIteration from None
-            raise self._call.aborted() from error
+            self._error = self._call.aborted()
+            raise self._error from error
         self._accumulator.add(response)
         return response
 

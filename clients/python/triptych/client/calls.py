@@ -52,9 +52,9 @@ class Call:
         """The error that a caller gets."""
         return received_error(error, self.request_id)
 
-    def aborted(self) -> RequestAbortedError:
-        """The error of a call that ended because its client was closed."""
-        error = RequestAbortedError("the client was closed before the call had ended")
+    def aborted(self, message: str = "the client was closed before the call had ended") -> RequestAbortedError:
+        """The error of a call that was ended on this side."""
+        error = RequestAbortedError(message)
         error.request_id = self.request_id
         return error
 
