@@ -15,7 +15,7 @@ from triptych.v1 import common_pb2
 from triptych_common.telemetry.logs import request_id_var
 
 #: Longest message of an error on the wire, and longest field, limit or value, in bytes of UTF-8. Errors quote what the client sent,
-#: which can have megabytes. Libraries drop details when all trailing metadata has 8 KiB or more. The message is in the status, where
+#: which can have megabytes. Libraries drop details if the trailing metadata has 8 KiB or more. The message is in the status, where
 #: a byte may take three, and twice in the details, which many libraries send in base64.
 _MAX_MESSAGE_BYTES = 800
 _MAX_TEXT_BYTES = 256

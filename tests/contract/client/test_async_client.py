@@ -12,7 +12,6 @@ from triptych import AsyncClient, TriptychError, chat_request
 from triptych.errors import (
     Code,
     DeadlineExceededError,
-    InternalError,
     InvalidRequestError,
     ModelNotFoundError,
     QueueFullError,
@@ -191,33 +190,6 @@ async def test_cancelling_the_task_cancels_the_call(is_stream: bool) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await mock.state("a", mock_pb2.SeenCall.STATE_CANCELLED)
-
-
-async def _read_for(stream: AsyncChatStream, seconds: float) -> None:
-    async with asyncio.timeout(seconds):
-        async for _ in stream:
-            pass
-
-
-async def test_a_stream_whose_read_was_cancelled_does_not_look_complete() -> None:
-    async with mock_server() as mock, AsyncClient(mock.address) as client:
-        stream = client.chat_stream(script(numTokens=9, fault={"afterTokens": 2, "stall": True}))
-        with pytest.raises(TimeoutError):
-            await _read_for(stream, 0.3)
-        for _ in range(2):
-            with pytest.raises(RequestAbortedError, match="cancelled"):
-                await anext(stream)
-        assert stream.response.choices[0].text == "word1 word2"
-        stream.close()
-        assert [response async for response in stream] == []
-
-
-async def test_a_stream_that_failed_does_not_look_complete_when_it_is_read_again() -> None:
-    async with mock_server() as mock, AsyncClient(mock.address) as client:
-        stream = client.chat_stream(script(fault={"error": {"code": 13}}))
-        for _ in range(3):
-            with pytest.raises(InternalError):
-                await anext(stream)
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

@@ -1,5 +1,6 @@
 """Errors as clients get them: long texts, details that are broken, faults of the transport, metadata that cannot be sent."""
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -9,10 +10,18 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from support.grpc_server import serving
-from support.mock import mock_server
-from triptych import AsyncClient, Client
+from support.mock import mock_server, script
+from triptych import AsyncChatStream, AsyncClient, Client
 from triptych.client.calls import CallDefaults
-from triptych.errors import Code, DeadlineExceededError, InternalError, InvalidRequestError, ModelNotFoundError, QueueFullError
+from triptych.errors import (
+    Code,
+    DeadlineExceededError,
+    InternalError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    QueueFullError,
+    RequestAbortedError,
+)
 from triptych.status import DETAILS_KEY
 from triptych.v1 import generation_pb2, generation_pb2_grpc
 
@@ -136,3 +145,30 @@ async def test_a_deadline_that_has_passed_has_passed(timeout_s: float) -> None:
     async with mock_server() as mock, AsyncClient(mock.address) as client:
         with pytest.raises(DeadlineExceededError):
             await client.chat("hello", timeout_s=timeout_s)
+
+
+async def _read_for(stream: AsyncChatStream, seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        async for _ in stream:
+            pass
+
+
+async def test_a_stream_whose_read_was_cancelled_does_not_look_complete() -> None:
+    async with mock_server() as mock, AsyncClient(mock.address) as client:
+        stream = client.chat_stream(script(numTokens=9, fault={"afterTokens": 2, "stall": True}))
+        with pytest.raises(TimeoutError):
+            await _read_for(stream, 0.3)
+        for _ in range(2):
+            with pytest.raises(RequestAbortedError, match="cancelled"):
+                await anext(stream)
+        assert stream.response.choices[0].text == "word1 word2"
+        stream.close()
+        assert [response async for response in stream] == []
+
+
+async def test_a_stream_that_failed_does_not_look_complete_when_it_is_read_again() -> None:
+    async with mock_server() as mock, AsyncClient(mock.address) as client:
+        stream = client.chat_stream(script(fault={"error": {"code": 13}}))
+        for _ in range(3):
+            with pytest.raises(InternalError):
+                await anext(stream)
