@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from triptych.requests.options import assign, make_constraint
+from triptych.requests.fields import assign
+from triptych.requests.options import make_constraint
 from triptych.v1 import generation_pb2
 
 

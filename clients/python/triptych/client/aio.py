@@ -18,6 +18,7 @@ from triptych.client.config import KeepAliveConfig, RetryConfig, TLSConfig
 from triptych.client.ranking import RankedDocument, ranked
 from triptych.requests import build
 from triptych.requests import options as of
+from triptych.requests.fields import listed
 from triptych.requests.types import Messages, PoolingInput
 from triptych.v1 import (
     detokenize_pb2,
@@ -159,7 +160,8 @@ class AsyncClient:
         **options: Unpack[of.ScoreCallOptions],
     ) -> list[RankedDocument]:
         """The documents by how well they fit the query, the best first. See `Client.rerank`."""
-        return ranked(await self.score(query, documents, **options), documents, top_n)
+        documents = listed(documents, "documents")
+        return ranked(await self.score(query, build.documents(documents), **options), documents, top_n)
 
     async def classify(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from triptych.errors import InvalidRequestError
 from triptych.v1 import generation_pb2
 
 
@@ -22,6 +23,8 @@ class RankedDocument:
 
 
 def ranked(response: generation_pb2.ScoreResponse, documents: Sequence[Any], top_n: int | None) -> list[RankedDocument]:
-    """The best first; equal scores in the order of the documents."""
+    """The best first; equal scores in the order of the documents. Raises InvalidRequestError for a negative `top_n`."""
+    if top_n is not None and top_n < 0:
+        raise InvalidRequestError(f"top_n is {top_n}, which is negative", field="top_n", limit=0, value=top_n)
     best = sorted(range(len(documents)), key=lambda index: -response.scores[index])[:top_n]
     return [RankedDocument(index, response.scores[index], documents[index]) for index in best]

@@ -16,6 +16,7 @@ from triptych.client.ranking import RankedDocument, ranked
 from triptych.client.streams import ChatStream, CompleteStream
 from triptych.requests import build
 from triptych.requests import options as of
+from triptych.requests.fields import listed
 from triptych.requests.types import Messages, PoolingInput
 from triptych.v1 import (
     detokenize_pb2,
@@ -181,7 +182,8 @@ class Client:
         Args:
             top_n: how many to return. None: all.
         """
-        return ranked(self.score(query, documents, **options), documents, top_n)
+        documents = listed(documents, "documents")
+        return ranked(self.score(query, build.documents(documents), **options), documents, top_n)
 
     def classify(
         self,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, Unpack
 from google.protobuf.message import Message
 
 from triptych.requests import options as of
+from triptych.requests.fields import assign, listed, refused
 from triptych.requests.media import Kind, media_item
 from triptych.requests.messages import chat_messages, make_tool_choice, make_tools
 from triptych.requests.types import MediaSource, Messages, PoolingInput
@@ -16,7 +17,7 @@ from triptych.v1 import detokenize_pb2, generation_pb2, preprocess_pb2
 
 _MessageT = TypeVar("_MessageT", bound=Message)
 
-_CHAT = frozenset({"model", "parallel_tool_calls", "add_generation_prompt", "continue_final_message"})
+_CHAT = frozenset({"model", "parallel_tool_calls", "add_generation_prompt", "continue_final_message", "template_kwargs"})
 _COMPLETE = frozenset({"model", "echo", "add_special_tokens"})
 
 
@@ -52,11 +53,8 @@ def build_chat(messages: Messages | generation_pb2.ChatRequest, options: of.Chat
         request.tools.extend(make_tools(tools))
     if (choice := given.pop("tool_choice", None)) is not None:
         request.tool_choice.CopyFrom(make_tool_choice(choice))
-    if (variables := given.pop("template_kwargs", None)) is not None:
-        request.template_kwargs.update(variables)
-    effort, limit = given.pop("reasoning_effort", None), given.pop("max_reasoning_tokens", None)
-    of.assign(request.reasoning, "effort", effort)
-    of.assign(request.reasoning, "max_tokens", limit)
+    for name, option in (("effort", "reasoning_effort"), ("max_tokens", "max_reasoning_tokens")):
+        assign(request.reasoning, name, given.pop(option, None), option)
     request.options.CopyFrom(of.take_generation(given))
     return _finished(request, given)
 
@@ -77,9 +75,9 @@ def build_complete(
         return _finished(prompt, given)
     request = generation_pb2.CompleteRequest()
     if isinstance(prompt, str):
-        request.text = prompt
+        assign(request, "text", prompt, "prompt")
     else:
-        of.assign(request.token_ids, "ids", prompt)
+        assign(request.token_ids, "ids", listed(prompt, "prompt"), "prompt")
         request.token_ids.SetInParent()
     request.media.extend(media_item(kind, source, field=f"media[{i}]") for i, (kind, source) in enumerate(_take_media(given)))
     of.take(given, request, _COMPLETE)
@@ -124,7 +122,9 @@ def build_classify(
 def build_tokenize(text: str | preprocess_pb2.TokenizeRequest, options: of.TokenizeOptions) -> preprocess_pb2.TokenizeRequest:
     if isinstance(text, preprocess_pb2.TokenizeRequest):
         return _finished(text, {**options})
-    return _simple(preprocess_pb2.TokenizeRequest(text=text), {**options})
+    request = preprocess_pb2.TokenizeRequest()
+    assign(request, "text", text)
+    return _simple(request, {**options})
 
 
 def build_detokenize(
@@ -133,7 +133,7 @@ def build_detokenize(
     if isinstance(token_ids, detokenize_pb2.DetokenizeRequest):
         return _finished(token_ids, {**options})
     request = detokenize_pb2.DetokenizeRequest()
-    of.assign(request, "token_ids", token_ids)
+    assign(request, "token_ids", token_ids)
     return _simple(request, {**options})
 
 
@@ -167,14 +167,29 @@ def _simple(request: _MessageT, options: dict[str, Any]) -> _MessageT:
 
 def _take_media(options: dict[str, Any]) -> list[tuple[Kind, MediaSource]]:
     kinds: tuple[tuple[str, Kind], ...] = (("images", "image"), ("audio", "audio"), ("videos", "video"))
-    return [(kind, source) for name, kind in kinds for source in options.pop(name, None) or ()]
+    return [(kind, source) for name, kind in kinds for source in _sources(options.pop(name, None), name)]
+
+
+def _sources(sources: Any, name: str) -> list[MediaSource]:
+    if sources is None:
+        return []
+    # One picture of an array would be taken for a list of its rows.
+    if getattr(sources, "ndim", 4) < 4:
+        raise refused(name, sources, "a list is needed")
+    return listed(sources, name)
 
 
 def _inputs(inputs: PoolingInput | Sequence[PoolingInput]) -> list[generation_pb2.EmbedInput]:
     """One input, or several: text, token ids, or a conversation."""
-    if isinstance(inputs, str | generation_pb2.EmbedInput) or (len(inputs) > 0 and _is_turn(inputs[0])):
-        return [_input(inputs)]  # type: ignore[arg-type]
-    return [_input(one) for one in inputs]  # type: ignore[arg-type]
+    if isinstance(inputs, str | generation_pb2.EmbedInput):
+        return [_input(inputs)]
+    values = listed(inputs, "inputs")
+    return [_input(values)] if values and _is_turn(values[0]) else [_input(one) for one in values]
+
+
+def documents(given: Sequence[PoolingInput]) -> list[generation_pb2.EmbedInput]:
+    """The inputs of `rerank`, which are always several: a list of numbers or of turns is not taken for one document."""
+    return [_input(one) for one in listed(given, "documents")]
 
 
 def _is_turn(value: object) -> bool:
@@ -184,11 +199,13 @@ def _is_turn(value: object) -> bool:
 def _input(value: PoolingInput) -> generation_pb2.EmbedInput:
     if isinstance(value, generation_pb2.EmbedInput):
         return value
-    if isinstance(value, str):
-        return generation_pb2.EmbedInput(text=value)
-    if len(value) > 0 and not isinstance(value[0], Integral):
-        return generation_pb2.EmbedInput(messages=generation_pb2.ChatMessages(messages=chat_messages(value)))  # type: ignore[arg-type]
     result = generation_pb2.EmbedInput()
-    of.assign(result.token_ids, "ids", value)
+    if isinstance(value, str):
+        assign(result, "text", value, "inputs")
+        return result
+    values = listed(value, "inputs")
+    if values and not isinstance(values[0], Integral):
+        return generation_pb2.EmbedInput(messages=generation_pb2.ChatMessages(messages=chat_messages(values)))
+    assign(result.token_ids, "ids", values, "inputs")
     result.token_ids.SetInParent()
     return result

@@ -73,6 +73,9 @@ def _png(image: Any, field: str) -> bytes:
     if image.mode not in _PNG_MODES:
         message = f'{_at(field)}an image of mode {image.mode} cannot be sent without loss; convert it: image.convert("RGB")'
         raise InvalidRequestError(message, field=field, limit=", ".join(_PNG_MODES), value=image.mode)
+    if 0 in image.size:
+        size = f"{image.width} x {image.height}"
+        raise InvalidRequestError(f"{_at(field)}an image of {size} is empty", field=field, value=size)
     file = io.BytesIO()
     image.save(file, "PNG", compress_level=1)
     return file.getvalue()

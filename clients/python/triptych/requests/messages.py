@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from triptych.errors import InvalidRequestError
+from triptych.requests.fields import assign, json_text, listed, refused
 from triptych.requests.media import Kind, media_item
-from triptych.requests.options import assign, json_text
 from triptych.requests.types import MediaSource, Messages, Turn
-from triptych.v1 import common_pb2, generation_pb2
+from triptych.v1 import generation_pb2
 
 #: Type of a part -> kind of its media.
 _BY_URL: dict[str, Kind] = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
@@ -28,12 +27,12 @@ def chat_messages(messages: Messages, media: Sequence[tuple[Kind, MediaSource]] 
     """
     if isinstance(messages, str):
         items = [_media_part(kind, source, f"messages[0].content[{i}]") for i, (kind, source) in enumerate(media)]
-        return [generation_pb2.ChatMessage(role="user", content=[*items, generation_pb2.ContentPart(text=messages)])]
+        return [generation_pb2.ChatMessage(role="user", content=[*items, _text(messages, f"messages[0].content[{len(items)}]")])]
     if media:
         raise InvalidRequestError("images, audio and videos belong to a prompt that is one string; put them into the messages")
     if isinstance(messages, Mapping | generation_pb2.ChatMessage | generation_pb2.Choice):
         messages = [messages]
-    return [_message(turn, f"messages[{i}]") for i, turn in enumerate(messages)]
+    return [_message(turn, f"messages[{i}]") for i, turn in enumerate(listed(messages, "messages"))]
 
 
 def _message(turn: Turn, at: str) -> generation_pb2.ChatMessage:
@@ -44,14 +43,15 @@ def _message(turn: Turn, at: str) -> generation_pb2.ChatMessage:
     if not isinstance(turn, Mapping):
         raise InvalidRequestError(f"{at} is of type {type(turn).__name__}, not a dictionary", field=at, value=type(turn).__name__)
     given = {key: value for key, value in turn.items() if value is not None}
-    message = generation_pb2.ChatMessage(role=given.pop("role", ""))
+    message = generation_pb2.ChatMessage()
     content = given.pop("content", ())
-    for i, part in enumerate([content] if isinstance(content, str) else content):
+    for i, part in enumerate([content] if isinstance(content, str) else listed(content, f"{at}.content")):
         message.content.append(_part(part, f"{at}.content[{i}]"))
-    assign(message, "reasoning", given.pop("reasoning", given.pop("reasoning_content", None)))
-    message.tool_calls.extend(_tool_call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(given.pop("tool_calls", ())))
-    for name in ("name", "tool_call_id"):
-        assign(message, name, given.pop(name, None))
+    assign(message, "reasoning", given.pop("reasoning", given.pop("reasoning_content", None)), f"{at}.reasoning")
+    for i, call in enumerate(listed(given.pop("tool_calls", ()), f"{at}.tool_calls")):
+        message.tool_calls.append(_tool_call(call, f"{at}.tool_calls[{i}]"))
+    for name in ("role", "name", "tool_call_id"):
+        assign(message, name, given.pop(name, None), f"{at}.{name}")
     _refuse_rest(given, at)
     return message
 
@@ -69,27 +69,35 @@ def _part(part: Mapping[str, Any] | str | generation_pb2.ContentPart, at: str) -
     if isinstance(part, generation_pb2.ContentPart):
         return part
     if isinstance(part, str):
-        return generation_pb2.ContentPart(text=part)
-    given = {key: value for key, value in part.items() if value is not None}
+        return _text(part, at)
+    given = {key: value for key, value in _mapping(part, at).items() if value is not None}
     kind = given.pop("type", "text")
+    known = ["text", *_BY_URL, "input_audio", *_BY_SOURCE]
+    if kind not in known:
+        message = f"{at}.type is {kind!r}, not one of {', '.join(known)}"
+        raise InvalidRequestError(message, field=f"{at}.type", limit=", ".join(known), value=kind)
+    if kind not in given:
+        raise InvalidRequestError(f"{at}.{kind} is missing", field=f"{at}.{kind}")
+    value = given.pop(kind)
     if kind == "text":
-        result = generation_pb2.ContentPart(text=given.pop("text", ""))
+        result = _text(value, at)
     elif kind in _BY_URL:
-        result = _from_url(_BY_URL[kind], given.pop(kind, ""), at)
+        result = _from_url(_BY_URL[kind], value, f"{at}.{kind}")
     elif kind == "input_audio":
-        result = _from_input_audio(given.pop(kind, {}), at)
-    elif kind in _BY_SOURCE:
-        result = _media_part(_BY_SOURCE[kind], given.pop(kind, b""), at)
+        result = _from_input_audio(value, at)
     else:
-        known = ", ".join(["text", *_BY_URL, "input_audio", *_BY_SOURCE])
-        raise InvalidRequestError(f"{at}.type is {kind!r}, not one of {known}", field=f"{at}.type", limit=known, value=kind)
+        result = _media_part(_BY_SOURCE[kind], value, at)
     if kind != "text":
-        for name in ("uuid", "format", "detail"):
-            assign(result.media, name, given.pop(name, None))
-        if (options := given.pop("processor_options", None)) is not None:
-            result.media.processor_options.update(options)
+        for name in ("uuid", "format", "detail", "processor_options"):
+            assign(result.media, name, given.pop(name, None), f"{at}.{name}")
     _refuse_rest(given, at)
     return result
+
+
+def _text(text: str, at: str) -> generation_pb2.ContentPart:
+    part = generation_pb2.ContentPart()
+    assign(part, "text", text, f"{at}.text")
+    return part
 
 
 def _media_part(kind: Kind, source: MediaSource, at: str) -> generation_pb2.ContentPart:
@@ -97,50 +105,74 @@ def _media_part(kind: Kind, source: MediaSource, at: str) -> generation_pb2.Cont
 
 
 def _from_url(kind: Kind, value: str | Mapping[str, Any], at: str) -> generation_pb2.ContentPart:
-    given = {"url": value} if isinstance(value, str) else dict(value)
-    part = _media_part(kind, common_pb2.MediaItem(), at)
-    part.media.CopyFrom(media_item(kind, b""))
-    part.media.url = given.pop("url", "")
-    assign(part.media, "detail", given.pop("detail", None))
-    _refuse_rest(given, f"{at}.{kind}_url")
+    given = {"url": value} if isinstance(value, str) else {**_mapping(value, at)}
+    if "url" not in given:
+        raise InvalidRequestError(f"{at}.url is missing", field=f"{at}.url")
+    part = generation_pb2.ContentPart(media=media_item(kind, b""))
+    for name in ("url", "detail"):
+        assign(part.media, name, given.pop(name, None), f"{at}.{name}")
+    _refuse_rest(given, at)
     return part
 
 
 def _from_input_audio(value: Mapping[str, Any], at: str) -> generation_pb2.ContentPart:
-    given = dict(value)
+    path = f"{at}.input_audio"
+    given = {**_mapping(value, path)}
     try:
         data = base64.b64decode(given.pop("data", ""), validate=True)
-    except binascii.Error as error:
-        raise InvalidRequestError(f"{at}.input_audio.data is not base64: {error}", field=f"{at}.input_audio.data") from error
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{path}.data is not base64: {error}", field=f"{path}.data") from error
     part = _media_part("audio", data, at)
-    assign(part.media, "format", given.pop("format", None))
-    _refuse_rest(given, f"{at}.input_audio")
+    assign(part.media, "format", given.pop("format", None), f"{path}.format")
+    _refuse_rest(given, path)
     return part
 
 
 def _tool_call(call: Mapping[str, Any] | generation_pb2.ToolCall, at: str) -> generation_pb2.ToolCall:
     if isinstance(call, generation_pb2.ToolCall):
         return call
-    given = {key: value for key, value in call.items() if key not in ("type", "index")}
-    function = dict(given.pop("function", {}))
-    result = generation_pb2.ToolCall(id=given.pop("id", ""), name=function.pop("name", ""), arguments=function.pop("arguments", ""))
+    given = {key: value for key, value in _function_of(call, at).items() if key != "index"}
+    function = {**_mapping(given.pop("function", {}), f"{at}.function")}
+    result = generation_pb2.ToolCall()
+    assign(result, "id", given.pop("id", None), f"{at}.id")
+    for name in ("name", "arguments"):
+        assign(result, name, function.pop(name, None), f"{at}.function.{name}")
     _refuse_rest({**given, **function}, at)
     return result
 
 
+def _mapping(value: Any, at: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise refused(at, value, "a dictionary is needed")
+    return value
+
+
+def _function_of(value: Any, at: str) -> dict[str, Any]:
+    """A tool or a call of one, without its type. Types other than functions are refused."""
+    given = {**_mapping(value, at)}
+    if (kind := given.pop("type", "function")) != "function":
+        raise InvalidRequestError(
+            f"{at}.type is {kind!r}; only function is known", field=f"{at}.type", limit="function", value=kind
+        )
+    return given
+
+
 def make_tools(tools: Iterable[generation_pb2.Tool | Mapping[str, Any]]) -> list[generation_pb2.Tool]:
     """Tools of the contracts; from OpenAI's `{"type": "function", "function": {...}}` too."""
-    return [tool if isinstance(tool, generation_pb2.Tool) else _tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    return [
+        tool if isinstance(tool, generation_pb2.Tool) else _tool(tool, f"tools[{i}]")
+        for i, tool in enumerate(listed(tools, "tools"))
+    ]
 
 
 def _tool(tool: Mapping[str, Any], at: str) -> generation_pb2.Tool:
-    given = {key: value for key, value in tool.items() if key not in ("type", "function")}
-    given |= {key: value for key, value in tool.get("function", {}).items() if value is not None}
+    given = _function_of(tool, at)
+    given |= _mapping(given.pop("function", {}), f"{at}.function")
     result = generation_pb2.Tool()
     for name in ("name", "description", "strict"):
-        assign(result, name, given.pop(name, None))
+        assign(result, name, given.pop(name, None), f"{at}.{name}")
     if (parameters := given.pop("parameters", None)) is not None:
-        result.parameters_json_schema = json_text(parameters)
+        result.parameters_json_schema = json_text(parameters, f"{at}.parameters")
     _refuse_rest(given, at)
     return result
 
@@ -150,9 +182,12 @@ def make_tool_choice(choice: str | Mapping[str, Any] | generation_pb2.ToolChoice
     if isinstance(choice, generation_pb2.ToolChoice):
         return choice
     if isinstance(choice, Mapping):
-        name = cast(Mapping[str, Any], choice.get("function", choice)).get("name", "")
-        return generation_pb2.ToolChoice(mode=generation_pb2.ToolChoice.MODE_REQUIRED, allowed_names=[name])
-    if choice not in _MODES:
+        given = _function_of(choice, "tool_choice")
+        name = _mapping(given.get("function", given), "tool_choice.function").get("name")
+        result = generation_pb2.ToolChoice(mode=generation_pb2.ToolChoice.MODE_REQUIRED)
+        assign(result, "allowed_names", [name], "tool_choice.function.name")
+        return result
+    if not isinstance(choice, str) or choice not in _MODES:
         known = ", ".join(_MODES)
         raise InvalidRequestError(f"tool_choice is {choice!r}, not one of {known}", field="tool_choice", limit=known, value=choice)
     return generation_pb2.ToolChoice(mode=_MODES[choice])

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict
 
 from google.protobuf.message import Message
 
 from triptych.errors import InvalidRequestError
+from triptych.requests.fields import JsonSchema, assign, json_text, listed, refused
 from triptych.requests.types import MediaSource
 from triptych.v1 import common_pb2, generation_pb2
-
-#: A JSON Schema: a dictionary, JSON text, or a pydantic model class.
-JsonSchema = str | Mapping[str, Any] | type
 
 
 class CallOptions(TypedDict, total=False):
@@ -187,28 +184,6 @@ _GENERATION = frozenset(generation_pb2.GenerationOptions.DESCRIPTOR.fields_by_na
 _CONSTRAINT = ("json_schema", "json_object", "regex", "choice", "grammar")
 
 
-def assign(message: Message, name: str, value: Any) -> None:
-    """Set a field, unless the value is None.
-
-    Raises:
-        InvalidRequestError: the field cannot hold the value. It names both.
-    """
-    if value is None:
-        return
-    field = message.DESCRIPTOR.fields_by_name[name]
-    try:
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            getattr(message, name).update(value)
-        elif isinstance(value, Message):
-            getattr(message, name).CopyFrom(value)
-        elif field.is_repeated:
-            getattr(message, name).extend(value)
-        else:
-            setattr(message, name, value)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"{name} cannot be {value!r}: {error}", field=name, value=value) from error
-
-
 def take(options: dict[str, Any], message: Message, names: frozenset[str]) -> None:
     """Move the options of these names into the message's fields of the same names."""
     for name in [name for name in options if name in names]:
@@ -221,8 +196,8 @@ def take_generation(options: dict[str, Any]) -> generation_pb2.GenerationOptions
     if isinstance(stop := options.get("stop"), str):
         options["stop"] = [stop]
     if (sequences := options.pop("bad_token_sequences", None)) is not None:
-        for token_ids in sequences:
-            assign(message.sampling.bad_token_sequences.add(), "token_ids", token_ids)
+        for i, token_ids in enumerate(listed(sequences, "bad_token_sequences")):
+            assign(message.sampling.bad_token_sequences.add(), "token_ids", token_ids, f"bad_token_sequences[{i}]")
     take(options, message.sampling, _SAMPLING)
     take(options, message, _GENERATION)
     constraint = make_constraint(
@@ -242,21 +217,16 @@ def make_constraint(*, constraint: common_pb2.Constraint | None = None, **kinds:
     given = {name: value for name, value in {**kinds, "constraint": constraint}.items() if value is not None}
     if len(given) > 1:
         raise InvalidRequestError(f"only one of {' and '.join(sorted(given))} can be given", field="options.constraint")
-    if constraint is not None or not given:
+    if constraint is not None:
+        if not isinstance(constraint, common_pb2.Constraint):
+            raise refused("constraint", constraint, "a Constraint is needed")
         return constraint
+    if not given:
+        return None
     (kind, value), message = *given.items(), common_pb2.Constraint()
     if kind == "choice":
-        assign(message.choice, "values", value)
+        assign(message.choice, "values", value, "choice")
         message.choice.SetInParent()
     else:
-        assign(message, kind, json_text(value) if kind == "json_schema" else value)
+        assign(message, kind, json_text(value, kind) if kind == "json_schema" else value)
     return message
-
-
-def json_text(schema: JsonSchema) -> str:
-    """A JSON Schema as JSON text; the order of properties is kept."""
-    if isinstance(schema, str):
-        return schema
-    if isinstance(schema, type):
-        schema = cast(Any, schema).model_json_schema()
-    return json.dumps(schema)
