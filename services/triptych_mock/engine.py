@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 from triptych.errors import DuplicateRequestError, InvalidRequestError
@@ -22,6 +23,29 @@ Output = engine_pb2.SequenceOutput
 _BLOCK_SIZE, _NUM_BLOCKS, _MAX_SEQUENCES, _MAX_QUEUED = 16, 4096, 128, 256
 
 
+class _Live:
+    """A request while it is played into a queue: its outputs, an error if it fails, and None at its end."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self, request: engine_pb2.EngineRequest) -> None:
+        self.request = request
+        self.queue: asyncio.Queue[Output | Exception | None] = asyncio.Queue(_MAX_QUEUED)
+        self.has_begun = False
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        """End it with a last output for each sequence."""
+        self.is_aborted = True
+        if self.has_begun:  # a task that is cancelled before it runs does nothing at all
+            self.task.cancel()
+
+    def leave(self) -> None:
+        """End it without outputs: nobody reads them."""
+        self.is_aborted = False
+        self.task.cancel()
+
+
 class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     """Reads token ids that Tokenize or Preprocess of the same server gave."""
 
@@ -29,10 +53,10 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self._model = model
         self._vocabulary = vocabulary
         self._identity = identity
-        #: Live requests and the tasks that play them.
-        self._live: dict[str, asyncio.Task[None]] = {}
+        self._live: dict[str, _Live] = {}
         self._num_generated = 0
-        self._load_changed = asyncio.Condition()
+        #: Set, and then replaced, at each change.
+        self._load_changed = asyncio.Event()
 
     def _load(self) -> engine_pb2.Load:
         return engine_pb2.Load(
@@ -51,48 +75,54 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
 
     async def Generate(self, request: engine_pb2.GenerateRequest, context: Context) -> AsyncIterator[engine_pb2.GenerateResponse]:
         seen = current_call.get()
-        queue: asyncio.Queue[Output | Exception | None] = asyncio.Queue(_MAX_QUEUED)
-        self._start(request.request, queue, seen.num_earlier if seen else 0, context)
+        live = self._start(request.request, seen.num_earlier if seen else 0, context)
         try:
-            while (item := await queue.get()) is not None:
+            while (item := await live.queue.get()) is not None:
                 if isinstance(item, Exception):
                     raise item
                 yield engine_pb2.GenerateResponse(output=item)
         finally:
-            self._cancel(request.request.request_id)
+            live.leave()
 
-    def _start(
-        self,
-        request: engine_pb2.EngineRequest,
-        queue: asyncio.Queue[Output | Exception | None],
-        num_earlier_calls: int,
-        context: Context | None,
-    ) -> None:
-        """Play a request into a queue: its outputs, an error if it fails, and None at its end."""
+    def _start(self, request: engine_pb2.EngineRequest, num_earlier_calls: int, context: Context | None) -> _Live:
+        """Play a request. Raises DuplicateRequestError for an id that is live or empty."""
         name = request.request_id
         if not name or name in self._live:
             raise DuplicateRequestError(f"request_id must be new and not empty; given: {name!r}", field="request_id", value=name)
+        live = self._live[name] = _Live(request)
+        live.task = asyncio.create_task(self._play(live, num_earlier_calls, context))
+        live.task.add_done_callback(lambda _: self._forget(live))
+        self._notify()
+        return live
 
-        async def play() -> None:
-            try:
-                async for output in self._outputs(request, num_earlier_calls, context):
-                    await queue.put(output)
-            except asyncio.CancelledError:
-                for index in range(request.n or 1):
-                    await queue.put(Output(request_id=name, index=index, finish_reason=common_pb2.FINISH_REASON_ABORT))
-            except Exception as error:
-                await queue.put(error)
-            finally:
-                del self._live[name]
-            await queue.put(None)
-            await self._notify()
+    async def _play(self, live: _Live, num_earlier_calls: int, context: Context | None) -> None:
+        live.has_begun = True
+        try:
+            if not live.is_aborted:
+                async for output in self._outputs(live.request, num_earlier_calls, context):
+                    await live.queue.put(output)
+        except asyncio.CancelledError:
+            if not live.is_aborted:
+                raise
+        except Exception as error:
+            await live.queue.put(error)
+        if live.is_aborted:
+            for index in _indices(live.request):
+                await live.queue.put(
+                    Output(request_id=live.request.request_id, index=index, finish_reason=common_pb2.FINISH_REASON_ABORT)
+                )
+        self._forget(live)
+        await live.queue.put(None)
 
-        self._live[name] = asyncio.create_task(play())
+    def _forget(self, live: _Live) -> None:
+        name = live.request.request_id
+        if self._live.get(name) is live:
+            del self._live[name]
+            self._notify()
 
     async def _outputs(
         self, request: engine_pb2.EngineRequest, num_earlier_calls: int, context: Context | None
     ) -> AsyncIterator[Output]:
-        await self._notify()
         if not request.prompt_token_ids:
             raise InvalidRequestError("prompt_token_ids must not be empty", field="prompt_token_ids", limit=1, value=0)
         if not 0 <= request.n <= _MAX_SEQUENCES:
@@ -116,21 +146,21 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                     output.timings.SetInParent()
                 yield output
 
-    def _cancel(self, request_id: str) -> bool:
-        task = self._live.get(request_id)
-        if task is not None:
-            task.cancel()
-        return task is not None
+    def _abort(self, request_id: str) -> bool:
+        live = self._live.get(request_id)
+        if live is not None:
+            live.abort()
+        return live is not None
 
-    async def _notify(self) -> None:
-        async with self._load_changed:
-            self._load_changed.notify_all()
+    def _notify(self) -> None:
+        self._load_changed.set()
+        self._load_changed = asyncio.Event()
 
     async def Session(
         self, request_iterator: AsyncIterator[engine_pb2.SessionRequest], context: Context
     ) -> AsyncIterator[engine_pb2.SessionResponse]:
         queue: asyncio.Queue[Output | None] = asyncio.Queue(_MAX_QUEUED)
-        own: set[str] = set()
+        own: dict[_Live, asyncio.Task[None]] = {}
         instance = self._identity.describe(common_pb2.SERVER_STATE_SERVING)
         yield engine_pb2.SessionResponse(instance=instance, model=self._model, load=self._load())
         reader = asyncio.create_task(self._read(request_iterator, queue, own))
@@ -141,38 +171,38 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                 yield engine_pb2.SessionResponse(step=step, outputs=[output], load=self._load())
         finally:
             reader.cancel()
-            for request_id in own:
-                self._cancel(request_id)
+            for live in own:
+                live.leave()
 
     async def _read(
-        self, requests: AsyncIterator[engine_pb2.SessionRequest], queue: asyncio.Queue[Output | None], own: set[str]
+        self,
+        requests: AsyncIterator[engine_pb2.SessionRequest],
+        queue: asyncio.Queue[Output | None],
+        own: dict[_Live, asyncio.Task[None]],
     ) -> None:
+        """Start and abort requests as a client says.
+
+        Args:
+            queue: gets their outputs, and None once the client has closed its side.
+            own: the session's live requests, with the tasks that forward their outputs.
+        """
         async with asyncio.TaskGroup() as tasks:
             async for message in requests:
                 for request in message.add:
-                    own.add(request.request_id)
-                    tasks.create_task(self._forward(request, queue))
+                    try:
+                        live = self._start(request, 0, None)
+                    except DuplicateRequestError as error:
+                        await _fail(request, error, queue)
+                        continue
+                    own[live] = tasks.create_task(_forward(live, queue))
+                    own[live].add_done_callback(partial(_remove, own, live))
                 for request_id in [*message.abort, *(sequence.request_id for sequence in message.abort_sequences)]:
-                    self._cancel(request_id)
-            # The client has closed its side, which aborts its requests.
-            for request_id in own:
-                self._cancel(request_id)
+                    self._abort(request_id)
+            # The client has closed its side, which ends its requests without further outputs.
+            for live, forwarding in own.items():
+                live.leave()
+                forwarding.cancel()
         await queue.put(None)
-
-    async def _forward(self, request: engine_pb2.EngineRequest, queue: asyncio.Queue[Output | None]) -> None:
-        """The outputs of one request of a session; an error becomes the last output of each of its sequences."""
-        outputs: asyncio.Queue[Output | Exception | None] = asyncio.Queue(_MAX_QUEUED)
-        try:
-            self._start(request, outputs, 0, None)
-            while (item := await outputs.get()) is not None:
-                if isinstance(item, Exception):
-                    raise item
-                await queue.put(item)
-        except Exception as error:
-            for index in range(request.n or 1):
-                failed = Output(request_id=request.request_id, index=index, error=to_request_error(error))
-                failed.finish_reason = common_pb2.FINISH_REASON_ERROR
-                await queue.put(failed)
 
     async def Embed(self, request: engine_pb2.EngineServiceEmbedRequest, context: Context) -> engine_pb2.EngineServiceEmbedResponse:
         response = engine_pb2.EngineServiceEmbedResponse()
@@ -183,14 +213,39 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         return response
 
     async def Abort(self, request: engine_pb2.AbortRequest, context: Context) -> engine_pb2.AbortResponse:
-        return engine_pb2.AbortResponse(aborted_request_ids=[name for name in request.request_ids if self._cancel(name)])
+        return engine_pb2.AbortResponse(aborted_request_ids=[name for name in request.request_ids if self._abort(name)])
 
     async def WatchLoad(
         self, request: engine_pb2.WatchLoadRequest, context: Context
     ) -> AsyncIterator[engine_pb2.WatchLoadResponse]:
         interval_s = request.interval_s if request.HasField("interval_s") else 1.0
         while True:
+            changed = self._load_changed
             yield engine_pb2.WatchLoadResponse(load=self._load())
-            async with self._load_changed:
-                await self._load_changed.wait()
+            await changed.wait()
             await asyncio.sleep(interval_s)
+
+
+def _indices(request: engine_pb2.EngineRequest) -> range:
+    """The sequences of a request, also of one that asks for more than there may be."""
+    return range(min(request.n or 1, _MAX_SEQUENCES))
+
+
+async def _forward(live: _Live, queue: asyncio.Queue[Output | None]) -> None:
+    """The outputs of one request of a session; an error becomes the last output of each of its sequences."""
+    while (item := await live.queue.get()) is not None:
+        if isinstance(item, Exception):
+            await _fail(live.request, item, queue)
+        else:
+            await queue.put(item)
+
+
+async def _fail(request: engine_pb2.EngineRequest, error: Exception, queue: asyncio.Queue[Output | None]) -> None:
+    for index in _indices(request):
+        failed = Output(request_id=request.request_id, index=index, error=to_request_error(error))
+        failed.finish_reason = common_pb2.FINISH_REASON_ERROR
+        await queue.put(failed)
+
+
+def _remove(own: dict[_Live, asyncio.Task[None]], live: _Live, task: asyncio.Task[None]) -> None:
+    own.pop(live, None)
