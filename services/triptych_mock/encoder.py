@@ -109,7 +109,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         for key in gone:
             del self._held[key]
         self._stats.num_evictions += len(gone)
-        for watcher in self._watchers:
+        for watcher in self._watchers if gone else ():
             watcher.put_nowait(gone)
         return len(gone)
 

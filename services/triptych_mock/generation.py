@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
@@ -82,15 +83,18 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def UploadMedia(
         self, request_iterator: AsyncIterator[generation_pb2.UploadMediaRequest], context: Context
     ) -> generation_pb2.UploadMediaResponse:
-        content, num_bytes = bytearray(), None
+        digest, num_bytes, num_came = hashlib.sha256(), 0, 0
         async for piece in request_iterator:
             if piece.HasField("header"):
                 num_bytes = piece.header.num_bytes
-            content += piece.data
-        if num_bytes is None or len(content) != num_bytes:
-            message = f"the header says {num_bytes} bytes; {len(content)} came"
-            raise InvalidRequestError(message, field="header.num_bytes", limit=num_bytes, value=len(content))
-        return generation_pb2.UploadMediaResponse(upload_id=self._known_media.uploaded(bytes(content)), expires_s=60)
+            digest.update(piece.data)
+            num_came += len(piece.data)
+            if num_came > num_bytes:
+                break
+        if num_came != num_bytes:
+            message = f"the header says {num_bytes} bytes; {num_came} came"
+            raise InvalidRequestError(message, field="header.num_bytes", limit=num_bytes, value=num_came)
+        return generation_pb2.UploadMediaResponse(upload_id=self._known_media.uploaded(digest.digest()), expires_s=60)
 
     async def Embed(self, request: generation_pb2.EmbedRequest, context: Context) -> generation_pb2.EmbedResponse:
         return await self._pooled(request, embedded(request), context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
@@ -48,11 +49,11 @@ class KnownMedia:
         if kind == "url":
             return hashlib.sha256(item.url.encode()).digest()
         if kind == "upload_id":
-            content = self._uploads.pop(item.upload_id, None)
-            if content is None:
+            uploaded = self._uploads.pop(item.upload_id, None)
+            if uploaded is None:
                 message = f"{field}.upload_id is not known here (any more); upload the file again"
                 raise InvalidRequestError(message, field=f"{field}.upload_id", value=item.upload_id)
-            return content
+            return uploaded
         if not item.uuid:
             raise InvalidRequestError(f"{field} needs data, a url, an upload_id, or the uuid of an earlier item", field=field)
         if (known := self._uuids.get(item.uuid)) is None:
@@ -60,10 +61,9 @@ class KnownMedia:
             raise InvalidRequestError(message, field=f"{field}.uuid", value=item.uuid)
         return known
 
-    def uploaded(self, content: bytes) -> str:
-        """Keep an uploaded file. Returns its upload_id."""
-        key = hashlib.sha256(content).digest()
-        upload_id = f"upload-{len(self._uploads)}-{key.hex()[:16]}"
+    def uploaded(self, key: bytes) -> str:
+        """Remember an uploaded file by its SHA-256. Returns its upload_id."""
+        upload_id = f"upload-{secrets.token_hex(8)}"
         _remember(self._uploads, upload_id, key)
         return upload_id
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import grpc
 from google.protobuf import json_format, message
-from triptych.errors import InvalidRequestError, error_class
+from triptych.errors import Code, InvalidRequestError, error_class
 from triptych.mock.v1 import mock_pb2
 from triptych.v1 import generation_pb2
 
 _MAX_TOKEN_BYTES = 1 << 20
 _MAX_TOKENS = 1_000_000
+#: Of an answer: of num_tokens times token_bytes.
+_MAX_ANSWER_BYTES = 256 << 20
 _STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 #: Field 9999, which no message of the contracts has: a tag of type "length-delimited", a length, three bytes.
 _UNKNOWN_FIELD = b"\xfa\xf0\x04\x03new"
@@ -26,7 +29,7 @@ def find_script(text: str) -> mock_pb2.Script | None:
         return None
     try:
         parsed = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(parsed, dict) or set(parsed) != {"mock"}:
         return None
@@ -34,10 +37,26 @@ def find_script(text: str) -> mock_pb2.Script | None:
         script = json_format.ParseDict(parsed["mock"], mock_pb2.Script())
     except (json_format.ParseError, AttributeError, TypeError) as error:
         raise InvalidRequestError(f"the mock's script cannot be read: {error}", field="mock") from error
+    _check(script)
+    return script
+
+
+def _check(script: mock_pb2.Script) -> None:
     for field, limit in (("token_bytes", _MAX_TOKEN_BYTES), ("num_tokens", _MAX_TOKENS)):
         if (value := getattr(script, field)) > limit:
             raise InvalidRequestError(f"mock.{field} may be at most {limit}; given: {value}", field=field, limit=limit, value=value)
-    return script
+    if (size := script.num_tokens * script.token_bytes) > _MAX_ANSWER_BYTES:
+        message = f"mock.num_tokens * mock.token_bytes may be at most {_MAX_ANSWER_BYTES}; given: {size}"
+        raise InvalidRequestError(message, field="token_bytes", limit=_MAX_ANSWER_BYTES, value=size)
+    for field in ("first_token_s", "token_s"):
+        if not 0 <= (seconds := getattr(script, field)) < math.inf:
+            raise InvalidRequestError(f"mock.{field} must be a time in seconds; given: {seconds}", field=field, value=seconds)
+    error = script.fault.error
+    if script.fault.HasField("error") and ((not error.reason and error.code == 0) or error.code not in {0, *map(int, Code)}):
+        raise InvalidRequestError(f"mock.fault.error.code must be a status of an error; given: {error.code}", field="mock")
+    if not 0 <= error.retry_after_s < 1e9:
+        message = f"mock.fault.error.retry_after_s must be a time in seconds; given: {error.retry_after_s}"
+        raise InvalidRequestError(message, field="mock")
 
 
 def script_of(text: str) -> mock_pb2.Script:
@@ -85,17 +104,17 @@ async def play_fault(fault: mock_pb2.Fault, num_earlier_calls: int, context: grp
         if code in (None, grpc.StatusCode.OK):
             raise InvalidRequestError(f"mock.fault.bare_code must be a status of an error; given: {fault.bare_code}", field="mock")
         await context.abort(code, f"the mock ends the call with {code.name}")
-    error = fault.error
-    raised = error_class(error.reason, error.code or fault.bare_code)(
-        error.message or "the mock was told to fail",
-        field=error.field,
-        limit=error.limit,
-        value=error.value,
-        retry_after_s=error.retry_after_s if error.HasField("retry_after_s") else None,
+    told = fault.error
+    error = error_class(told.reason, told.code or fault.bare_code)(
+        told.message or "the mock was told to fail",
+        field=told.field,
+        limit=told.limit,
+        value=told.value,
+        retry_after_s=told.retry_after_s if told.HasField("retry_after_s") else None,
     )
-    # A reason that only newer servers know is sent as it is.
-    raised.reason = error.reason or raised.reason
-    raise raised
+    # A newer server may send a reason that this version does not know, with any code.
+    error.code, error.reason = Code(told.code or error.code), told.reason or error.reason
+    raise error
 
 
 def add_unknown_field(response: message.Message) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import time
-from collections import OrderedDict
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
@@ -17,9 +17,8 @@ from triptych.mock.v1 import mock_pb2, mock_pb2_grpc
 from triptych.v1 import common_pb2
 from triptych_common.rpc.interceptors import HANDLERS, REQUEST_ID_KEY
 
-#: Ids whose calls are remembered, and calls of one id.
-_MAX_IDS = 10_000
-_MAX_CALLS_OF_ID = 100
+#: Calls that are remembered.
+_MAX_CALLS = 10_000
 _State = mock_pb2.SeenCall.State
 #: The call that the current task serves.
 current_call: ContextVar[Seen | None] = ContextVar("current_call", default=None)
@@ -53,11 +52,22 @@ class Seen:
         self._on_end()
 
 
+class _Calls:
+    """The calls with one id."""
+
+    def __init__(self) -> None:
+        self.records: deque[mock_pb2.SeenCall] = deque()
+        #: Of all calls, the forgotten ones included.
+        self.count = 0
+
+
 class CallLog(mock_pb2_grpc.MockServiceServicer):
     """Remembers the calls of each x-request-id. Calls without an id are not remembered."""
 
     def __init__(self) -> None:
-        self._calls: OrderedDict[str, list[mock_pb2.SeenCall]] = OrderedDict()
+        self._calls: dict[str, _Calls] = {}  # by request id
+        #: Request ids of the remembered calls, the oldest first.
+        self._order: deque[str] = deque()
         self.num_live = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -69,13 +79,21 @@ class CallLog(mock_pb2_grpc.MockServiceServicer):
         self._idle.clear()
         if not request_id:
             return Seen(record, 0, self._end)
-        calls = self._calls.setdefault(request_id, [])
-        self._calls.move_to_end(request_id)
-        while len(self._calls) > _MAX_IDS:
-            self._calls.popitem(last=False)
-        if len(calls) < _MAX_CALLS_OF_ID:
-            calls.append(record)
-        return Seen(record, len(calls) - 1, self._end)
+        calls = self._calls.setdefault(request_id, _Calls())
+        calls.records.append(record)
+        calls.count += 1
+        num_earlier = calls.count - 1
+        self._order.append(request_id)
+        if len(self._order) > _MAX_CALLS:
+            self._forget(self._order.popleft())
+        return Seen(record, num_earlier, self._end)
+
+    def _forget(self, request_id: str) -> None:
+        """Forget the oldest call with this id."""
+        records = self._calls[request_id].records
+        records.popleft()
+        if not records:
+            del self._calls[request_id]
 
     def _end(self) -> None:
         self.num_live -= 1
@@ -87,7 +105,8 @@ class CallLog(mock_pb2_grpc.MockServiceServicer):
         await self._idle.wait()
 
     async def GetCalls(self, request: mock_pb2.GetCallsRequest, context: grpc.aio.ServicerContext) -> mock_pb2.GetCallsResponse:
-        return mock_pb2.GetCallsResponse(calls=self._calls.get(request.request_id, ()))
+        calls = self._calls.get(request.request_id)
+        return mock_pb2.GetCallsResponse(calls=calls.records if calls else ())
 
 
 class SeenInterceptor(grpc.aio.ServerInterceptor):

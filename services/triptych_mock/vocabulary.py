@@ -10,6 +10,8 @@ from triptych.errors import InvalidRequestError
 #: Ids of tokens; the first 256 stand for single bytes.
 VOCAB_SIZE = 1 << 20
 _NUM_BYTES = 256
+#: Characters of all words together.
+_MAX_CHARS = 64 << 20
 _WORD = re.compile(r"\s*\S+|\s+$")
 
 
@@ -19,11 +21,13 @@ def words(text: str) -> list[str]:
 
 
 class Vocabulary:
-    """Gives each word an id when it is first seen. When all ids are taken, further words become their UTF-8 bytes."""
+    """Gives each word an id when it is first seen. When all ids are taken, or the words fill 64 Mi
+    characters, further words become their UTF-8 bytes."""
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
         self._words: list[str] = []
+        self._num_chars = 0
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text."""
@@ -34,10 +38,11 @@ class Vocabulary:
         known = self._ids.get(word)
         if known is not None:
             return [known]
-        if len(self._words) == VOCAB_SIZE - _NUM_BYTES:
+        if len(self._words) == VOCAB_SIZE - _NUM_BYTES or self._num_chars + len(word) > _MAX_CHARS:
             return list(word.encode())
         self._ids[word] = token_id = _NUM_BYTES + len(self._words)
         self._words.append(word)
+        self._num_chars += len(word)
         return [token_id]
 
     def decode(self, token_ids: Iterable[int], field: str = "token_ids") -> str:
