@@ -25,11 +25,21 @@ def load_cases(is_real: bool) -> list[conformance_pb2.Case]:
             suite = json_format.Parse(_with_data(text), conformance_pb2.Suite())
         except json_format.ParseError as error:
             raise ValueError(f"{file}: {error}") from error
+        for case in suite.cases:
+            _check(case)
         cases += [case for case in suite.cases if case.real_stack == is_real]
     names = [case.name for case in cases]
     if len(set(names)) != len(names):
         raise ValueError(f"two cases have the same name: {sorted(name for name in names if names.count(name) > 1)[0]}")
     return cases
+
+
+def _check(case: conformance_pb2.Case) -> None:
+    """Raise ValueError for a case that expects the mock to tell what it was not asked for: it would pass with any client."""
+    expected = case.expected
+    wants_seen = expected.seen or expected.min_longest_send_s or any(path.startswith("seen.") for path in expected.present)
+    if wants_seen and not (case.call.request_id and not case.call.address):
+        raise ValueError(f"{case.name}: what the server saw is known of calls with a request_id, to the default server")
 
 
 def _with_data(text: str) -> str:

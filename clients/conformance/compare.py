@@ -29,6 +29,8 @@ def differences(
     if outcome.HasField("error") and not expected.outcome.HasField("error"):
         error = outcome.error
         found.append(f"the call failed: {outcome.error_class} code={error.code} reason={error.reason!r} {error.message!r}")
+    if expected.outcome.HasField("error") and not expected.outcome.error.reason and outcome.error.reason:
+        found.append(f"outcome.error.reason: expected none, got {outcome.error.reason!r}")
     if expected.text and (given := answer_text(outcome)) != expected.text:
         found.append(f"text: expected {_short(expected.text)}, got {_short(given)}")
     if seen is not None and (expected.seen or expected.min_longest_send_s):
@@ -58,7 +60,13 @@ def _compare(path: str, expected: Message, actual: Message) -> Iterator[str]:
     for field, value in expected.ListFields():
         name = f"{path}.{field.json_name}"
         given = getattr(actual, field.name)
-        if field.is_repeated:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            for key in value:
+                if key not in given:
+                    yield f"{name}[{key}] is missing"
+                else:
+                    yield from _compare_values(f"{name}[{key}]", value[key], given[key])
+        elif field.is_repeated:
             yield from _compare_lists(name, value, given)
         elif field.message_type is not None:
             if not actual.HasField(field.name):

@@ -1,6 +1,10 @@
 """The comparison of the conformance runner: what it must find, and what it must let pass."""
 
+import json
+from pathlib import Path
+
 import pytest
+from conformance import case_files
 from conformance.case_files import call_line, load_cases
 from conformance.compare import differences
 from conformance.pb import conformance_pb2
@@ -67,6 +71,32 @@ def test_what_the_server_saw():
     assert compare({"seen": [{}], "present": ["seen.0.timeoutS"]}, {}, [one]) == ["seen.0.timeoutS is missing"]
     # A real stack tells nothing of its calls.
     assert compare({"seen": [{}, {}], "present": ["seen.0.timeoutS"]}, {}, None) == []
+
+
+def test_a_reason_that_nobody_sent_fails():
+    expected = {"outcome": {"error": {"code": 13}}}
+    assert compare(expected, {"error": {"code": 13, "reason": "INTERNAL"}}) == [
+        "outcome.error.reason: expected none, got 'INTERNAL'"
+    ]
+    assert compare(expected, {"error": {"code": 13}}) == []
+
+
+def test_maps_are_compared_by_their_values():
+    one = {"metadata": {"x-a": "1", "x-b": "2"}}
+    assert compare({"seen": [{"metadata": {"x-b": "2"}}]}, {}, [one]) == []
+    assert compare({"seen": [{"metadata": {"x-a": "2"}}]}, {}, [one]) == ["seen[0].metadata[x-a]: expected '2', got '1'"]
+    assert compare({"seen": [{"metadata": {"x-c": "2"}}]}, {}, [one]) == ["seen[0].metadata[x-c] is missing"]
+
+
+@pytest.mark.parametrize("expected", [{"seen": [{}]}, {"minLongestSendS": 1}, {"present": ["seen.0.timeoutS"]}])
+@pytest.mark.parametrize("call", [{}, {"requestId": "a", "address": "$TLS"}])
+def test_a_case_that_any_client_would_pass_is_refused(expected: dict, call: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "cases").mkdir()
+    case = {"name": "a", "call": call, "expected": expected}
+    (tmp_path / "cases" / "a.json").write_text(json.dumps({"cases": [case]}))
+    monkeypatch.setattr(case_files, "HERE", tmp_path)
+    with pytest.raises(ValueError, match="a: what the server saw"):
+        load_cases(False)
 
 
 def test_a_slow_call_fails():
