@@ -64,12 +64,14 @@ class RawPrompts:
         """The placeholders of a prompt with media, in order.
 
         Args:
-            modalities: of the media. Those that the model does not take are left to `MediaPreparer.prepare`.
+            modalities: of the media. If the model does not take one of them, this finds nothing: `MediaPreparer.prepare` refuses it.
 
         Raises:
             InvalidRequestError: of a modality, the prompt has more or fewer placeholders than there are items.
             UnimplementedError: the prompt is token ids, and a placeholder is not one token.
         """
+        if not self._placeholders.keys() >= set(modalities):
+            return []
         if isinstance(prompt, str):
             places = [Place(*match.span(), self._modality_of[match[0]]) for match in self._pattern.finditer(prompt)]
         else:

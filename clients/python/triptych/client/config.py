@@ -31,9 +31,9 @@ class RetryConfig:
     max_attempts: int = 4
     """Attempts, the first included. 1 turns retries off. gRPC makes at most 5."""
     initial_backoff_s: float = 0.1
-    """Longest wait before the second attempt, in seconds. Waits are random between 80 % and 120 % of their length."""
+    """Wait before the second attempt, in seconds. Each wait is random between 80 % and 120 % of what is told here."""
     max_backoff_s: float = 2.0
-    """Longest wait between attempts, in seconds."""
+    """Longest wait between attempts, in seconds, before the random part."""
     backoff_multiplier: float = 2.0
     """Each wait is this many times the one before it."""
 

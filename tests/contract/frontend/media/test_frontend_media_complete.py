@@ -227,6 +227,18 @@ async def test_a_bad_item_fails_its_call_and_names_itself() -> None:
     assert (error.field, error.message) == ("media[1]", "media[1]: the image is truncated")
 
 
+@pytest.mark.parametrize("prompt", [PROMPT, "no placeholder"])
+@pytest.mark.parametrize(("modality", "field"), [(0, "media[0].modality"), (common_pb2.MODALITY_AUDIO, "media[0]")])
+async def test_an_item_of_no_modality_or_a_wrong_one_is_named(prompt: str, modality: common_pb2.Modality, field: str) -> None:
+    async with media_bench() as bench:
+        error = await error_of(bench, complete_request(prompt, common_pb2.MediaItem(modality=modality, data=PICTURE)))
+        assert bench.bench.frontend._media.budget.used_bytes == 0
+    assert isinstance(error, InvalidRequestError)
+    assert error.field == field
+    assert "placeholder" not in error.message
+    assert "given: " not in error.message
+
+
 async def test_a_client_that_leaves_leaves_nothing() -> None:
     async with media_bench() as bench:
         bench.encoder.gate = asyncio.Event()
