@@ -64,7 +64,7 @@ class RawPrompts:
         """The placeholders of a prompt with media, in order.
 
         Args:
-            modalities: of the media. If the model does not take one of them, this finds nothing: `MediaPreparer.prepare` refuses it.
+            modalities: of the media. If the model does not take one of them, nothing is found: `MediaPreparer.prepare` refuses it.
 
         Raises:
             InvalidRequestError: of a modality, the prompt has more or fewer placeholders than there are items.
