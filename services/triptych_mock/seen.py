@@ -124,7 +124,11 @@ class SeenInterceptor(grpc.aio.ServerInterceptor):
         method: str = handler_call_details.method
         if handler is None or not method.startswith("/triptych.v1."):
             return handler
-        entries = [(key, value) for key, value in handler_call_details.invocation_metadata or () if isinstance(value, str)]
+        entries = [
+            (key, value)
+            for key, value in handler_call_details.invocation_metadata or ()
+            if isinstance(value, str) and key != "authorization"
+        ]
         record = mock_pb2.SeenCall(method=method, metadata=dict(entries))
         kind, make = HANDLERS[handler.request_streaming, handler.response_streaming]
         behaviour = self._observed(getattr(handler, kind), record)
