@@ -5,9 +5,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
+import stat
 from pathlib import Path
 
 from triptych_cli.errors import CommandError
+
+#: How the id of each line begins, and with it the line.
+ID_PREFIX = "batch_req_"
+_LINE_PREFIX = b'{"id": "' + ID_PREFIX.encode()
+#: Lone surrogates, which UTF-8 cannot hold, and what ends a line for str.splitlines.
+_ESCAPED = re.compile("[\x85\u2028\u2029\ud800-\udfff]")
 
 
 class Journal:
@@ -17,7 +25,8 @@ class Journal:
         path: an output of an earlier, interrupted run is continued. A last line that was not written whole is cut off.
 
     Raises:
-        CommandError: another run writes to the file, or it is not the output of a batch.
+        CommandError: the file cannot be written, another run writes to it, or it is not the output of a batch. It is left as it is
+            then.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,6 +38,8 @@ class Journal:
         #: custom_id -> HTTP status of the requests that are done.
         self.done: dict[str, int] = {}
         try:
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                raise CommandError(f"{path} is not a regular file; the output is read when a run is continued", exit_code=2)
             self._lock()
             self._read()
         except BaseException:
@@ -46,29 +57,53 @@ class Journal:
         num_bytes = 0
         with open(self._file, "rb", closefd=False) as file:
             for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):
+                if not line.endswith(b"\n") and _is_torn(line):
                     os.ftruncate(self._file, num_bytes)
                     break
-                self._add(number, line)
+                if line.strip():
+                    self._add(number, line)
+                if not line.endswith(b"\n"):
+                    # An editor took the end away.
+                    self._append(b"\n")
                 num_bytes += len(line)
 
     def _add(self, number: int, text: bytes) -> None:
         try:
             line = json.loads(text)
             custom_id, status = line["custom_id"], line["response"]["status_code"]
-        except (ValueError, TypeError, KeyError) as error:
+            if not (isinstance(custom_id, str) and custom_id and isinstance(status, int)):
+                raise ValueError("no custom_id or status")
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CommandError(f"line {number} of {self._path} is not the output of a batch; choose another output file") from error
         if custom_id in self.done:
             raise CommandError(f"line {number} of {self._path}: custom_id {custom_id!r} is there twice")
         self.done[custom_id] = status
 
     def write(self, custom_id: str, status: int, line: dict) -> None:
-        """Append a line, whole. It survives the end of this process, however that ends."""
-        rest = memoryview(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-        while rest:
-            rest = rest[os.write(self._file, rest) :]
+        """Append a line, whole. It survives the end of this process, however that ends. Raises CommandError if the disk is full."""
+        text = _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(line, ensure_ascii=False))
+        self._append(text.encode() + b"\n")
         self.done[custom_id] = status
+
+    def _append(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError as error:
+            raise CommandError(f"cannot write {self._path}: {error.strerror}; start the same command again to go on") from error
 
     def close(self) -> None:
         """Release the file."""
         os.close(self._file)
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether a last line without an end is one that a kill cut. Nothing else may be cut off: the file may not be a batch's."""
+    if not (line.startswith(_LINE_PREFIX) or _LINE_PREFIX.startswith(line)):
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +75,8 @@ def _texts(path: Path) -> Iterator[tuple[int, bytes]]:
     """Numbers and contents of the lines that are not blank."""
     try:
         with path.open("rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CommandError(f"{path} is not a regular file; the requests are read twice", exit_code=2)
             for number, text in enumerate(file, start=1):
                 if text.strip():
                     yield number, text
@@ -85,6 +89,8 @@ def _parse(number: int, text: bytes) -> Line:
         line = json.loads(text)
     except ValueError as error:
         raise ValueError(f"is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
     if not isinstance(line, dict):
         raise ValueError("must be an object")
     if unknown := sorted(line.keys() - _KEYS):

@@ -19,6 +19,8 @@ _FULL, _AWAY = {429}, {502, 503, 504}
 _MAX_AWAY, _MAX_FAILURES = 30, 3
 #: The first and the longest pause before a request is sent again, in seconds.
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 15.0
+#: Time for the answer to a GET, which computes nothing, in seconds.
+_GET_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,25 @@ class Client:
     Args:
         url: of the gateway, without a path.
         check: called before a request is sent again; raises an error if that is pointless.
+        report: called with a message when the gateway is away for the first time.
     """
 
-    def __init__(self, url: str, api_key: str | None, check: Callable[[], None]) -> None:
-        self._url, self._check = url, check
+    def __init__(self, url: str, api_key: str | None, check: Callable[[], None], report: Callable[[str], None]) -> None:
+        self._url, self._check, self._report = url, check, report
+        self._is_reported = False
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
 
     async def get(self, path: str) -> Answer:
-        """The answer to a GET."""
+        """The answer to a GET. Raises CommandError as `post` does."""
         return await self._ask("GET", path, None)
 
     async def post(self, path: str, body: bytes) -> Answer:
-        """The answer to a POST of JSON. Raises CommandError if the gateway is away for too long."""
+        """The answer to a POST of JSON.
+
+        Raises:
+            CommandError: the gateway is away for too long, or refuses the key; or what answers is no gateway.
+        """
         return await self._ask("POST", path, body)
 
     async def close(self) -> None:
@@ -84,6 +92,9 @@ class Client:
                     return answer
                 raise CommandError(f"{self._url} does not answer: {reason}; start the same command again to go on")
             self._check()
+            if away == 1 and not self._is_reported:
+                self._is_reported = True
+                self._report(f"{self._url} does not answer ({reason}); trying again")
             pause_s = min(_FIRST_PAUSE_S * 2 ** (away + failures + full - 1), _MAX_PAUSE_S)
             # Requests that were refused together do not come back together.
             await asyncio.sleep(max(retry_after_s, pause_s * random.uniform(0.5, 1.0)))
@@ -94,18 +105,29 @@ class Client:
             connector = aiohttp.TCPConnector(limit=0)
             self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=10))
         headers = {**self._headers, "Content-Type": "application/json"}
-        async with self._session.request(method, self._url + path, data=body, headers=headers) as response:
+        # A redirected POST would become a GET.
+        sent = self._session.request(method, self._url + path, data=body, headers=headers, allow_redirects=False)
+        async with asyncio.timeout(_GET_TIMEOUT_S if body is None else None), sent as response:
             content = await response.read()
-            request_id = response.headers.get("x-request-id", "")
-            return Answer(response.status, request_id, _parse(content)), _seconds(response.headers.get("Retry-After"))
+            answer = Answer(response.status, response.headers.get("x-request-id", ""), self._parse(path, response, content))
+            return answer, _seconds(response.headers.get("Retry-After"))
 
-
-def _parse(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except ValueError:
-        # A proxy answers as it likes.
-        return content.decode(errors="replace")
+    def _parse(self, path: str, response: aiohttp.ClientResponse, content: bytes) -> Any:
+        """The body of an answer. Raises CommandError if it is none to any request."""
+        again = "start the same command again to go on"
+        if 300 <= response.status < 400:
+            location = response.headers.get("Location", "elsewhere")
+            raise CommandError(f"{self._url}{path} redirects to {location}; give that address as --url")
+        if response.status == 401:
+            source = "give it with --api-key-file or in TRIPTYCH_GATEWAY_API_KEY"
+            raise CommandError(f"{self._url} answers with status 401: the key is missing or wrong; {source}, and {again}")
+        try:
+            return json.loads(content)
+        except ValueError as error:
+            if response.status < 300:
+                raise CommandError(f"{self._url}{path} is not answered with JSON; --url must be that of a gateway") from error
+            # A proxy answers as it likes.
+            return content.decode(errors="replace")
 
 
 def _seconds(text: str | None) -> float:

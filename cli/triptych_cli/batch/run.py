@@ -7,16 +7,17 @@ import functools
 import json
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from triptych.errors import StartupError
 from triptych.local import LocalServer
 from triptych.offline.loop import Job, LoopThread, Window
 
-from triptych_cli.batch.journal import Journal
+from triptych_cli.batch.journal import ID_PREFIX, Journal
 from triptych_cli.batch.lines import Input, Line, check_input, read_lines
 from triptych_cli.batch.post import Answer, Client
 from triptych_cli.batch.progress import BatchProgress
@@ -37,13 +38,16 @@ def run_batch(
     Raises:
         CommandError: nothing was run, the run cannot go on, it was interrupted, or requests failed.
     """
+    if url is not None:
+        _check_url(url)
     wanted = check_input(source)
     with contextlib.closing(Journal(output)) as journal:
         if foreign := next((custom_id for custom_id in journal.done if custom_id not in wanted.custom_ids), None):
             raise CommandError(f"{output} has an answer to {foreign!r}, which is not in {source}; choose another output file")
         if len(journal.done) < len(wanted.custom_ids):
-            with _terminable(), _gateway(model, url, console) as (address, check):
-                _answer_all(source, wanted, journal, Client(address, api_key, check), max_in_flight, console)
+            with _terminable(journal, len(wanted.custom_ids)), _gateway(model, url, console) as (address, check):
+                client = Client(address, api_key, check, lambda text: console.print(text, soft_wrap=True))
+                _answer_all(source, wanted, journal, client, max_in_flight, console)
     num_failed = sum(status >= 400 for status in journal.done.values())
     console.print(f"{len(journal.done)} requests are answered in {output}, {num_failed} of them with an error", soft_wrap=True)
     if num_failed:
@@ -52,13 +56,12 @@ def run_batch(
 
 def _answer_all(source: Path, wanted: Input, journal: Journal, client: Client, max_in_flight: int, console: Console) -> None:
     loop = LoopThread()
-    num_wanted = len(wanted.custom_ids)
     try:
-        _check_models(wanted, loop.run(client.get("/v1/models")))
+        check_models(wanted.models, loop.run(client.get("/v1/models")))
         lines: list[Line] = []
         jobs = _jobs(source, frozenset(journal.done), lines, client)
         with (
-            BatchProgress(console, num_wanted, len(journal.done)) as progress,
+            BatchProgress(console, len(wanted.custom_ids), len(journal.done)) as progress,
             contextlib.closing(Window(max_in_flight, _MAX_BYTES_IN_FLIGHT).run(loop, jobs)) as ended,
         ):
             for index, task in ended:
@@ -66,9 +69,6 @@ def _answer_all(source: Path, wanted: Input, journal: Journal, client: Client, m
                 journal.write(custom_id, answer.status, _output_line(custom_id, answer))
                 progress.add(answer.num_tokens("prompt"), answer.num_tokens("completion"))
         console.print(progress.speed(), soft_wrap=True)
-    except KeyboardInterrupt as error:
-        again = "start the same command again to go on"
-        raise CommandError(f"interrupted with {len(journal.done)} of {num_wanted} requests done; {again}", exit_code=130) from error
     finally:
         loop.close(client.close)
 
@@ -85,17 +85,38 @@ def _jobs(source: Path, done: frozenset[str], lines: list[Line], client: Client)
 
 def _output_line(custom_id: str, answer: Answer) -> dict:
     response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
-    return {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id, "response": response, "error": None}
+    return {"id": f"{ID_PREFIX}{uuid.uuid4().hex}", "custom_id": custom_id, "response": response, "error": None}
 
 
-def _check_models(wanted: Input, answer: Answer) -> None:
-    """Refuse a model that is not served before each of its requests is answered with an error."""
+def check_models(wanted: Mapping[str, int], answer: Answer) -> None:
+    """Refuse a model that is not served before each of its requests is answered with an error.
+
+    Args:
+        wanted: model -> number of the first line that names it.
+        answer: of the gateway to GET /v1/models.
+
+    Raises:
+        CommandError: a model is not among those of the answer, or the answer is none.
+    """
     if answer.status != 200:
         raise CommandError(f"GET /v1/models is answered with status {answer.status}: {json.dumps(answer.body)}")
-    served = [entry["id"] for entry in answer.body["data"]]
-    for model, number in wanted.models.items():
+    try:
+        served = [entry["id"] for entry in answer.body["data"]]
+    except (TypeError, KeyError) as error:
+        raise CommandError("GET /v1/models is answered without a list of models; --url must be that of a gateway") from error
+    for model, number in wanted.items():
         if model not in served:
             raise CommandError(f"line {number}: model {model!r} is not served; served are: {', '.join(served)}")
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise CommandError(f"--url must be like http://127.0.0.1:8000; given: {url!r}", exit_code=2)
 
 
 @contextlib.contextmanager
@@ -121,15 +142,22 @@ def _gateway(model: str, url: str | None, console: Console) -> Iterator[tuple[st
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the run in order, as Ctrl-C does."""
+def _terminable(journal: Journal, num_wanted: int) -> Iterator[None]:
+    """SIGTERM and SIGHUP end the run in order, as Ctrl-C does. Raises CommandError then."""
 
     def interrupt(number: int, frame: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    # Under nohup a batch outlives its terminal.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
+    except KeyboardInterrupt as error:
+        again = "start the same command again to go on"
+        raise CommandError(f"interrupted with {len(journal.done)} of {num_wanted} requests done; {again}", exit_code=130) from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -8,10 +8,11 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from support.fakes.frontend import MODEL, FakeFrontend, Script, says
 from support.grpc_server import serving
@@ -72,9 +73,9 @@ def write_input(path: Path, count: int) -> None:
             file.write(json.dumps(entry) + "\n")
 
 
-async def start(source: Path, output: Path, url: str, *options: str) -> asyncio.subprocess.Process:
+async def start(source: Path, output: Path, url: str, *options: str, before: Sequence[str] = ()) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(*_COMMAND, "batch", str(source), "-o", str(output), "--url", url, *options), stderr=asyncio.subprocess.PIPE
+        *(*before, *_COMMAND, "batch", str(source), "-o", str(output), "--url", url, *options), stderr=asyncio.subprocess.PIPE
     )
 
 
@@ -176,6 +177,22 @@ async def test_a_gateway_that_is_started_again_is_waited_for(tmp_path: Path) -> 
     assert Counter(entry["custom_id"] for entry in entries(output)) == {f"request-{number}": 1 for number in range(300)}
 
 
+async def test_under_nohup_a_batch_outlives_its_terminal(tmp_path: Path) -> None:
+    source, output, port = tmp_path / "in.jsonl", tmp_path / "out.jsonl", free_port("127.0.0.1")
+    write_input(source, 10)
+    frontend = FakeFrontend()
+    gate = asyncio.Semaphore(1)
+    frontend.script = Script(says("yes").choices, gate=gate)
+    async with asyncio.timeout(60), ready(frontend) as address, gateway(address, port):
+        process = await start(source, output, f"http://127.0.0.1:{port}", before=("nohup",))
+        await until(lambda: gate.locked(), timeout_s=30)
+        process.send_signal(signal.SIGHUP)
+        for _ in range(100):
+            gate.release()
+        assert (await finish(process))[0] == 0
+    assert num_lines(output) == 10
+
+
 async def test_a_model_that_is_not_served_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     source, output, port = tmp_path / "in.jsonl", tmp_path / "out.jsonl", free_port("127.0.0.1")
     entry = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "gpt-9", "prompt": "x"}}
@@ -201,3 +218,21 @@ async def test_services_of_its_own(tmp_path: Path) -> None:
     assert code == 0, shown
     (line,) = entries(output)
     assert len(line["response"]["body"]["data"][0]["embedding"]) == 384
+
+
+@pytest.mark.model
+async def test_an_interrupted_start_leaves_nothing(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_input(source, 1)
+    command = [*_COMMAND, "batch", str(source), "-o", str(output), "--model", "all-minilm-l6-v2"]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    batch = psutil.Process(process.pid)
+    await until(lambda: bool(batch.children()), timeout_s=30)
+    services = batch.children()
+    process.send_signal(signal.SIGTERM)
+    code, shown = await finish(process)
+    assert code == 130
+    assert "interrupted with 0 of 1 requests done; start the same command again to go on" in shown
+    # A signal within the start of the process leaves it to the process itself to end.
+    _, alive = psutil.wait_procs(services, 20)
+    assert not alive
