@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
+import gc
+import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triptych.errors import RequestAbortedError
 from triptych.offline.loop import Job, LoopThread, Window
 
 
@@ -114,3 +119,78 @@ def test_an_error_of_a_job_is_its_own(loop: LoopThread) -> None:
     ((index, task),) = Window(1, 1).run(loop, [Job(fail, 0)])
     assert index == 0
     assert isinstance(task.exception(), ValueError)
+
+
+def test_an_interrupt_at_any_place_ends_the_call(loop: LoopThread) -> None:
+    """Ctrl-C can come between any two instructions, also where a result is taken but not yet counted."""
+
+    class Interrupted(BaseException):
+        pass
+
+    async def nothing() -> None:
+        pass
+
+    def interrupted_after(num_events: int) -> bool:
+        left = num_events
+        code = Window.run.__code__
+
+        def on_event(frame: FrameType, event: str, argument: object) -> object:
+            nonlocal left
+            frame.f_trace_opcodes = True
+            left -= event == "opcode"
+            if left < 0:
+                sys.settrace(None)
+                raise Interrupted
+            return on_event
+
+        jobs = [Job(nothing, 1)] * 4
+        sys.settrace(lambda frame, event, argument: on_event(frame, event, argument) if frame.f_code is code else None)  # type: ignore[arg-type, return-value]
+        try:
+            for _ in Window(2, 100).run(loop, jobs):
+                pass
+        except Interrupted:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    before = sys.gettrace()
+    try:
+        num_places = next(number for number in range(0, 10_000, 7) if not interrupted_after(number))
+    finally:
+        sys.settrace(before)
+    assert num_places > 200
+
+
+def test_errors_that_nobody_reads_are_not_logged(loop: LoopThread, caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise ValueError("bad")
+
+    with contextlib.closing(Window(5, 1).run(loop, [Job(fail, 0)] * 5)) as ended:
+        next(ended)
+    gc.collect()
+    loop.run(asyncio.sleep(0))
+    assert not caplog.records
+
+
+def test_a_loop_that_was_closed() -> None:
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    async def nothing() -> None:
+        pass
+
+    thread = LoopThread()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: thread.run(forever()))
+        while not thread.run(_num_tasks()) > 1:
+            pass
+        thread.close(nothing)
+        with pytest.raises(RequestAbortedError, match="was closed"):
+            waiting.result(10)
+    with pytest.raises(RequestAbortedError, match="was closed"):
+        thread.run(nothing())
+
+
+async def _num_tasks() -> int:
+    return len(asyncio.all_tasks())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import functools
+import os
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable
@@ -13,6 +16,8 @@ from typing import Any, Generic, TypeVar
 from triptych.errors import RequestAbortedError
 
 T = TypeVar("T")
+
+_CLOSED = "requests cannot be sent: this object was closed"
 
 
 class LoopThread:
@@ -24,12 +29,19 @@ class LoopThread:
         self._thread.start()
         self._lock = threading.Lock()
         self._is_closed = False
+        self._pid = os.getpid()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on the loop, and so must not wait for it."""
+        return threading.current_thread() is self._thread
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function on the loop, soon. Raises RequestAbortedError after `close`."""
+        """Call a function on the loop, soon. Raises RequestAbortedError after `close`, and RuntimeError in a fork."""
+        self._check_process()
         with self._lock:
             if self._is_closed:
-                raise RequestAbortedError("requests cannot be sent: this object was closed")
+                raise RequestAbortedError(_CLOSED)
             self._loop.call_soon_threadsafe(function)
 
     def create_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -37,8 +49,28 @@ class LoopThread:
         return self._loop.create_task(coroutine)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine that runs on the loop. The calling thread waits."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        """The result of a coroutine that runs on the loop. The calling thread waits. Raises what `call` raises."""
+        try:
+            self._check_process()
+            with self._lock:
+                if self._is_closed:
+                    raise RequestAbortedError(_CLOSED)
+                future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except BaseException:
+            coroutine.close()
+            raise
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError as error:
+            raise RequestAbortedError(_CLOSED) from error
+
+    def _check_process(self) -> None:
+        """A fork has a copy of this object, but not the thread. It would wait forever."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "requests cannot be sent: this process is a fork of the one that made this object; make one here, or start processes "
+                "with multiprocessing's method 'spawn'"
+            )
 
     def close(self, last: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """End the loop and its thread. Tasks that are left are cancelled, then `last` is run."""
@@ -48,7 +80,7 @@ class LoopThread:
             # What was called before runs before `_end`, which cancels its tasks.
             self._is_closed = True
         try:
-            self.run(_end(last))
+            asyncio.run_coroutine_threadsafe(_end(last), self._loop).result()
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -99,11 +131,15 @@ class Window:
 
         def end(index: int, task: asyncio.Task[T]) -> None:
             del tasks[index]
+            # Nobody may read the error of this one, if that of another one is raised. asyncio would log it.
+            if not task.cancelled():
+                task.exception()
             ended.put((index, task))
 
-        def cancel() -> None:
+        async def cancel() -> None:
             for task in tasks.values():
                 task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
 
         numbered, num_bytes = enumerate(jobs), 0
         more = True
@@ -123,7 +159,8 @@ class Window:
                 num_bytes -= running.pop(index)
                 yield index, task
         finally:
+            # After Ctrl-C nothing is certain about `running` and `ended`, because it comes between any two instructions.
             if running:
-                loop.call(cancel)
-            while running:
-                del running[ended.get()[0]]
+                # A closed loop has cancelled all tasks.
+                with contextlib.suppress(RequestAbortedError):
+                    loop.run(cancel())
