@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.mock_server import running_mock, script
@@ -61,8 +65,10 @@ async def test_sampling_params_of_each_prompt(mock: tuple[MockServer, str]) -> N
     assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * 3
     with pytest.raises(ValueError, match="2 sampling_params for 3 prompts"):
         await in_thread(mock[1], lambda llm: llm.generate(prompts, params[:2], use_tqdm=False))
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="2 sampling_params for more prompts"):
         await in_thread(mock[1], lambda llm: llm.generate(iter(prompts), params[:2], use_tqdm=False))
+    with pytest.raises(ValueError, match="3 sampling_params for 2 prompts"):
+        await in_thread(mock[1], lambda llm: llm.generate(iter(prompts[:2]), params, use_tqdm=False))
 
 
 async def test_a_bad_prompt_raises_with_its_index_and_cancels_the_others(mock: tuple[MockServer, str]) -> None:
@@ -168,3 +174,52 @@ async def test_an_api_key() -> None:
         assert outputs[0].outputs[0].text == "x"
         with pytest.raises(UnauthenticatedError):
             await in_thread(address, lambda llm: None, api_key="wrong")
+
+
+async def test_a_request_that_is_too_large_to_send_is_an_error(mock: tuple[MockServer, str]) -> None:
+    """The transport's RESOURCE_EXHAUSTED is no full queue, for which a call waits as long as it takes."""
+    large = {"prompt": "<media>", "multi_modal_data": {"image": bytes(65 << 20)}}
+    async with asyncio.timeout(30):
+        with pytest.raises(GenerationError, match=r"prompts\[1\]: .*larger than max"):
+            await in_thread(mock[1], lambda llm: llm.generate(["x", large], use_tqdm=False))
+
+
+async def test_the_garbage_collector_on_the_loop_itself_closes(mock: tuple[MockServer, str]) -> None:
+    """An object in a cycle is collected in whatever thread allocates."""
+
+    def run() -> threading.Thread:
+        llm: Any = LLM(address=mock[1])
+        loop = llm._runtime._loop
+        llm.itself = llm
+        gc.disable()
+        try:
+            del llm
+            loop.call(gc.collect)
+            deadline_s = time.monotonic() + 10
+            while not loop._is_closed and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+        finally:
+            gc.enable()
+        loop._thread.join(10)
+        return cast(threading.Thread, loop._thread)
+
+    assert not (await asyncio.to_thread(run)).is_alive()
+
+
+async def test_a_fork_is_told_that_it_cannot_use_the_object(mock: tuple[MockServer, str]) -> None:
+    program = (
+        "import os, sys\n"
+        "from triptych import LLM\n"
+        "llm = LLM(address=sys.argv[1])\n"
+        "if os.fork() == 0:\n"
+        "    llm.generate('x', use_tqdm=False)\n"
+        "os.wait()\n"
+        "print(llm.generate('parent', use_tqdm=False)[0].outputs[0].text)\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program, mock[1]), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(30):
+        out, err = await process.communicate()
+    assert out == b"parent\n"
+    assert b"RuntimeError: requests cannot be sent: this process is a fork" in err

@@ -157,6 +157,12 @@ def test_one_tool_can_be_chosen() -> None:
         ),
         ({"role": "user", "content": [{"type": "image", "image": 3}]}, "messages[0].content[0].media"),
         (7, "messages[0]"),
+        ({"role": "user", "content": 7}, "messages[0].content"),
+        ({"role": "user", "content": [7]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": 7}]}, "messages[0].content[0].image_url"),
+        ({"role": "user", "content": [{"type": "input_audio", "input_audio": "x"}]}, "messages[0].content[0].input_audio"),
+        ({"role": "assistant", "tool_calls": [7]}, "messages[0].tool_calls[0]"),
+        ({"role": "assistant", "tool_calls": [{"function": "f"}]}, "messages[0].tool_calls[0].function"),
     ],
 )
 def test_a_part_that_is_not_known_is_named(turn: Any, field: str) -> None:

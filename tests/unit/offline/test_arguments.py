@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
-from triptych import LLM, BeamSearchParams
+from triptych import LLM, BeamSearchParams, GenerationError
 from triptych.errors import InvalidRequestError, StartupError
 from triptych.local.flags import flags
 from triptych.offline.arguments import server_options
@@ -97,6 +98,13 @@ def test_services_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(StartupError, match=r"pip install 'triptych\[local\]'"):
         LLM("no-model")
+
+
+def test_an_error_can_be_sent_to_another_process() -> None:
+    error = pickle.loads(pickle.dumps(GenerationError(3, InvalidRequestError("bad", field="a"))))  # noqa: S301
+    assert (error.index, str(error)) == (3, "prompts[3]: bad")
+    assert isinstance(error.__cause__, InvalidRequestError)
+    assert error.__cause__.field == "a"
 
 
 def test_beam_search_has_no_temperature() -> None:

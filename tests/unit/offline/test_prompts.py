@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from triptych import SamplingParams
+from triptych import BeamSearchParams, SamplingParams
 from triptych.errors import InvalidRequestError
 from triptych.offline.media import media_items
 from triptych.offline.prompts import each_conversation, each_prompt, read_prompt, with_params
@@ -56,6 +56,9 @@ def test_a_prompt_is_text_or_token_ids(prompt: Any) -> None:
         (["a"], "not list"),
         (3, "not int"),
         ({"prompt": "a", "multi_modal_data": {"picture": b""}}, "no 'picture'; known are image, audio, video"),
+        ([], "not list"),
+        ({"prompt": "a", "multi_modal_data": [b""]}, "multi_modal_data is a dictionary, not list"),
+        ({"prompt": "a", "multi_modal_data": {"audio": ([0.5], -1)}}, "sampling rate of audio .* given: -1"),
         ({"prompt": "a", "multi_modal_data": {"image": 3}}, r"multi_modal_data.image\[0\]: int is not a source"),
     ],
 )
@@ -82,6 +85,29 @@ def test_params_of_each_prompt_and_of_all() -> None:
     assert [*with_params(["a", "b"], None, default)] == [("a", default), ("b", default)]
     assert [*with_params(["a", "b"], one, default)] == [("a", one), ("b", one)]
     assert [*with_params(["a", "b"], [one, two], default)] == [("a", one), ("b", two)]
+    assert [*with_params(iter(["a", "b"]), (one, two), default)] == [("a", one), ("b", two)]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"temperature": 0}, "must be SamplingParams or a sequence of them, not dict"),
+        (iter([SamplingParams()]), "not list_iterator"),
+        ([SamplingParams(), None], r"sampling_params\[1\] must be SamplingParams, not NoneType"),
+        (BeamSearchParams(beam_width=2, max_tokens=3), "not BeamSearchParams"),
+        ("greedy", "not str"),
+    ],
+)
+def test_what_are_no_params(params: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        with_params(["a", "b"], params, SamplingParams())
+
+
+def test_a_beam_search_has_params_of_its_own() -> None:
+    params = BeamSearchParams(beam_width=2, max_tokens=3)
+    assert [*with_params(["a"], params, params)] == [("a", params)]
+    with pytest.raises(TypeError, match="not SamplingParams"):
+        with_params(["a"], SamplingParams(), params)
 
 
 def test_conversations() -> None:

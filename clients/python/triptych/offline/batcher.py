@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from triptych.errors import TriptychError
+from triptych.errors import ServiceUnavailableError, StartupError, TriptychError
 
 Input = TypeVar("Input")
 Result = TypeVar("Result")
@@ -48,7 +48,8 @@ class Batcher(Generic[Input, Result]):
             try:
                 await self._send_together(batch)
             except TriptychError as error:
-                if len(batch) == 1:
+                # These errors are no input's own, and the call has waited for the services already.
+                if len(batch) == 1 or isinstance(error, (ServiceUnavailableError, StartupError)):
                     _fail(batch, error)
                     continue
                 for future, one in batch.items():

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc
 
 from triptych.errors import QueueFullError, ServiceUnavailableError
-from triptych.status import from_rpc_error
+from triptych.status import from_rpc_error, has_details
 
 Response = TypeVar("Response")
 
@@ -26,7 +26,8 @@ _QUEUE_PAUSE_S = 0.5
 async def call(method: Callable[..., Any], request: Any, request_id: str, check: Callable[[], None]) -> Any:
     """The response of a unary call.
 
-    A full queue is waited for, as long as it takes: other requests of the same program fill it. A call that found services
+    A full queue is waited for, as long as it takes: other requests of the same program fill it. The transport has the same code for
+    messages that are too large, without details, and these are not sent again. A call that found services
     unavailable is sent again, a bounded number of times.
 
     Args:
@@ -41,8 +42,8 @@ async def call(method: Callable[..., Any], request: Any, request_id: str, check:
         try:
             return await method(request, metadata=(("x-request-id", request_id),))
         except grpc.aio.AioRpcError as status:
-            error = from_rpc_error(status)
-        if isinstance(error, QueueFullError):
+            error, is_of_service = from_rpc_error(status), has_details(status)
+        if isinstance(error, QueueFullError) and is_of_service:
             pause_s = error.retry_after_s or _QUEUE_PAUSE_S
         elif isinstance(error, ServiceUnavailableError) and num_retries < _MAX_RETRIES:
             check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -100,7 +101,12 @@ class LLM(TextMethods, PoolingMethods):
 
 def _close(runtime: Runtime, owner_pid: int) -> None:
     # A fork of the process has neither the loop's thread nor the services.
-    if os.getpid() == owner_pid:
+    if os.getpid() != owner_pid:
+        return
+    if runtime.is_on_loop:
+        # The garbage collector runs in whatever thread allocates. The loop's own cannot wait for its end.
+        threading.Thread(target=runtime.close, name="triptych-close").start()
+    else:
         runtime.close()
 
 

@@ -68,8 +68,8 @@ class LoopThread:
         """A fork has a copy of this object, but not the thread. It would wait forever."""
         if os.getpid() != self._pid:
             raise RuntimeError(
-                "requests cannot be sent: this process is a fork of the one that made this object; make one here, or start processes "
-                "with multiprocessing's method 'spawn'"
+                "requests cannot be sent: this process is a fork of the one that made this object; "
+                "make the object in the process that uses it, which multiprocessing starts by 'spawn'"
             )
 
     def close(self, last: Callable[[], Coroutine[Any, Any, object]]) -> None:

@@ -10,6 +10,8 @@ from triptych.errors import InvalidRequestError
 from triptych.requests.media import Kind, media_item
 from triptych.v1 import common_pb2
 
+#: A rate of this many Hz is none, and with channels its bytes per second do not fit into the file's header.
+_MAX_RATE = 1 << 20
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -25,6 +27,9 @@ def media_items(multi_modal_data: Mapping[str, Any]) -> Iterator[common_pb2.Medi
         InvalidRequestError: an unknown kind, or something else than a source.
         OSError: a file cannot be read.
     """
+    if not isinstance(multi_modal_data, Mapping):
+        name = type(multi_modal_data).__name__
+        raise InvalidRequestError(f"multi_modal_data is a dictionary, not {name}", field="multi_modal_data", value=name)
     if unknown := sorted(multi_modal_data.keys() - set(_KINDS)):
         known = ", ".join(_KINDS)
         raise InvalidRequestError(
@@ -49,6 +54,13 @@ def _wav(samples: Any, rate: int) -> bytes:
             f"audio has the shape [samples] or [samples, channels]; given: {list(array.shape)}", field="audio"
         )
     num_channels = array.shape[1] if array.ndim == 2 else 1
+    if not 0 < int(rate) < _MAX_RATE:
+        raise InvalidRequestError(
+            f"the sampling rate of audio is between 1 and {_MAX_RATE - 1} Hz; given: {rate}",
+            field="audio",
+            limit=_MAX_RATE - 1,
+            value=rate,
+        )
     data = array.tobytes()
     # Format 3 is IEEE float.
     form = struct.pack("<HHIIHH", 3, num_channels, int(rate), int(rate) * num_channels * 4, num_channels * 4, 32)

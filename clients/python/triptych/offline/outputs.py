@@ -171,7 +171,11 @@ class GenerationError(Exception):
         index: position of the prompt among the prompts.
     """
 
-    def __init__(self, index: int, cause: BaseException) -> None:
+    def __init__(self, index: int, cause: BaseException | None) -> None:
         super().__init__(f"prompts[{index}]: {cause}")
         self.index = index
         self.__cause__ = cause
+
+    def __reduce__(self) -> tuple[type[GenerationError], tuple[int, BaseException | None]]:
+        # Exceptions are pickled with their message alone.
+        return type(self), (self.index, self.__cause__)

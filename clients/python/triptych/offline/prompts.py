@@ -11,6 +11,7 @@ from triptych.requests.types import Messages
 from triptych.v1 import generation_pb2
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 #: Text; token ids; or a dictionary: {"prompt": str}, {"prompt_token_ids": [int]}, with {"multi_modal_data": {...}} or without.
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -37,20 +38,38 @@ def each_conversation(messages: Messages | Iterable[Messages]) -> Iterable[Messa
     return messages  # type: ignore[return-value]
 
 
-def with_params(prompts: Iterable[T], params: object, default: object) -> Iterator[tuple[T, Any]]:
+def with_params(prompts: Iterable[T], params: object, default: P) -> Iterator[tuple[T, P]]:
     """Each prompt with its sampling parameters.
 
     Args:
-        params: those of all prompts, or a sequence with those of each. None for `default`.
+        params: those of all prompts, or a sequence with those of each, of the class of `default`. None for `default`.
 
     Raises:
+        TypeError: something else.
         ValueError: the sequence is not as long as the prompts; if the prompts have no length, when one of them has ended.
     """
-    if not isinstance(params, Sequence):
-        return ((prompt, default if params is None else params) for prompt in prompts)
+    kind = type(default)
+    if params is None or isinstance(params, kind):
+        one = default if params is None else params
+        return ((prompt, one) for prompt in prompts)
+    if not isinstance(params, Sequence) or isinstance(params, str):
+        raise TypeError(f"sampling_params must be {kind.__name__} or a sequence of them, not {type(params).__name__}")
+    for index, each in enumerate(params):
+        if not isinstance(each, kind):
+            raise TypeError(f"sampling_params[{index}] must be {kind.__name__}, not {type(each).__name__}")
     if isinstance(prompts, Sized) and len(prompts) != len(params):
         raise ValueError(f"{len(params)} sampling_params for {len(prompts)} prompts")
-    return zip(prompts, params, strict=True)
+    return _pairs(prompts, params)
+
+
+def _pairs(prompts: Iterable[T], params: Sequence[P]) -> Iterator[tuple[T, P]]:
+    num_prompts = 0
+    for num_prompts, prompt in enumerate(prompts, start=1):
+        if num_prompts > len(params):
+            raise ValueError(f"{len(params)} sampling_params for more prompts")
+        yield prompt, params[num_prompts - 1]
+    if num_prompts < len(params):
+        raise ValueError(f"{len(params)} sampling_params for {num_prompts} prompts")
 
 
 def read_prompt(prompt: Prompt) -> tuple[generation_pb2.CompleteRequest, str | None]:

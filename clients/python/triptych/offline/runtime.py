@@ -141,6 +141,11 @@ class Runtime:
                     bar.update(0, 0)
         return [results[index] for index in range(len(results))]
 
+    @property
+    def is_on_loop(self) -> bool:
+        """Whether the caller runs on the loop, where `run` and `close` must not be called."""
+        return self._loop.is_current
+
     def close(self) -> None:
         """Cancel all requests, and stop the services if they are this object's own."""
         try:

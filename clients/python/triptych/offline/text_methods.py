@@ -47,6 +47,7 @@ class TextMethods:
 
         Raises:
             GenerationError: a prompt failed. It has the prompt's index and the cause. The other requests are cancelled.
+            TypeError: `sampling_params` are none.
             ValueError: `sampling_params` is not as long as `prompts`.
         """
         return self._generate(each_prompt(prompts), sampling_params, complete_generation, use_tqdm, raise_on_error)
@@ -95,21 +96,24 @@ class TextMethods:
         Raises:
             GenerationError: a prompt failed.
         """
-        outputs = self._generate(each_prompt(prompts), params, complete_generation, use_tqdm, raise_on_error)
-
+        if not isinstance(params, BeamSearchParams):
+            raise TypeError(f"params must be BeamSearchParams, not {type(params).__name__}")
+        outputs = self._generate(each_prompt(prompts), params, complete_generation, use_tqdm, raise_on_error, default=params)
         return [output if isinstance(output, GenerationError) else beam_search_output(output) for output in outputs]  # type: ignore[misc]
 
     def _generate(
         self,
         prompts: Iterable[Any],
-        params: Params | Sequence[Params] | None,
+        params: object,
         read: Callable[[Any, Params, str], tuple[Generation, int]],
         use_tqdm: UseTqdm,
         raise_on_error: bool,
+        default: Params | None = None,
     ) -> list[Any]:
+        default = SamplingParams() if default is None else default
         model = self._runtime.model.name
         return self._runtime.run(
-            with_params(prompts, params, SamplingParams()),
+            with_params(prompts, params, default),
             lambda item: read(*item, model),
             functools.partial(generate, self._runtime),
             progress_bar(use_tqdm, prompts),
