@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from triptych.errors import InvalidRequestError
 from triptych.requests.fields import assign
 from triptych.requests.options import make_constraint
 from triptych.v1 import generation_pb2
@@ -93,7 +94,8 @@ class SamplingParams:
         """The same as a message of the contracts.
 
         Raises:
-            InvalidRequestError: a value that the contract's field cannot hold. Ranges are checked by the server.
+            InvalidRequestError: a value that the contract's field cannot hold, or not exactly one field of `structured_outputs`.
+                Ranges are checked by the server.
         """
         options = generation_pb2.GenerationOptions()
         for name in _SAMPLING:
@@ -111,8 +113,10 @@ class SamplingParams:
                 "grammar": wanted.grammar,
                 "json_object": wanted.json_object,
             }
-            if (constraint := make_constraint(json_schema=wanted.json, **kinds)) is not None:
-                options.constraint.CopyFrom(constraint)
+            if (constraint := make_constraint(json_schema=wanted.json, **kinds)) is None:
+                known = "json, regex, choice, grammar, json_object"
+                raise InvalidRequestError(f"structured_outputs must have one of {known}", field="structured_outputs", limit=known)
+            options.constraint.CopyFrom(constraint)
         return options
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 from triptych import LLM, BeamSearchParams, GenerationError, SamplingParams
@@ -81,6 +82,36 @@ def test_params_of_each_prompt(llm: LLM) -> None:
     assert len(short.outputs[0].token_ids) == 3
     assert stopped.outputs[0].stop_reason == "."
     assert stopped.outputs[0].finish_reason == "stop"
+
+
+def test_a_truncated_prompt_is_that_of_its_result(llm: LLM) -> None:
+    text = "One, two, three, four, five"
+    (whole,) = llm.generate(text, GREEDY, use_tqdm=False)
+    params = SamplingParams(temperature=0, max_tokens=2, truncate_prompt_tokens=3, prompt_logprobs=0, n=2)
+    (cut,) = llm.generate(text, params, use_tqdm=False)
+    assert cut.prompt == text
+    assert cut.prompt_token_ids == whole.prompt_token_ids[-3:]
+    assert cut.prompt_logprobs is not None
+    assert [[*at] for at in cut.prompt_logprobs[1:] if at] == [[token] for token in cut.prompt_token_ids[1:]]
+
+
+def test_a_killed_engine_loses_no_prompt(llm: LLM) -> None:
+    assert llm.server is not None
+    services = psutil.Process(llm.server.pid).children()
+    (engine,) = [process for process in services if "triptych_engine" in process.cmdline()]
+    expected = [f"The number {number} is" for number in range(60)]
+
+    def prompts() -> Iterator[str]:
+        for number, prompt in enumerate(expected):
+            if number == 50:
+                # The first of them run.
+                engine.kill()
+            yield prompt
+
+    outputs = llm.generate(prompts(), GREEDY, use_tqdm=False)
+    assert [output.prompt for output in outputs] == expected
+    again = llm.generate(expected, GREEDY, use_tqdm=False)
+    assert [output.outputs[0].text for output in outputs] == [output.outputs[0].text for output in again]
 
 
 def test_pictures_by_all_ways_give_the_same_text(llm: LLM) -> None:

@@ -78,7 +78,14 @@ def test_two_constraints_are_refused() -> None:
         chat_request("hello", regex="a", grammar="b")
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_tokens", -1), ("temperature", "hot"), ("stop_token_ids", [-1]), ("n", 1.5)])
+def test_one_choice_is_not_its_letters() -> None:
+    with pytest.raises(InvalidRequestError, match="choice cannot be 'yes': it is a list"):
+        chat_request("hello", choice="yes")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_tokens", -1), ("temperature", "hot"), ("stop_token_ids", [-1]), ("n", 1.5), ("bad_words", "no")]
+)
 def test_a_value_that_does_not_fit_is_named(name: str, value: object) -> None:
     with pytest.raises(InvalidRequestError, match=name) as caught:
         chat_request("hello", **{name: value})  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import pickle
 from typing import Any
 
 import pytest
-from triptych import LLM, BeamSearchParams, GenerationError
+from triptych import LLM, BeamSearchParams, GenerationError, SamplingParams, StructuredOutputsParams
 from triptych.errors import InvalidRequestError, StartupError
 from triptych.local.flags import flags
 from triptych.offline.arguments import server_options
@@ -105,6 +105,13 @@ def test_an_error_can_be_sent_to_another_process() -> None:
     assert (error.index, str(error)) == (3, "prompts[3]: bad")
     assert isinstance(error.__cause__, InvalidRequestError)
     assert error.__cause__.field == "a"
+
+
+def test_a_structured_output_has_one_form() -> None:
+    options = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"])).to_options()
+    assert [*options.constraint.choice.values] == ["a"]
+    with pytest.raises(InvalidRequestError, match="structured_outputs must have one of json, regex, choice, grammar, json_object"):
+        SamplingParams(structured_outputs=StructuredOutputsParams()).to_options()
 
 
 def test_beam_search_has_no_temperature() -> None:

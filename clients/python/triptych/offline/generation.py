@@ -88,6 +88,9 @@ async def generate(runtime: Runtime, generation: Generation) -> Outcome[RequestO
         rendered = await runtime.call(runtime.preprocess.Preprocess, preprocess, request_id)
         text, token_ids = rendered.prompt if text is None else text, rendered.token_ids
     response = await _answer(runtime, generation, token_ids, request_id)
+    if generation.request.options.HasField("truncate_prompt_tokens"):
+        # The last ones were kept.
+        token_ids = token_ids[-response.usage.prompt_tokens :]
     output = request_output(response, text, token_ids)
     return Outcome(output, len(token_ids), sum(len(completion.token_ids) for completion in output.outputs))
 
