@@ -9,7 +9,7 @@ import pytest
 from playwright.async_api import expect
 from support.fakes.frontend import FakeFrontend, fails, says
 from support.playground import ABLE, OpenPage
-from triptych.errors import InvalidRequestError, ServiceUnavailableError
+from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError
 from triptych.v1 import generation_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -116,6 +116,42 @@ async def test_a_refused_setting_is_marked(open_page: OpenPage) -> None:
         await opened.page.get_by_label("Temperature").fill("1")
         await expect(opened.page.locator("#temperature-fault")).to_be_hidden()
     assert opened.frontend.requests == []
+
+
+async def test_a_number_that_the_browser_cannot_read_is_marked_and_not_sent(open_page: OpenPage) -> None:
+    async with open_page() as opened:
+        await opened.page.get_by_label("Temperature").focus()
+        await opened.page.keyboard.type("1e")  # the field's value is empty then
+        await expect(opened.page.locator("#temperature-fault")).to_have_text("This is not a number.")
+        await opened.send("Hi")
+        await expect(opened.page.locator("#notice")).to_contain_text("This is not a number.")
+    assert opened.frontend.requests == []
+
+
+async def test_a_full_queue_says_when_to_try_again(open_page: OpenPage) -> None:
+    async with open_page(frontend_that(fails(QueueFullError("the queue is full", retry_after_s=3))), refusals=True) as opened:
+        await opened.send("Hi")
+        await expect(opened.page.locator(".assistant .error")).to_have_text("the queue is full. Try again in 3 s.")
+
+
+@pytest.mark.parametrize("body", ["null", '{"error": null}', '{"error": "no"}', "<html>"])
+async def test_an_error_of_somebody_else_is_told_by_its_status(open_page: OpenPage, body: str) -> None:
+    async with open_page(refusals=True) as opened:
+        await opened.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=502, body=body))
+        await opened.send("Hi")
+        await expect(opened.page.locator(".assistant .error")).to_have_text("The gateway answered with status 502.")
+
+
+async def test_enter_that_ends_a_composition_in_safari_does_not_send(open_page: OpenPage) -> None:
+    async with open_page() as opened:
+        await opened.page.locator("#model option").first.wait_for(state="attached")
+        await opened.page.get_by_label("Message", exact=True).fill("Hi")
+        # Safari tells the end of the composition first. Its key has this code.
+        event = "new KeyboardEvent('keydown', { key: 'Enter', keyCode: 229, bubbles: true, cancelable: true })"
+        assert await opened.page.evaluate(f"document.querySelector('#message').dispatchEvent({event})")
+        await opened.page.keyboard.press("Enter")
+        await opened.page.locator(".facts").wait_for()
+    assert len(opened.frontend.requests) == 1
 
 
 async def test_an_error_in_the_middle_keeps_what_came(open_page: OpenPage) -> None:

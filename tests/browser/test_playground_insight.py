@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -128,6 +129,41 @@ async def test_the_timeline_of_an_earlier_answer(open_page: OpenPage) -> None:
         await expect(rows).to_have_count(3)
 
 
+async def test_media_items_are_numbered_by_their_kind(open_page: OpenPage) -> None:
+    script = measured()
+    script.media.insert(1, generation_pb2.MediaReport(modality=common_pb2.MODALITY_AUDIO, key=b"3", num_tokens=9))
+    async with open_page(frontend_that(script)) as opened:
+        await opened.ask("What are these?")
+        names = opened.page.locator(".lane-head > span:first-child")
+        await expect(names).to_have_text(["Request", "Image 1 cache hit", "Audio", "Image 2 cache miss"])
+
+
+async def test_escape_hides_the_card_first_and_then_stops_the_answer(open_page: OpenPage) -> None:
+    script = uncertain()
+    script.gate = asyncio.Semaphore(1)
+    async with open_page(frontend_that(script)) as opened:
+        await opened.page.get_by_label("Log probabilities of tokens").check()
+        await opened.send("Hi")
+        await opened.page.locator(".token").first.focus()
+        await expect(opened.page.locator("#token-card")).to_be_visible()
+        await opened.page.keyboard.press("Escape")
+        await expect(opened.page.locator("#token-card")).to_be_hidden()
+        await expect(opened.page.get_by_role("button", name="Stop")).to_be_visible()
+        await opened.page.keyboard.press("Escape")
+        await expect(opened.page.locator(".facts")).to_contain_text("stopped")
+
+
+async def test_a_refused_load_is_not_asked_for_each_second(open_page: OpenPage) -> None:
+    async with open_page(refusals=True) as opened:
+        await opened.page.route("**/load", lambda route: route.fulfill(status=401, body="{}"))
+        async with opened.page.expect_response("**/load"):
+            pass
+        before = len(opened.requests)
+        await opened.page.wait_for_timeout(2500)
+        assert opened.requests[before:] == []
+        await expect(opened.page.locator("#load")).to_contain_text("status 401")
+
+
 def instance(state: common_pb2.ServerState, id: str) -> common_pb2.Instance:  # noqa: A002 - as in the contract
     return common_pb2.Instance(id=id, state=state)
 
@@ -143,7 +179,6 @@ async def test_the_load_of_engines_and_caches_is_live(open_page: OpenPage) -> No
         prefix_cache_queries=10,
         prefix_cache_hits=9,
     )
-    engine.prefix_cache_hits = 9
     stats = encoder_pb2.GetStatsResponse(num_entries=4, used_bytes=1 << 20, capacity_bytes=1 << 30, num_local_hits=3, num_misses=1)
     frontend.load = generation_pb2.GetLoadResponse(
         instance=instance(SERVING, "f"),

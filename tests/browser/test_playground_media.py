@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import wave
 from io import BytesIO
@@ -65,6 +66,14 @@ async def test_a_picture_reaches_the_request(open_page: OpenPage, attach) -> Non
     assert opened.frontend.request.messages[0].content[-1].text == "What is this?"
 
 
+async def test_many_pictures_leave_the_composer_on_the_screen(open_page: OpenPage) -> None:
+    async with open_page() as opened:
+        await until_able(opened)
+        await opened.page.locator("#files").set_input_files([PICTURE] * 40)
+        await expect(opened.page.locator(".chip")).to_have_count(40)
+        assert await opened.page.evaluate("document.documentElement.scrollHeight === innerHeight")
+
+
 async def test_a_picture_can_be_removed(open_page: OpenPage) -> None:
     async with open_page() as opened:
         await until_able(opened)
@@ -101,6 +110,99 @@ async def test_a_sound_of_the_microphone_is_sent_as_wav(open_page: OpenPage) -> 
     with wave.open(BytesIO(content)) as sound:
         assert (sound.getnchannels(), sound.getsampwidth(), sound.getframerate()) == (1, 2, 16000)
         assert sound.getnframes() > 1600
+
+
+#: A page's script: the browser asks for permission, and the user has not answered yet. `allow()` answers.
+ASKING = """() => {
+    const real = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+    const waiting = [];
+    window.tracks = [];
+    window.allow = () => waiting.forEach((resolve) => resolve());
+    navigator.mediaDevices.getUserMedia = async (wanted) => {
+        await new Promise((resolve) => waiting.push(resolve));
+        const stream = await real(wanted);
+        window.tracks.push(...stream.getTracks());
+        return stream;
+    };
+}"""
+#: Resolves when all cameras and microphones are off. Not wait_for_function, which the page's policy forbids.
+UNTIL_OFF = """async () => {
+    const areOff = () => window.tracks.length > 0 && window.tracks.every((track) => track.readyState === "ended");
+    while (!areOff()) await new Promise((resolve) => setTimeout(resolve, 20));
+}"""
+
+
+async def until_off(opened: Opened) -> None:
+    async with asyncio.timeout(10):
+        await opened.page.evaluate(UNTIL_OFF)
+
+
+async def test_a_camera_that_is_allowed_after_its_dialog_was_closed_is_off(open_page: OpenPage) -> None:
+    async with open_page() as opened:
+        await until_able(opened, "Take a picture")
+        await opened.page.evaluate(ASKING)
+        await opened.page.get_by_role("button", name="Take a picture").click()
+        await opened.page.get_by_role("button", name="Cancel").click()
+        await opened.page.evaluate("window.allow()")
+        await until_off(opened)
+
+
+async def test_two_clicks_take_one_picture(open_page: OpenPage) -> None:
+    async with open_page() as opened:
+        await until_able(opened, "Take a picture")
+        await opened.page.get_by_role("button", name="Take a picture").click()
+        take = opened.page.get_by_role("button", name="Take the picture")
+        await expect(take).to_be_enabled()
+        await take.evaluate("button => { button.click(); button.click(); }")
+        await expect(opened.page.locator(".chip img")).to_be_visible()
+        await opened.ask("What is this?")
+    assert len(media_of(opened.frontend)) == 1
+
+
+async def test_a_second_click_before_the_microphone_is_allowed_starts_no_second_recording(open_page: OpenPage) -> None:
+    async with open_page() as opened:
+        await until_able(opened, "Record sound")
+        await opened.page.evaluate(ASKING)
+        microphone = opened.page.locator("#microphone")
+        await microphone.click()
+        await microphone.click()
+        await opened.page.evaluate("window.allow()")
+        await until_off(opened)
+        await expect(microphone).to_have_attribute("aria-pressed", "false")
+
+
+async def test_a_recording_can_be_ended_when_the_model_takes_no_sound_any_more(open_page: OpenPage) -> None:
+    async with open_page() as opened:
+        await until_able(opened, "Record sound")
+        await opened.page.get_by_role("button", name="Record sound").click()
+        stop = opened.page.get_by_role("button", name="Stop recording")
+        await stop.wait_for()
+        deaf = """async () => (await import("/playground/state.js")).change((state) => {
+            state.models = state.models.map((model) => ({ ...model, triptych: { ...model.triptych, modalities: ["image"] } }));
+        })"""
+        await opened.page.evaluate(deaf)
+        await stop.click()
+        await expect(opened.page.get_by_role("button", name="Record sound")).to_have_attribute("aria-disabled", "true")
+        await expect(opened.page.locator("#notice")).to_contain_text("does not take sound")
+
+
+async def test_a_message_is_not_sent_without_the_file_that_is_still_read(open_page: OpenPage) -> None:
+    script = """() => {
+        const data = new DataTransfer();
+        data.items.add(new File([new Uint8Array(8 << 20)], "large.png", { type: "image/png" }));
+        const message = document.querySelector("#message");
+        message.value = "What is this?";
+        message.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true }));
+        document.querySelector("#composer").requestSubmit();
+        return message.value;
+    }"""
+    async with open_page() as opened:
+        await until_able(opened)
+        assert await opened.page.evaluate(script) == "What is this?"
+        await expect(opened.page.locator(".chip")).to_have_count(1)
+        assert opened.frontend.requests == []
+        await opened.ask("What is this?")
+    assert len(media_of(opened.frontend)) == 1
 
 
 async def test_a_sound_file_is_sent_as_it_is(open_page: OpenPage) -> None:

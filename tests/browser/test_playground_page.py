@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 from playwright.async_api import Page, expect
-from support.fakes.frontend import FakeFrontend
+from support.fakes.frontend import FakeFrontend, fails, says
 from support.playground import PHONE, OpenPage
+from triptych.errors import ModelNotFoundError
 from triptych.v1 import common_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -28,6 +29,40 @@ async def test_a_key_is_asked_for_where_one_is_needed(open_page: OpenPage) -> No
         storages = "[Object.values(sessionStorage), Object.values(localStorage), document.cookie]"
         assert await opened.page.evaluate(storages) == [["secret"], [], ""]
         await opened.page.reload()
+        await opened.ask("Hi")
+
+
+async def test_a_refusal_while_the_dialog_closes_opens_it_again(open_page: OpenPage) -> None:
+    refused = """async () => {
+        const { change } = await import("/playground/state.js");
+        const dialog = document.querySelector("#key-dialog");
+        dialog.close();
+        change((state) => { state.keyWanted = "This key is not right."; });
+        await new Promise((resolve) => dialog.addEventListener("close", resolve, { once: true }));
+    }"""
+    async with open_page() as opened:
+        dialog = opened.page.get_by_role("dialog", name="API key")
+        await opened.page.get_by_role("button", name="API key").click()
+        await dialog.wait_for()
+        await opened.page.evaluate(refused)
+        await expect(dialog).to_contain_text("This key is not right.")
+        await opened.page.keyboard.press("Escape")
+        await expect(dialog).to_be_hidden()
+        await opened.page.get_by_role("button", name="API key").click()
+        await opened.page.get_by_role("button", name="Cancel").click()
+        await expect(dialog).to_be_hidden()
+
+
+async def test_a_key_that_http_cannot_carry_is_refused_at_its_field(open_page: OpenPage) -> None:
+    async with open_page(api_key="secret", refusals=True) as opened:
+        field = opened.page.get_by_label("Key", exact=True)
+        await field.fill("\u043a\u043b\u044e\u0447")
+        await opened.page.keyboard.press("Enter")
+        assert not await field.evaluate("field => field.validity.valid")
+        await expect(opened.page.get_by_role("dialog", name="API key")).to_be_visible()
+        assert await opened.page.evaluate("sessionStorage.length") == 0
+        await field.fill(" secret ")
+        await opened.page.keyboard.press("Enter")
         await opened.ask("Hi")
 
 
@@ -131,6 +166,53 @@ async def test_the_page_waits_for_its_gateway(open_page: OpenPage) -> None:
         await expect(opened.page.get_by_label("Message", exact=True)).to_have_value("Hi")
         frontend.list_models_gate.set()
         await opened.ask("Hi")
+
+
+async def test_models_are_found_again_when_the_one_of_the_request_is_gone(open_page: OpenPage) -> None:
+    frontend = FakeFrontend()
+    async with open_page(frontend, refusals=True) as opened:
+        await opened.ask("Hi")
+        frontend.model = common_pb2.ModelInfo(name="newer/model")
+        frontend.script = fails(ModelNotFoundError("no model of that name", field="model"))
+        await opened.send("And now?")
+        await expect(opened.page.locator("#model option")).to_have_text(["newer/model"])
+        await expect(opened.page.get_by_label("Model", exact=True)).to_have_value("newer/model")
+
+
+async def test_the_page_says_so_while_the_gateway_is_away(open_page: OpenPage) -> None:
+    async with open_page(refusals=True) as opened:
+        await opened.ask("Hi")
+        await opened.page.context.set_offline(True)
+        await opened.send("Are you there?")
+        await expect(opened.page.locator("#trouble")).to_have_text("The gateway does not answer.")
+        await opened.page.context.set_offline(False)
+        await expect(opened.page.locator("#trouble")).to_be_hidden()
+        await opened.page.get_by_role("button", name="Try again").click()
+        await expect(opened.page.locator(".assistant .text:visible")).to_have_text(["Hello", "Hello"])
+        opened.errors.clear()  # the browser's own lines about the connection
+
+
+async def test_text_from_right_to_left_begins_at_the_right(open_page: OpenPage) -> None:
+    text = "\u0645\u0631\u062d\u0628\u0627"
+    frontend = FakeFrontend()
+    frontend.script = says(f"{text}\n\n# {text}\n\nHello")
+    room = """block => {
+        const range = document.createRange();
+        range.selectNodeContents(block);
+        return Math.round(block.getBoundingClientRect().right - range.getBoundingClientRect().right) === 0;
+    }"""
+    async with open_page(frontend) as opened:
+        await opened.ask(text)
+        blocks = await opened.page.locator(".markdown:visible > *").all()
+        assert [await block.evaluate(room) for block in blocks] == [True, True, False]
+
+
+async def test_a_clipboard_that_refuses(open_page: OpenPage) -> None:
+    async with open_page() as opened:
+        await opened.ask("Hi")
+        await opened.page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('no')); }")
+        await opened.page.get_by_role("button", name="Copy").click()
+        await expect(opened.page.locator("#notice")).to_contain_text("did not copy")
 
 
 async def test_a_model_that_does_not_chat(open_page: OpenPage) -> None:

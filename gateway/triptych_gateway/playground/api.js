@@ -4,10 +4,10 @@ import { change, state } from "./state.js";
 
 /** A refusal of the gateway, or a lost connection (status 0). */
 export class ApiError extends Error {
-  constructor(status, error = {}) {
-    super(error.message || (status ? `The gateway answered with status ${status}.` : "The gateway does not answer."));
+  constructor(status, error) {
+    super(error?.message || (status ? `The gateway answered with status ${status}.` : "The gateway does not answer."));
     this.status = status;
-    this.param = error.param ?? null;
+    this.param = error?.param ?? null;
   }
 }
 
@@ -24,16 +24,25 @@ export async function call(path, { signal, body, quiet = false } = {}) {
     throw new ApiError(0);
   }
   if (response.ok) return response;
-  const { error } = await response.json().catch(() => ({}));
   if (response.status === 401 && !quiet) {
     change((state) => { state.keyWanted = state.key ? "This key is not right." : "This gateway needs an API key."; });
   }
-  throw new ApiError(response.status, error);
+  throw new ApiError(response.status, await errorOf(response));
 }
 
-/** Ask for the models until the gateway tells them. */
+/** The error that a body tells, with when to try again; null if it tells none, because a proxy wrote it. */
+async function errorOf(response) {
+  const error = (await response.json().catch(() => null))?.error;
+  const seconds = response.headers.get("retry-after");
+  return error?.message && seconds ? { ...error, message: `${error.message}. Try again in ${seconds} s.` } : error;
+}
+
+let lastSearch = 0;
+
+/** Ask for the models until the gateway tells them. A later search takes the place of one that still waits. */
 export async function findModels() {
-  for (;;) {
+  const search = ++lastSearch;
+  while (search === lastSearch) {
     try {
       const { data } = await (await call("v1/models")).json();
       change((state) => {
@@ -43,7 +52,7 @@ export async function findModels() {
       });
       return;
     } catch (error) {
-      change((state) => { state.trouble = error.message; });
+      if (search === lastSearch) change((state) => { state.trouble = error.message; });
       if (error.status === 401) return; // the dialog calls this function again
       await new Promise((resolve) => setTimeout(resolve, 2000));
     }

@@ -1,15 +1,19 @@
 // Sends a turn, receives its answer, stops it.
 
 import { applyChunk, endAnswer, newAnswer, newQuestion } from "./answer.js";
-import { ApiError, call } from "./api.js";
+import { ApiError, call, findModels } from "./api.js";
 import { FieldError, requestOf, settingOf } from "./request.js";
 import { events } from "./sse.js";
 import { change, state, whyNoChat } from "./state.js";
 
 /** Send a turn of the user. Returns false if there is nothing to send, or if a setting is wrong, which is then shown. */
 export function send(text) {
-  const { media } = state.draft;
-  if (state.live || (text.trim() === "" && !media.length) || !isValid()) return false;
+  const { media, numReading } = state.draft;
+  if (state.live || (text.trim() === "" && !media.length && !numReading) || !isValid()) return false;
+  if (numReading) {
+    change((state) => { state.notice = "A file is still being read."; });
+    return false;
+  }
   change((state) => {
     state.messages.push(newQuestion(text, media));
     state.draft.media = [];
@@ -85,8 +89,11 @@ async function answer() {
       endAnswer(reply, performance.now(), { stopped, error: stopped ? null : error.message });
       state.status = stopped ? "Stopped" : "The answer failed";
     });
-    const field = stopped ? null : settingOf(error.param);
+    if (stopped) return;
+    const field = settingOf(error.param);
     if (field) show(field, error.message);
+    // The gateway went away, or it has other models now.
+    if ([0, 404].includes(error.status)) findModels();
   } finally {
     if (state.live === live) change((state) => { state.live = null; });
   }

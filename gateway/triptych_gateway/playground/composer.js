@@ -5,8 +5,8 @@ import { byId, h, renderOnce, setText } from "./dom.js";
 import { attachmentOf, kindOf, record, snapshot, whyNoDevices } from "./media.js";
 import { change, modelOf, state, whyNot } from "./state.js";
 
-/** Ends the recording in progress. */
-let endRecording = null;
+/** The recording in progress, or null: a promise of the function that ends it. */
+let recording = null;
 
 /** Connect the controls. Called once. */
 export function wireComposer() {
@@ -17,15 +17,15 @@ export function wireComposer() {
   });
   input.addEventListener("input", () => grow(input));
   input.addEventListener("keydown", (event) => {
-    // A key that ends a composition of characters does not send.
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    // A key that ends a composition of characters does not send. Safari tells it by the code 229.
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229) {
       event.preventDefault();
       submit();
     }
   });
   byId("stop").addEventListener("click", stop);
   wireFiles();
-  whenAllowed("camera", () => change((state) => { state.draft.camera = "starting"; }));
+  whenAllowed("camera", openCamera);
   whenAllowed("microphone", toggleRecording);
   wireCamera();
 }
@@ -81,7 +81,7 @@ export async function attach(files) {
     const why = kind ? whyNot(state, kind) : "It is no picture, sound or video.";
     try {
       if (why) throw new Error(`${file.name || "The file"} was not attached. ${why}`);
-      const attachment = await attachmentOf(file);
+      const attachment = await read(file);
       change((state) => {
         state.draft.media = [...state.draft.media, attachment];
         Object.assign(state, { notice: "", status: `Attached ${attachment.name}` });
@@ -93,6 +93,15 @@ export async function attach(files) {
   byId("message").focus();
 }
 
+async function read(file) {
+  change((state) => { state.draft.numReading += 1; });
+  try {
+    return await attachmentOf(file);
+  } finally {
+    change((state) => { state.draft.numReading -= 1; });
+  }
+}
+
 function detach(attachment) {
   URL.revokeObjectURL(attachment.url);
   change((state) => { state.draft.media = state.draft.media.filter((other) => other !== attachment); });
@@ -100,17 +109,21 @@ function detach(attachment) {
 }
 
 async function toggleRecording() {
+  const own = recording;
   try {
-    if (endRecording) {
-      const end = endRecording;
-      endRecording = null;
-      change((state) => { state.draft.recordingSince = null; });
+    if (own) {
+      recording = null;
+      change((state) => { state.draft.isRecording = false; });
+      const end = await own;
       await attach([await end()]);
     } else {
-      endRecording = await record();
-      change((state) => { state.draft.recordingSince = Date.now(); state.notice = "Recording"; });
+      const started = (recording = record());
+      await started;
+      // Nobody clicked again before the browser allowed it.
+      if (recording === started) change((state) => { state.draft.isRecording = true; state.notice = "Recording"; });
     }
   } catch (error) {
+    recording = null;
     change((state) => { state.notice = `No sound was recorded: ${error.message}`; });
   }
 }
@@ -118,16 +131,15 @@ async function toggleRecording() {
 function wireCamera() {
   const dialog = byId("camera-dialog");
   const video = byId("camera-video");
-  const close = () => {
-    video.srcObject?.getTracks().forEach((track) => track.stop());
-    video.srcObject = null;
-    change((state) => { state.draft.camera = null; });
-  };
-  dialog.addEventListener("close", close);
-  video.addEventListener("playing", () => change((state) => { state.draft.camera = "on"; }));
+  dialog.addEventListener("close", () => {
+    showCamera(null);
+    change((state) => { state.draft.isCameraOn = false; });
+  });
+  video.addEventListener("playing", () => change((state) => { state.draft.isCameraOn = true; }));
   byId("camera-cancel").addEventListener("click", () => dialog.close());
   byId("camera-take").addEventListener("click", async () => {
     const file = await snapshot(video);
+    if (!dialog.open) return; // by a second click
     dialog.close();
     await attach([file]);
   });
@@ -135,30 +147,38 @@ function wireCamera() {
 
 async function openCamera() {
   const dialog = byId("camera-dialog");
-  const video = byId("camera-video");
   dialog.showModal();
   try {
-    video.srcObject = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
+    showCamera(await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } }));
+    if (!dialog.open) showCamera(null); // closed before the browser allowed it
   } catch (error) {
     dialog.close();
     change((state) => { state.notice = `The camera does not work: ${error.message}`; });
   }
 }
 
+/** Show what a camera sees, or nothing. The camera before it is switched off. */
+function showCamera(stream) {
+  const video = byId("camera-video");
+  video.srcObject?.getTracks().forEach((track) => track.stop());
+  video.srcObject = stream;
+}
+
 /** Show the draft. */
 export function renderComposer(state) {
-  const { media, recordingSince, camera } = state.draft;
+  const { media, isRecording, isCameraOn } = state.draft;
   renderOnce(byId("attachments"), media, () => media.map(chip));
   byId("attachments").hidden = media.length === 0;
   byId("send").hidden = state.live !== null;
   byId("stop").hidden = state.live === null;
   allow("attach", modelOf(state)?.triptych.modalities.length === 0 ? `${state.model} takes only text.` : "", "Attach files");
   allow("camera", whyNot(state, "image") || whyNoDevices(), "Take a picture");
-  allow("microphone", whyNot(state, "audio") || whyNoDevices(), recordingSince ? "Stop recording" : "Record sound");
-  byId("microphone").setAttribute("aria-pressed", String(recordingSince !== null));
+  // A recording can be ended in any case.
+  if (isRecording) allow("microphone", "", "Stop recording");
+  else allow("microphone", whyNot(state, "audio") || whyNoDevices(), "Record sound");
+  byId("microphone").setAttribute("aria-pressed", String(isRecording));
   byId("files").accept = (modelOf(state)?.triptych.modalities ?? []).map((kind) => `${kind}/*`).join(",");
-  byId("camera-take").disabled = camera !== "on";
-  if (camera === "starting" && !byId("camera-dialog").open) openCamera();
+  byId("camera-take").disabled = !isCameraOn;
   setText(byId("notice"), state.notice);
   setText(byId("status"), state.status);
 }

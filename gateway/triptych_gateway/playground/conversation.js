@@ -3,7 +3,7 @@
 import { tokensPerSecond } from "./answer.js";
 import { retry, sendResults } from "./chat.js";
 import { preview } from "./composer.js";
-import { byId, count, duration, h, renderOnce, setText } from "./dom.js";
+import { byId, count, duration, h, removeFrom, renderOnce, setText } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
 import { change, shownAnswer } from "./state.js";
 import { showTokens } from "./tokens.js";
@@ -17,13 +17,16 @@ export function renderConversation(state) {
   const list = byId("messages");
   const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
   byId("welcome").hidden = state.messages.length > 0;
-  state.messages.forEach((message, index) => {
+  const shown = shownAnswer(state);
+  const last = state.messages.at(-1);
+  let next = list.firstElementChild;
+  for (const message of state.messages) {
     const view = viewOf(message);
-    const isLast = index === state.messages.length - 1;
-    if (message.role === "assistant") update(view, message, isLast, shownAnswer(state) === message);
-    if (list.children[index] !== view.node) list.insertBefore(view.node, list.children[index] ?? null);
-  });
-  while (list.children.length > state.messages.length) list.lastElementChild.remove();
+    if (message.role === "assistant") update(view, message, message === last, message === shown);
+    if (view.node === next) next = next.nextElementSibling;
+    else list.insertBefore(view.node, next);
+  }
+  removeFrom(next);
   list.setAttribute("aria-busy", String(state.live !== null));
   if (follows) log.scrollTop = log.scrollHeight;
 }

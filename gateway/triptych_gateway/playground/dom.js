@@ -39,6 +39,15 @@ export function renderOnce(element, key, make) {
   element.replaceChildren(...[make()].flat().filter(Boolean));
 }
 
+/** Remove a child and all that follow it. */
+export function removeFrom(child) {
+  while (child) {
+    const next = child.nextElementSibling;
+    child.remove();
+    child = next;
+  }
+}
+
 /** Milliseconds for people: 0.4 ms, 12 ms, 1.23 s. */
 export function duration(ms) {
   if (ms < 10) return `${ms.toFixed(1)} ms`;

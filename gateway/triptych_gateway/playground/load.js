@@ -5,6 +5,10 @@ import { byId, bytes, count, h, svg } from "./dom.js";
 import { change, state } from "./state.js";
 
 const PERIOD_MS = 1000;
+/** The same after a refusal: of a key, for example. */
+const PERIOD_AFTER_TROUBLE_MS = 5000;
+/** Longest wait for an answer. */
+const TIMEOUT_MS = 10_000;
 /** Points of a chart: two minutes. */
 const LENGTH = 120;
 
@@ -12,7 +16,7 @@ const LENGTH = 120;
 export async function followLoad() {
   for (;;) {
     if (isVisible()) await ask();
-    await new Promise((resolve) => setTimeout(resolve, PERIOD_MS));
+    await new Promise((resolve) => setTimeout(resolve, state.load.trouble ? PERIOD_AFTER_TROUBLE_MS : PERIOD_MS));
   }
 }
 
@@ -22,7 +26,7 @@ function isVisible() {
 
 async function ask() {
   try {
-    const now = await (await call("load", { quiet: true })).json();
+    const now = await (await call("load", { quiet: true, signal: AbortSignal.timeout(TIMEOUT_MS) })).json();
     change(({ load }) => {
       load.now = now;
       load.trouble = "";

@@ -27,7 +27,7 @@ function render(state) {
 function renderHeader({ models, model, pane, key, ...state }) {
   const select = byId("model");
   renderOnce(select, models, () => models.map(({ id }) => h("option", { value: id }, id)));
-  select.value = model;
+  if (select.value !== model) select.value = model; // setting the same would disturb a list that is open
   const trouble = state.trouble || whyNoChat({ models, model });
   byId("trouble").hidden = trouble === "";
   setText(byId("trouble"), trouble);
@@ -51,9 +51,11 @@ function renderKeyDialog({ keyWanted, key }) {
 
 function wireKeyDialog() {
   const dialog = byId("key-dialog");
-  byId("key-button").addEventListener("click", () => change((state) => { state.keyWanted = ""; }));
-  byId("key-cancel").addEventListener("click", () => dialog.close());
-  dialog.addEventListener("close", () => change((state) => { state.keyWanted = null; }));
+  const want = (why) => change((state) => { state.keyWanted = why; });
+  byId("key-button").addEventListener("click", () => want(""));
+  byId("key-cancel").addEventListener("click", () => want(null));
+  // Escape. Not at `close`: that comes after the dialog was closed, and a refusal may have asked for the key again by then.
+  dialog.addEventListener("cancel", () => want(null));
   byId("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     setKey(byId("key").value.trim());
@@ -71,15 +73,26 @@ function wireHeader() {
   for (const name of PANES) byId(`tab-${name}`).addEventListener("click", () => change((state) => { state.pane = name; }));
 }
 
+/** Copy a text. Says how that went. */
+async function copied(text) {
+  if (!navigator.clipboard) return "The browser copies only on https or on this machine.";
+  try {
+    await navigator.clipboard.writeText(text);
+    return "Copied";
+  } catch (error) {
+    return `The browser did not copy: ${error.message}`;
+  }
+}
+
 function wireDocument() {
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
+    if (event.key === "Escape" && !event.isComposing && !document.querySelector("dialog[open]")) stop();
   });
   document.addEventListener("click", async ({ target }) => {
     const text = target.dataset?.copy;
     if (text === undefined) return;
-    await navigator.clipboard?.writeText(text);
-    change((state) => { state.notice = navigator.clipboard ? "Copied" : "The browser copies only on https or on this machine."; });
+    const notice = await copied(text);
+    change((state) => { state.notice = notice; });
   });
   for (const button of document.querySelectorAll("[data-prompt]")) {
     button.addEventListener("click", () => {

@@ -1,28 +1,33 @@
 // Markdown into nodes. What a model writes is only ever text: there is no HTML, and pictures are shown as links.
 
-import { h } from "./dom.js";
+import { h, removeFrom } from "./dom.js";
 
 /** Show Markdown in an element. Blocks that did not change since the last call keep their nodes. */
 export function showMarkdown(element, source) {
   const blocks = blocksOf(source.split("\n"));
-  blocks.forEach((block, index) => {
+  let old = element.firstElementChild;
+  for (const block of blocks) {
+    const next = old?.nextElementSibling;
     const text = block.lines.join("\n");
-    const old = element.children[index];
-    if (old?.source === text && old.kind === block.kind) return;
-    const node = RENDERERS[block.kind](block);
-    Object.assign(node, { source: text, kind: block.kind });
-    if (old) old.replaceWith(node);
-    else element.append(node);
-  });
-  while (element.children.length > blocks.length) element.lastElementChild.remove();
+    if (old?.source !== text || old.kind !== block.kind) {
+      const node = RENDERERS[block.kind](block);
+      Object.assign(node, { source: text, kind: block.kind });
+      if (old) old.replaceWith(node);
+      else element.append(node);
+    }
+    old = next;
+  }
+  removeFrom(old);
 }
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
+// No two neighbours match the same characters: models repeat themselves, and then each way to share out a run would be tried.
+const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s(.*)$/;
+const HEADING_END = /(?<=^|\s)#+$/;
 const RULE = /^ {0,3}([-*_])(\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(\s+|$)/;
-const TABLE = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+const TABLE = /^\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?$/;
 
 /** The blocks of a text: { kind, lines }, in their order. Blank lines between them are dropped. */
 function blocksOf(lines) {
@@ -48,7 +53,7 @@ function kindOf(lines, at) {
   if (RULE.test(line)) return "rule";
   if (QUOTE.test(line)) return "quote";
   if (ITEM.test(line)) return "list";
-  return line.includes("|") && TABLE.test(lines[at + 1] ?? "") && lines[at + 1].includes("-") ? "table" : "paragraph";
+  return line.includes("|") && TABLE.test((lines[at + 1] ?? "").trim()) ? "table" : "paragraph";
 }
 
 /** The index after the last line of the block that starts at `at`. */
@@ -87,7 +92,7 @@ const RENDERERS = {
   heading: ({ lines }) => {
     const [, marks, text] = HEADING.exec(lines[0]);
     // The page has a heading of its own above.
-    return h(`h${Math.min(marks.length + 2, 6)}`, {}, inline(text));
+    return h(`h${Math.min(marks.length + 2, 6)}`, {}, inline(text.trim().replace(HEADING_END, "").trim()));
   },
   quote: ({ lines }) => h("blockquote", {}, nested(lines.map((line) => line.replace(QUOTE, "")))),
   code: ({ lines }) => {
@@ -158,7 +163,7 @@ function cellsOf(line) {
 // be searched to the end of the text, and models repeat themselves.
 const INLINE = new RegExp(
   [
-    /(?<ticks>`+)(?<code>[^`]|[^`][\s\S]{0,1000}?[^`])\k<ticks>(?!`)/,
+    /(?<ticks>`{1,20})(?<code>[^`]|[^`][\s\S]{0,1000}?[^`])\k<ticks>(?!`)/,
     /\\(?<escaped>[\\`*_{}[\]()#+\-.!~|<>])/,
     /!?\[(?<label>[^\]\n]{0,1000})\]\((?<target>[^)\s]{1,2000})(?:\s+"[^"]{0,1000}")?\)/,
     /(?<address>https?:\/\/[^\s<>()[\]"'`]*[^\s<>()[\]"'`.,;:!?*_])/,
@@ -167,7 +172,7 @@ const INLINE = new RegExp(
     /~~(?=\S)(?<struck>[\s\S]{0,1000}?\S)~~/,
     /\*(?=[^\s*])(?<em>[^*]{0,1000}?[^\s*])\*(?!\*)/,
     /(?<![\w_])_(?=[^\s_])(?<em2>[^_]{0,1000}?[^\s_])_(?![\w_])/,
-    /(?<broken> {2,}\n)/,
+    /(?<broken> {2,20}\n)/,
   ].map((part) => part.source).join("|"),
   "g",
 );

@@ -1,6 +1,8 @@
 // From the state to the body of POST /v1/chat/completions.
 
-const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "frequency_penalty", "presence_penalty"];
+const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "frequency_penalty", "presence_penalty"];
+/** Settings that are numbers. */
+export const NUMBERS = [...SAMPLING, "top_logprobs"];
 
 /** A setting that cannot be sent. Its field is the name of the setting. */
 export class FieldError extends Error {
@@ -19,20 +21,22 @@ export function requestOf(state) {
     stream: true,
     stream_options: { include_usage: true },
   };
-  for (const name of NUMBERS) {
-    if (settings[name] === "") continue;
-    const value = Number(settings[name]);
-    if (!Number.isFinite(value)) throw new FieldError(name, "This is not a number.");
-    body[name] = value;
-  }
+  for (const name of SAMPLING) if (settings[name] !== "") body[name] = numberOf(name, settings[name]);
   const stop = settings.stop.split("\n").filter((line) => line !== "");
   if (stop.length) body.stop = stop;
-  if (settings.logprobs) Object.assign(body, { logprobs: true, top_logprobs: Number(settings.top_logprobs) || 0 });
+  if (settings.logprobs) Object.assign(body, { logprobs: true, top_logprobs: numberOf("top_logprobs", settings.top_logprobs) });
   const tools = toolsOf(settings.tools);
   if (tools) Object.assign(body, { tools, tool_choice: settings.tool_choice });
   const schema = schemaOf(settings.schema);
   if (schema) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema, strict: true } };
   return body;
+}
+
+/** The number that a field holds. Throws FieldError. */
+export function numberOf(name, value) {
+  const number = Number(value);
+  if (!Number.isFinite(number)) throw new FieldError(name, "This is not a number.");
+  return number;
 }
 
 /** The tools in a text: a list of tools or of functions, or a single one. Null for an empty text. Throws FieldError. */
@@ -68,7 +72,7 @@ function json(field, text) {
 export function settingOf(param) {
   const name = /^[a-z_]+/.exec(param ?? "")?.[0] ?? "";
   if (name === "response_format") return "schema";
-  return [...NUMBERS, "stop", "tools", "tool_choice", "top_logprobs", "logprobs"].includes(name) ? name : null;
+  return [...NUMBERS, "stop", "tools", "tool_choice", "logprobs"].includes(name) ? name : null;
 }
 
 function preamble(settings) {

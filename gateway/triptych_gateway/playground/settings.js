@@ -1,6 +1,6 @@
 // The pane of settings: its fields are those of the state.
 
-import { FieldError, schemaOf, toolsOf } from "./request.js";
+import { FieldError, numberOf, NUMBERS, schemaOf, toolsOf } from "./request.js";
 import { byId, setText } from "./dom.js";
 import { change, modelOf, state } from "./state.js";
 
@@ -25,7 +25,7 @@ const CHECKS = { tools: toolsOf, schema: schemaOf };
 export function wireSettings() {
   const form = byId("settings");
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("input", ({ target }) => take(target.name, target.type === "checkbox" ? target.checked : target.value));
+  form.addEventListener("input", ({ target }) => take(target.name, valueOf(target)));
   for (const button of form.querySelectorAll("[data-example]")) {
     const name = button.dataset.example;
     button.addEventListener("click", () => {
@@ -35,11 +35,18 @@ export function wireSettings() {
   }
 }
 
+/** The value of a field; NaN if the browser cannot read its number. */
+function valueOf(field) {
+  if (field.type === "checkbox") return field.checked;
+  return field.validity.badInput ? NaN : field.value;
+}
+
 function take(name, value) {
   change((state) => {
     state.settings[name] = value;
     delete state.faults[name];
     try {
+      if (NUMBERS.includes(name)) numberOf(name, value);
       CHECKS[name]?.(value);
     } catch (error) {
       if (!(error instanceof FieldError)) throw error;
@@ -55,11 +62,12 @@ export function renderSettings({ faults, settings }) {
     if (!field.name) continue;
     const fault = byId(`${field.name}-fault`);
     if (!fault) continue;
+    const isWrong = Boolean(faults[field.name]);
+    // A new fault opens its pane.
+    if (isWrong && fault.hidden) field.closest("details").open = true;
     setText(fault, faults[field.name] ?? "");
-    fault.hidden = !faults[field.name];
-    field.setAttribute("aria-invalid", String(Boolean(faults[field.name])));
-    // An open pane shows its fault.
-    if (faults[field.name]) field.closest("details").open = true;
+    fault.hidden = !isWrong;
+    field.setAttribute("aria-invalid", String(isWrong));
   }
   form.elements.top_logprobs.disabled = !settings.logprobs;
   const able = modelOf(state)?.triptych;

@@ -14,7 +14,7 @@ export const state = {
   trouble: "",
   /** User and assistant messages, oldest first. */
   messages: [],
-  draft: { media: [], recordingSince: null, camera: null },
+  draft: { media: [], numReading: 0, isRecording: false, isCameraOn: false },
   settings: {
     system: "", temperature: "", top_p: "", top_k: "", min_p: "", max_tokens: "", seed: "",
     frequency_penalty: "", presence_penalty: "", stop: "", tools: "", tool_choice: "auto", schema: "",

@@ -39,7 +39,7 @@ function content(answer) {
   return [
     facts(answer),
     row("Request", [stages], total, duration(total), axis(total)),
-    ...answer.media.map((item, index) => mediaRow(item, answer.media, index, answer.timings, total)),
+    ...answer.media.map((item) => mediaRow(item, answer.media, answer.timings, total)),
   ];
 }
 
@@ -93,9 +93,10 @@ function sum(stages) {
   return stages.reduce((ms, stage) => ms + stage.ms, 0);
 }
 
-function mediaRow(item, media, index, timings, total) {
+function mediaRow(item, media, timings, total) {
   const kind = item.modality ?? "item";
-  const number = media.filter((other) => other.modality === item.modality).length > 1 ? ` ${index + 1}` : "";
+  const same = media.filter((other) => other.modality === item.modality);
+  const number = same.length > 1 ? ` ${same.indexOf(item) + 1}` : "";
   const stages = encoderStages(item, timings.preprocess_ms);
   const wait = placed([["Engine waited for it", "wait", item.fetch_ms]], timings.preprocess_ms);
   const tier = TIERS[item.encoder_cache];

@@ -5,13 +5,15 @@ import { byId, h } from "./dom.js";
 /** Show tokens in an element; those that it has stay. */
 export function showTokens(element, tokens) {
   element.decoder ??= new TextDecoder();
-  for (const token of tokens.slice(element.children.length)) {
+  element.numShown ??= 0;
+  for (const token of tokens.slice(element.numShown)) {
     // A character may be spread over several tokens. The last of them shows it.
     const text = token.bytes ? element.decoder.decode(Uint8Array.from(token.bytes), { stream: true }) : token.token;
-    const span = h("span", { class: text ? "token" : "token partial", tabindex: element.children.length ? -1 : 0 }, text || "·");
+    const span = h("span", { class: text ? "token" : "token partial", tabindex: element.numShown ? -1 : 0 }, text || "·");
     span.style.setProperty("--doubt", (1 - Math.exp(token.logprob)).toFixed(3));
     span.token = token;
     element.append(span);
+    element.numShown += 1;
   }
 }
 
@@ -27,7 +29,10 @@ export function wireTokens(root) {
   root.addEventListener("scroll", hide, true);
   root.addEventListener("keydown", (event) => {
     if (!event.target.token) return;
-    if (event.key === "Escape") hide();
+    if (event.key === "Escape" && !card.hidden) {
+      hide();
+      event.stopPropagation(); // it would stop the answer
+    }
     const next = neighbour(event.target, event.key);
     if (!next) return;
     event.preventDefault();

@@ -59,16 +59,22 @@ def _state(instance: common_pb2.Instance) -> ServiceState:
     return _STATES.get(instance.state, "unknown")
 
 
+def _num_known(service: Load) -> int:
+    return len(service.model_fields_set)
+
+
 def _merged(seen: Sequence[Iterable[Load]]) -> list[Load]:
-    """The services that frontends see, each once. Services that are away have no id, so those of one frontend are listed: of the
-    frontend that sees the most of them."""
+    """The services that frontends see, each once, with the numbers of a frontend that has them.
+
+    Services that are away have no id, so those of one frontend are listed: of the frontend that sees the most of them.
+    """
     by_id: dict[str, Load] = {}
     away: list[Load] = []
     for services in seen:
         own_away = []
         for service in services:
             if service.id:
-                by_id.setdefault(service.id, service)
+                by_id[service.id] = max(by_id.get(service.id, service), service, key=_num_known)
             else:
                 own_away.append(service)
         away = max(away, own_away, key=len)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from typing import Any
 
 from support.fakes.frontend import MODEL, FakeFrontend, running
 from support.fakes.gateway import client_of, gateway_client, until_connected
@@ -46,19 +47,35 @@ async def test_numbers_of_engines_and_encoders() -> None:
     assert "10.0.0.1" not in str(load)
 
 
-async def test_a_service_of_several_frontends_is_listed_once() -> None:
-    frontends = [FakeFrontend(), FakeFrontend()]
-    frontends[0].load = load_of("f1", ENGINE, LOST)
-    frontends[1].load = load_of("f2", ENGINE, LOST, LOST)
+async def load_behind(frontends: list[FakeFrontend]) -> dict[str, Any]:
+    """What a gateway in front of these tells."""
     async with AsyncExitStack() as stack:
         addresses = tuple([await stack.enter_async_context(running(frontend)) for frontend in frontends])
         app = create_app(GatewaySettings(frontend_addresses=addresses))
         await stack.enter_async_context(app.router.lifespan_context(app))
         await until_connected(app)
         client = await stack.enter_async_context(client_of(app))
-        load = (await client.get("/load")).json()
+        return (await client.get("/load")).json()
+
+
+async def test_a_service_of_several_frontends_is_listed_once() -> None:
+    frontends = [FakeFrontend(), FakeFrontend()]
+    frontends[0].load = load_of("f1", ENGINE, LOST)
+    frontends[1].load = load_of("f2", ENGINE, LOST, LOST)
+    load = await load_behind(frontends)
     assert [frontend["id"] for frontend in load["frontends"]] == ["f1", "f2"]
     assert [engine["id"] for engine in load["engines"]] == ["e1", "", ""]
+
+
+async def test_of_a_service_that_one_frontend_cannot_ask_the_numbers_of_another_count() -> None:
+    stats = encoder_pb2.GetStatsResponse(num_entries=4)
+    away = generation_pb2.EngineLoad(instance=instance("e1", AWAY))
+    frontends = [FakeFrontend(), FakeFrontend()]
+    frontends[0].load = load_of("f1", away, encoders=[generation_pb2.EncoderLoad(instance=instance("c1"))])
+    frontends[1].load = load_of("f2", ENGINE, encoders=[generation_pb2.EncoderLoad(instance=instance("c1"), stats=stats)])
+    load = await load_behind(frontends)
+    assert [(engine["id"], engine["state"], engine["num_running"]) for engine in load["engines"]] == [("e1", "serving", 3)]
+    assert [(encoder["id"], encoder["num_entries"]) for encoder in load["encoders"]] == [("c1", 4)]
 
 
 async def test_it_needs_the_key() -> None:

@@ -37,6 +37,21 @@ for (const [name, source] of Object.entries({ quotes: "> ".repeat(5000), lists: 
   test(`${name} are nested to a limit`, () => assert.ok(depthOf(shown(source)) < 60));
 }
 
+for (const [name, source] of Object.entries({
+  spaces: `a${" ".repeat(100_000)}b`,
+  "spaces of a heading": `# a${" ".repeat(100_000)}b`,
+  "number signs": `# ${"#".repeat(100_000)} a`,
+  backticks: `a ${"`".repeat(100_000)}`,
+  "spaces of a fence": `\`\`\`${" ".repeat(100_000)}\``,
+  "spaces below a table's head": `a|b\n|${" ".repeat(100_000)}x`,
+})) {
+  test(`long runs of ${name} do not take long`, () => {
+    const start = performance.now();
+    shown(source);
+    assert.ok(performance.now() - start < 1500, `${performance.now() - start} ms`);
+  });
+}
+
 test("pictures and foreign schemes are not loaded", () => {
   const tags = [];
   document.createElement = (tag) => { tags.push(tag); return new FakeElement(tag); };
