@@ -1,6 +1,7 @@
 import type { DescMessage, DescMethod, DescMethodServerStreaming, DescMethodUnary } from "@bufbuild/protobuf";
 import { create, fromBinary, type MessageInitShape, type MessageShape, toBinary } from "@bufbuild/protobuf";
 import * as grpc from "@grpc/grpc-js";
+import { checkedTimeout } from "./deadline.js";
 import { cancelledError, Code, InvalidRequestError, ServiceUnavailableError, type TriptychError } from "./errors.js";
 import { fromStatus } from "./status.js";
 
@@ -151,8 +152,8 @@ function metadataOf(options: CallOptions): grpc.Metadata {
 }
 
 function within(options: CallOptions): grpc.CallOptions {
-  const { timeoutMs = Infinity } = options;
-  return timeoutMs === Infinity ? {} : { deadline: Date.now() + timeoutMs };
+  const timeoutMs = checkedTimeout(options.timeoutMs);
+  return timeoutMs === undefined ? {} : { deadline: Date.now() + timeoutMs };
 }
 
 /** Fields of bytes are parts of what is parsed: given a Buffer, they would be Buffers, whose `slice` and JSON are others. */

@@ -1,6 +1,7 @@
 /** Chat by the gateway's REST API: for browsers, and wherever there is `fetch`. It imports no module of Node.js. */
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import { ChatAccumulator } from "./accumulate.js";
+import { checkedTimeout } from "./deadline.js";
 import {
   cancelledError,
   Code,
@@ -42,17 +43,16 @@ export interface RestCallOptions {
 /** Chats by REST, with the messages, streams and errors of the gRPC client. Nothing is retried. */
 export class RestClient {
   readonly #url: URL;
-  readonly #headers: Record<string, string>;
+  readonly #headers = new Headers({ "content-type": "application/json" });
 
   constructor(options: RestClientOptions) {
     this.#url = new URL("v1/chat/completions", String(options.url).replace(/\/?$/, "/"));
-    this.#headers = { "content-type": "application/json" };
-    if (options.apiKey) this.#headers.authorization = `Bearer ${options.apiKey}`;
+    if (options.apiKey) setHeader(this.#headers, "apiKey", "authorization", `Bearer ${options.apiKey}`);
   }
 
   /** Answers a conversation, once all choices have ended. */
-  chat(request: MessageInitShape<typeof ChatRequestSchema>, options?: RestCallOptions): Promise<ChatResponse> {
-    return this.chatStream(request, options).finalResponse();
+  async chat(request: MessageInitShape<typeof ChatRequestSchema>, options?: RestCallOptions): Promise<ChatResponse> {
+    return await this.chatStream(request, options).finalResponse();
   }
 
   /** Answers a conversation, with text as it appears. The call starts when its first response is read. */
@@ -61,7 +61,10 @@ export class RestClient {
     options: RestCallOptions = {},
   ): ResponseStream<ChatStreamResponse, ChatResponse> {
     const controller = new AbortController();
-    const responses = this.#responses(bodyOf(request), options, controller);
+    const headers = new Headers(this.#headers);
+    if (options.requestId) setHeader(headers, "requestId", "x-request-id", options.requestId);
+    const init = { method: "POST", headers, body: bodyOf(request), signal: controller.signal };
+    const responses = this.#responses(init, options.signal, checkedTimeout(options.timeoutMs), controller);
     const cancel = (): void => {
       controller.abort(cancelledError());
     };
@@ -69,33 +72,53 @@ export class RestClient {
   }
 
   async *#responses(
-    body: string,
-    options: RestCallOptions,
+    init: RequestInit,
+    signal: AbortSignal | undefined,
+    timeoutMs: number | undefined,
     controller: AbortController,
   ): AsyncGenerator<ChatStreamResponse, undefined> {
-    const { signal, timeoutMs = Infinity, requestId } = options;
     const abort = (): void => {
       controller.abort(cancelledError(signal?.reason));
     };
     const expire = (): void => {
-      const message = `the call took longer than ${timeoutMs} ms`;
+      const message = `the call took longer than ${String(timeoutMs)} ms`;
       controller.abort(new DeadlineExceededError(message, { code: Code.DEADLINE_EXCEEDED }));
     };
-    const timer = timeoutMs === Infinity ? undefined : setTimeout(expire, timeoutMs);
+    const timer = timeoutMs === undefined ? undefined : setTimeout(expire, timeoutMs);
     signal?.addEventListener("abort", abort, { once: true });
     if (signal?.aborted) abort();
-    const headers = requestId ? { ...this.#headers, "x-request-id": requestId } : this.#headers;
     try {
-      const response = await fetch(this.#url, { method: "POST", headers, body, signal: controller.signal });
+      const response = await reached(fetch(this.#url, init));
       if (!response.ok) throw await httpError(response);
       yield* chunks(response.body);
     } catch (error) {
-      throw controller.signal.aborted ? (controller.signal.reason as TriptychError) : restError(error);
+      if (controller.signal.aborted) throw controller.signal.reason;
+      if (error instanceof TriptychError) throw error;
+      throw new InternalError(`the answer cannot be read: ${String(error)}`, { code: Code.INTERNAL, cause: error });
     } finally {
       clearTimeout(timer);
       signal?.removeEventListener("abort", abort);
     }
     return undefined;
+  }
+}
+
+function setHeader(headers: Headers, field: string, name: string, value: string): void {
+  try {
+    headers.set(name, value);
+  } catch {
+    // The error of `fetch` shows parts of the value, which can be a secret.
+    throw new InvalidRequestError(`${field}: HTTP cannot carry this value`, { code: Code.INVALID_ARGUMENT, field });
+  }
+}
+
+/** Waits for the gateway. What fails then is the connection. */
+async function reached<T>(step: Promise<T>): Promise<T> {
+  try {
+    return await step;
+  } catch (error) {
+    const message = `the gateway cannot be reached: ${(error as Error).message}`;
+    throw new ServiceUnavailableError(message, { code: Code.UNAVAILABLE, cause: error });
   }
 }
 
@@ -112,7 +135,7 @@ async function* chunks(body: ReadableStream<Uint8Array> | null): AsyncGenerator<
   for await (const data of body ? serverSentEvents(body) : []) {
     if (data === "[DONE]") return undefined;
     const chunk = JSON.parse(data) as Parameters<typeof streamResponse>[0];
-    if (chunk.error) throw bodyError(chunk.error as unknown as ErrorBody, undefined);
+    if (chunk.error) throw errorOf(chunk.error, 500);
     yield streamResponse(chunk);
   }
   throw new ServiceUnavailableError("the answer ended before its last event", { code: Code.UNAVAILABLE });
@@ -125,7 +148,7 @@ export async function* serverSentEvents(body: ReadableStream<Uint8Array>): Async
   let rest = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reached(reader.read());
       if (done) return undefined;
       const lines = (rest + decoder.decode(value, { stream: true })).split("\n");
       rest = lines.pop() ?? "";
@@ -134,12 +157,6 @@ export async function* serverSentEvents(body: ReadableStream<Uint8Array>): Async
   } finally {
     await reader.cancel().catch(() => undefined); // An error has been thrown already, or nobody reads any more.
   }
-}
-
-interface ErrorBody {
-  message: string;
-  code?: string | null;
-  param?: string | null;
 }
 
 const REASONS: Record<string, string> = {
@@ -158,35 +175,30 @@ const CODES: Record<number, number> = {
 };
 
 async function httpError(response: Response): Promise<TriptychError> {
-  const text = await response.text();
+  const text = await reached(response.text());
+  const seconds = Number(response.headers.get("retry-after") ?? NaN);
+  let error: unknown;
   try {
-    return bodyError((JSON.parse(text) as { error: ErrorBody }).error, response);
+    error = (JSON.parse(text) as { error?: unknown } | null)?.error;
   } catch {
-    return bodyError({ message: `HTTP status ${response.status}` }, response); // Not by the gateway, but by a proxy before it.
+    // Not by the gateway, but by a proxy before it.
   }
+  return errorOf(error, response.status, Number.isNaN(seconds) ? undefined : seconds);
 }
 
-function bodyError(error: ErrorBody, response: Response | undefined): TriptychError {
-  const reason = error.code ? (REASONS[error.code] ?? error.code.toUpperCase()) : "";
-  const status = response?.status ?? 500;
-  const retryAfterS = Number(response?.headers.get("retry-after") ?? NaN);
-  return makeError(error.message, {
+/** The error that the gateway tells, with as much as is there of it. */
+function errorOf(error: unknown, status: number, retryAfterS?: number): TriptychError {
+  const told = (typeof error === "object" ? error : null) as {
+    message?: string;
+    code?: unknown;
+    param?: string;
+  } | null;
+  const reason = typeof told?.code === "string" ? (REASONS[told.code] ?? told.code.toUpperCase()) : "";
+  return makeError(told?.message ?? `HTTP status ${status}`, {
     code: codeOfReason(reason) ?? CODES[status] ?? (status < 500 ? Code.INVALID_ARGUMENT : Code.INTERNAL),
     reason,
-    field: error.param ?? "",
-    retryAfterS: Number.isNaN(retryAfterS) ? undefined : retryAfterS,
-    hasDetails: Boolean(error.code),
+    field: told?.param ?? "",
+    retryAfterS,
+    hasDetails: reason !== "",
   });
-}
-
-/** `fetch` throws a TypeError when it cannot reach the gateway, or loses it. Other errors are of an answer that is not the gateway's. */
-function restError(error: unknown): TriptychError {
-  if (error instanceof TriptychError) return error;
-  const fields = { cause: error };
-  return error instanceof TypeError
-    ? new ServiceUnavailableError(`the gateway cannot be reached: ${error.message}`, {
-        ...fields,
-        code: Code.UNAVAILABLE,
-      })
-    : new InternalError(`the answer cannot be read: ${String(error)}`, { ...fields, code: Code.INTERNAL });
 }

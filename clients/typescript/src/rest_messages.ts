@@ -1,20 +1,27 @@
 /** Between the messages of triptych.v1 and the JSON of POST /v1/chat/completions. */
 import { fromJson, type JsonObject, type JsonValue, toJson } from "@bufbuild/protobuf";
 import { base64Encode } from "@bufbuild/protobuf/wire";
+import { Modality } from "./gen/triptych/v1/common_pb.js";
 import {
+  type ChatMessage,
   type ChatRequest,
   ChatRequestSchema,
   type ChatStreamResponse,
   ChatStreamResponseSchema,
+  type ContentPart,
 } from "./gen/triptych/v1/generation_pb.js";
 
 type Json = Record<string, JsonValue | undefined>;
 const text = (value: JsonValue | undefined): string => (typeof value === "string" ? value : "");
 const list = (value: JsonValue | undefined): Json[] => (value ?? []) as Json[];
 
-/** The body of a request. What REST has no field for goes under its own name, so that the gateway refuses it by that name. */
+/**
+ * The body of a request. What REST has no field for goes under its own name, so that the gateway refuses it by that name.
+ * Throws Error for what JSON cannot carry.
+ */
 export function requestBody(request: ChatRequest): Json {
-  const chat = toJson(ChatRequestSchema, request, { useProtoFieldName: true }) as JsonObject;
+  const withUrls = { ...request, messages: request.messages.map(withDataUrls) };
+  const chat = toJson(ChatRequestSchema, withUrls, { useProtoFieldName: true }) as JsonObject;
   const { messages, options, template_kwargs, tools, tool_choice, reasoning, ...others } = chat;
   const { sampling, include_stop_in_output, constraint, ...generation } = (options ?? {}) as Json;
   const { logprobs, seed, ...numbers } = (sampling ?? {}) as Json;
@@ -29,7 +36,7 @@ export function requestBody(request: ChatRequest): Json {
     include_stop_str_in_output: include_stop_in_output,
     structured_outputs: constraint && constraintBody(constraint as Json),
     ...(logprobs === undefined ? {} : { logprobs: true, top_logprobs: logprobs }),
-    seed: seed === undefined ? undefined : Number(seed),
+    seed: seed === undefined ? undefined : seedBody(Number(seed), text(seed)),
     reasoning_effort: effort,
     thinking_token_budget,
     tools: tools && list(tools).map(toolBody),
@@ -37,6 +44,36 @@ export function requestBody(request: ChatRequest): Json {
     stream: true,
     stream_options: { include_usage: true },
   };
+}
+
+/** The message with its files as data: addresses. Protobuf's own base64 takes seconds for a large picture. */
+function withDataUrls(message: ChatMessage): ChatMessage {
+  return {
+    ...message,
+    content: message.content.map(({ part, ...others }) => ({ ...others, part: withDataUrl(part) })),
+  };
+}
+
+function withDataUrl(part: ContentPart["part"]): ContentPart["part"] {
+  if (part.case !== "media" || part.value.source.case !== "data") return part;
+  const { format = "", modality, source } = part.value; // The format: png, or image/png.
+  const mime = format && !format.includes("/") ? `${Modality[modality].toLowerCase()}/${format}` : format;
+  const url = `data:${mime};base64,${base64(source.value)}`;
+  return { case: "media", value: { ...part.value, source: { case: "url", value: url } } };
+}
+
+function base64(bytes: Uint8Array): string {
+  const size = 24_576; // A multiple of 3, and fewer than a call may have arguments.
+  let encoded = "";
+  for (let at = 0; at < bytes.length; at += size) {
+    encoded += btoa(String.fromCharCode(...bytes.subarray(at, at + size)));
+  }
+  return encoded;
+}
+
+function seedBody(seed: number, exact: string): number {
+  if (!Number.isSafeInteger(seed)) throw new Error(`options.sampling.seed is ${exact}: JSON carries 53 bits`);
+  return seed;
 }
 
 function messageBody({ content, reasoning, tool_calls, ...others }: Json): JsonValue {
@@ -55,14 +92,11 @@ function messageBody({ content, reasoning, tool_calls, ...others }: Json): JsonV
 
 function partBody({ media, ...part }: Json): JsonValue {
   if (!media) return { type: "text", text: text(part.text) };
-  const { modality, data, url, format, detail, processor_options, ...others } = media as Json;
-  const kind = text(modality).replace("MODALITY_", "").toLowerCase();
-  const type = `${kind}_url`;
-  const subtype = text(format); // png, or image/png
-  const mime = subtype && !subtype.includes("/") ? `${kind}/${subtype}` : subtype;
-  const place = data === undefined ? url : `data:${mime};base64,${text(data)}`;
+  const { modality, url, detail, processor_options, ...others } = media as Json;
+  delete others.format; // It is in the data: address.
+  const type = `${text(modality).replace("MODALITY_", "").toLowerCase()}_url`;
   const kwargs = processor_options === undefined ? {} : { mm_processor_kwargs: processor_options };
-  return { ...others, ...kwargs, type, [type]: place === undefined ? undefined : { url: place, detail } };
+  return { ...others, ...kwargs, type, [type]: url === undefined ? undefined : { url, detail } };
 }
 
 function constraintBody({ json_schema, choice, ...others }: Json): JsonValue {
@@ -70,8 +104,17 @@ function constraintBody({ json_schema, choice, ...others }: Json): JsonValue {
 }
 
 function toolBody({ parameters_json_schema, ...others }: Json): JsonValue {
-  const parameters: unknown = parameters_json_schema && JSON.parse(text(parameters_json_schema));
-  return { type: "function", function: { ...others, parameters } } as JsonValue;
+  const json = text(parameters_json_schema);
+  try {
+    return {
+      type: "function",
+      function: { ...others, parameters: json ? (JSON.parse(json) as JsonValue) : undefined },
+    } as JsonValue;
+  } catch (error) {
+    throw new Error(`tool ${text(others.name)}: parametersJsonSchema is not JSON: ${(error as Error).message}`, {
+      cause: error,
+    });
+  }
 }
 
 function toolChoiceBody({ mode, allowed_names }: Json): JsonValue {
@@ -104,7 +147,7 @@ export function streamResponse(chunk: Json): ChatStreamResponse {
 }
 
 function deltas(choice: Json): JsonValue[] {
-  const { content, reasoning_content, tool_calls } = choice.delta as Json;
+  const { content, reasoning_content, tool_calls } = (choice.delta ?? {}) as Json;
   const { index = 0, stop_reason, finish_reason, token_ids, logprobs } = choice;
   const news: Json[] = [];
   if (reasoning_content) news.push({ index, reasoning: reasoning_content });
@@ -121,7 +164,7 @@ function deltas(choice: Json): JsonValue[] {
 }
 
 function tokenLogprob({ token, logprob, bytes, top_logprobs }: Json): JsonValue {
-  const utf8 = base64Encode(Uint8Array.from(bytes as number[]));
+  const utf8 = base64Encode(Uint8Array.from((bytes ?? []) as number[]));
   return { token, logprob, utf8, ...(top_logprobs ? { top: list(top_logprobs).map(tokenLogprob) } : {}) } as JsonValue;
 }
 

@@ -15,14 +15,14 @@ export class ResponseStream<
   R extends ChatStreamResponse | CompleteStreamResponse,
   F extends ChatResponse | CompleteResponse,
 > implements AsyncIterableIterator<R, undefined, undefined> {
-  readonly #source: AsyncIterator<R>;
+  readonly #source: AsyncGenerator<R, undefined>;
   readonly #cancel: () => void;
   readonly #accumulator: Accumulator<R, F>;
   #state: "open" | "ended" | "cancelled" = "open";
   #error: Error | undefined;
 
   /** Streams are made by a client: `chatStream`, `completeStream`. */
-  constructor(source: AsyncIterator<R>, cancel: () => void, accumulator: Accumulator<R, F>) {
+  constructor(source: AsyncGenerator<R, undefined>, cancel: () => void, accumulator: Accumulator<R, F>) {
     this.#source = source;
     this.#cancel = cancel;
     this.#accumulator = accumulator;
@@ -64,6 +64,8 @@ export class ResponseStream<
     if (this.#state !== "open") return;
     this.#state = "cancelled";
     this.#cancel();
+    // The source then ends as well, and lets go of timers and signals.
+    this.#source.return(undefined).catch(() => undefined);
   }
 
   [Symbol.asyncIterator](): this {

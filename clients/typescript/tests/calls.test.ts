@@ -137,6 +137,15 @@ test("a deadline ends a call on both sides: that of the call before that of the 
   await assert.rejects(impatient.chatStream({ chat: {} }).finalResponse(), { name: "DeadlineExceededError" });
 });
 
+test("a deadline that gRPC cannot carry is none, and one that is no number is refused", async (t) => {
+  const unary = (): Message => create(TokenizeResponseSchema, { tokenIds: [1] });
+  const client = connect(t, await serve(t, { tokenize: { unary } }));
+  const answer = await client.tokenize({ text: "x" }, { timeoutMs: Number.MAX_SAFE_INTEGER });
+  assert.deepEqual(answer.tokenIds, [1]);
+  const refused = { name: "InvalidRequestError", field: "timeoutMs" };
+  await assert.rejects(client.tokenize({}, { timeoutMs: NaN }), refused);
+});
+
 /** A server whose first calls are UNAVAILABLE after some pieces. */
 function flaky(failures: number, pieces = 0): { stream: (call: Stream) => Promise<void>; calls: () => number } {
   let calls = 0;

@@ -1,8 +1,6 @@
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
-import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
-import type { AddressInfo } from "node:net";
-import test, { type TestContext } from "node:test";
+import test from "node:test";
 import {
   type ChatRequest,
   EmbeddingSource,
@@ -14,36 +12,7 @@ import {
   ToolChoice_Mode,
   userMessage,
 } from "../src/rest.js";
-
-interface Seen {
-  body: Record<string, unknown>;
-  headers: IncomingMessage["headers"];
-}
-
-/** A gateway that answers all requests in one way, until the test ends. */
-async function gateway(
-  t: TestContext,
-  answer: (response: ServerResponse) => void,
-): Promise<{ url: string; seen: Seen[] }> {
-  const seen: Seen[] = [];
-  const server = createServer((request, response) => {
-    let body = "";
-    request.setEncoding("utf8").on("data", (part: string) => (body += part));
-    request.on("end", () => {
-      seen.push({ body: JSON.parse(body) as Seen["body"], headers: request.headers });
-      answer(response);
-    });
-  });
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  t.after(() => {
-    server.closeAllConnections();
-    server.close();
-  });
-  return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, seen };
-}
-
-const chunk = (choice: object, more: object = {}): string =>
-  `data: ${JSON.stringify({ id: "chatcmpl-r1", model: "m", choices: [{ index: 0, ...choice }], ...more })}\n\n`;
+import { chunk, gateway, streaming } from "./support/gateway.js";
 
 const USAGE = { prompt_tokens: 5, completion_tokens: 2, total_tokens: 7, prompt_tokens_details: { image_tokens: 3 } };
 const REPORT = {
@@ -74,13 +43,6 @@ const EVENTS = [
   ),
   "data: [DONE]\n\n",
 ].join("");
-
-function streaming(events: string): (response: ServerResponse) => void {
-  return (response) => {
-    response.writeHead(200, { "content-type": "text/event-stream" });
-    response.end(events);
-  };
-}
 
 /** The modules that a module imports, and those that they import. Of packages only the names. */
 async function imports(module: URL, seen = new Set<string>()): Promise<Set<string>> {
