@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from triptych.errors import StartupError
 from triptych.local import LocalServer
-from triptych.offline.loop import Job, LoopThread, Window
+from triptych.offline.calls.loop import Job, LoopThread, Window
 
 from triptych_cli.batch.journal import ID_PREFIX, Journal
 from triptych_cli.batch.lines import Input, Line, check_input, read_lines

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from triptych.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
-from triptych.offline.batcher import Batcher
+from triptych.offline.calls.batcher import Batcher
 
 
 async def ask_all(error: TriptychError, bad: int) -> tuple[list[int | BaseException], int]:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triptych.errors import RequestAbortedError
-from triptych.offline.loop import Job, LoopThread, Window
+from triptych.offline.calls.loop import Job, LoopThread, Window
 
 
 @pytest.fixture(scope="module")

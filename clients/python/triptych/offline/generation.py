@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from triptych.offline.calls.runtime import Outcome, Runtime, new_request_id
 from triptych.offline.convert import request_output
 from triptych.offline.outputs import RequestOutput
 from triptych.offline.prompts import Prompt, read_prompt
-from triptych.offline.runtime import Outcome, Runtime, new_request_id
 from triptych.requests.build import chat_request
 from triptych.requests.types import Messages
 from triptych.v1 import detokenize_pb2, generation_pb2, preprocess_pb2

@@ -12,8 +12,8 @@ from triptych.client.config import TLSConfig
 from triptych.errors import InvalidRequestError
 from triptych.local import LocalServer
 from triptych.offline.arguments import server_options
+from triptych.offline.calls.runtime import Runtime
 from triptych.offline.pooling_methods import PoolingMethods
-from triptych.offline.runtime import Runtime
 from triptych.offline.text_methods import TextMethods
 
 #: What an engine runs at once unless `max_num_seqs` says otherwise.

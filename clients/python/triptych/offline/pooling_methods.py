@@ -10,10 +10,10 @@ import numpy as np
 
 from triptych.errors import InvalidRequestError
 from triptych.offline import outputs
-from triptych.offline.batcher import Batcher
-from triptych.offline.progress import progress_bar
+from triptych.offline.calls.batcher import Batcher
+from triptych.offline.calls.progress import progress_bar
+from triptych.offline.calls.runtime import Outcome, Runtime
 from triptych.offline.prompts import Prompt, Prompts, each_prompt, read_prompt
-from triptych.offline.runtime import Outcome, Runtime
 from triptych.offline.text_methods import UseTqdm
 from triptych.v1 import common_pb2, generation_pb2
 

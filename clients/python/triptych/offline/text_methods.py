@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from triptych.offline.beam_search import BeamSearchParams, beam_search_output
+from triptych.offline.calls.progress import progress_bar
+from triptych.offline.calls.runtime import Runtime
 from triptych.offline.generation import ChatOptions, Generation, Params, chat_generation, complete_generation, generate
 from triptych.offline.outputs import BeamSearchOutput, GenerationError, RequestOutput
-from triptych.offline.progress import progress_bar
 from triptych.offline.prompts import Prompts, each_conversation, each_prompt, with_params
-from triptych.offline.runtime import Runtime
 from triptych.requests.types import Messages
 from triptych.sampling_params import SamplingParams
 

@@ -13,10 +13,10 @@ from triptych.client.channels import aconnect
 from triptych.client.config import RetryConfig, TLSConfig
 from triptych.errors import InvalidRequestError, RequestAbortedError, StartupError, TriptychError
 from triptych.local import LocalServer
-from triptych.offline.frontend import call
-from triptych.offline.loop import Job, LoopThread, Window
+from triptych.offline.calls.frontend import call
+from triptych.offline.calls.loop import Job, LoopThread, Window
+from triptych.offline.calls.progress import ProgressBar
 from triptych.offline.outputs import GenerationError
-from triptych.offline.progress import ProgressBar
 from triptych.v1 import common_pb2, detokenize_pb2_grpc, generation_pb2, generation_pb2_grpc, preprocess_pb2_grpc
 
 T = TypeVar("T")
