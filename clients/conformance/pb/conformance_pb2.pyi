@@ -86,7 +86,7 @@ class Tls(_message.Message):
     def __init__(self, root_certificates: _Optional[str] = ..., certificate: _Optional[str] = ..., private_key: _Optional[str] = ..., server_name: _Optional[str] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("name", "chat_stream", "complete_stream", "chat", "complete", "embed", "score", "classify", "tokenize", "detokenize", "preprocess", "list_models", "trailing_media", "error", "error_class")
+    __slots__ = ("name", "chat_stream", "complete_stream", "chat", "complete", "embed", "score", "classify", "tokenize", "detokenize", "preprocess", "list_models", "trailing_media", "error", "error_class", "error_request_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CHAT_STREAM_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_STREAM_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,7 @@ class Outcome(_message.Message):
     TRAILING_MEDIA_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ERROR_CLASS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     chat_stream: _containers.RepeatedCompositeFieldContainer[_generation_pb2.ChatStreamResponse]
     complete_stream: _containers.RepeatedCompositeFieldContainer[_generation_pb2.CompleteStreamResponse]
@@ -117,7 +118,8 @@ class Outcome(_message.Message):
     trailing_media: _containers.RepeatedCompositeFieldContainer[_generation_pb2.MediaReport]
     error: _common_pb2.RequestError
     error_class: str
-    def __init__(self, name: _Optional[str] = ..., chat_stream: _Optional[_Iterable[_Union[_generation_pb2.ChatStreamResponse, _Mapping]]] = ..., complete_stream: _Optional[_Iterable[_Union[_generation_pb2.CompleteStreamResponse, _Mapping]]] = ..., chat: _Optional[_Union[_generation_pb2.ChatResponse, _Mapping]] = ..., complete: _Optional[_Union[_generation_pb2.CompleteResponse, _Mapping]] = ..., embed: _Optional[_Union[_generation_pb2.EmbedResponse, _Mapping]] = ..., score: _Optional[_Union[_generation_pb2.ScoreResponse, _Mapping]] = ..., classify: _Optional[_Union[_generation_pb2.ClassifyResponse, _Mapping]] = ..., tokenize: _Optional[_Union[_preprocess_pb2.TokenizeResponse, _Mapping]] = ..., detokenize: _Optional[_Union[_detokenize_pb2.DetokenizeResponse, _Mapping]] = ..., preprocess: _Optional[_Union[_preprocess_pb2.PreprocessResponse, _Mapping]] = ..., list_models: _Optional[_Union[_generation_pb2.ListModelsResponse, _Mapping]] = ..., trailing_media: _Optional[_Iterable[_Union[_generation_pb2.MediaReport, _Mapping]]] = ..., error: _Optional[_Union[_common_pb2.RequestError, _Mapping]] = ..., error_class: _Optional[str] = ...) -> None: ...
+    error_request_id: str
+    def __init__(self, name: _Optional[str] = ..., chat_stream: _Optional[_Iterable[_Union[_generation_pb2.ChatStreamResponse, _Mapping]]] = ..., complete_stream: _Optional[_Iterable[_Union[_generation_pb2.CompleteStreamResponse, _Mapping]]] = ..., chat: _Optional[_Union[_generation_pb2.ChatResponse, _Mapping]] = ..., complete: _Optional[_Union[_generation_pb2.CompleteResponse, _Mapping]] = ..., embed: _Optional[_Union[_generation_pb2.EmbedResponse, _Mapping]] = ..., score: _Optional[_Union[_generation_pb2.ScoreResponse, _Mapping]] = ..., classify: _Optional[_Union[_generation_pb2.ClassifyResponse, _Mapping]] = ..., tokenize: _Optional[_Union[_preprocess_pb2.TokenizeResponse, _Mapping]] = ..., detokenize: _Optional[_Union[_detokenize_pb2.DetokenizeResponse, _Mapping]] = ..., preprocess: _Optional[_Union[_preprocess_pb2.PreprocessResponse, _Mapping]] = ..., list_models: _Optional[_Union[_generation_pb2.ListModelsResponse, _Mapping]] = ..., trailing_media: _Optional[_Iterable[_Union[_generation_pb2.MediaReport, _Mapping]]] = ..., error: _Optional[_Union[_common_pb2.RequestError, _Mapping]] = ..., error_class: _Optional[str] = ..., error_request_id: _Optional[str] = ...) -> None: ...
 
 class Expected(_message.Message):
     __slots__ = ("outcome", "seen", "min_longest_send_s", "text", "present", "max_s")

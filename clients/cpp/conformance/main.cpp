@@ -119,6 +119,7 @@ void accumulate(v1::Outcome& outcome) {
 
 void set_error(const Error& error, v1::Outcome& outcome) {
   outcome.set_error_class(error.name());
+  outcome.set_error_request_id(error.request_id());
   auto& fields = *outcome.mutable_error();
   fields.set_code(static_cast<std::uint32_t>(error.code()));
   fields.set_message(error.message());

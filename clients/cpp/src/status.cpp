@@ -46,6 +46,13 @@ void read_details(const std::string& serialized, ErrorFields& fields) {
   }
 }
 
+/// Whether a message or metadata was above gRPC's limits. The code is RESOURCE_EXHAUSTED then, but no queue is full.
+bool is_too_large(const ErrorFields& fields) {
+  if (fields.has_details || fields.code != Code::kResourceExhausted) return false;
+  const auto has = [&](const char* words) { return fields.message.find(words) != std::string::npos; };
+  return has("message larger than max") || has("metadata size exceeds");
+}
+
 }  // namespace
 
 std::shared_ptr<const Error> error_of(const grpc::Status& status, const std::string& request_id) {
@@ -56,6 +63,7 @@ std::shared_ptr<const Error> error_of(const grpc::Status& status, const std::str
   fields.request_id = request_id;
   if (fields.message.empty()) fields.message = "gRPC status " + std::to_string(status.error_code());
   read_details(status.error_details(), fields);
+  if (is_too_large(fields)) return std::make_shared<const InternalError>(std::move(fields));
   return make_error(std::move(fields));
 }
 

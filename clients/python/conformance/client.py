@@ -52,7 +52,7 @@ def method_of(client: Any, call: Call) -> tuple[str, Any, tuple[Any, ...]]:
 
 
 def add_error(outcome: Outcome, error: TriptychError) -> None:
-    outcome.error_class = type(error).__name__
+    outcome.error_class, outcome.error_request_id = type(error).__name__, error.request_id
     told = outcome.error
     told.code, told.message, told.reason = error.code, error.message, error.reason
     told.field, told.limit, told.value = error.field, error.limit, error.value

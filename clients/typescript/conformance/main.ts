@@ -122,6 +122,7 @@ function report(error: TriptychError, outcome: Outcome): void {
   const retry = retryAfterS === undefined ? {} : { retryAfterS };
   outcome.error = create(RequestErrorSchema, { code, message, reason, field, limit, value, ...retry });
   outcome.errorClass = error.name;
+  outcome.errorRequestId = error.requestId;
 }
 
 for await (const line of createInterface({ input: process.stdin })) {

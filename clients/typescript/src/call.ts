@@ -110,7 +110,7 @@ function watch(
 
 function errorOf(status: grpc.StatusObject, options: CallOptions): TriptychError {
   const isOurs = options.signal?.aborted && status.code === grpc.status.CANCELLED;
-  return isOurs ? cancelledError(options.signal?.reason) : fromStatus(status);
+  return isOurs ? cancelledError(options.signal?.reason) : fromStatus(status, options.requestId);
 }
 
 function prepare<I extends DescMessage>(

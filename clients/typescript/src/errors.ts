@@ -31,6 +31,8 @@ export interface ErrorFields {
   retryAfterS?: number | undefined;
   /** Whether the error came with details, which means that one of Triptych's services raised it and not the transport. */
   hasDetails?: boolean;
+  /** The id of the call, as the services' logs have it; empty if none was sent and none came back. */
+  requestId?: string;
   cause?: unknown;
 }
 
@@ -44,6 +46,7 @@ export class TriptychError extends Error {
   readonly value: string;
   readonly retryAfterS: number | undefined;
   readonly hasDetails: boolean;
+  readonly requestId: string;
 
   constructor(message: string, fields: ErrorFields) {
     super(message, "cause" in fields ? { cause: fields.cause } : undefined);
@@ -54,6 +57,7 @@ export class TriptychError extends Error {
     this.value = fields.value ?? "";
     this.retryAfterS = fields.retryAfterS;
     this.hasDetails = fields.hasDetails ?? false;
+    this.requestId = fields.requestId ?? "";
   }
 }
 

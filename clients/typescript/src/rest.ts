@@ -183,11 +183,12 @@ async function httpError(response: Response): Promise<TriptychError> {
   } catch {
     // Not by the gateway, but by a proxy before it.
   }
-  return errorOf(error, response.status, Number.isNaN(seconds) ? undefined : seconds);
+  const retryAfterS = Number.isNaN(seconds) ? undefined : seconds;
+  return errorOf(error, response.status, retryAfterS, response.headers.get("x-request-id") ?? "");
 }
 
 /** The error that the gateway tells, with as much as is there of it. */
-function errorOf(error: unknown, status: number, retryAfterS?: number): TriptychError {
+function errorOf(error: unknown, status: number, retryAfterS?: number, requestId = ""): TriptychError {
   const told = (typeof error === "object" ? error : null) as {
     message?: string;
     code?: unknown;
@@ -199,6 +200,7 @@ function errorOf(error: unknown, status: number, retryAfterS?: number): Triptych
     reason,
     field: told?.param ?? "",
     retryAfterS,
+    requestId,
     hasDetails: reason !== "",
   });
 }
