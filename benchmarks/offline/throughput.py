@@ -25,7 +25,7 @@ from benchmarks.harness.texts import texts
 
 _FEWEST_WORDS, _MOST_WORDS = 16, 128
 _FEWEST_TOKENS, _MOST_TOKENS = 16, 128
-#: How long the machine is watched before the first round, in seconds.
+#: How long the machine is watched before the services start, in seconds.
 _BUSY_S = 2.0
 
 
@@ -100,11 +100,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     args = parser.parse_args()
     check_positive(parser, args.prompts, args.rounds)
+    # Before the services start: an engine takes the memory of its KV cache for some seconds after it is ready.
+    meter = BusyMeter()
+    time.sleep(_BUSY_S)
+    if (busy := meter.percent()["all"]) > MAX_BUSY_PERCENT:
+        print(f"warning: with nothing under load the cores are {busy:.0f} % busy; no figure of this sitting can be trusted")
     with LLM(args.model) as llm:
-        meter = BusyMeter()
-        time.sleep(_BUSY_S)
-        if (busy := meter.percent()["all"]) > MAX_BUSY_PERCENT:
-            print(f"warning: with nothing under load the cores are {busy:.0f} % busy; no figure of this sitting can be trusted")
         run(llm, args.prompts, args.rounds)
 
 

@@ -24,15 +24,15 @@ from triptych.v1 import (
 from triptych_common.rpc.control import cannot_sleep
 from triptych_common.rpc.server import ServiceServer, run_service
 
-from triptych_mock.access import KeyInterceptor
-from triptych_mock.encoder import EncoderServicer
-from triptych_mock.engine import EngineServicer
-from triptych_mock.generation import GenerationServicer
 from triptych_mock.media import KnownMedia
 from triptych_mock.play import Player
-from triptych_mock.seen import CallLog, SeenInterceptor
+from triptych_mock.rpc.access import KeyInterceptor
+from triptych_mock.rpc.encoder import EncoderServicer
+from triptych_mock.rpc.engine import EngineServicer
+from triptych_mock.rpc.generation import GenerationServicer
+from triptych_mock.rpc.seen import CallLog, SeenInterceptor
+from triptych_mock.rpc.stages import StagesServicer
 from triptych_mock.settings import MockSettings
-from triptych_mock.stages import StagesServicer
 from triptych_mock.vocabulary import VOCAB_SIZE, Vocabulary
 
 _MAX_MODEL_LEN = 131_072

@@ -19,6 +19,7 @@ from triptych_mock.settings import MockSettings
 class Mock:
     """A running mock."""
 
+    server: MockServer
     address: str
 
     async def calls(self, request_id: str) -> list[mock_pb2.SeenCall]:
@@ -37,11 +38,11 @@ class Mock:
 
 @asynccontextmanager
 async def mock_server(**settings: Any) -> AsyncIterator[Mock]:
-    """A mock on a free port, with settings of `MockSettings`."""
-    server = MockServer(MockSettings(port=0, **settings))
+    """A mock on a free port, with settings of `MockSettings`. At the end it does not wait for calls."""
+    server = MockServer(MockSettings(port=0, shutdown_grace_s=0, **settings))
     await server.start()
     try:
-        yield Mock(f"127.0.0.1:{server.server.port}")
+        yield Mock(server, f"127.0.0.1:{server.server.port}")
     finally:
         await server.server.stop()
 

@@ -52,18 +52,27 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         metadata = dict(handler_call_details.invocation_metadata or ())
         given = metadata.get(REQUEST_ID_KEY)
         request_id = usable_request_id(given if isinstance(given, str) else None)
-        kind, make = HANDLERS[handler.request_streaming, handler.response_streaming]
-        behaviour = _wrap(getattr(handler, kind), method.rsplit("/", 1)[-1], request_id)
-        return make(behaviour, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
+        return wrapped(handler, lambda behaviour: _wrap(behaviour, method.rsplit("/", 1)[-1], request_id))
 
 
 #: Whether requests and responses are streams -> a handler's attribute with its behaviour, and what makes such a handler.
-HANDLERS: dict[tuple[bool, bool], tuple[str, Callable[..., grpc.RpcMethodHandler]]] = {
+_HANDLERS: dict[tuple[bool, bool], tuple[str, Callable[..., grpc.RpcMethodHandler]]] = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
     (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
     (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
     (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
 }
+
+
+def wrapped(handler: grpc.RpcMethodHandler, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> grpc.RpcMethodHandler:
+    """The handler with another behaviour, for interceptors.
+
+    Args:
+        wrap: takes the behaviour, a coroutine function or an async generator function, and returns the other one of the same kind.
+    """
+    kind, make = _HANDLERS[handler.request_streaming, handler.response_streaming]
+    behaviour = wrap(getattr(handler, kind))
+    return make(behaviour, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
 
 
 def _wrap(behaviour: Callable[..., Any], method: str, request_id: str) -> Callable[..., Any]:

@@ -254,7 +254,7 @@ async def test_a_large_picture_arrives_and_a_too_large_one_is_refused_here() -> 
 
 async def test_a_reader_that_pauses_makes_the_server_wait() -> None:
     async with mock_server() as mock, AsyncClient(mock.address) as client:
-        async with client.chat_stream(script(numTokens=64, tokenBytes=1 << 18), request_id="slow") as stream:
+        async with client.chat_stream(script(numTokens=128, tokenBytes=1 << 18), request_id="slow") as stream:
             await anext(stream)
             await asyncio.sleep(0.6)
             async for _ in stream:

@@ -1,13 +1,12 @@
 """The mock server over real gRPC: each call of the contracts, scripts, faults, and what it saw."""
 
-import contextlib
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.mock import mock_server, script
 from support.waiting import until
 from triptych.errors import InvalidRequestError
 from triptych.mock.v1 import mock_pb2, mock_pb2_grpc
@@ -27,32 +26,16 @@ from triptych.v1 import (
     preprocess_pb2,
     preprocess_pb2_grpc,
 )
-from triptych_mock.service import MockServer
-from triptych_mock.settings import MockSettings
 
 STOP = common_pb2.FINISH_REASON_STOP
 SessionRequest = generation_pb2.GenerationServiceSessionRequest
 UploadRequest = generation_pb2.UploadMediaRequest
 
 
-@contextlib.asynccontextmanager
-async def running(**options: object) -> AsyncIterator[MockServer]:
-    mock = MockServer(MockSettings(port=0, shutdown_grace_s=0, **options))
-    await mock.start()
-    try:
-        yield mock
-    finally:
-        await mock.server.stop()
-
-
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
-    async with running() as mock, grpc.aio.insecure_channel(f"127.0.0.1:{mock.server.port}") as channel:
+    async with mock_server() as mock, grpc.aio.insecure_channel(mock.address) as channel:
         yield channel
-
-
-def script(**fields: object) -> str:
-    return json.dumps({"mock": fields})
 
 
 def chat(text: str, **options: object) -> generation_pb2.ChatRequest:
@@ -197,30 +180,33 @@ async def test_scripts_are_checked(channel: grpc.aio.Channel):
 
 
 async def test_health_and_control():
-    async with running() as mock:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{mock.server.port}") as channel:
+    async with mock_server() as mock:
+        async with grpc.aio.insecure_channel(mock.address) as channel:
             health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
             assert health.status == health_pb2.HealthCheckResponse.SERVING
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{mock.server.control_port}") as channel:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{mock.server.server.control_port}") as channel:
             info = await control_pb2_grpc.ControlServiceStub(channel).GetServerInfo(control_pb2.GetServerInfoRequest())
             assert info.instance.service == "mock"
 
 
 async def test_the_key_is_not_told():
-    async with running(api_key="secret-key") as mock, grpc.aio.insecure_channel(f"127.0.0.1:{mock.server.control_port}") as channel:
+    async with (
+        mock_server(api_key="secret-key") as mock,
+        grpc.aio.insecure_channel(f"127.0.0.1:{mock.server.server.control_port}") as channel,
+    ):
         info = await control_pb2_grpc.ControlServiceStub(channel).GetServerInfo(control_pb2.GetServerInfoRequest())
         assert "secret-key" not in str(info)
 
 
 async def test_address_file(tmp_path: Path):
-    async with running(address_file=tmp_path / "address") as mock:
-        assert (tmp_path / "address").read_text() == f"127.0.0.1:{mock.server.port}"
+    async with mock_server(address_file=tmp_path / "address") as mock:
+        assert (tmp_path / "address").read_text() == mock.address
 
 
 async def test_a_drain_waits_for_calls():
-    async with running() as mock, grpc.aio.insecure_channel(f"127.0.0.1:{mock.server.port}") as channel:
+    async with mock_server() as mock, grpc.aio.insecure_channel(mock.address) as channel:
         call = generation_pb2_grpc.GenerationServiceStub(channel).Chat(chat(script(fault={"stall": True})))
-        await until(lambda: mock.num_live_requests == 1)
-        assert not await mock.drain(0.05)
+        await until(lambda: mock.server.num_live_requests == 1)
+        assert not await mock.server.drain(0.05)
         call.cancel()
-        assert await mock.drain(5)
+        assert await mock.server.drain(5)

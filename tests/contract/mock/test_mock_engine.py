@@ -36,7 +36,7 @@ class Engine:
 
 @pytest.fixture
 async def engine() -> AsyncIterator[Engine]:
-    async with mock_server(shutdown_grace_s=0) as mock, grpc.aio.insecure_channel(mock.address) as channel:
+    async with mock_server() as mock, grpc.aio.insecure_channel(mock.address) as channel:
         yield Engine(channel)
 
 

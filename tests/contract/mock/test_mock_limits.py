@@ -9,7 +9,7 @@ from triptych import AsyncClient
 from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
 from triptych.mock.v1 import mock_pb2
 from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc, generation_pb2, generation_pb2_grpc
-from triptych_mock.seen import CallLog
+from triptych_mock.rpc.seen import CallLog
 from triptych_mock.vocabulary import Vocabulary
 
 UploadRequest = generation_pb2.UploadMediaRequest
@@ -17,7 +17,7 @@ UploadRequest = generation_pb2.UploadMediaRequest
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    async with mock_server(shutdown_grace_s=0) as mock:
+    async with mock_server() as mock:
         yield mock.address
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from support.builders.media_files import image
+from support.mock import mock_server
 from triptych.v1 import common_pb2, encoder_pb2, generation_pb2, generation_pb2_grpc
 from triptych_common.rpc.channels import open_channel
-from triptych_mock.service import MockServer
-from triptych_mock.settings import MockSettings
 
 
 def reports_in(trailers: Any) -> list[generation_pb2.MediaReport]:
@@ -18,19 +17,14 @@ def reports_in(trailers: Any) -> list[generation_pb2.MediaReport]:
 async def test_media_of_a_completion_are_reported_whole_and_streamed() -> None:
     item = common_pb2.MediaItem(modality=common_pb2.MODALITY_IMAGE, data=image())
     request = generation_pb2.CompleteRequest(text="<image> What?", media=[item])
-    mock = MockServer(MockSettings(port=0))
-    await mock.start()
-    try:
-        async with open_channel(f"127.0.0.1:{mock.server.port}") as channel:
-            stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            whole = stub.Complete(request)
-            answer = await whole
-            stream = stub.CompleteStream(generation_pb2.CompleteStreamRequest(complete=request))
-            responses = [response async for response in stream]
-            assert reports_in(await whole.trailing_metadata()) == [*answer.media]
-            assert reports_in(await stream.trailing_metadata()) == [*responses[-1].media]
-    finally:
-        await mock.server.stop()
+    async with mock_server() as mock, open_channel(mock.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        whole = stub.Complete(request)
+        answer = await whole
+        stream = stub.CompleteStream(generation_pb2.CompleteStreamRequest(complete=request))
+        responses = [response async for response in stream]
+        assert reports_in(await whole.trailing_metadata()) == [*answer.media]
+        assert reports_in(await stream.trailing_metadata()) == [*responses[-1].media]
     assert [report.tier for report in answer.media] == [encoder_pb2.CACHE_TIER_MISS]
     assert [len(response.media) for response in responses] == [0] * (len(responses) - 1) + [1]
     assert responses[-1].media[0].tier == encoder_pb2.CACHE_TIER_LOCAL

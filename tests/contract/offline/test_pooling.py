@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.fakes.frontend import FakeFrontend
 from support.grpc_server import serving
-from support.mock_server import running_mock, script
+from support.mock import mock_server, script
 from triptych import LLM, GenerationError, PoolingParams
 from triptych.errors import InvalidRequestError, UnimplementedError
 from triptych.v1 import common_pb2, generation_pb2
@@ -93,8 +93,8 @@ async def test_one_bad_input_of_a_call_fails_alone() -> None:
             llm.embed([bad, "a", "b"], use_tqdm=False)
         return llm.embed([bad, "a", "b"], use_tqdm=False, raise_on_error=False)
 
-    async with running_mock() as (_, address):
-        outputs = await in_thread(address, use)
+    async with mock_server() as mock:
+        outputs = await in_thread(mock.address, use)
     assert [getattr(output, "index", None) for output in outputs] == [0, None, None]
 
 

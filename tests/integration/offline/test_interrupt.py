@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 
-from support.mock_server import running_mock, script
+from support.mock import mock_server, script
 from support.waiting import until
 
 _PROGRAM = """
@@ -26,19 +26,19 @@ with LLM(address=sys.argv[1]) as llm:
 
 
 async def test_ctrl_c_cancels_the_requests() -> None:
-    async with asyncio.timeout(60), running_mock() as (mock, address):
+    async with asyncio.timeout(60), mock_server() as mock:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _PROGRAM, address, script(fault={"stall": True})),
+            *(sys.executable, "-c", _PROGRAM, mock.address, script(fault={"stall": True})),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
         assert process.stdin is not None
         assert process.stdout is not None
         # Preprocessing does not stall; what is live for long is the generation.
-        await until(lambda: mock.num_live_requests == 20, timeout_s=30)
+        await until(lambda: mock.server.num_live_requests == 20, timeout_s=30)
         process.send_signal(signal.SIGINT)
         assert await process.stdout.readline() == b"interrupted\n"
-        await until(lambda: mock.num_live_requests == 0)
+        await until(lambda: mock.server.num_live_requests == 0)
         process.stdin.write(b"\n")
         assert await process.stdout.readline() == b"and on\n"
         assert await process.wait() == 0

@@ -15,7 +15,7 @@ import grpc
 from google.protobuf.message import Message
 from triptych.mock.v1 import mock_pb2, mock_pb2_grpc
 from triptych.v1 import common_pb2
-from triptych_common.rpc.interceptors import HANDLERS, REQUEST_ID_KEY
+from triptych_common.rpc.interceptors import REQUEST_ID_KEY, wrapped
 
 #: Calls that are remembered.
 _MAX_CALLS = 10_000
@@ -130,9 +130,7 @@ class SeenInterceptor(grpc.aio.ServerInterceptor):
             if isinstance(value, str) and key != "authorization"
         ]
         record = mock_pb2.SeenCall(method=method, metadata=dict(entries))
-        kind, make = HANDLERS[handler.request_streaming, handler.response_streaming]
-        behaviour = self._observed(getattr(handler, kind), record)
-        return make(behaviour, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
+        return wrapped(handler, lambda behaviour: self._observed(behaviour, record))
 
     def _begin(self, record: mock_pb2.SeenCall, request: Any, context: grpc.aio.ServicerContext) -> Seen:
         remaining_s = context.time_remaining()

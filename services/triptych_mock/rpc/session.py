@@ -12,8 +12,8 @@ from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.rpc.status import to_request_error
 
 from triptych_mock.play import Player, play
+from triptych_mock.rpc.seen import CallLog, media_bytes
 from triptych_mock.script import add_unknown_field
-from triptych_mock.seen import CallLog, media_bytes
 
 Response = generation_pb2.GenerationServiceSessionResponse
 CallResponse = generation_pb2.GenerationCallResponse

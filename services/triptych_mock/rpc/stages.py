@@ -12,8 +12,8 @@ from triptych.v1 import detokenize_pb2, detokenize_pb2_grpc, preprocess_pb2, pre
 
 from triptych_mock.media import NUM_TOKENS, items_of
 from triptych_mock.play import Player
+from triptych_mock.rpc.seen import current_call
 from triptych_mock.script import find_script, play_fault
-from triptych_mock.seen import current_call
 from triptych_mock.vocabulary import Vocabulary
 
 Context = grpc.aio.ServicerContext

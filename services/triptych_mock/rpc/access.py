@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 from triptych.errors import UnauthenticatedError
-from triptych_common.rpc.interceptors import HANDLERS
+from triptych_common.rpc.interceptors import wrapped
 
 _PREFIX = "Bearer "
 
@@ -27,9 +27,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith("/triptych.v1.") or self._knows(handler_call_details):
             return handler
-        _, make = HANDLERS[handler.request_streaming, handler.response_streaming]
-        refuse = _refuse_stream if handler.response_streaming else _refuse
-        return make(refuse, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
+        return wrapped(handler, lambda _: _refuse_stream if handler.response_streaming else _refuse)
 
     def _knows(self, details: grpc.HandlerCallDetails) -> bool:
         given = str(dict(details.invocation_metadata or ()).get("authorization", ""))

@@ -14,8 +14,8 @@ from triptych_common.rpc.identity import Identity
 from triptych_common.rpc.status import to_request_error
 
 from triptych_mock.pooling import vector
+from triptych_mock.rpc.seen import current_call
 from triptych_mock.script import answer_tokens, play_fault, script_of
-from triptych_mock.seen import current_call
 from triptych_mock.vocabulary import Vocabulary, words
 
 Context = grpc.aio.ServicerContext

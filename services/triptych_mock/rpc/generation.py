@@ -18,9 +18,9 @@ from triptych_common.telemetry.logs import request_id_var
 from triptych_mock.media import KnownMedia
 from triptych_mock.play import Answer, Part, Player, play
 from triptych_mock.pooling import classified, embedded, scored
+from triptych_mock.rpc.seen import CallLog, current_call
+from triptych_mock.rpc.session import MockSession
 from triptych_mock.script import add_unknown_field, play_fault
-from triptych_mock.seen import CallLog, current_call
-from triptych_mock.session import MockSession
 
 Context = grpc.aio.ServicerContext
 M = TypeVar("M", bound=Message)

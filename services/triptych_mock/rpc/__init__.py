@@ -1,0 +1,1 @@
+"""The services of the mock, and the interceptors around them."""
