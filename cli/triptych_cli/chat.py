@@ -7,11 +7,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
-from triptych import ChatStream, Client
+from triptych import ChatStream, Client, TLSConfig
 from triptych.errors import DeadlineExceededError, ServiceUnavailableError, TriptychError
+from triptych_common.rpc.security.certificates import AUTHORITIES, CHAIN, KEY
+from triptych_common.rpc.security.roles import Role
 
 from triptych_cli.errors import CommandError
 
@@ -90,11 +93,23 @@ def chat(
     system: str | None = None,
     temperature: float | None = None,
     max_tokens: int | None = None,
+    tls_dir: Path | None = None,
     stdin: TextIO = sys.stdin,
     stdout: TextIO = sys.stdout,
 ) -> None:
-    """Read turns and write answers until the input ends. Raises CommandError when no frontend answers at the address."""
-    with Client(address) as client:
+    """Read turns and write answers until the input ends.
+
+    Args:
+        tls_dir: directory with a client's certificate, in the layout of the services' `tls_dir`; None for no TLS.
+
+    Raises:
+        CommandError: no frontend answers at the address, or a file of TLS cannot be read.
+    """
+    try:
+        connection = Client(address, tls=_tls(tls_dir) if tls_dir is not None else None)
+    except OSError as error:
+        raise CommandError(f"cannot read {error.filename}: {error.strerror}") from error
+    with connection as client:
         served = _served_models(client, address)
         conversation = Conversation(client, model, system, temperature, max_tokens)
         if stdin.isatty():
@@ -104,6 +119,15 @@ def chat(
             for line in stdin:
                 if line.strip() and not _answer(conversation, line.strip(), stdout):
                     raise CommandError("no answer")
+
+
+def _tls(directory: Path) -> TLSConfig:
+    return TLSConfig(
+        root_certificates=directory / AUTHORITIES,
+        certificate=directory / CHAIN,
+        private_key=directory / KEY,
+        server_name=Role.FRONTEND.dns_name,
+    )
 
 
 def _served_models(client: Client, address: str) -> str:

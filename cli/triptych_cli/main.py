@@ -12,6 +12,7 @@ from triptych_common import __version__
 from triptych_common.settings import DEFAULT_MODEL
 
 from triptych_cli.errors import CommandError
+from triptych_cli.keys.command import app as keys_app
 from triptych_cli.stack.service_flags import split_service_args
 
 
@@ -35,6 +36,7 @@ class _ServeCommand(typer.core.TyperCommand):
 
 
 app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.add_typer(keys_app, name="keys")
 _LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 _LogFormat = Literal["text", "json"]
 _Quantization = Literal["none", "int8"]
@@ -79,6 +81,17 @@ def serve(
     ] = None,
     log_level: Annotated[_LogLevel | None, typer.Option(help="Least severe level to log.  [default: INFO]")] = None,
     log_format: Annotated[_LogFormat | None, typer.Option(help="text for people, json for collectors.  [default: text]")] = None,
+    certs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Mutual TLS between the services, with the certificates that `triptych certs` wrote to this directory.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
+    otlp_traces_endpoint: Annotated[
+        str | None, typer.Option(help="URL of a collector of traces (OTLP over gRPC), e.g. http://localhost:4317.")
+    ] = None,
     ready_fd: Annotated[
         int | None, typer.Option(min=0, help="Write the addresses to this file descriptor, as a line of JSON, when all is ready.")
     ] = None,
@@ -108,6 +121,8 @@ def serve(
         task=task,
         log_level=log_level,
         log_format=log_format,
+        certs=certs,
+        otlp_traces_endpoint=otlp_traces_endpoint,
         ready_fd=ready_fd,
         parent_pid=parent_pid,
     )
@@ -196,14 +211,50 @@ def batch(
 
 
 @app.command()
+def certs(
+    directory: Annotated[Path, typer.Argument(help="Where to write them.", file_okay=False)],
+    days: Annotated[int, typer.Option(min=1, max=825, help="How long they are valid.")] = 365,
+    name: Annotated[
+        list[str] | None, typer.Option(help="Further host name or IP address of the HTTPS certificate. May be repeated.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace certificates that are there. The authority stays.")] = False,
+) -> None:
+    """Make certificates for development: an authority, and a directory for each role and for HTTPS.
+
+    `triptych serve --certs DIRECTORY` uses them. Services that run use replaced certificates without a restart.
+    """
+    from triptych_cli.certs import certs as run
+
+    for folder in run(directory, days=days, names=name or (), force=force):
+        typer.echo(folder)
+
+
+@app.command()
 def chat(
     address: Annotated[str, typer.Option(help="host:port of the frontend.")] = "127.0.0.1:50051",
     model: Annotated[str, typer.Option(help="Name of the model, where several are served.")] = "",
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
+    tls_dir: Annotated[
+        Path | None, typer.Option(help="Directory with tls.crt, tls.key and ca.crt of the role client, for mutual TLS.")
+    ] = None,
 ) -> None:
     """Chat with a served model. Also reads lines from a pipe."""
     from triptych_cli.chat import chat as run
 
-    run(address, model=model, system=system, temperature=temperature, max_tokens=max_tokens)
+    run(address, model=model, system=system, temperature=temperature, max_tokens=max_tokens, tls_dir=tls_dir)
+
+
+@app.command()
+def top(
+    url: Annotated[str, typer.Option(help="Gateway, as http://127.0.0.1:8000.")] = "http://127.0.0.1:8000",
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the gateway's key.  [default: $TRIPTYCH_GATEWAY_API_KEY]", dir_okay=False)
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print the tables once and exit, for pipes.")] = False,
+) -> None:
+    """Watch a running suite: rates, latencies, queues and caches, per service. Ctrl-C ends it."""
+    from triptych_cli.top.command import top as run
+
+    run(url, api_key_file=api_key_file, once=once)

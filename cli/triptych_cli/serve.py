@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from pathlib import Path
 
 from rich.console import Console
 from triptych.errors import StartupError
@@ -61,21 +63,29 @@ def announce(services: list[Service], elapsed_s: float, ready_fd: int | None = N
     # These fields belong to the settings classes of frontend and gateway, not to their base class.
     model = getattr(frontend.settings, "served_model_name", None) or served_name(getattr(frontend.settings, "model", ""))
     print(file=sys.stdout)
-    print(f"Triptych serves {model} at http://{gateway.address} (ready after {elapsed_s:.1f} s)")
+    print(f"Triptych serves {model} at {gateway.url} (ready after {elapsed_s:.1f} s)")
     if generates and getattr(gateway.settings, "playground", False):
-        print(f"  open http://{gateway.address} in a browser to chat")
-    print(f"  documentation http://{gateway.address}/docs · gRPC {frontend.address} · Ctrl-C stops it")
-    has_key = bool(getattr(gateway.settings, "api_key", None))
-    print(f"  {curl_line(gateway.address, model, has_key, generates=generates)}", flush=True)
+        print(f"  open {gateway.url} in a browser to chat")
+    print(f"  documentation {gateway.url}/docs · gRPC {frontend.address} · Ctrl-C stops it")
+    has_key = bool(getattr(gateway.settings, "has_keys", False))
+    https_dir = getattr(gateway.settings, "https_dir", None)
+    # `triptych certs` writes the authority beside the certificate.
+    authority = https_dir / "ca.crt" if https_dir is not None and (https_dir / "ca.crt").is_file() else None
+    print(f"  {curl_line(gateway.url, model, has_key, authority, generates=generates)}", flush=True)
     if ready_fd is not None:
         write_addresses(ready_fd, model, services)
 
 
-def curl_line(address: str, model: str, has_key: bool = False, *, generates: bool = True) -> str:
-    """A first request, as a shell command."""
+def curl_line(url: str, model: str, has_key: bool = False, authority: Path | None = None, *, generates: bool = True) -> str:
+    """A first request, as a shell command.
+
+    Args:
+        authority: the file of an authority that machines do not know.
+    """
     question, route = "What is the capital of France?", "chat/completions" if generates else "embeddings"
     body: dict[str, object] = {"model": model, "input": [question]}
     if generates:
         body = {"model": model, "messages": [{"role": "user", "content": question}], "temperature": 0}
     key = ' -H "Authorization: Bearer $TRIPTYCH_GATEWAY_API_KEY"' if has_key else ""
-    return f"curl http://{address}/v1/{route} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"
+    trust = f"--cacert {shlex.quote(str(authority))} " if authority is not None else ""
+    return f"curl {trust}{url}/v1/{route} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"

@@ -15,8 +15,9 @@ from triptych.errors import TriptychError
 from triptych_common import __version__
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 
-from triptych_gateway.access.middleware import ErrorMiddleware, PrincipalMiddleware, RequestMiddleware
-from triptych_gateway.access.routes import Access, AccessRouter, ErrorBodies, OpenPaths
+from triptych_gateway.access.grant import RATE_HEADERS
+from triptych_gateway.access.middleware import AccessMiddleware, ErrorMiddleware, RequestMiddleware
+from triptych_gateway.access.routes import Access, AccessPaths, AccessRouter, ErrorBodies
 from triptych_gateway.errors import handle_error
 from triptych_gateway.routes import (
     audio,
@@ -46,6 +47,7 @@ ROUTERS = (
     tokenize.router,
     pooling.router,
     health.router,
+    health.metrics_router,
     load.router,
     docs.router,
     playground.router,
@@ -79,13 +81,15 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         exception_handlers=dict.fromkeys((TriptychError, RequestValidationError, HTTPException), handle_error),
         # A body without a content-type header is read as JSON.
         strict_content_type=False,
+        # The middleware makes the spans. FastAPI's own would hold query strings and the texts of exceptions.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.gateway = gateway
     app.state.error_bodies = ErrorBodies(routers)
     for router in routers:
         # The middleware checks the key before the body is read. This dependency only declares the key in the OpenAPI document, so
         # that /docs can send it.
-        is_guarded = settings.api_key is not None and router.access is Access.KEY
+        is_guarded = settings.has_keys and router.access is not Access.OPEN
         app.include_router(router, dependencies=[Security(HTTPBearer(auto_error=False))] if is_guarded else [])
     docs.mount_assets(app)
     if settings.playground:
@@ -96,20 +100,24 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 def _middleware(gateway: Gateway, routers: Sequence[AccessRouter]) -> list[Middleware]:
     """The middleware, outermost first."""
     settings = gateway.settings
+    # FastAPI adds this route itself. /docs reads it.
+    paths = AccessPaths(routers, ["/openapi.json"])
     return [
-        Middleware(RequestMiddleware, metrics=gateway.metrics, access_log=settings.access_log),
+        Middleware(
+            RequestMiddleware,
+            metrics=gateway.metrics,
+            tracer=gateway.tracer,
+            access=gateway.access,
+            paths=paths,
+            access_log=settings.access_log,
+        ),
         Middleware(
             CORSMiddleware,
-            allow_origins=settings.cors_allow_origins,
+            allow_origins=settings.allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID_KEY, "request-id", "retry-after"],
+            expose_headers=[REQUEST_ID_KEY, "request-id", "retry-after", *RATE_HEADERS],
         ),
         Middleware(ErrorMiddleware),
-        Middleware(
-            PrincipalMiddleware,
-            api_key=settings.api_key.get_secret_value() if settings.api_key is not None else None,
-            # FastAPI adds this route itself. /docs reads it.
-            open_paths=OpenPaths(routers, ["/openapi.json"]),
-        ),
+        Middleware(AccessMiddleware, access=gateway.access, paths=paths),
     ]

@@ -33,8 +33,10 @@ from triptych.errors import (
     UnimplementedError,
 )
 
+from triptych_gateway.http_protocol import TOO_LARGE_CODE
 from triptych_gateway.schemas.common import ErrorResponse
 from triptych_gateway.schemas.validation import describe
+from triptych_gateway.tracing import note_error
 
 log = logging.getLogger(__name__)
 #: nginx's status for "client closed request". The client has disconnected and does not see it, unless another party aborted the
@@ -58,6 +60,37 @@ class PreviousResponseNotFoundError(NotFoundError):
 
 class ClientDisconnectedError(Exception):
     """The client went away before its answer was complete."""
+
+
+class AccessDeniedError(HTTPException):
+    """Refused because of the caller's API key, or for want of one.
+
+    It is an HTTPException, because FastAPI hides every other error that is raised while a body is read.
+
+    Args:
+        reason: what the metrics and the audit log say.
+        code: OpenAI's code.
+        kind: OpenAI's type.
+        retry_after_s: when the request is worth another try.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        reason: str,
+        *,
+        code: str,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        headers = {"www-authenticate": "Bearer"} if status == 401 else {}
+        if retry_after_s is not None:
+            headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
+        super().__init__(status, message, headers)
+        self.reason = reason
+        self.error = ApiError(status, message, kind, param, code, headers)
 
 
 @dataclass(frozen=True)
@@ -85,8 +118,13 @@ ErrorBody = Callable[[ApiError, str], bytes]
 def error_response(error: Exception, scope: Scope) -> Response:
     """The HTTP response for any error of a request, with the body of its route's dialect. By default the body is OpenAI's."""
     api_error = to_api_error(error)
+    record = scope["state"]["record"]
+    record.error = api_error.code or api_error.type
+    if isinstance(error, AccessDeniedError):
+        record.refusal = error.reason
+    note_error(api_error.code or api_error.type, api_error.status)
     write: ErrorBody | None = scope["app"].state.error_bodies.of(scope["path"])
-    body = api_error.body if write is None else write(api_error, scope["state"]["record"].request_id)
+    body = api_error.body if write is None else write(api_error, record.request_id)
     return Response(body, api_error.status, dict(api_error.headers), media_type="application/json")
 
 
@@ -116,10 +154,19 @@ def to_api_error(error: Exception) -> ApiError:
     if isinstance(error, RequestValidationError):
         problem = describe(error.errors(), error.body)
         return ApiError(400, problem.message, "invalid_request_error", problem.param, problem.code)
+    if isinstance(error, AccessDeniedError):
+        return error.error
     if isinstance(error, HTTPException):
         return _of_http(error)
     log.error("unexpected error", exc_info=error)
     return ApiError(500, "internal error; the gateway's log has the details", "server_error", code="internal_error")
+
+
+def status_of(error: BaseException) -> int:
+    """The HTTP status of an error. Logs nothing."""
+    if isinstance(error, TriptychError | RequestValidationError | HTTPException):
+        return to_api_error(error).status
+    return 500
 
 
 def _of_triptych(error: TriptychError) -> ApiError:
@@ -140,7 +187,7 @@ def _of_http(error: HTTPException) -> ApiError:
         408: "request_timeout",
         413: "request_too_large",
         429: "queue_full",
-        401: "invalid_api_key",
+        431: TOO_LARGE_CODE,
     }
     message = str(error.detail)
     if message == HTTPStatus(error.status_code).phrase:

@@ -18,6 +18,8 @@ from triptych_common.rpc.server import run_service
 from triptych_common.settings import startup_error
 
 from triptych_gateway.app import create_app
+from triptych_gateway.http_protocol import LimitedHttpProtocol
+from triptych_gateway.https import Https
 from triptych_gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -46,13 +48,14 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     """Serve until the event is set, then give requests in flight `shutdown_grace_s` to end.
 
     Raises:
-        StartupError: the port is in use.
+        StartupError: the port is in use, or a certificate cannot be used.
     """
-    listener = listen(settings.host, settings.port)
+    https = Https(settings.https_dir) if settings.https_dir is not None else None
     app = create_app(settings)
+    listener = listen(settings.host, settings.port)
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=LimitedHttpProtocol,
         ws="websockets-sansio",
         ws_max_size=settings.max_body_bytes,
         lifespan="on",
@@ -65,10 +68,17 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         # Applies only to connections that `stop_requests` does not end.
         timeout_graceful_shutdown=int(settings.shutdown_grace_s) + 5,
     )
+    watch: asyncio.Task[None] | None = None
+    if https is not None:
+        config.load()
+        config.ssl = https.context
+        watch = asyncio.create_task(https.watch(), name="HTTPS certificate")
+        app.state.gateway.metrics.add_certificate("https_certificate", lambda: https.watched.current.expiry_s)
     server = _Server(config)
     host, port = listener.getsockname()[:2]
     frontends = ", ".join(settings.frontend_addresses)
-    log.info("listening on http://%s:%d, frontends at %s", f"[{host}]" if ":" in host else host, port, frontends)
+    scheme = "http" if https is None else "https"
+    log.info("listening on %s://%s:%d, frontends at %s", scheme, f"[{host}]" if ":" in host else host, port, frontends)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -77,6 +87,9 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     await asyncio.wait({serving}, timeout=settings.shutdown_grace_s)
     app.state.gateway.stop_requests()
     await serving
+    if watch is not None:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
 
 
 class _Server(uvicorn.Server):

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, ProcessCollector, disable_created_metrics
 from prometheus_client.registry import Collector
 from triptych.v1 import common_pb2
+from triptych_common.telemetry.histogram import GAP_SECONDS, SECONDS, Histograms
+from triptych_common.telemetry.metrics import build_info, counter, labelled_gauge, labelled_histogram, model_info
 
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.cost_json import MODALITIES, encoder_cache
+from triptych_gateway.frontends.engine_loads import ModelLoad
 
-_LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-_GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
+# A series per counter with the time at which it was made. Nothing reads it.
+disable_created_metrics()
 
 
 @dataclass
@@ -28,40 +28,25 @@ class RequestRecord:
     start_s: float = field(default_factory=time.perf_counter)
     status: int = 0
     is_aborted: bool = False
+    #: The code of the error that was answered, and of the error that ended the stream.
+    error: str = ""
     stream_error: str = ""
     usage: common_pb2.Usage | None = None
     num_events: int = 0
+    #: The key that it came with, and whose data it may see. Empty for requests without a key.
+    key_id: str = ""
+    tenant: str = ""
+    #: The model that it names.
+    model: str = ""
+    #: Why it was refused, if that was because of its key.
+    refusal: str = ""
+    #: Headers of the answer that say how much the key may still do.
+    rate_headers: dict[bytes, bytes] = field(default_factory=dict)
 
-
-class EventGaps(Collector):
-    """A histogram by route, observed once per event. prometheus_client's Histogram takes locks and costs several times as much.
-
-    Not thread-safe: used only on the event loop.
-    """
-
-    def __init__(self, name: str, text: str, buckets: tuple[float, ...]) -> None:
-        self._name, self._text, self._bounds = name, text, buckets
-        #: route -> the number of gaps in each bucket.
-        self._counts: dict[str, list[int]] = {}
-        self._sums: dict[str, float] = {}
-
-    def observe(self, route: str, gap_s: float) -> None:
-        """Count a gap."""
-        self._counts[route][bisect_left(self._bounds, gap_s)] += 1
-        self._sums[route] += gap_s
-
-    def add_route(self, route: str) -> None:
-        """Add a route, if it is new."""
-        self._counts.setdefault(route, [0] * (len(self._bounds) + 1))
-        self._sums.setdefault(route, 0.0)
-
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        """The samples, for the registry."""
-        family = HistogramMetricFamily(self._name, self._text, labels=["route"])
-        bounds = [*map(str, self._bounds), "+Inf"]
-        for route, counts in self._counts.items():
-            family.add_metric([route], list(zip(bounds, accumulate(counts), strict=True)), self._sums[route])
-        yield family
+    @property
+    def duration_ms(self) -> float:
+        """Time since it began, in milliseconds."""
+        return round((time.perf_counter() - self.start_s) * 1e3, 1)
 
 
 class Metrics:
@@ -72,6 +57,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.requests = self._counter("requests", "HTTP requests by route and status.", "route", "status")
         self.aborted = self._counter("requests_aborted", "Requests whose client went away before the end.", "route")
+        self.errors = self._counter("errors", "Requests that ended with an error.", "route", "code")
         self.stream_errors = self._counter("stream_errors", "Streams that ended with an error event.", "route", "code")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
         self.cached_tokens = self._counter("cached_tokens", "Prompt tokens that came from the prefix cache.")
@@ -81,6 +67,10 @@ class Metrics:
             "media_items", "Media items, by where the encoder found them.", "modality", "encoder_cache"
         )
         self.completion_tokens = self._counter("completion_tokens", "Output tokens of finished requests.")
+        self.refused = self._counter("access_refused", "Requests refused because of their API key.", "reason")
+        self.key_reload_failures = self._counter("api_keys_reload_failures", "Versions of the file of keys that were wrong.")
+        self.rate_store_failures = self._counter("rate_store_failures", "Times that the store of rates did not answer.")
+        self.audit_lost = self._counter("audit_lines_lost", "Lines of the audit log that could not be written.")
         self.in_flight = Gauge("triptych_gateway_requests_in_flight", "HTTP requests being answered.", registry=self.registry)
         self.bodies_waiting = Gauge(
             "triptych_gateway_bodies_waiting", "Request bodies that wait for memory.", registry=self.registry
@@ -88,26 +78,70 @@ class Metrics:
         self.background_responses = Gauge(
             "triptych_gateway_background_responses", "Responses being made in the background.", registry=self.registry
         )
-        self.latency = self._histogram("request_seconds", "From the request's head to the answer's end.", _LATENCY_BUCKETS)
-        self.ttft = self._histogram("time_to_first_token_seconds", "From the request's head to its first event.", _LATENCY_BUCKETS)
-        self.gaps = EventGaps("triptych_gateway_inter_token_seconds", "Between two events of a stream.", _GAP_BUCKETS)
-        self.registry.register(self.gaps)
+        #: By route.
+        self.latency, self.ttft, self.gaps = Histograms(SECONDS), Histograms(SECONDS), Histograms(GAP_SECONDS)
+        #: Set before each scrape.
+        self.engine_loads: Sequence[ModelLoad] = ()
+        #: Model -> requests that wait for a frontend of it.
+        self.waiting_for_model: Mapping[str, int] = {}
+        #: Spans that no collector got.
+        self.dropped_spans: Callable[[], int] = lambda: 0
+        self.registry.register(_Others(self))
         self.frontend_ready = Gauge("triptych_gateway_frontend_ready", "1 while the frontend is ready.", registry=self.registry)
+
+    def add_certificate(self, name: str, expiry_s: Callable[[], float]) -> None:
+        """Show when a certificate expires. Without certificates there is no such metric."""
+        text = "When the certificate expires, as Unix time."
+        gauge = Gauge(f"triptych_gateway_{name}_expiry_timestamp_seconds", text, registry=self.registry)
+        gauge.set_function(expiry_s)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"triptych_gateway_{name}", text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"triptych_gateway_{name}", text, ("route",), buckets=buckets, registry=self.registry)
-
     def request_ended(self, record: RequestRecord, route: str) -> None:
         """Count a request once, at its end."""
         self.requests.labels(route, str(record.status)).inc()
-        self.latency.labels(route).observe(time.perf_counter() - record.start_s)
+        self.latency[route].observe(time.perf_counter() - record.start_s)
+        if record.refusal:
+            self.refused.labels(record.refusal).inc()
         if record.is_aborted:
             self.aborted.labels(route).inc()
         if record.stream_error:
             self.stream_errors.labels(route, record.stream_error).inc()
+        if record.error or record.stream_error:
+            self.errors.labels(route, record.error or record.stream_error).inc()
+
+
+class _Others(Collector):
+    """The metrics that are made when they are read."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        metrics, prefix = self._metrics, "triptych_gateway"
+        yield build_info("gateway")
+        yield model_info("gateway", [load.model for load in metrics.engine_loads])
+        yield labelled_histogram(f"{prefix}_request_seconds", "From the head to the end.", "route", metrics.latency)
+        yield labelled_histogram(f"{prefix}_time_to_first_token_seconds", "From the head to an event.", "route", metrics.ttft)
+        yield labelled_histogram(f"{prefix}_inter_token_seconds", "Between two events of a stream.", "route", metrics.gaps)
+        yield counter(f"{prefix}_spans_dropped", "Spans that no collector got.", metrics.dropped_spans())
+        waiting = metrics.waiting_for_model
+        yield labelled_gauge(f"{prefix}_model_requests_waiting", "Requests that wait for a frontend.", "model_name", waiting)
+        yield from _aliases(metrics.engine_loads)
+
+
+def _aliases(loads: Sequence[ModelLoad]) -> Iterator[Metric]:
+    """Sums over all engines of a model, under the names that autoscalers and endpoint pickers know from vLLM."""
+    text, labels, engine = "As in vLLM, over all engines.", ("model_name", "engine"), "all"
+    running = {(load.model, engine): load.num_running for load in loads}
+    waiting = {(load.model, engine): load.num_waiting for load in loads}
+    usage = {(load.model, engine): 1 - load.num_free_blocks / load.num_blocks for load in loads if load.num_blocks}
+    sizes = {(str(size), str(number), engine): 1 for load in loads for size, number in load.blocks_by_size.items()}
+    yield labelled_gauge("vllm:num_requests_running", text, labels, running)
+    yield labelled_gauge("vllm:num_requests_waiting", text, labels, waiting)
+    yield labelled_gauge("vllm:kv_cache_usage_perc", text, labels, usage)
+    yield labelled_gauge("vllm:cache_config_info", text, ("block_size", "num_gpu_blocks", "engine"), sizes)
 
 
 class GenerationMeter:
@@ -117,16 +151,15 @@ class GenerationMeter:
         self._metrics = metrics
         self._record = record
         self._last_s = record.start_s
-        self._route = route
-        metrics.gaps.add_route(route)
+        self._first, self._gaps = metrics.ttft[route], metrics.gaps[route]
 
     def event(self) -> None:
         """Record an event that is about to be sent."""
         now = time.perf_counter()
         if self._record.num_events:
-            self._metrics.gaps.observe(self._route, now - self._last_s)
+            self._gaps.observe(now - self._last_s)
         else:
-            self._metrics.ttft.labels(self._route).observe(now - self._last_s)
+            self._first.observe(now - self._last_s)
         self._last_s = now
         self._record.num_events += 1
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
-from triptych_common.settings import TARGETS_HELP, Port, ServiceSettings, Targets, parse_bytes
+from triptych_common.settings import TARGETS_HELP, Port, SamplingRatio, ServiceSettings, Targets, parse_bytes
 
-from triptych_gateway.stores.opening import FORMS, check_target
+from triptych_gateway.stores.opening import FORMS, SERVER_FORMS, check_rates_target, check_target
 
 
 class GatewaySettings(ServiceSettings):
@@ -21,20 +22,61 @@ class GatewaySettings(ServiceSettings):
     frontend_addresses: Annotated[Targets, Field(min_length=1, description=f"host:port of the frontends, {TARGETS_HELP}.")] = (
         "127.0.0.1:50051",
     )
-    api_key: Annotated[
-        Annotated[SecretStr, Field(min_length=1)] | None,
-        Field(
-            description="When set, all routes but those for operators, /docs and the page at / need `Authorization: Bearer "
-            "KEY` or `x-api-key: KEY`. Better set by environment."
-        ),
-    ] = None
-    cors_allow_origins: Annotated[
+    expected_models: Annotated[
         tuple[str, ...],
         NoDecode,
         Field(
-            description="Origins, separated by commas, whose pages may call this server from a browser; * is any, empty is none."
+            description="Names of models, separated by commas, that are known before any of their frontends was reached, because "
+            "they are scaled to zero: a request for one waits `model_wait_s` and gets 503, not 404."
         ),
-    ] = ("*",)
+    ] = ()
+    model_wait_s: Annotated[
+        float,
+        Field(ge=0, le=3600, description="How long a request waits for a frontend of its model, while there is none, in seconds."),
+    ] = 0.0
+    https_dir: Annotated[
+        Path | None,
+        Field(
+            description="Directory with tls.crt and tls.key, e.g. a Secret of cert-manager. It turns on HTTPS. Changed files are "
+            "used without a restart."
+        ),
+    ] = None
+    api_key: Annotated[
+        Annotated[SecretStr, Field(min_length=1)] | None,
+        Field(
+            description="A key without limits, for a gateway with one user. With this or api_keys_file, all routes but probes, "
+            "/version, /docs and the page at / need `Authorization: Bearer KEY` or `x-api-key: KEY`. Better set by environment."
+        ),
+    ] = None
+    api_keys_file: Annotated[
+        Path | None,
+        Field(description="File with the hashes of API keys, which `triptych keys` writes. It is read again when it changes."),
+    ] = None
+    rate_limit_store: Annotated[
+        str,
+        AfterValidator(check_rates_target),
+        Field(
+            repr=False,
+            description=f"Where the rates of keys are counted: memory, or {SERVER_FORMS}, if several gateways share them. A URL "
+            "with a password is better set by environment.",
+        ),
+    ] = "memory"
+    audit_log: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="File to which a JSON line is appended for each request that needs a key; - is standard error. Off by "
+            "default.",
+        ),
+    ] = None
+    cors_allow_origins: Annotated[
+        tuple[str, ...] | None,
+        NoDecode,
+        Field(
+            description="Origins, separated by commas, whose pages may call this server from a browser; * is any, empty is none. "
+            "By default any, or none if there are API keys."
+        ),
+    ] = None
     max_body_bytes: Annotated[
         int, Field(ge=1024, le=MAX_MESSAGE_BYTES // 2, description="Largest request body; larger ones are refused with 413.")
     ] = MAX_MESSAGE_BYTES // 2
@@ -55,8 +97,9 @@ class GatewaySettings(ServiceSettings):
         str,
         AfterValidator(check_target),
         Field(
+            repr=False,
             description=f"Where the responses of /v1/responses are kept: {FORMS}. Several gateways share responses through a "
-            "server; SQLite survives a restart. A URL with a password is better set by environment."
+            "server; SQLite survives a restart. A URL with a password is better set by environment.",
         ),
     ] = "memory"
     response_ttl_s: Annotated[float, Field(gt=0, le=366 * 86400, description="How long a stored response is kept, in seconds.")] = (
@@ -84,10 +127,25 @@ class GatewaySettings(ServiceSettings):
     ] = 256
     playground: Annotated[bool, Field(description="Serve the playground, a page for chats in the browser, at /.")] = True
     access_log: Annotated[bool, Field(description="Log one line per request.")] = True
+    trace_sampling_ratio: SamplingRatio = 1.0
 
-    @field_validator("cors_allow_origins", mode="before")
+    @field_validator("cors_allow_origins", "expected_models", mode="before")
     @classmethod
     def _split_commas(cls, value: Any) -> Any:
+        if value is None:
+            return None
         # The command line gives a list of strings, the environment one string.
         parts = [value] if isinstance(value, str) else value
-        return tuple(origin.strip() for part in parts for origin in part.split(",") if origin.strip())
+        return tuple(name.strip() for part in parts for name in part.split(",") if name.strip())
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers need an API key."""
+        return self.api_key is not None or self.api_keys_file is not None
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        """Origins whose pages may call this server."""
+        if self.cors_allow_origins is not None:
+            return self.cors_allow_origins
+        return () if self.has_keys else ("*",)

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import HTTPConnection, Request
+from triptych.v1 import common_pb2
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
+from triptych_common.rpc.security.roles import Role
+from triptych_common.rpc.security.tls import Tls
+from triptych_common.rpc.tracing import call_context
+from triptych_common.telemetry.trace_context import trace_var
+from triptych_common.telemetry.tracing import Tracer
 
+from triptych_gateway.access.control import AccessControl
+from triptych_gateway.access.grant import Grant
 from triptych_gateway.answers.lifecycle import until_disconnect
 from triptych_gateway.answers.responses.background import LEASE_S, Background
 from triptych_gateway.answers.responses.keeper import Keeper
 from triptych_gateway.body_budget import BodyBudget
 from triptych_gateway.frontends.client import FrontendClient
 from triptych_gateway.frontends.connection import FrontendConnection
+from triptych_gateway.frontends.engine_loads import EngineLoads
+from triptych_gateway.frontends.models import ServedModels
 from triptych_gateway.frontends.router import FrontendRouter
 from triptych_gateway.metrics import GenerationMeter, Metrics
 from triptych_gateway.settings import GatewaySettings
@@ -31,14 +42,22 @@ class Gateway:
     pool: Pool[FrontendConnection]
     router: FrontendRouter
     frontend: FrontendClient
+    engine_loads: EngineLoads
     #: Done when requests in flight must end.
     stopping: asyncio.Future[None]
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
         self.metrics = Metrics()
+        self.access = AccessControl(settings, self.metrics)
         self.start_time = int(time.time())
+        endpoint, ratio = settings.otlp_traces_endpoint, settings.trace_sampling_ratio
+        self.tracer = Tracer.to_collector("gateway", secrets.token_hex(8), endpoint, ratio)
+        self.metrics.dropped_spans = self.tracer.dropped_spans
         self.bodies = BodyBudget(settings.max_live_body_bytes, settings.body_wait_s)
+        self.tls = Tls.of(settings.tls_dir, Role.GATEWAY)
+        if (tls := self.tls) is not None:
+            self.metrics.add_certificate("certificate", lambda: tls.watched.current.expiry_s)
         self.store = open_store(settings.response_store, settings.response_ttl_s, settings.response_store_max_bytes)
         self.keeper = Keeper(self.store, settings.max_stored_response_bytes, settings.max_body_bytes)
         self.background = Background(self.keeper, settings.max_background_responses, LEASE_S)
@@ -48,11 +67,18 @@ class Gateway:
     async def open(self) -> None:
         """Start connecting to the frontends. Does not wait for them."""
         self.stopping = asyncio.get_running_loop().create_future()
-        self.pool = Pool("frontend", resolver_of(self.settings.frontend_addresses), FrontendConnection)
-        self.router = FrontendRouter(self.pool)
-        self.frontend = FrontendClient(self.pool, self.router)
+        addresses = resolver_of(self.settings.frontend_addresses)
+        self.pool = Pool("frontend", addresses, lambda address: FrontendConnection(address, self.tls), tls=self.tls)
+        models = ServedModels(self.pool, self.settings.expected_models, self.settings.model_wait_s)
+        self.metrics.waiting_for_model = models.num_waiting
+        self.router = FrontendRouter(self.pool, models)
+        self.frontend = FrontendClient(self.pool, self.router, models)
+        self.engine_loads = EngineLoads(self.pool, self.frontend)
         self.metrics.frontend_ready.set_function(lambda: bool(self.pool.ready))
-        self._running = asyncio.create_task(self.pool.run(), name="frontends")
+        self._running = [asyncio.create_task(self.pool.run(), name="frontends")]
+        if self.tls is not None:
+            self._running.append(asyncio.create_task(self.tls.watch(), name="certificates"))
+        await self.access.open()
 
     def stop_requests(self) -> None:
         """End each request in flight with an error."""
@@ -65,12 +91,20 @@ class Gateway:
         self.stop_requests()
         await self.store.close()
         await self.router.close()
-        self._running.cancel()
-        await asyncio.gather(self._running, return_exceptions=True)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await self.access.close()
+        await self.tracer.close()
 
     async def until_disconnect(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
         """Run the work of a request. Cancel it if the client disconnects or the gateway stops."""
         return await until_disconnect(work, request.receive, self.stopping)
+
+    @property
+    def served_models(self) -> list[str]:
+        """Names of the models that the connected frontends serve."""
+        return [model.name for frontend in self.pool.connections for model in frontend.models]
 
     def meter(self, request: Request) -> GenerationMeter:
         """The meter for the generation of this request."""
@@ -81,6 +115,17 @@ def gateway_of(request: HTTPConnection) -> Gateway:
     """The gateway that answers this request."""
     gateway: Gateway = request.app.state.gateway
     return gateway
+
+
+def grant_of(request: HTTPConnection) -> Grant:
+    """What this request may do."""
+    grant: Grant = request.state.grant
+    return grant
+
+
+def call_context_of(tenant: str) -> common_pb2.CallContext:
+    """What frontends are told about a call: the tenant, and the place in the trace that the current task works for."""
+    return call_context(tenant, trace_var.get())
 
 
 def request_id_of(request: Request) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -14,6 +15,16 @@ from triptych_common.targets import parse_target
 from triptych_common.telemetry.logs import LogFormat
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+#: Of a service that may begin a trace.
+SamplingRatio = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1,
+        description="Share of the requests without a trace of their own that are traced, with otlp_traces_endpoint. A request that "
+        "comes with a trace is traced if its caller traces it.",
+    ),
+]
 #: Added to a service's port to get the default of its control port.
 CONTROL_PORT_OFFSET = 100
 DEFAULT_MODEL = "smollm2-135m-vision"
@@ -37,6 +48,21 @@ class ServiceSettings(BaseSettings):
     port: Annotated[Port, Field(description="Port to listen on; 0 takes a free one.")] = 0
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Least severe level to log.")] = "INFO"
     log_format: Annotated[LogFormat, Field(description="text for people, json for collectors.")] = "text"
+    tls_dir: Annotated[
+        Path | None,
+        Field(
+            description="Directory with tls.crt, tls.key and ca.crt, e.g. a Secret of cert-manager. It turns on mutual TLS at all "
+            "gRPC ports of this service and on its connections to others. Changed files are used without a restart."
+        ),
+    ] = None
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Field(
+            pattern=r"^https?://[^/\s]+/?$",
+            description="URL of a collector that takes traces over OTLP (gRPC), e.g. http://collector:4317; https for TLS. Off by "
+            "default.",
+        ),
+    ] = None
     shutdown_grace_s: Annotated[
         float, Field(ge=0, le=3600, description="Time for requests in flight to end once the process is told to stop, in seconds.")
     ] = 30.0
@@ -67,6 +93,11 @@ class GrpcServiceSettings(ServiceSettings):
     control_host: Annotated[str, Field(description="Address of the control port.")] = "127.0.0.1"
     control_port: Annotated[Port | None, Field(description="Control port; by default the port plus 100.")] = None
     metrics_port: Annotated[Port | None, Field(description="Port of GET /metrics for Prometheus; off by default.")] = None
+
+    health_port: Annotated[
+        Port | None,
+        Field(description="Port for health checks (grpc.health.v1) without TLS and without any other service; off by default."),
+    ] = None
 
     @model_validator(mode="after")
     def _control_port_in_range(self) -> Self:
@@ -108,6 +139,7 @@ def startup_error(error: ValueError) -> StartupError:
     lines = []
     for detail in details():
         name = ".".join(map(str, detail["loc"]))
-        given = f" (given: {detail['input']!r})" if name else ""
+        # A URL may have a password.
+        given = re.sub(r"//[^/@\s]*@", "//...@", f" (given: {detail['input']!r})") if name else ""
         lines.append(f"{name}: {detail['msg']}{given}" if name else detail["msg"])
     return StartupError("bad settings: " + "; ".join(lines))

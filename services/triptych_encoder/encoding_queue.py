@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 from triptych.errors import InvalidRequestError, QueueFullError
 from triptych.v1 import common_pb2
+from triptych_common.telemetry.histogram import SECONDS, Histograms
+from triptych_common.telemetry.trace_context import TraceContext
 
 from triptych_encoder.cache.item import EncodedItem, PreprocessedItem
 from triptych_encoder.cache.shared_task import SharedTask
@@ -40,6 +42,8 @@ class ItemRequest:
     #: The raw file; empty if the caller sent only the key.
     data: bytes
     options: dict[str, Any]
+    #: The place of the caller's work in its trace.
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,29 @@ class StageTimes:
     encode_s: float = 0.0
 
 
+class StageSeconds:
+    """Times of all encoded items by stage and modality, in seconds."""
+
+    def __init__(self) -> None:
+        self.queue, self.decode, self.preprocess, self.encode = (Histograms(SECONDS) for _ in range(4))
+
+    def observe(self, modality: common_pb2.Modality, times: StageTimes) -> None:
+        """Count an item."""
+        name = common_pb2.Modality.Name(modality).removeprefix("MODALITY_").lower()
+        self.queue[name].observe(times.queue_s)
+        self.decode[name].observe(times.decode_s)
+        self.preprocess[name].observe(times.preprocess_s)
+        self.encode[name].observe(times.encode_s)
+
+
 @dataclass(frozen=True)
 class EncodeOutcome:
     """A freshly encoded item, and the time that it took."""
 
     item: EncodedItem
     times: StageTimes
+    #: The trace that the computation is a part of: that of the first caller.
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +117,7 @@ class EncodingQueue:
         self._idle.set()
         #: Number of items that could not be encoded.
         self.num_failed = 0
+        self.seconds = StageSeconds()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -157,7 +179,8 @@ class EncodingQueue:
         busy_s = prepared.decode_s + prepared.preprocess_s + encoding.encode_s
         queue_s = max(0.0, time.perf_counter() - start_s - busy_s)
         times = StageTimes(queue_s, prepared.decode_s, prepared.preprocess_s, encoding.encode_s)
-        return EncodeOutcome(encoding.item, times)
+        self.seconds.observe(request.modality, times)
+        return EncodeOutcome(encoding.item, times, request.trace)
 
     async def _run_tower(self, item: PreprocessedItem, request: ItemRequest) -> Encoding:
         try:

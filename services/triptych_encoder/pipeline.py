@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from typing import Protocol
 
 from triptych.errors import EmbeddingUnavailableError, InvalidRequestError, MediaNotFoundError, QueueFullError
 from triptych.v1 import encoder_pb2
+from triptych_common.telemetry.histogram import SECONDS, Histogram
+from triptych_common.telemetry.trace_context import TraceContext
 
 from triptych_encoder.cache.announcements import Announcements
 from triptych_encoder.cache.embedding_cache import EmbeddingCache
@@ -41,6 +44,8 @@ class LeasedItem:
     lease_id: str
     tier: encoder_pb2.CacheTier
     times: StageTimes = field(default_factory=StageTimes)
+    #: The trace that computed it; None if it was found, or is of no trace.
+    computed_in: TraceContext | None = None
 
 
 @dataclass
@@ -54,6 +59,10 @@ class Counters:
     #: Bytes of raw files that were received, and of tensors that were fetched.
     num_uploaded_bytes: int = 0
     num_fetched_bytes: int = 0
+    #: From the request for a key to its last chunk, in seconds.
+    fetch: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    #: Items and fetches that failed, by the reason of their error.
+    errors: Counter[str] = field(default_factory=Counter)
 
 
 class EncodingPipeline:
@@ -73,6 +82,7 @@ class EncodingPipeline:
         limits: QueueLimits,
     ) -> None:
         self.cache, self.store, self.counters = cache, store, Counters()
+        self.device_loop = device_loop
         self.queue = EncodingQueue(preprocessor, device_loop, pool, limits, self._keep_and_store)
         self._announcements = Announcements()
         self._writes: set[asyncio.Task[None]] = set()
@@ -118,7 +128,7 @@ class EncodingPipeline:
         def claim(outcome: EncodeOutcome) -> LeasedItem:
             # The item may have been evicted since its computation ended.
             self._keep(key, outcome.item)
-            return LeasedItem(outcome.item, self._lease(key, lease_s), tier, outcome.times)
+            return LeasedItem(outcome.item, self._lease(key, lease_s), tier, outcome.times, outcome.trace)
 
         return await task.join(claim)
 

@@ -21,6 +21,8 @@ from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.host.cores import default_encoder_threads, num_idle_cores, num_usable_cores
 from triptych_common.model import store as model_store
 from triptych_common.rpc.control import State
+from triptych_common.rpc.security.roles import Role
+from triptych_common.rpc.security.tls import Tls
 from triptych_common.rpc.server import ServiceServer
 
 from triptych_encoder.cache.embedding_cache import EmbeddingCache
@@ -63,9 +65,13 @@ class EncoderService:
             ("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device
         )
         self._evictions = EvictionFeed()
-        self._server = ServiceServer("encoder", settings, [_DESCRIPTOR], self._register, self, self._metrics)
+        tls = Tls.of(settings.tls_dir, Role.ENCODER)
+        self._server = ServiceServer("encoder", settings, [_DESCRIPTOR], self._register, self, self._metrics, tls=tls)
         self._servicer = EncoderServicer(
-            self._evictions, settings.max_items_per_request, lambda: self._server.identity.describe(self._state)
+            self._evictions,
+            settings.max_items_per_request,
+            lambda: self._server.identity.describe(self._state),
+            self._server.tracer,
         )
         is_cpu = self._device.type == "cpu"
         self._device_loop = DeviceLoop(
@@ -177,7 +183,11 @@ class EncoderService:
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        return loading.result() if loading.done() else None
+        if not loading.done():
+            # It fails, or ends, after the pool of this process was shut down. Nobody wants its result.
+            loading.add_done_callback(lambda load: load.cancelled() or load.exception())
+            return None
+        return loading.result()
 
     def _load_and_warm_up(self, path: Path, name: str) -> _Loaded:
         settings = self._settings

@@ -22,14 +22,16 @@ from triptych_common.host.cores import num_usable_cores
 from triptych_common.model import store as model_store
 from triptych_common.model.pooling import PoolingModel, served_model
 from triptych_common.rpc.control import State
+from triptych_common.rpc.security.roles import Role
+from triptych_common.rpc.security.tls import Tls
 from triptych_common.rpc.server import ServiceServer
 
 from triptych_engine.core import EngineCore, Load, new_device_thread
 from triptych_engine.executor.in_process import InProcessExecutor
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
-from triptych_engine.media.fetcher import EmbeddingFetcher
+from triptych_engine.media.fetcher import EmbeddingFetcher, FetchStatistics
 from triptych_engine.media.item import MediaTraits
-from triptych_engine.metrics import families
+from triptych_engine.metrics import EngineMetrics
 from triptych_engine.rpc.outbox import Outbox
 from triptych_engine.rpc.servicer import EngineServicer
 from triptych_engine.runner.config import RunnerConfig
@@ -53,12 +55,15 @@ class EngineService:
         self._model: common_pb2.ModelInfo | None = None
         self._core: EngineCore | None = None
         self._fetcher: EmbeddingFetcher | None = None
+        self._fetches = FetchStatistics()
+        self._counts: EngineMetrics | None = None
         self._died = asyncio.Event()
         self._device_thread = new_device_thread()
         self._loop = asyncio.get_running_loop()
-        self._outbox = Outbox(self._loop, self._on_load)
-        self._server = ServiceServer("engine", settings, [_DESCRIPTOR], self._register, self, self._metrics)
-        self._servicer = EngineServicer(self._outbox, lambda: self._server.identity.describe(self._state))
+        self._tls = Tls.of(settings.tls_dir, Role.ENGINE)
+        self._server = ServiceServer("engine", settings, [_DESCRIPTOR], self._register, self, self._metrics, tls=self._tls)
+        self._outbox = Outbox(self._loop, self._on_load, self._server.tracer)
+        self._servicer = EngineServicer(self._outbox, lambda: self._server.identity.describe(self._state), self._server.tracer)
         self._encoders: asyncio.Task[None] | None = None
 
     # -- Controllable -----------------------------------------------------------------------------------------------------------
@@ -154,10 +159,20 @@ class EngineService:
         if isinstance(traits, MediaTraits):
             # Encoders know nothing of pooling, which is in the fingerprint of a model that embeds.
             files = model_store.model_info(config.model_path, model.name, config.max_model_len)
-            encoders = Pool("encoder", resolver_of(settings.encoder_addresses), lambda address: EncoderConnection(address, files))
+            encoders = Pool(
+                "encoder",
+                resolver_of(settings.encoder_addresses),
+                lambda address: EncoderConnection(address, files, tls=self._tls),
+                tls=self._tls,
+            )
             self._encoders = asyncio.create_task(encoders.run(), name="encoders")
             self._fetcher = EmbeddingFetcher(
-                encoders, traits, settings.embedding_timeout_s, lambda number, result: self._loaded().deliver(number, result)
+                encoders,
+                traits,
+                settings.embedding_timeout_s,
+                lambda number, result: self._loaded().deliver(number, result),
+                self._fetches,
+                self._server.tracer,
             )
         scheduler = make_scheduler(settings, config, loaded)
         on_gpu = config.device.type != "cpu"
@@ -169,6 +184,9 @@ class EngineService:
             self._device_thread,
             self._fetcher,
             async_scheduling=on_gpu if settings.async_scheduling is None else settings.async_scheduling,
+        )
+        self._counts = EngineMetrics(
+            self._core, scheduler, self._outbox.statistics, self._fetches, model.name, loaded.embedding_bytes
         )
         self._core.start()
         self._model = model
@@ -187,7 +205,7 @@ class EngineService:
         engine_pb2_grpc.add_EngineServiceServicer_to_server(self._servicer, server)
 
     def _metrics(self) -> list[Metric]:
-        return families(self._core.load) if self._core is not None else []
+        return self._counts.families() if self._counts is not None else []
 
     def _on_load(self, load: Load) -> None:
         self._servicer.on_load(load)

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
-from prometheus_client import Metric
 from triptych.errors import StartupError
 from triptych.v1 import (
     common_pb2,
@@ -28,6 +27,8 @@ from triptych_common.host.memory import return_large_blocks
 from triptych_common.model.pooling import served_model
 from triptych_common.model.store import model_info, resolve_model, served_name
 from triptych_common.rpc.control import State, cannot_sleep
+from triptych_common.rpc.security.roles import Role
+from triptych_common.rpc.security.tls import Tls
 from triptych_common.rpc.server import ServiceServer, run_service
 
 from triptych_frontend.encoders.client import EncoderClient
@@ -42,11 +43,12 @@ from triptych_frontend.generation.preparation.answer_format import AnswerFormats
 from triptych_frontend.generation.preparation.defaults import sampling_defaults
 from triptych_frontend.generation.preparation.prepare import CallPreparer
 from triptych_frontend.generation.sampling import MAX_CHOICES, MAX_LOGPROBS
+from triptych_frontend.generation.statistics import CallStatistics
 from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.preparer import MediaPreparer
 from triptych_frontend.media.processors.loading import default_chat_template, load_media_processor
 from triptych_frontend.media.processors.placeholders import PlaceholderExpander
-from triptych_frontend.metrics import families
+from triptych_frontend.metrics import FrontendMetrics
 from triptych_frontend.no_torch import forbid_torch
 from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.prompt.chat_template import ChatTemplate
@@ -72,7 +74,7 @@ class Frontend:
         settings: the settings; port 0 takes free ports.
 
     Raises:
-        StartupError: the model, its tokenizer or its template cannot be used.
+        StartupError: the model, its tokenizer, its template or its certificate cannot be used.
     """
 
     def __init__(self, settings: FrontendSettings) -> None:
@@ -91,19 +93,32 @@ class Frontend:
                 info.capabilities.modalities.extend(sorted(expander.modalities))
                 info.capabilities.max_media_items = settings.max_media_items
             expander.max_embeds = info.max_model_len
+        self._tls = Tls.of(settings.tls_dir, Role.FRONTEND)
         self._model = ServedModel(info)
         source = settings.chat_template.read_text(encoding="utf-8") if settings.chat_template else None
         placeholders = {modality: expander.placeholder(modality) for modality in expander.modalities} if expander else {}
         embed_token_ids = expander.embed_token_ids if expander else frozenset()
         template = ChatTemplate(self._tokenizer, source, placeholders, embed_token_ids)
+        ratio = settings.trace_sampling_ratio
+        self.server = ServiceServer(
+            "frontend",
+            settings,
+            SERVICES,
+            self.register,
+            self,
+            lambda: self._metrics.families(),
+            tls=self._tls,
+            sampling_ratio=ratio,
+        )
+        tracer = self.server.tracer
         self._admission = Admission(settings.max_live_requests)
         # A text model needs no encoder, even if shared settings name one.
         # Encoders know nothing of pooling, which is in the fingerprint of a model that embeds.
         files = model_info(path, name, settings.max_model_len)
-        self._encoders = EncoderPool(settings.encoder_addresses if expander is not None else (), files)
-        self._encoder_client = EncoderClient(self._encoders, settings.encode_timeout_s)
+        self._encoders = EncoderPool(settings.encoder_addresses if expander is not None else (), files, tls=self._tls)
+        self._encoder_client = EncoderClient(self._encoders, settings.encode_timeout_s, tracer)
         self._fetcher = MediaFetcher(settings)
-        self._media = MediaPreparer(expander, self._fetcher, settings, self._encoders, why_text_only)
+        self._media = MediaPreparer(expander, self._fetcher, settings, self._encoders, why_text_only, tracer)
         vocab_size = self._model.info.vocab_size
         tools, reasoning = choose_formats(template, self._tokenizer, settings.tool_call_parser, settings.reasoning_parser)
         info.capabilities.tools = template.takes_tools and tools is not None
@@ -114,12 +129,17 @@ class Frontend:
         self._engines = Pool(
             "engine",
             resolver_of(settings.engine_addresses),
-            lambda address: EngineConnection(address, self._model.info),
+            lambda address: EngineConnection(address, self._model.info, self._tls),
             self._engines_changed,
+            self._tls,
         )
         defaults = sampling_defaults(path) if settings.generation_config == "auto" else common_pb2.SamplingParams()
         formats = AnswerFormats(self._tokenizer, tools, reasoning)
         engines = EngineRouter(self._engines)
+        statistics = CallStatistics()
+        self._metrics = FrontendMetrics(
+            statistics, self._engines, self._encoders, self._encoder_client, self._media.aliases, self._media.budget, self._fetcher
+        )
         self._generator = Generator(
             self._admission,
             self._model,
@@ -127,8 +147,9 @@ class Frontend:
             engines,
             self._encoder_client,
             OutputChains(self._tokenizer),
+            statistics,
+            tracer,
         )
-        self.server = ServiceServer("frontend", settings, SERVICES, self.register, self, self._metrics)
         self._generation = GenerationServicer(
             self._model,
             self._generator,
@@ -139,6 +160,8 @@ class Frontend:
                 engines,
                 self._encoder_client,
                 pooling,
+                statistics,
+                tracer,
             ),
             self._media.uploads,
             self._identity,
@@ -183,9 +206,6 @@ class Frontend:
 
     async def _report_readiness(self) -> None:
         await self.server.health.set_ready(self.state == State.SERVER_STATE_SERVING)
-
-    def _metrics(self) -> list[Metric]:
-        return families(self._engines, self._encoders, self._encoder_client, self._media.aliases, self._media.budget)
 
     def _identity(self) -> common_pb2.Instance:
         return self.server.identity.describe(self.state)

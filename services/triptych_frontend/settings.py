@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import SettingsConfigDict
 from triptych_common.media.limits import MediaLimitSettings
 from triptych_common.model.pooling import TaskName
-from triptych_common.settings import DEFAULT_MODEL, TARGETS_HELP, Port, Targets, parse_bytes
+from triptych_common.settings import DEFAULT_MODEL, TARGETS_HELP, Port, SamplingRatio, Targets, parse_bytes
 
 
 class FrontendSettings(MediaLimitSettings):
@@ -55,6 +55,7 @@ class FrontendSettings(MediaLimitSettings):
     num_tokenizer_threads: Annotated[int, Field(ge=1, le=64, description="Threads that render templates and tokenize.")] = min(
         4, os.cpu_count() or 1
     )
+    trace_sampling_ratio: SamplingRatio = 1.0
     max_live_requests: Annotated[int, Field(ge=1, description="Calls at once, except ListModels; further ones are refused.")] = 2048
     max_prompt_chars: Annotated[
         int, Field(ge=1, description="Longest text of one request, in characters, before it is tokenized.")

@@ -22,6 +22,8 @@ from triptych.v1 import (
     preprocess_pb2_grpc,
 )
 from triptych_common.rpc.control import cannot_sleep
+from triptych_common.rpc.security.roles import Role
+from triptych_common.rpc.security.tls import Tls
 from triptych_common.rpc.server import ServiceServer, run_service
 
 from triptych_mock.media import KnownMedia
@@ -50,7 +52,7 @@ class MockServer:
     """The server. It also answers its own control port.
 
     Raises:
-        StartupError: by `start`, when a port is taken or a file of TLS cannot be read.
+        StartupError: when a file of TLS cannot be used; by `start`, when a port is taken.
     """
 
     def __init__(self, settings: MockSettings) -> None:
@@ -61,7 +63,14 @@ class MockServer:
             interceptors.append(KeyInterceptor(settings.api_key.get_secret_value()))
         services = [module.DESCRIPTOR.services_by_name[name] for module, name in _MODULES.items()]
         self.server = ServiceServer(
-            "mock", settings, services, self._register, self, interceptors=interceptors, credentials=_credentials(settings)
+            "mock",
+            settings,
+            services,
+            self._register,
+            self,
+            interceptors=interceptors,
+            tls=Tls.of(settings.tls_dir, Role.FRONTEND),
+            credentials=_credentials(settings),
         )
         self._is_draining = False
 

@@ -31,6 +31,14 @@ class MockSettings(GrpcServiceSettings):
     def _whole_tls(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_private_key is None):
             raise ValueError("tls_certificate and tls_private_key must be given together")
+        if self.tls_dir and self.tls_certificate:
+            raise ValueError("tls_dir and tls_certificate exclude each other: the first is TLS as services have it, with roles")
         if self.tls_client_ca and not self.tls_certificate:
             raise ValueError("tls_client_ca needs tls_certificate and tls_private_key")
+        return self
+
+    @model_validator(mode="after")
+    def _no_traces(self) -> Self:
+        if self.otlp_traces_endpoint is not None:
+            raise ValueError("the mock makes no traces: otlp_traces_endpoint cannot be set")
         return self

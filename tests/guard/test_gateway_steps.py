@@ -29,7 +29,7 @@ WARM_UP_STEPS = 3
 CHAT_PATH, RESPONSES_PATH = "/v1/chat/completions", "/v1/responses"
 CALLS = {CHAT_PATH: (16, 18), RESPONSES_PATH: (20, 24)}
 BODIES = {CHAT_PATH: CHAT, RESPONSES_PATH: {"model": CHAT["model"], "input": "Hi"}}
-PACKAGES = ("triptych_gateway", "prometheus_client", "fastapi", "starlette", "uvicorn.protocols")
+PACKAGES = ("triptych_gateway", "triptych_common.telemetry", "prometheus_client", "fastapi", "starlette", "uvicorn.protocols")
 
 
 class Clients:

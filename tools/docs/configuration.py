@@ -51,7 +51,7 @@ _ELSEWHERE = """## Other environment variables
 | `TRIPTYCH_CPU_ISA` | engine | [Instruction set](architecture/cpu-kernels.md#instruction-sets) of the kernels. Default: the best. |
 | `TRIPTYCH_KERNEL_DIR` | engine | Directory of prebuilt CPU kernels. The container images set it. |
 | `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE` | all that read models | Cache, token and offline mode of `huggingface_hub`. |
-| `TRIPTYCH_MODEL`, `TRIPTYCH_PORT` | `docker-compose.yml` | Model, and published port of the gateway. |
+| `TRIPTYCH_MODEL`, `TRIPTYCH_PORT`, `TRIPTYCH_GRPC_PORT` | `docker-compose.yml` | Model and published ports. |
 | `PYTHON`, `VENV`, `MODEL`, `PORT`, `ARGS` | `Makefile` | Variables of `make`; `make help` lists the targets. |
 """
 

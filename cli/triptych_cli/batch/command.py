@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from rich.console import Console
 
+from triptych_cli.api_key import read_api_key
 from triptych_cli.errors import CommandError
 
 
@@ -20,14 +20,7 @@ def batch(source: Path, output: Path, *, model: str, url: str | None, max_in_fli
         raise CommandError(
             f"batch needs {error.name}, which is not installed; run: pip install 'triptych-server[batch]'"
         ) from error
-    try:
-        key = api_key_file.read_text(encoding="utf-8").strip() if api_key_file else os.environ.get("TRIPTYCH_GATEWAY_API_KEY")
-    except OSError as error:
-        raise CommandError(f"cannot read {api_key_file}: {error.strerror}", exit_code=2) from error
-    except UnicodeDecodeError as error:
-        raise CommandError(f"{api_key_file} holds no key: it is not text", exit_code=2) from error
-    if key and not key.isprintable():
-        raise CommandError(f"{api_key_file or 'TRIPTYCH_GATEWAY_API_KEY'} holds no key: a key is one line of text", exit_code=2)
+    key = read_api_key(api_key_file)
     # Names of files are not markup.
     console = Console(stderr=True, highlight=False, markup=False)
     run_batch(source, output, model=model, url=url, max_in_flight=max_in_flight, api_key=key, console=console)

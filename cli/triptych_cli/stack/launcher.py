@@ -27,10 +27,11 @@ def check_ready_fd(descriptor: int) -> None:
 
 def write_addresses(descriptor: int, model: str, services: Sequence[Service]) -> None:
     """Write the model's name and all addresses as one line of JSON, and close the descriptor."""
+    (gateway,) = (service for service in services if service.kind == "gateway")
     by_kind = {kind: [service.address for service in services if service.kind == kind] for kind in SERVICES}
     line = {
         "model": model,
-        "gateway": f"http://{by_kind['gateway'][0]}",
+        "gateway": gateway.url,
         "frontends": by_kind["frontend"],
         "encoders": by_kind["encoder"],
         "engines": by_kind["engine"],

@@ -38,12 +38,20 @@ class ServeOptions:
     task: Literal["auto", "generate", "embed"] | None = None
     log_level: str | None = None
     log_format: str | None = None
+    #: Directory with one directory of certificates for each service.
+    certs: Path | None = None
+    otlp_traces_endpoint: str | None = None
     ready_fd: int | None = None
     parent_pid: int | None = None
 
     def flags(self, service: str) -> dict[str, object]:
         """The flags of one service that follow from these options."""
-        common = {"--log-level": self.log_level, "--log-format": self.log_format}
+        common = {
+            "--log-level": self.log_level,
+            "--log-format": self.log_format,
+            "--tls-dir": self.certs / service if self.certs is not None else None,
+            "--otlp-traces-endpoint": self.otlp_traces_endpoint,
+        }
         model = {"--model": self.model, "--served-model-name": self.served_model_name, "--max-model-len": self.max_model_len}
         own: dict[str, dict[str, object]] = {
             "engine": {**model, "--port": self.engine_port, "--quantization": self.quantization, "--task": self.task},
@@ -73,6 +81,16 @@ class Service:
     def address(self) -> str:
         """host:port where the other services reach it."""
         return f"{connect_host(self.settings.host)}:{self.settings.port}"
+
+    @property
+    def scheme(self) -> str:
+        """Of the gateway's URL."""
+        return "http" if getattr(self.settings, "https_dir", None) is None else "https"
+
+    @property
+    def url(self) -> str:
+        """Where people reach the gateway."""
+        return f"{self.scheme}://{self.address}"
 
 
 #: Service -> its flag with the addresses of other services -> the kind of these services.
@@ -153,13 +171,22 @@ def _settle(kind: str, name: str, number: int, flags: Mapping[str, object], give
         if isinstance(settings, GrpcServiceSettings) and settings.control_port is None:
             args += ["--control-port", str(free_port(settings.control_host))]
         settings = parse_settings(kind, args)
+    # Mutual TLS lets only operators in at the control port, so the supervisor asks at another one.
+    if isinstance(settings, GrpcServiceSettings) and settings.tls_dir is not None and settings.health_port is None:
+        args = [*args, "--health-port", str(free_port(settings.host))]
+        settings = parse_settings(kind, args)
     return Service(kind, name, tuple(args), settings)
 
 
 def _moved(args: Sequence[str], settings: ServiceSettings, step: int) -> list[str]:
     """The arguments of a further service of the same kind, with its own ports. Port 0 stays, because it means any free port."""
     moved = [*args]
-    for flag, field in (("--port", "port"), ("--control-port", "control_port"), ("--metrics-port", "metrics_port")):
+    for flag, field in (
+        ("--port", "port"),
+        ("--control-port", "control_port"),
+        ("--metrics-port", "metrics_port"),
+        ("--health-port", "health_port"),
+    ):
         port = getattr(settings, field, None)
         if port:
             moved = [*_without(moved, flag), flag, str(port + step)]
@@ -191,19 +218,21 @@ def port_claims(services: Sequence[Service]) -> list[PortClaim]:
         if isinstance(settings, GrpcServiceSettings):
             flag = f"--{service.kind}.control-port"
             claims.append(PortClaim(f"{service.name} (control)", settings.control_host, settings.resolved_control_port, flag))
-            if settings.metrics_port:
-                flag = f"--{service.kind}.metrics-port"
-                claims.append(PortClaim(f"{service.name} (metrics)", settings.host, settings.metrics_port, flag))
+            for what, port in (("metrics", settings.metrics_port), ("health", settings.health_port)):
+                if port:
+                    claims.append(PortClaim(f"{service.name} ({what})", settings.host, port, f"--{service.kind}.{what}-port"))
     return claims
 
 
 def spec(service: Service) -> ServiceSpec:
     """How to run a service as a separate process."""
     settings = service.settings
-    if isinstance(settings, GrpcServiceSettings):
-        is_ready = grpc_ready(f"{connect_host(settings.control_host)}:{settings.resolved_control_port}")
+    if not isinstance(settings, GrpcServiceSettings):
+        is_ready = http_ready(connect_host(settings.host), settings.port, is_https=service.scheme == "https")
+    elif settings.health_port:
+        is_ready = grpc_ready(f"{connect_host(settings.host)}:{settings.health_port}")
     else:
-        is_ready = http_ready(connect_host(settings.host), settings.port)
+        is_ready = grpc_ready(f"{connect_host(settings.control_host)}:{settings.resolved_control_port}")
     argv = [sys.executable, "-m", f"triptych_{service.kind}", *service.args]
     # Text can be served without the encoder.
     is_essential = service.kind != "encoder"

@@ -1,4 +1,4 @@
-"""Readiness probes: gRPC health on the control port, and `GET /ready` for the gateway.
+"""Readiness probes: gRPC health on the control port or the health port, and `GET /ready` for the gateway.
 
 Run as a program, this is the health check of containers: `python -m triptych_cli.stack.probes grpc://HOST:PORT` exits with 0 when
 the service is ready.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import sys
 from collections.abc import Awaitable, Callable
 
@@ -34,22 +35,25 @@ def grpc_ready(address: str) -> Callable[[], Awaitable[bool]]:
     return is_ready
 
 
-def http_ready(host: str, port: int) -> Callable[[], Awaitable[bool]]:
-    """A probe that expects a 200 from `GET /ready`."""
+def http_ready(host: str, port: int, *, is_https: bool = False) -> Callable[[], Awaitable[bool]]:
+    """A probe that expects a 200 from `GET /ready`. It asks this machine, so it does not check the certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if is_https else None
+    if context is not None:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
 
     async def is_ready() -> bool:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                return await _get(host, port, "/ready") == 200
+                return await _get(host, port, "/ready", context) == 200
         except TimeoutError:
             return False
 
     return is_ready
 
 
-async def _get(host: str, port: int, path: str) -> int:
+async def _get(host: str, port: int, path: str, context: ssl.SSLContext | None) -> int:
     """The status of a GET request, without an HTTP client: it would be a dependency, with proxies and pools to turn off."""
-    reader, writer = await asyncio.open_connection(host.strip("[]"), port)
+    reader, writer = await asyncio.open_connection(host.strip("[]"), port, ssl=context)
     try:
         writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
         status_line = await reader.readline()
@@ -62,10 +66,10 @@ async def _get(host: str, port: int, path: str) -> int:
 
 
 def main(url: str) -> int:
-    """The exit code for one service, given as grpc://host:port or http://host:port."""
+    """The exit code for one service, given as grpc://host:port, http://host:port or https://host:port."""
     scheme, _, address = url.partition("://")
     host, _, port = address.rpartition(":")
-    probe = grpc_ready(address) if scheme == "grpc" else http_ready(host, int(port))
+    probe = grpc_ready(address) if scheme == "grpc" else http_ready(host, int(port), is_https=scheme == "https")
     with contextlib.suppress(OSError):
         return 0 if asyncio.run(_await(probe)) else 1
     return 1

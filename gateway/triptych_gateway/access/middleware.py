@@ -1,21 +1,28 @@
-"""Middleware for every request: id, access log, metrics, authentication, errors. Pure ASGI, with no work per streamed token."""
+"""Middleware for every request: id, trace, access log, metrics, authentication, errors. Pure ASGI, no work per streamed token."""
 
 from __future__ import annotations
 
-import hmac
 import logging
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY, usable_request_id
 from triptych_common.rpc.principal import ANONYMOUS
+from triptych_common.telemetry import attributes as names
 from triptych_common.telemetry.logs import request_id_var
+from triptych_common.telemetry.trace_context import TRACEPARENT, TRACESTATE, TraceContext, parse_trace_context, trace_var
+from triptych_common.telemetry.tracing import Span, Tracer
 
-from triptych_gateway.access.routes import OpenPaths
+from triptych_gateway.access.control import AccessControl
+from triptych_gateway.access.keys import redacted
+from triptych_gateway.access.routes import Access, AccessPaths
 from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, ClientDisconnectedError, error_response
+from triptych_gateway.http_protocol import MAX_HEADER_BYTES, TOO_LARGE
 from triptych_gateway.metrics import Metrics, RequestRecord
+from triptych_gateway.tracing import MAX_CHARS
 
 log = logging.getLogger(__name__)
 _SERVED = frozenset({"http", "websocket"})
@@ -24,18 +31,24 @@ _PROBES = frozenset({"/health", "/live", "/ready", "/metrics", "/load"})
 
 
 class RequestMiddleware:
-    """The outermost middleware. Sets the request id, and writes metrics and access log when the request ends."""
+    """The outermost middleware. Sets the request id, and writes span, metrics and logs when the request ends."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, access_log: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, tracer: Tracer, access: AccessControl, paths: AccessPaths, access_log: bool
+    ) -> None:
         self._app = app
         self._metrics = metrics
+        self._tracer = tracer
+        self._access = access
+        self._paths = paths
         self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in _SERVED:
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(usable_request_id(Headers(scope=scope).get(REQUEST_ID_KEY)))
+        headers = Headers(scope=scope)
+        record = RequestRecord(usable_request_id(headers.get(REQUEST_ID_KEY)))
         scope.setdefault("state", {}).update(record=record, send_body=send)
         # Anthropic's clients read the second name.
         id_headers = [(name, record.request_id.encode()) for name in (REQUEST_ID_KEY.encode(), b"request-id")]
@@ -45,45 +58,90 @@ class RequestMiddleware:
                 record.status = 101
             if message["type"].endswith("http.response.start"):
                 record.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *id_headers]
+                message["headers"] = [*message.get("headers", ()), *id_headers, *record.rate_headers.items()]
             await send(message)
 
         token = request_id_var.set(record.request_id)
         self._metrics.in_flight.inc()
-        try:
-            await self._app(scope, receive, send_with_id)
-        except ClientDisconnectedError:
-            record.is_aborted = True
-            record.status = record.status or CLIENT_CLOSED_REQUEST
-        finally:
-            self._metrics.in_flight.dec()
-            self._metrics.request_ended(record, _route(scope))
-            self._log(scope, record)
-            request_id_var.reset(token)
+        with self._traced(scope, record, _trace_of(headers)):
+            try:
+                await self._app(scope, receive, send_with_id)
+            except ClientDisconnectedError:
+                record.is_aborted = True
+                record.status = record.status or CLIENT_CLOSED_REQUEST
+            finally:
+                self._metrics.in_flight.dec()
+                route = _route(scope)
+                # A connection is not a request of its route.
+                self._metrics.request_ended(record, "websocket" if scope["type"] == "websocket" else route or "unmatched")
+                if self._paths.of(scope["path"]) is not Access.OPEN and scope.get("method") != "OPTIONS":
+                    self._access.ended("request", record, scope, route)
+                self._log(scope, record)
+                request_id_var.reset(token)
+
+    @contextmanager
+    def _traced(self, scope: Scope, record: RequestRecord, parent: TraceContext | None) -> Iterator[None]:
+        """Trace the request. A probe is not traced. A WebSocket lives for an hour, and each of its turns has a span."""
+        if scope["type"] == "websocket" or scope["path"] in _PROBES:
+            token = trace_var.set(parent)
+            try:
+                yield
+            finally:
+                trace_var.reset(token)
+            return
+        with self._tracer.request(scope["method"], parent) as span:
+            try:
+                yield
+            finally:
+                if span is not None:
+                    _describe(span, scope, record)
 
     def _log(self, scope: Scope, record: RequestRecord) -> None:
         if not self._access_log:
             return
-        tokens = f" {record.usage.completion_tokens} tokens" if record.usage else ""
+        # A request for vectors generates none.
+        tokens = f" {record.usage.completion_tokens} tokens" if record.usage and record.usage.completion_tokens else ""
         end = " aborted by the client" if record.is_aborted else f" {record.stream_error}" if record.stream_error else ""
         log.log(
             logging.DEBUG if scope["path"] in _PROBES else logging.INFO,
-            "%s %s %d %.1f ms%s%s",
+            "%s %s %d %.1f ms%s%s%s",
             scope.get("method", "WEBSOCKET"),
             # A path can contain line breaks.
-            scope["path"] if scope["path"].isprintable() else repr(scope["path"]),
+            redacted(scope["path"] if scope["path"].isprintable() else repr(scope["path"])),
             record.status,
-            (time.perf_counter() - record.start_s) * 1e3,
+            record.duration_ms,
             tokens,
+            f" key {record.key_id}" if record.key_id else "",
             end,
         )
 
 
+def _trace_of(headers: Headers) -> TraceContext | None:
+    """The client's place in its trace. None if it sent no valid one, or several."""
+    given = headers.getlist(TRACEPARENT)
+    return parse_trace_context(given[0], ",".join(headers.getlist(TRACESTATE))) if len(given) == 1 else None
+
+
+def _describe(span: Span, scope: Scope, record: RequestRecord) -> None:
+    """Note what HTTP says of a request that has ended."""
+    route = getattr(scope.get("route"), "path", None)
+    if route:
+        span.name += f" {route}"
+        span.attributes[names.HTTP_ROUTE] = route
+    span.attributes |= {
+        names.HTTP_REQUEST_METHOD: scope["method"],
+        names.URL_PATH: scope["path"][:MAX_CHARS],
+        names.URL_SCHEME: scope.get("scheme", "http"),
+    }
+    if record.status:
+        span.attributes[names.HTTP_RESPONSE_STATUS_CODE] = record.status
+    if record.is_aborted:
+        span.attributes[names.CANCELLED] = True
+
+
 def _route(scope: Scope) -> str:
-    """The path template of the route, so that metrics have one label value per route. A connection is not a request of it."""
-    if scope["type"] == "websocket":
-        return "websocket"
-    return getattr(scope.get("route"), "path", None) or "unmatched"
+    """The path template of the route, so that metrics have one label value per route. Empty if there is none."""
+    return getattr(scope.get("route"), "path", None) or ""
 
 
 class ErrorMiddleware:
@@ -110,35 +168,43 @@ class ErrorMiddleware:
             await error_response(error, scope)(scope, receive, send)
 
 
-class PrincipalMiddleware:
-    """Authenticates the caller before the body is read. Stores a Principal in the scope's state, or refuses the request.
+class AccessMiddleware:
+    """Authenticates the caller before the body is read, and stores a Principal and a Grant in the scope's state.
+
+    Refuses requests without an accepted key, beyond the key's rate, and with too large headers.
 
     Args:
-        api_key: the key that closed routes require; None allows every caller.
-        open_paths: the paths that need no key.
+        paths: which paths need a key.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str | None, open_paths: OpenPaths) -> None:
+    def __init__(self, app: ASGIApp, access: AccessControl, paths: AccessPaths) -> None:
         self._app = app
-        self._api_key = None if api_key is None else api_key.encode()
-        self._open_paths = open_paths
+        self._access = access
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in _SERVED:
-            # All callers with the key are the same anonymous tenant, because there is only one key.
-            scope["state"]["principal"] = ANONYMOUS
-            if self._api_key is not None and scope["path"] not in self._open_paths and scope.get("method") != "OPTIONS":
-                keys = _given_keys(Headers(scope=scope))
-                if not any(hmac.compare_digest(key.encode("latin-1"), self._api_key) for key in keys):
-                    needed = "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY"
-                    raise HTTPException(401, "wrong API key" if keys else needed, {"www-authenticate": "Bearer"})
-        await self._app(scope, receive, send)
-
-
-def _given_keys(headers: Headers) -> list[str]:
-    """The keys that a request has: OpenAI's clients send a bearer token, Anthropic's a header of its own, or both."""
-    keys = [headers["x-api-key"]] if "x-api-key" in headers else []
-    if "authorization" in headers:
-        scheme, _, key = headers["authorization"].partition(" ")
-        keys.append(key if scheme.lower() == "bearer" else "")
-    return keys
+        if scope["type"] not in _SERVED:
+            await self._app(scope, receive, send)
+            return
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+            raise HTTPException(431, TOO_LARGE)
+        state, record = scope["state"], scope["state"]["record"]
+        state.update(principal=ANONYMOUS, grant=self._access.free(record))
+        needed = self._paths.of(scope["path"])
+        if needed is Access.OPEN or scope.get("method") == "OPTIONS":
+            await self._app(scope, receive, send)
+            return
+        key = self._access.authenticate(Headers(scope=scope), record, for_operators=needed is Access.OPERATOR)
+        grant = await self._access.begin(key, record)
+        if key is not None:
+            state.update(principal=key.principal, grant=grant)
+        try:
+            if scope["type"] == "websocket":
+                # Each of its turns has a grant of its own.
+                grant.end()
+            await self._app(scope, receive, send)
+        except ClientDisconnectedError:
+            record.is_aborted = True
+            raise
+        finally:
+            grant.end()

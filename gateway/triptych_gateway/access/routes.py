@@ -1,6 +1,6 @@
 """What routers declare for their routes: who may use them, and the body of their errors.
 
-A route needs the API key unless its router is declared open.
+A route needs an API key unless its router is declared open.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ class Access(Enum):
 
     #: Any caller that can reach the port.
     OPEN = "open"
-    #: Callers with the API key, if the gateway has one.
+    #: Callers with an API key, if the gateway has keys.
     KEY = "key"
+    #: Callers with the API key of an operator, if the gateway has keys. These routes tell about the requests of all tenants.
+    OPERATOR = "operator"
 
 
 class AccessRouter(APIRouter):
     """A router that declares the access to its routes. There is no default.
 
     Args:
-        access: applies to all its routes. Paths of open routes have no parameters, because they are compared literally.
+        access: applies to all its routes. Paths of open routes and of those for operators have no parameters, because they are
+            compared literally.
         folders: path prefixes of static files, with the same access as the routes.
         error_body: writes the errors of its routes; None means OpenAI's body.
     """
@@ -41,26 +44,32 @@ class AccessRouter(APIRouter):
         self.error_body = error_body
 
 
-class OpenPaths:
-    """The paths that need no key. Every other path is closed, also the path of a route that no router declares.
+class AccessPaths:
+    """The access to each path. A path that no router declares open needs a key, also the path of a route that no router has.
 
     Args:
-        routers: the open routers among them are used.
+        routers: the routers of the application.
         further: open paths that are in no router.
     """
 
     def __init__(self, routers: Iterable[AccessRouter], further: Iterable[str] = ()) -> None:
-        open_routers = [router for router in routers if router.access is Access.OPEN]
-        self._paths = frozenset(further).union(
-            str(getattr(route, "path", "")) for router in open_routers for route in router.routes
-        )
-        self._folders = tuple(f"{folder.rstrip('/')}/" for router in open_routers for folder in router.folders)
-        for path in self._paths:
-            if "{" in path:
-                raise ValueError(f"the open route {path} has a parameter; its router cannot be open")
+        self._paths: dict[str, Access] = dict.fromkeys(further, Access.OPEN)
+        folders = []
+        for router in routers:
+            if router.access is Access.KEY:
+                continue
+            if router.access is Access.OPEN:
+                folders += [f"{folder.rstrip('/')}/" for folder in router.folders]
+            for route in router.routes:
+                path = str(getattr(route, "path", ""))
+                if "{" in path:
+                    raise ValueError(f"the route {path} has a parameter; the access to its router cannot be {router.access.value}")
+                self._paths[path] = router.access
+        self._open_folders = tuple(folders)
 
-    def __contains__(self, path: str) -> bool:
-        return path in self._paths or path.startswith(self._folders)
+    def of(self, path: str) -> Access:
+        """The access to a path."""
+        return self._paths.get(path) or (Access.OPEN if path.startswith(self._open_folders) else Access.KEY)
 
 
 class ErrorBodies:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -12,6 +12,7 @@ from triptych.v1 import common_pb2, generation_pb2
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.dialect import Call, Choice, Encoder
 from triptych_gateway.metrics import GenerationMeter
+from triptych_gateway.tracing import note_call, note_first_event, note_usage
 
 Response = generation_pb2.GenerationCallResponse
 _GOOD_ENDS = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
@@ -41,10 +42,13 @@ class Answer:
         self._encoder = encoder
         self._meter = meter
         self._cost = Cost()
+        # The model is the same in all of them.
+        operation = "chat" if isinstance(call.calls[0].request, generation_pb2.ChatRequest) else "text_completion"
+        note_call(operation, call.calls[0].request.model, call.num_choices, is_stream=call.is_stream)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The stream's events. The first item comes with the first response, so the request is then known to be accepted."""
-        num_finished, events = 0, self._encoder.opening(self._num_choices_in_all)
+        ends, events = list[common_pb2.FinishReason](), self._encoder.opening(self._num_choices_in_all)
         failure, is_started = None, False
         try:
             async with aclosing(self._responses) as batches:
@@ -52,14 +56,16 @@ class Answer:
                     for prompt, response in batch:
                         for delta in response.choices:
                             if delta.finish_reason:
-                                num_finished += 1
+                                ends.append(delta.finish_reason)
                                 ended = _failure(delta)
                                 failure = failure or ended
                             events += self._encoder.delta(prompt * self._num_choices + delta.index, delta)
                         self._cost.add(response)
                     # A failure before the first event becomes an HTTP status. After it, the failed choice's text is sent first.
                     if events and (is_started or failure is None):
-                        is_started = True
+                        if not is_started:
+                            is_started = True
+                            note_first_event()
                         self._meter.event()
                         yield events
                         events = b""
@@ -67,8 +73,7 @@ class Answer:
                         raise failure
         except TriptychError as error:
             raise self._call.in_client_terms(error) from error
-        self._check_finished(num_finished)
-        self._meter.finished(self._cost)
+        self._finish(ends)
         yield self._encoder.closing(self._cost)
 
     async def whole(self) -> bytes:
@@ -85,13 +90,15 @@ class Answer:
                         self._cost.add(response)
         except TriptychError as error:
             raise self._call.in_client_terms(error) from error
-        self._check_finished(sum(choice.last is not None for choice in choices))
-        self._meter.finished(self._cost)
+        self._finish([choice.last.finish_reason for choice in choices if choice.last is not None])
         return self._encoder.whole(choices, self._cost)
 
-    def _check_finished(self, num_finished: int) -> None:
-        if num_finished != self._num_choices_in_all:
-            raise InternalError(f"the frontend finished {num_finished} of {self._num_choices_in_all} choices")
+    def _finish(self, ends: Sequence[common_pb2.FinishReason]) -> None:
+        """Check that every choice has ended, and record the cost."""
+        if len(ends) != self._num_choices_in_all:
+            raise InternalError(f"the frontend finished {len(ends)} of {self._num_choices_in_all} choices")
+        self._meter.finished(self._cost)
+        note_usage(self._cost.usage, ends)
 
 
 def _failure(delta: generation_pb2.ChoiceDelta) -> TriptychError | None:

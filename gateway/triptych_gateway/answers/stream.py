@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from triptych_gateway.answers.lifecycle import until_disconnect
 from triptych_gateway.errors import ApiError, ClientDisconnectedError, to_api_error
+from triptych_gateway.tracing import note_error
 
 log = logging.getLogger(__name__)
 _HEADERS = (
@@ -70,6 +71,7 @@ class EventStreamResponse(Response):
             api_error = to_api_error(error)
             log.warning("stream ended with an error: %s", api_error.message)
             scope["state"]["record"].stream_error = api_error.code or api_error.type
+            note_error(api_error.code or api_error.type, api_error.status)
             last = self._encoder.failure(api_error)
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:

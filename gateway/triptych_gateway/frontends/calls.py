@@ -55,6 +55,8 @@ class Calls:
         self, calls: Sequence[FrontendCall], place: Callable[[Calls, TriptychError], bool], on_accepted: Callable[[], None]
     ) -> None:
         self.calls: Sequence[FrontendCall] = calls
+        #: The model that all of them name.
+        self.model = calls[0].request.model if calls else ""
         self._place_again = place
         self._on_accepted = on_accepted
         self._carrier: Carrier | None = None

@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from triptych.errors import ModelNotFoundError, ServiceUnavailableError, TriptychError
+from google.protobuf.message import Message
+from triptych.errors import ServiceUnavailableError, TriptychError
 from triptych.v1 import common_pb2, detokenize_pb2, generation_pb2, preprocess_pb2
 from triptych_common.cluster.pool import Pool
+from triptych_common.rpc.channels import CALL_TIMEOUT_S, WORK_TIMEOUT_S
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
+from triptych_common.rpc.tracing import trace_metadata
 
 from triptych_gateway.frontends.connection import FrontendConnection
+from triptych_gateway.frontends.models import ServedModels
 from triptych_gateway.frontends.router import FrontendRouter, answered
 
 Response = TypeVar("Response")
@@ -22,9 +26,10 @@ _LOAD_TIMEOUT_S = 3.0
 class FrontendClient:
     """Calls a frontend, and the next one if that is unavailable. Each method raises TriptychError and leaves no call running."""
 
-    def __init__(self, pool: Pool[FrontendConnection], router: FrontendRouter) -> None:
+    def __init__(self, pool: Pool[FrontendConnection], router: FrontendRouter, models: ServedModels) -> None:
         self._pool = pool
         self._router = router
+        self._models = models
 
     def fingerprint(self, model: str) -> str | None:
         """OpenAI's system_fingerprint of a model; None if no ready frontend serves it."""
@@ -32,43 +37,70 @@ class FrontendClient:
         return next((f"fp_{info.fingerprint[:12]}" for info in served if info.name == model and info.fingerprint), None)
 
     async def models(self, request_id: str) -> Sequence[common_pb2.ModelInfo]:
-        """The models that requests can name."""
+        """The models that requests can name now. Raises ServiceUnavailableError if no frontend answers."""
+        await self._pool.until_tried()
+        connected = [frontend for frontend in self._pool.connections if frontend.takes_calls]
+        names = {frontend.models[0].name if frontend.models else "" for frontend in connected} or {""}
+        answers = await asyncio.gather(*(self._list(name, request_id) for name in sorted(names)), return_exceptions=True)
+        found: dict[str, common_pb2.ModelInfo] = {}
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                if not isinstance(answer, TriptychError) or len(answers) == 1:
+                    raise answer
+            else:
+                found.update((info.name, info) for info in answer)
+        return list(found.values())
+
+    async def _list(self, model: str, request_id: str) -> Sequence[common_pb2.ModelInfo]:
+        """The models of a frontend that serves this one."""
         request = generation_pb2.ListModelsRequest()
-        response = await self._ask(lambda frontend: frontend.generation.ListModels(request, metadata=_metadata(request_id)))
+        response = await self._ask(
+            model, lambda frontend: frontend.generation.ListModels, request, request_id, CALL_TIMEOUT_S, waits=False
+        )
         return response.models
 
     async def model(self, name: str, request_id: str) -> common_pb2.ModelInfo:
         """The model of that name. Raises ModelNotFoundError if there is none."""
-        models = await self.models(request_id)
-        for model in models:
-            if model.name == name:
-                return model
-        served = ", ".join(model.name for model in models)
-        raise ModelNotFoundError(f"no model {name[:100]!r} here; served are: {served}", field="model")
+        await self._models.check(name)
+        for info in await self._list(name, request_id):
+            if info.name == name:
+                return info
+        raise self._models.unknown(name)
 
     async def preprocess(self, request: preprocess_pb2.PreprocessRequest, request_id: str) -> preprocess_pb2.PreprocessResponse:
         """Messages to token ids."""
-        return await self._ask(lambda frontend: frontend.preprocess.Preprocess(request, metadata=_metadata(request_id)))
+        model = request.chat.model or request.complete.model
+        return await self._ask(
+            model, lambda frontend: frontend.preprocess.Preprocess, request, request_id, WORK_TIMEOUT_S, needs_engine=False
+        )
 
-    async def tokenize(self, request: preprocess_pb2.TokenizeRequest, request_id: str) -> preprocess_pb2.TokenizeResponse:
-        """Text to token ids."""
-        return await self._ask(lambda frontend: frontend.preprocess.Tokenize(request, metadata=_metadata(request_id)))
+    async def tokenize(
+        self, model: str, request: preprocess_pb2.TokenizeRequest, request_id: str
+    ) -> preprocess_pb2.TokenizeResponse:
+        """Text to token ids of a model."""
+        return await self._ask(
+            model, lambda frontend: frontend.preprocess.Tokenize, request, request_id, CALL_TIMEOUT_S, needs_engine=False
+        )
 
-    async def detokenize(self, request: detokenize_pb2.DetokenizeRequest, request_id: str) -> detokenize_pb2.DetokenizeResponse:
-        """Token ids to text."""
-        return await self._ask(lambda frontend: frontend.detokenize.Detokenize(request, metadata=_metadata(request_id)))
+    async def detokenize(
+        self, model: str, request: detokenize_pb2.DetokenizeRequest, request_id: str
+    ) -> detokenize_pb2.DetokenizeResponse:
+        """Token ids of a model to text."""
+        return await self._ask(
+            model, lambda frontend: frontend.detokenize.Detokenize, request, request_id, CALL_TIMEOUT_S, needs_engine=False
+        )
 
     async def embed(self, request: generation_pb2.EmbedRequest, request_id: str) -> generation_pb2.EmbedResponse:
         """Vectors of inputs."""
-        return await self._ask(lambda frontend: frontend.generation.Embed(request, metadata=_metadata(request_id)))
+        return await self._ask(request.model, lambda frontend: frontend.generation.Embed, request, request_id, WORK_TIMEOUT_S)
 
     async def score(self, request: generation_pb2.ScoreRequest, request_id: str) -> generation_pb2.ScoreResponse:
         """Scores of pairs."""
-        return await self._ask(lambda frontend: frontend.generation.Score(request, metadata=_metadata(request_id)))
+        return await self._ask(request.model, lambda frontend: frontend.generation.Score, request, request_id, WORK_TIMEOUT_S)
 
     async def classify(self, request: generation_pb2.ClassifyRequest, request_id: str) -> generation_pb2.ClassifyResponse:
         """Values of labels."""
-        return await self._ask(lambda frontend: frontend.generation.Classify(request, metadata=_metadata(request_id)))
+        return await self._ask(request.model, lambda frontend: frontend.generation.Classify, request, request_id, WORK_TIMEOUT_S)
 
     async def loads(self, request_id: str) -> Sequence[generation_pb2.GetLoadResponse]:
         """How busy each connected frontend is, and what it uses. Frontends that do not answer in time are left out.
@@ -79,7 +111,8 @@ class FrontendClient:
         request = generation_pb2.GetLoadRequest()
 
         async def ask(frontend: FrontendConnection) -> generation_pb2.GetLoadResponse:
-            return await frontend.generation.GetLoad(request, timeout=_LOAD_TIMEOUT_S, metadata=_metadata(request_id))
+            with frontend.in_use():
+                return await frontend.generation.GetLoad(request, timeout=_LOAD_TIMEOUT_S, metadata=_metadata(request_id))
 
         await self._pool.until_tried()
         connected = [frontend for frontend in self._pool.connections if frontend.is_connected]
@@ -92,18 +125,42 @@ class FrontendClient:
             raise next((answer for answer in answers if isinstance(answer, TriptychError)), self._router.away())
         return loads
 
-    async def _ask(self, call: Callable[[FrontendConnection], Awaitable[Response]]) -> Response:
+    async def _ask(
+        self,
+        model: str,
+        method: Callable[[FrontendConnection], Callable[..., Awaitable[Response]]],
+        request: Message,
+        request_id: str,
+        timeout_s: float,
+        *,
+        needs_engine: bool = True,
+        waits: bool = True,
+    ) -> Response:
+        """The answer of the first frontend of this model that gives one.
+
+        Args:
+            needs_engine: a frontend without an engine cannot answer.
+            waits: if there is no frontend of this model, wait for one.
+        """
         tried: set[FrontendConnection] = set()
         error: ServiceUnavailableError | None = None
-        await self._pool.until_tried()
-        while (frontend := self._router.choose((), tried)) is not None:
+        if waits:
+            await self._models.until_served(model, needs_engine=needs_engine)
+        else:
+            await self._pool.until_tried()
+
+        def call(frontend: FrontendConnection) -> Awaitable[Response]:
+            return method(frontend)(request, timeout=timeout_s, metadata=_metadata(request_id))
+
+        while (frontend := self._router.choose(model, tried)) is not None:
             tried.add(frontend)
             try:
-                return await answered(call, frontend)
+                with frontend.in_use():
+                    return await answered(call, frontend)
             except ServiceUnavailableError as failure:
                 error = failure
         raise error or self._router.away()
 
 
 def _metadata(request_id: str) -> tuple[tuple[str, str], ...]:
-    return ((REQUEST_ID_KEY, request_id),)
+    return ((REQUEST_ID_KEY, request_id), *trace_metadata())

@@ -18,8 +18,9 @@ from triptych.v1 import (
     preprocess_pb2_grpc,
 )
 from triptych_common.cluster.connection import Connection
-from triptych_common.rpc.channels import MAX_MESSAGE_BYTES, open_channel
+from triptych_common.rpc.channels import MAX_MESSAGE_BYTES, WORK_TIMEOUT_S, open_channel
 from triptych_common.rpc.control import READINESS
+from triptych_common.rpc.security.tls import Tls
 
 from triptych_gateway.frontends.calls import Calls, Response
 
@@ -43,8 +44,8 @@ _Stream = grpc.aio.StreamStreamCall[generation_pb2.GenerationServiceSessionReque
 class FrontendConnection(Connection):
     """The session with the frontend at one address, the stubs of its other services, and a channel for files."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__("frontend", address)
+    def __init__(self, address: str, tls: Tls | None = None) -> None:
+        super().__init__("frontend", address, tls)
         self.generation = generation_pb2_grpc.GenerationServiceStub(self.channel)
         self.preprocess = preprocess_pb2_grpc.PreprocessServiceStub(self.channel)
         self.detokenize = detokenize_pb2_grpc.DetokenizeServiceStub(self.channel)
@@ -62,6 +63,10 @@ class FrontendConnection(Connection):
         self._has_requests = asyncio.Event()
         self._upload_channel: grpc.aio.Channel | None = None
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
+
+    def serves(self, model: str) -> bool:
+        """Whether it serves the model of this name, as far as it was ever heard of. Every frontend serves the empty name."""
+        return not model or any(info.name == model for info in self.models)
 
     @property
     def is_ready(self) -> bool:
@@ -127,9 +132,9 @@ class FrontendConnection(Connection):
             if not self.is_connected:
                 raise ServiceUnavailableError("the model's frontend is away; try again")
             if self._upload_channel is None:
-                self._upload_channel = open_channel(self.address, _OWN_CONNECTION)
+                self._upload_channel = open_channel(self.address, _OWN_CONNECTION, self._tls)
             stub = generation_pb2_grpc.GenerationServiceStub(self._upload_channel)
-            return (await stub.UploadMedia(parts())).upload_id
+            return (await stub.UploadMedia(parts(), timeout=WORK_TIMEOUT_S)).upload_id
 
     async def serve(self) -> str:
         await self._describe()

@@ -17,6 +17,7 @@ from triptych_common.rpc.channels import MAX_MESSAGE_BYTES, was_closed
 
 from triptych_gateway.frontends.calls import Calls, FrontendCall, Response
 from triptych_gateway.frontends.connection import FrontendConnection
+from triptych_gateway.frontends.models import ServedModels
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -29,10 +30,11 @@ _AWAY = "the model's frontend is away; try again"
 
 
 class FrontendRouter:
-    """Chooses a frontend for each request."""
+    """Chooses a frontend for each request, among those that serve its model."""
 
-    def __init__(self, pool: Pool[FrontendConnection]) -> None:
+    def __init__(self, pool: Pool[FrontendConnection], models: ServedModels) -> None:
         self._pool = pool
+        self._models = models
         self._placing: set[asyncio.Task[None]] = set()
 
     async def generate(
@@ -48,7 +50,7 @@ class FrontendRouter:
         tried: set[FrontendConnection] = set()
 
         def place_again(mailbox: Calls, error: TriptychError) -> bool:
-            if self.choose(mailbox.calls, tried) is None:
+            if self.choose(mailbox.model, tried, mailbox.calls) is None:
                 return False
             task = asyncio.create_task(self._place(mailbox, context, tried, error), name="calls to another frontend")
             self._placing.add(task)
@@ -64,17 +66,21 @@ class FrontendRouter:
         finally:
             mailbox.close()
 
-    def choose(self, calls: Sequence[FrontendCall], tried: set[FrontendConnection]) -> FrontendConnection | None:
-        """The frontend for a request; None if there is none."""
-        least = self._pool.least_loaded(frozenset(tried))
+    def choose(self, model: str, tried: set[FrontendConnection], calls: Sequence[FrontendCall] = ()) -> FrontendConnection | None:
+        """The frontend for a request to this model; None if there is none."""
+
+        def suits(frontend: FrontendConnection) -> bool:
+            return frontend not in tried and frontend.serves(model)
+
+        least = self._pool.least_loaded(suits=suits)
         if least is None:
             # A connected frontend without an engine refuses the request with the reason.
-            return next((one for one in self._pool.connections if one.takes_calls and one not in tried), None)
+            return next((one for one in self._pool.connections if one.takes_calls and suits(one)), None)
         key = _sticky_key(calls)
         if key is None:
             return least
-        own = next((one for one in self._pool.ranked(key) if one not in tried), least)
-        return least if own.in_doubt.is_set() or own.load > _MAX_STICKY_LOAD + 2 * least.load else own
+        own = next((one for one in self._pool.ranked(key) if suits(one)), least)
+        return least if own.is_doubtful or own.load > _MAX_STICKY_LOAD + 2 * least.load else own
 
     def away(self) -> ServiceUnavailableError:
         """The error for a request that finds no frontend. The addresses are written to the log and hidden from clients."""
@@ -95,9 +101,12 @@ class FrontendRouter:
         error: TriptychError | None,
     ) -> None:
         """Send the calls to a frontend. If none is left, fail them with the error of the last one that was tried."""
-        await self._pool.until_tried()
+        try:
+            await self._models.until_served(mailbox.model)
+        except TriptychError as failure:
+            mailbox.fail(failure)
         while not mailbox.is_closed:
-            frontend = self.choose(mailbox.calls, tried)
+            frontend = self.choose(mailbox.model, tried, mailbox.calls)
             if frontend is None:
                 mailbox.fail(error or self.away())
                 return

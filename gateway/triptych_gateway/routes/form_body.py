@@ -17,6 +17,7 @@ from triptych_gateway.file_parts import FileParts
 from triptych_gateway.routes.json_body import JsonRequest
 from triptych_gateway.schemas.audio.forms import UploadedFile, takes_list
 from triptych_gateway.schemas.common import Schema
+from triptych_gateway.state import gateway_of, grant_of
 
 _MAX_PARTS = 1024
 _MAX_HEADER_BYTES = 4096
@@ -34,6 +35,7 @@ async def read_form(request: Request, schema: type[Form]) -> Form:
     """
     body = await request.body()
     values = _values(parse_form(body, request.headers.get("content-type", "")), schema)
+    grant_of(request).use_model(values.get("model"), gateway_of(request).served_models)
     # The files have been copied out of the body. It would stay in memory until the answer is complete.
     cast(JsonRequest, request).drop_body()
     request.state.files = FileParts(b"")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import Request, Response
-from triptych.v1 import common_pb2
 
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.answers.answer import Answer
@@ -19,7 +18,7 @@ from triptych_gateway.routes.json_body import JsonRoute, files_of, take_hold
 from triptych_gateway.schemas.chat.answers import ChatCompletion
 from triptych_gateway.schemas.chat.request import ChatCompletionRequest
 from triptych_gateway.schemas.completions import Completion, CompletionRequest
-from triptych_gateway.state import gateway_of, request_id_of
+from triptych_gateway.state import call_context_of, gateway_of, grant_of, request_id_of
 
 router = AccessRouter(access=Access.KEY, tags=["OpenAI"], route_class=JsonRoute)
 _EVENTS = "One JSON object; or, when stream is true, server-sent events with chunks of it, and data: [DONE] at the end."
@@ -60,9 +59,10 @@ async def answer(request: Request, body: GenerationBody, dialect: Dialect[Any]) 
     """Answer a generation request in its dialect."""
     gateway, request_id = gateway_of(request), request_id_of(request)
     call = await dialect.parse(body, request_id, files_of(request))
+    await grant_of(request).admit(call.calls)
     # The body is no longer needed. Reserve memory for its files only, until a frontend has answered.
     release = take_hold(request, call.num_file_bytes)
-    context = common_pb2.CallContext(tenant=request.state.principal.tenant)
+    context = call_context_of(request.state.principal.tenant)
     encoder = dialect.encoder(body, request_id, gateway.frontend.fingerprint(body.model))
     made = Answer(gateway.router.generate(call.calls, context, release), call, encoder, gateway.meter(request))
     if call.is_stream:

@@ -16,6 +16,7 @@ from triptych_gateway.frontends.connection import FrontendConnection
 from triptych_gateway.state import gateway_of
 
 router = AccessRouter(access=Access.OPEN, tags=["Operations"])
+metrics_router = AccessRouter(access=Access.OPERATOR, tags=["Operations"])
 
 
 class FrontendView(BaseModel):
@@ -79,7 +80,11 @@ async def version() -> VersionResponse:
     return VersionResponse(version=__version__)
 
 
-@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
+@metrics_router.get(
+    "/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+)
 async def metrics(request: Request) -> Response:
     """The metrics in Prometheus format."""
-    return Response(generate_latest(gateway_of(request).metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+    gateway = gateway_of(request)
+    gateway.metrics.engine_loads = await gateway.engine_loads.read()
+    return Response(generate_latest(gateway.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -15,7 +15,7 @@ from triptych.errors import QueueFullError
 
 from triptych_gateway.body_budget import BodyHold
 from triptych_gateway.file_parts import FileParts
-from triptych_gateway.state import gateway_of
+from triptych_gateway.state import gateway_of, grant_of
 
 #: Memory to read and decode a body, as a multiple of its length: its bytes, the decoded files, and the overhead of the allocator.
 #: A body whose files contain escapes takes more for a moment.
@@ -74,7 +74,9 @@ class JsonRequest(Request):
             files = FileParts(await self.body())
             if sum(map(files.rest.count, (b",", b"[", b"{"))) > MAX_SEPARATORS:
                 raise HTTPException(400, f"the body has more than {MAX_SEPARATORS} commas and opening brackets beside its files")
-            self._json = await files.run(lambda: _parsed(files.rest))
+            value = await files.run(lambda: _parsed(files.rest))
+            grant_of(self).use_model(value.get("model") if isinstance(value, dict) else None, gateway_of(self).served_models)
+            self._json = value
             files.rest = b""  # otherwise the body stays in memory until the answer is complete
             self.state.files = files
         return self._json

@@ -15,7 +15,7 @@ from triptych_gateway.errors import openapi_responses
 from triptych_gateway.schemas.load import EncoderLoad, EngineLoad, FrontendLoad, LoadResponse, ServiceState
 from triptych_gateway.state import gateway_of, request_id_of
 
-router = AccessRouter(access=Access.KEY, tags=["Operations"], responses=openapi_responses())
+router = AccessRouter(access=Access.OPERATOR, tags=["Operations"], responses=openapi_responses())
 _STATES: dict[int, ServiceState] = {
     common_pb2.SERVER_STATE_STARTING: "starting",
     common_pb2.SERVER_STATE_SERVING: "serving",

@@ -17,7 +17,7 @@ from triptych_gateway.routes.generation import EVENT_STREAM, answer
 from triptych_gateway.routes.json_body import JsonRoute, files_of
 from triptych_gateway.schemas.messages.answers import AnthropicErrorResponse, MessageAnswer, TokenCount
 from triptych_gateway.schemas.messages.request import CountTokensRequest, MessagesRequest
-from triptych_gateway.state import gateway_of, request_id_of
+from triptych_gateway.state import call_context_of, gateway_of, request_id_of
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {
@@ -51,8 +51,9 @@ async def _count(request: Request, body: CountTokensRequest) -> TokenCount:
     chat, files, names = await parts.run(lambda: convert.chat_request(body, parts))
     for file in files:
         file.item.data = file.content
+    asked = preprocess_pb2.PreprocessRequest(chat=chat, context=call_context_of(request.state.principal.tenant))
     try:
-        reply = await gateway_of(request).frontend.preprocess(preprocess_pb2.PreprocessRequest(chat=chat), request_id_of(request))
+        reply = await gateway_of(request).frontend.preprocess(asked, request_id_of(request))
     except TriptychError as error:
         raise in_client_terms(error, names) from error
     return TokenCount(input_tokens=len(reply.token_ids))

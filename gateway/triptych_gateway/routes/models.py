@@ -13,7 +13,7 @@ from triptych_gateway.dialects.cost_json import MODALITIES
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.schemas.messages.models import AnthropicModel, AnthropicModelList
 from triptych_gateway.schemas.models import Model, ModelAbilities, ModelList
-from triptych_gateway.state import gateway_of, request_id_of
+from triptych_gateway.state import gateway_of, grant_of, request_id_of
 
 router = AccessRouter(access=Access.KEY, tags=["OpenAI", "Anthropic"], responses=openapi_responses())
 _ANTHROPIC_HEADER = "anthropic-version"
@@ -31,7 +31,8 @@ async def list_models(
     ] = None,
 ) -> ModelList | AnthropicModelList:
     """The models that requests can name."""
-    models = await gateway_of(request).frontend.models(request_id_of(request))
+    served = await gateway_of(request).frontend.models(request_id_of(request))
+    models = [model for model in served if grant_of(request).may_use(model.name)]
     if _ANTHROPIC_HEADER not in request.headers:
         return ModelList(data=[_described(model, request) for model in models])
     found = [_described_to_anthropic(model, request) for model in models if lifecycle is None or "active" in lifecycle]
@@ -51,6 +52,7 @@ async def list_models(
 @router.get("/v1/models/{name:path}")
 async def get_model(request: Request, name: str) -> Model | AnthropicModel:
     """The model of that name."""
+    grant_of(request).use_model(name, ())
     model = await gateway_of(request).frontend.model(name, request_id_of(request))
     return _described_to_anthropic(model, request) if _ANTHROPIC_HEADER in request.headers else _described(model, request)
 

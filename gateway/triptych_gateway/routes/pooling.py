@@ -18,11 +18,18 @@ from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.json_body import JsonRoute, files_of
 from triptych_gateway.schemas.pooling import answers
 from triptych_gateway.schemas.pooling.request import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
-from triptych_gateway.state import gateway_of, request_id_of
+from triptych_gateway.state import call_context_of, gateway_of, grant_of, request_id_of
+from triptych_gateway.tracing import note_call, note_usage
 
 router = AccessRouter(access=Access.KEY, tags=["Embeddings"], route_class=JsonRoute, responses=openapi_responses())
-T = TypeVar("T")
+Pooled = TypeVar("Pooled", generation_pb2.EmbedResponse, generation_pb2.ClassifyResponse, generation_pb2.ScoreResponse)
 PoolingCall = TypeVar("PoolingCall", generation_pb2.EmbedRequest, generation_pb2.ClassifyRequest, generation_pb2.ScoreRequest)
+#: Request -> the operation in traces.
+_OPERATIONS: dict[type, str] = {
+    generation_pb2.EmbedRequest: "embeddings",
+    generation_pb2.ClassifyRequest: "classify",
+    generation_pb2.ScoreRequest: "score",
+}
 
 
 @router.post("/v1/embeddings", response_model=answers.EmbeddingList)
@@ -87,20 +94,22 @@ async def _rerank(request: Request, body: RerankRequest, *, with_documents: bool
 
 async def _embed_request(request: Request, body: EmbeddingRequest | PoolingRequest) -> generation_pb2.EmbedRequest:
     files = files_of(request)
-    return _from_caller(request, await files.run(lambda: convert.embed_request(body, files)))
+    return await _from_caller(request, await files.run(lambda: convert.embed_request(body, files)))
 
 
 async def _classify_request(request: Request, body: ClassifyRequest | PoolingRequest) -> generation_pb2.ClassifyRequest:
     files = files_of(request)
-    return _from_caller(request, await files.run(lambda: convert.classify_request(body, files)))
+    return await _from_caller(request, await files.run(lambda: convert.classify_request(body, files)))
 
 
 async def _score_request(request: Request, body: ScoreRequest | RerankRequest) -> generation_pb2.ScoreRequest:
-    return _from_caller(request, await files_of(request).run(lambda: convert.score_request(body)))
+    return await _from_caller(request, await files_of(request).run(lambda: convert.score_request(body)))
 
 
-def _from_caller(request: Request, message: PoolingCall) -> PoolingCall:
-    message.context.tenant = request.state.principal.tenant
+async def _from_caller(request: Request, message: PoolingCall) -> PoolingCall:
+    message.context.CopyFrom(call_context_of(request.state.principal.tenant))
+    note_call(_OPERATIONS[type(message)], message.model)
+    await grant_of(request).admit_pooling(message)
     return message
 
 
@@ -114,12 +123,14 @@ async def _classifies(request: Request, body: PoolingRequest) -> bool:
 
 
 async def _answer(
-    request: Request, call: Coroutine[Any, Any, T], names: FieldNames, to_json: Callable[[T], dict[str, Any]]
+    request: Request, call: Coroutine[Any, Any, Pooled], names: FieldNames, to_json: Callable[[Pooled], dict[str, Any]]
 ) -> Response:
     try:
         response = await gateway_of(request).until_disconnect(request, call)
     except TriptychError as error:
         raise in_client_terms(error, names) from error
+    request.state.record.usage = response.usage
+    note_usage(response.usage)
     # Ten thousand vectors take a quarter of a second to encode.
     content = await asyncio.to_thread(lambda: _dumps(to_json(response)))
     return Response(content, media_type="application/json")

@@ -17,7 +17,7 @@ from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.json_body import JsonRoute, files_of
 from triptych_gateway.schemas.chat.request import ChatCompletionRequest
 from triptych_gateway.schemas.render import MediaFeatures, Placeholder, RenderResponse
-from triptych_gateway.state import gateway_of, request_id_of
+from triptych_gateway.state import call_context_of, gateway_of, request_id_of
 
 router = AccessRouter(access=Access.KEY, tags=["Tokens"], route_class=JsonRoute, responses=openapi_responses())
 
@@ -36,8 +36,9 @@ async def _render(request: Request, body: ChatCompletionRequest) -> RenderRespon
         raise InvalidRequestError(f"{field}: not possible here; the whole prompt is rendered", field=field)
     parts = files_of(request)
     chat = await parts.run(lambda: render_chat_request(body, parts))
+    asked = preprocess_pb2.PreprocessRequest(chat=chat, context=call_context_of(request.state.principal.tenant))
     try:
-        reply = await gateway_of(request).frontend.preprocess(preprocess_pb2.PreprocessRequest(chat=chat), request_id_of(request))
+        reply = await gateway_of(request).frontend.preprocess(asked, request_id_of(request))
     except TriptychError as error:
         raise in_client_terms(error, chat_fields(body)) from error
     tokens = list(reply.token_ids)

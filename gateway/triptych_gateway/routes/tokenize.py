@@ -13,7 +13,7 @@ from triptych_gateway.dialects.openai.request_fields import FIELD_NAMES, convers
 from triptych_gateway.errors import openapi_responses
 from triptych_gateway.routes.json_body import JsonRoute, files_of
 from triptych_gateway.schemas.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from triptych_gateway.state import gateway_of, request_id_of
+from triptych_gateway.state import call_context_of, gateway_of, request_id_of
 
 router = AccessRouter(access=Access.KEY, tags=["Tokens"], route_class=JsonRoute, responses=openapi_responses())
 
@@ -32,15 +32,14 @@ async def _tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse
     if body.messages is not None:
         parts = files_of(request)
         chat = await parts.run(lambda: convert.tokenize_chat_request(body, parts))
+        asked = preprocess_pb2.PreprocessRequest(chat=chat, context=call_context_of(request.state.principal.tenant))
         try:
-            reply = await frontend.preprocess(preprocess_pb2.PreprocessRequest(chat=chat), request_id)
+            reply = await frontend.preprocess(asked, request_id)
         except TriptychError as error:
             raise in_client_terms(error, FIELD_NAMES | conversation_fields(body.messages, body.tools)) from error
     else:
-        if body.model is not None:
-            await frontend.model(body.model, request_id)
         text = preprocess_pb2.TokenizeRequest(text=body.prompt, add_special_tokens=body.add_special_tokens)
-        reply = await frontend.tokenize(text, request_id)
+        reply = await frontend.tokenize(body.model or "", text, request_id)
     strings = list(reply.tokens) if body.return_token_strs and isinstance(reply, preprocess_pb2.TokenizeResponse) else None
     tokens = list(reply.token_ids)
     return TokenizeResponse(count=len(tokens), max_model_len=reply.max_model_len, tokens=tokens, token_strs=strings)
@@ -54,7 +53,6 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeRes
 
 async def _detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
     frontend, request_id = gateway_of(request).frontend, request_id_of(request)
-    if body.model is not None:
-        await frontend.model(body.model, request_id)
-    reply = await frontend.detokenize(detokenize_pb2.DetokenizeRequest(token_ids=body.tokens), request_id)
+    tokens = detokenize_pb2.DetokenizeRequest(token_ids=body.tokens)
+    reply = await frontend.detokenize(body.model or "", tokens, request_id)
     return DetokenizeResponse(prompt=reply.text)

@@ -7,8 +7,9 @@ from triptych_gateway.stores.sqlite import SqliteStore
 from triptych_gateway.stores.store import ResponseStore
 from triptych_gateway.stores.valkey import ValkeyStore
 
-#: What the setting may be.
-FORMS = "memory, sqlite:PATH, redis://HOST:PORT/DB, rediss:// or unix://"
+#: What the settings may be.
+SERVER_FORMS = "redis://HOST:PORT/DB, rediss:// or unix://"
+FORMS = f"memory, sqlite:PATH, {SERVER_FORMS}"
 _SERVERS = ("redis://", "rediss://", "unix://")
 
 
@@ -17,6 +18,13 @@ def check_target(target: str) -> str:
     if target == "memory" or target.startswith(_SERVERS) or (target.startswith("sqlite:") and len(target) > len("sqlite:")):
         return target
     raise ValueError(f"must be {FORMS}")
+
+
+def check_rates_target(target: str) -> str:
+    """The target of a store of rates, if it has one of the forms. Raises ValueError."""
+    if target == "memory" or target.startswith(_SERVERS):
+        return target
+    raise ValueError(f"must be memory, {SERVER_FORMS}")
 
 
 def open_store(target: str, ttl_s: float, max_bytes: int) -> ResponseStore:

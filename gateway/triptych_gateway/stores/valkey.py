@@ -23,6 +23,11 @@ if redis.call('HGET', KEYS[1], 'live_until_s') == '0' then return 0 end
 redis.call('HSET', KEYS[1], 'response', ARGV[2], 'input_items', ARGV[3], 'events', ARGV[4], 'live_until_s', ARGV[5])
 return 1
 """
+#: Nothing is read of another tenant's response, so that the time of the answer does not tell that it is there.
+_GET = """
+if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return {} end
+return redis.call('HMGET', KEYS[1], 'previous_id', 'response', 'input_items', 'events', 'live_until_s')
+"""
 _DELETE = """
 if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])
@@ -61,18 +66,11 @@ class ValkeyStore:
         return await self._script(_REPLACE, record.id, record.tenant, *fields)
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        fields = await _answered(cast("Awaitable[dict[bytes, bytes]]", self._redis.hgetall(_PREFIX + response_id)))
-        if not fields or fields[b"tenant"].decode() != tenant:
+        fields: list[bytes] = await self._eval(_GET, response_id, tenant)
+        if not fields:
             return None
-        return StoredResponse(
-            response_id,
-            tenant,
-            fields[b"previous_id"].decode() or None,
-            fields[b"response"],
-            fields[b"input_items"],
-            fields[b"events"],
-            float(fields[b"live_until_s"]),
-        )
+        previous_id, response, input_items, events, live_until_s = fields
+        return StoredResponse(response_id, tenant, previous_id.decode() or None, response, input_items, events, float(live_until_s))
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         return await self._script(_DELETE, response_id, tenant)
@@ -81,8 +79,11 @@ class ValkeyStore:
         await self._redis.aclose()
 
     async def _script(self, script: str, response_id: str, *arguments: str | bytes) -> bool:
+        return bool(await self._eval(script, response_id, *arguments))
+
+    async def _eval(self, script: str, response_id: str, *arguments: str | bytes) -> Any:
         answer = self._redis.eval(script, 1, _PREFIX + response_id, *cast("tuple[str, ...]", arguments))
-        return bool(await _answered(cast("Awaitable[Any]", answer)))
+        return await _answered(cast("Awaitable[Any]", answer))
 
 
 def _seconds(record: StoredResponse) -> str:

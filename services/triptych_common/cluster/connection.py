@@ -7,16 +7,20 @@ import contextlib
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import grpc
-from triptych.errors import TriptychError
+from triptych.errors import PermissionDeniedError, TriptychError
 from triptych.status import from_rpc_error, has_details
 from triptych.v1 import common_pb2
 
+from triptych_common.cluster.breaker import Breaker
 from triptych_common.cluster.endpoint import Endpoint
 from triptych_common.rpc.channels import is_cancelled, open_channel
+from triptych_common.rpc.security.refusal import why_refused
+from triptych_common.rpc.security.roles import Role
+from triptych_common.rpc.security.tls import Tls
 
 log = logging.getLogger(__name__)
 #: Pause before a reconnect, in seconds. It doubles from the first value up to the second.
@@ -44,12 +48,14 @@ class Connection(ABC):
     Args:
         kind: what the service is, for messages: engine, encoder, frontend.
         address: host:port.
+        tls: this process's certificate; None for no TLS. The connection keeps the one of its start: the pool replaces it.
     """
 
-    def __init__(self, kind: str, address: str) -> None:
+    def __init__(self, kind: str, address: str, tls: Tls | None = None) -> None:
         self.kind = kind
         self.address = address
-        self.channel = open_channel(address)
+        self._tls = tls
+        self.channel = open_channel(address, tls=tls, role=Role(kind))
         #: The connected service instance; None while not connected.
         self.instance: common_pb2.Instance | None = None
         self.model = common_pb2.ModelInfo()
@@ -59,12 +65,16 @@ class Connection(ABC):
         self.is_going_away = False
         #: Set when the service did not answer a call. The pool prefers all other services until this one identifies itself again.
         self.in_doubt = asyncio.Event()
+        #: Opens when the service answers, but fails call after call.
+        self.breaker = Breaker()
         #: Set when the first attempt to reach the service has ended, whether it succeeded or failed.
         self.was_tried = asyncio.Event()
         #: Called after each change of a value that the pool chooses by.
         self.on_change: Callable[[], None] = lambda: None
         #: Whether the service itself (not the transport) answered the last attempt. It may be ready at any moment.
         self._is_there = False
+        #: Calls in flight that `load` does not count, see `in_use`.
+        self.num_other_calls = 0
 
     @property
     def is_connected(self) -> bool:
@@ -75,6 +85,11 @@ class Connection(ABC):
     def is_ready(self) -> bool:
         """Whether new work can be sent."""
         return self.instance is not None and not self.is_going_away
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the pool prefers all other services: this one did not answer a call, or fails call after call."""
+        return self.in_doubt.is_set() or not self.breaker.takes_calls
 
     @property
     def load(self) -> int:
@@ -92,6 +107,18 @@ class Connection(ABC):
         instance = self.instance or common_pb2.Instance()
         state = common_pb2.SERVER_STATE_DRAINING if self.is_going_away and self.instance else instance.state
         return Endpoint(self.address, instance.id, instance.address, self.model.name, state, self.load, self.why_away)
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Around a call that `load` does not count, so that a renewal of the certificate waits for it.
+
+        Where the service itself is no longer named, nobody waits: such a call is made again elsewhere.
+        """
+        self.num_other_calls += 1
+        try:
+            yield
+        finally:
+            self.num_other_calls -= 1
 
     async def run(self) -> None:
         """Connect, and reconnect whenever the connection is lost, until cancelled."""
@@ -140,11 +167,11 @@ class Connection(ABC):
             except Exception:
                 log.exception("unexpected error of a call that the %s at %s worked on", self.kind, self.address)
 
-    def goes_away(self) -> None:
-        """The service takes no new work. Its current work may go on."""
+    def goes_away(self, why: str = "it is draining") -> None:
+        """The service takes no new work on this connection. Its current work may go on."""
         if not self.is_going_away:
-            self.is_going_away, self.why_away = True, "it is draining"
-            log.info("%s at %s is draining", self.kind, self.address)
+            self.is_going_away, self.why_away = True, why
+            log.info("%s at %s takes no new work: %s", self.kind, self.address, why)
             self.on_change()
 
     def doubt(self) -> None:
@@ -152,6 +179,16 @@ class Connection(ABC):
         if not self.in_doubt.is_set():
             self.in_doubt.set()
             self.on_change()
+
+    def call_succeeded(self, generation: int) -> None:
+        """The service answered a call, which began with this generation of the breaker."""
+        if self.breaker.succeeded(generation):
+            log.info("%s at %s works again", self.kind, self.address)
+
+    def call_failed(self, generation: int, error: TriptychError) -> None:
+        """The service failed a call through no fault of the request."""
+        if self.breaker.failed(generation):
+            log.warning("%s at %s keeps failing (%s); others are used first", self.kind, self.address, error.message)
 
     def check_fingerprint(self, model: common_pb2.ModelInfo, expected: common_pb2.ModelInfo) -> None:
         """Raise ConnectionRefusedByUsError unless the service has the same model as this one."""
@@ -172,24 +209,37 @@ class Connection(ABC):
             why = "it did not answer in time"
         except grpc.aio.AioRpcError as error:
             self._is_there = has_details(error)
-            is_silent = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-            why = "it did not answer in time" if is_silent else from_rpc_error(error).message
+            why, level = await self._why_failed(error)
         except TriptychError as error:
             why = error.message
         except asyncio.CancelledError:
-            await self._lost("this service is stopping", logging.DEBUG)
+            await self._lost("this service closed the connection", logging.DEBUG)
             raise
         except Exception as error:
             log.exception("unexpected error of the connection with the %s at %s", self.kind, self.address)
             why = f"an internal error ({type(error).__name__}); the log has the details"
         return await self._lost(why, level)
 
+    async def _why_failed(self, error: grpc.aio.AioRpcError) -> tuple[str, int]:
+        """What ended a life, and the level to log it at."""
+        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return "it did not answer in time", logging.INFO
+        # The work of a lost connection must not wait for another handshake.
+        if error.code() == grpc.StatusCode.UNAVAILABLE and not self._is_there and not self.is_connected:
+            if self._tls is not None and (refusal := await why_refused(self.address, Role(self.kind), self._tls)):
+                return refusal, logging.ERROR
+            if self._tls is None and "Socket closed" in str(error.details()):
+                return f"it closed the connection; it may want TLS (tls_dir): {error.details()}", logging.INFO
+        translated = from_rpc_error(error)
+        return translated.message, logging.ERROR if isinstance(translated, PermissionDeniedError) else logging.INFO
+
     async def _lost(self, why: str, level: int) -> bool:
         was_connected, had = self.is_connected, self.why_away
         self.was_tried.set()
         self.instance, self.is_going_away, self.why_away = None, False, why
         if was_connected:
-            log.log(max(level, logging.WARNING), "%s at %s went away: %s", self.kind, self.address, why)
+            is_ours = level == logging.DEBUG
+            log.log(level if is_ours else max(level, logging.WARNING), "%s at %s went away: %s", self.kind, self.address, why)
         elif why != had:
             # Log once, not at each attempt, and without a warning: services start slowly.
             log.log(level, "%s at %s is away: %s", self.kind, self.address, why)

@@ -10,6 +10,7 @@ from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 
 from triptych_common.cluster.connection import Connection, ConnectionRefusedByUsError
 from triptych_common.rpc.control import READINESS
+from triptych_common.rpc.security.tls import Tls
 
 _DESCRIBE_TIMEOUT_S = 10.0
 #: The same timeout for an encoder that did not answer another call. Until it answers, it is used only if there is no other.
@@ -23,12 +24,17 @@ class EncoderConnection(Connection):
         address: host:port.
         expected: the model that this service serves. An encoder with another fingerprint is not used.
         others: returns the connected encoders. An encoder whose embeddings differ from theirs is not used.
+        tls: see Connection.
     """
 
     def __init__(
-        self, address: str, expected: common_pb2.ModelInfo, others: Callable[[], Iterable[EncoderConnection]] = tuple
+        self,
+        address: str,
+        expected: common_pb2.ModelInfo,
+        others: Callable[[], Iterable[EncoderConnection]] = tuple,
+        tls: Tls | None = None,
     ) -> None:
-        super().__init__("encoder", address)
+        super().__init__("encoder", address, tls)
         self._expected = expected
         self._others = others
         self.stub = encoder_pb2_grpc.EncoderServiceStub(self.channel)

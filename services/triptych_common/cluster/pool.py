@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -15,6 +14,7 @@ from triptych.errors import ServiceUnavailableError
 from triptych_common.cluster.connection import Connection
 from triptych_common.cluster.endpoint import Endpoint
 from triptych_common.cluster.resolver import Resolver
+from triptych_common.rpc.security.tls import Tls
 
 log = logging.getLogger(__name__)
 C = TypeVar("C", bound=Connection)
@@ -32,6 +32,7 @@ class Pool(Generic[C]):
         resolver: names their addresses.
         connect: makes a connection. The pool runs and ends it.
         on_change: awaited after changes of the connections, one call at a time.
+        tls: this process's certificate; None for no TLS. When it is renewed, each connection is replaced, without loss.
     """
 
     def __init__(
@@ -40,13 +41,17 @@ class Pool(Generic[C]):
         resolver: Resolver,
         connect: Callable[[str], C],
         on_change: Callable[[], Awaitable[None]] | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self._kind = kind
+        self._tls = tls
         self._resolver = resolver
         self._connect = connect
         self._on_change = on_change
         #: address -> connection and the task that runs it
         self._connections: dict[str, tuple[C, asyncio.Task[None]]] = {}
+        #: The same for connections that will replace these, with a renewed certificate.
+        self._successors: dict[str, tuple[C, asyncio.Task[None]]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._ready: tuple[C, ...] = ()
         self._has_ready = asyncio.Event()
@@ -73,17 +78,21 @@ class Pool(Generic[C]):
         """The connected service with this instance id, even if it takes no new work."""
         return next((c for c in self.connections if c.instance is not None and c.instance.id == instance_id), None)
 
-    def least_loaded(self, exclude: frozenset[C] = frozenset()) -> C | None:
-        """The ready service with the least load, or None. A service in doubt is chosen only when there is no other."""
-        candidates = [c for c in self._ready if c not in exclude]
-        return min(candidates, key=lambda c: (c.in_doubt.is_set(), c.load), default=None)
+    def least_loaded(self, exclude: frozenset[C] = frozenset(), suits: Callable[[C], bool] = lambda one: True) -> C | None:
+        """The ready service with the least load, or None. A service in doubt is chosen only when there is no other.
+
+        Args:
+            suits: whether a service can be chosen at all, e.g. because it has the model.
+        """
+        candidates = [c for c in self._ready if c not in exclude and suits(c)]
+        return min(candidates, key=lambda c: (c.is_doubtful, c.load), default=None)
 
     def ranked(self, key: bytes) -> list[C]:
         """The ready services in order of preference for the key. Services in doubt come last.
 
         Rendezvous hashing (Thaler and Ravishankar, 1996): when a service leaves, only its own keys move.
         """
-        return sorted(self._ready, key=lambda c: (not c.in_doubt.is_set(), rendezvous(c.address, key)), reverse=True)
+        return sorted(self._ready, key=lambda c: (not c.is_doubtful, rendezvous(c.address, key)), reverse=True)
 
     def none_left(self, what: str = "") -> ServiceUnavailableError:
         """The error for a request that finds no service. It says of each service why it takes no work."""
@@ -99,22 +108,30 @@ class Pool(Generic[C]):
         except TimeoutError:
             raise self.none_left() from None
 
-    async def until_tried(self, timeout_s: float = GRACE_S) -> None:
-        """Wait until one service is ready or all were tried, e.g. after this process starts, but at most `timeout_s`."""
+    async def until_tried(self, timeout_s: float = GRACE_S, *, all_of_them: bool = False) -> None:
+        """Wait until one service is ready or all were tried, e.g. after this process starts, but at most `timeout_s`.
+
+        Args:
+            all_of_them: a ready one is not enough.
+        """
+
+        def were_tried() -> bool:
+            return bool(self._connections) and all(c.was_tried.is_set() for c in self.connections)
+
+        await self.until(lambda: were_tried() or (bool(self._ready) and not all_of_them), timeout_s)
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until a change of the services makes the condition true. Returns False if none does in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not self._ready and not (self._connections and all(c.was_tried.is_set() for c in self.connections)):
+                while not condition():
                     await self._next_change.wait()
+        return condition()
 
     async def wait_for_instance(self, instance_id: str, timeout_s: float) -> C | None:
         """The connected service with this instance id, which may still be connecting; None if it does not connect in time."""
-        deadline_s = time.monotonic() + timeout_s
-        while (found := self.by_instance(instance_id)) is None and (left_s := deadline_s - time.monotonic()) > 0:
-            change = self._next_change
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await change.wait()
-        return found
+        await self.until(lambda: self.by_instance(instance_id) is not None, timeout_s)
+        return self.by_instance(instance_id)
 
     async def run(self) -> None:
         """Follow the resolver until cancelled, then end all connections."""
@@ -122,9 +139,12 @@ class Pool(Generic[C]):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow(), name=f"{self._kind} resolver")
                 tasks.create_task(self._report(), name=f"{self._kind} pool")
+                if self._tls is not None:
+                    tasks.create_task(self._follow_certificate(self._tls), name=f"{self._kind} certificate")
         finally:
-            running = [*(task for _, task in self._connections.values()), *self._leaving]
+            running = [*(task for _, task in (*self._connections.values(), *self._successors.values())), *self._leaving]
             self._connections.clear()
+            self._successors.clear()
             self._note_change()
             for task in running:
                 task.cancel()
@@ -142,21 +162,53 @@ class Pool(Generic[C]):
     def _set_addresses(self, addresses: Sequence[str]) -> None:
         for address in addresses:
             if address not in self._connections:
-                connection = self._connect(address)
-                connection.on_change = self._note_change
-                task = asyncio.create_task(connection.run(), name=f"{self._kind} {address}")
-                self._connections[address] = connection, task
+                self._connections[address] = self._start(address)
         for address in [known for known in self._connections if known not in addresses]:
-            connection, task = self._connections.pop(address)
             # Its current work may go on: a service can be alive after its name has disappeared.
-            connection.goes_away()
-            leaving = asyncio.create_task(_leave(connection, task), name=f"{self._kind} {address} leaving")
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
+            for connections in (self._connections, self._successors):
+                if address in connections:
+                    self._retire(*connections.pop(address), "its address is no longer listed")
         self._connections = {address: self._connections[address] for address in addresses}
         self._note_change()
 
+    def _start(self, address: str) -> tuple[C, asyncio.Task[None]]:
+        connection = self._connect(address)
+        connection.on_change = self._note_change
+        return connection, asyncio.create_task(connection.run(), name=f"{self._kind} {address}")
+
+    def _retire(self, connection: C, task: asyncio.Task[None], why: str, *, is_replaced: bool = False) -> None:
+        """Give a connection no more work, and end it after its last.
+
+        Args:
+            is_replaced: the service is still there, so that all calls in flight can end.
+        """
+        connection.on_change = lambda: None
+        connection.goes_away(why)
+        leaving = asyncio.create_task(_leave(connection, task, is_replaced), name=f"{self._kind} {connection.address} leaving")
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+
+    async def _follow_certificate(self, tls: Tls) -> None:
+        """Connect to all services again after each renewal of the certificate. gRPC's channels keep their first one."""
+        while True:
+            await tls.changed()
+            for address in self._connections:
+                if address in self._successors:
+                    self._retire(*self._successors.pop(address), "the certificate was renewed again")
+                self._successors[address] = self._start(address)
+            self._note_change()
+
+    def _move_over(self) -> None:
+        """Put each connection with a renewed certificate in the place of the earlier one, once it can take over all new work."""
+        for address, (new, task) in [*self._successors.items()]:
+            old, old_task = self._connections[address]
+            if (new.is_connected and (new.is_ready or not old.is_ready)) or not old.is_connected:
+                del self._successors[address]
+                self._connections[address] = new, task
+                self._retire(old, old_task, "another connection has the renewed certificate", is_replaced=True)
+
     def _note_change(self) -> None:
+        self._move_over()
         by_instance: dict[str, C] = {}
         for connection in self.connections:
             if connection.is_ready and connection.instance is not None:
@@ -185,10 +237,14 @@ class Pool(Generic[C]):
                     log.exception("unexpected error after a change of the %ss", self._kind)
 
 
-async def _leave(connection: Connection, task: asyncio.Task[None]) -> None:
+async def _leave(connection: Connection, task: asyncio.Task[None], waits_for_calls: bool) -> None:
     """End a connection once it is lost or has no more work."""
+
+    def has_work() -> bool:
+        return not connection.is_idle or (waits_for_calls and connection.num_other_calls > 0)
+
     try:
-        while connection.is_connected and not connection.is_idle:  # noqa: ASYNC110 - the last call's end has no event
+        while connection.is_connected and has_work():  # noqa: ASYNC110 - the last call's end has no event
             await asyncio.sleep(0.1)
     finally:
         task.cancel()

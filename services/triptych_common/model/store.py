@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from triptych.errors import StartupError
 from triptych.v1 import common_pb2
+
+from triptych_common.host.cache import cache_dir
 
 #: Files whose content makes the fingerprint. Services that differ in one of them must not work together.
 _FINGERPRINT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -80,11 +81,6 @@ BUILTIN_MODELS: dict[str, BuiltinModel | JoinedModel] = {
         JoinedModel(name="smollm2-135m-vision", version="2", text_model=_SMOLLM2, license="Apache-2.0"),
     )
 }
-
-
-def cache_dir() -> Path:
-    """Where built-in models and compiled kernels are kept: $TRIPTYCH_CACHE, else ~/.cache/triptych."""
-    return Path(os.environ.get("TRIPTYCH_CACHE") or Path.home() / ".cache" / "triptych")
 
 
 def builtin_dir(model: BuiltinModel | JoinedModel) -> Path:

@@ -8,12 +8,22 @@ from typing import Any
 
 import grpc
 
+from triptych_common.rpc.security.roles import Role
+from triptych_common.rpc.security.tls import Tls
+
 #: Largest message in either direction, in bytes. Raw media files are sent inline.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+#: Largest metadata of a call in either direction, in bytes. gRPC refuses calls with more.
+MAX_METADATA_BYTES = 16 * 1024
+#: Longest wait for an answer of another service, in seconds: one that needs no model, and one that does.
+CALL_TIMEOUT_S, WORK_TIMEOUT_S = 60.0, 3600.0
 
 _COMMON_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Without the second option, gRPC would refuse calls at random between this size and the double.
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -50,6 +60,17 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def open_channel(address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
-    """A channel to `host:port`. It connects at its first use, and again after each loss."""
-    return grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *options])
+def open_channel(
+    address: str, options: Sequence[tuple[str, Any]] = (), tls: Tls | None = None, role: Role = Role.FRONTEND
+) -> grpc.aio.Channel:
+    """A channel to `host:port`. It connects at its first use, and again after each loss.
+
+    Args:
+        tls: this process's certificate, as it is now; None for no TLS.
+        role: what the service at the address must be, with TLS.
+    """
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *options])
+    # Addresses come from resolvers, as IP addresses. Certificates name roles.
+    options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", role.dns_name), *options]
+    return grpc.aio.secure_channel(address, tls.channel_credentials, options=options)

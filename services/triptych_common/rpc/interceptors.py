@@ -1,4 +1,4 @@
-"""Code around every gRPC call: request id, error translation, access log."""
+"""Code around every gRPC call: request id, place in the trace, error translation, access log."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import logging
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
 
@@ -16,11 +17,15 @@ import grpc
 from triptych.errors import InternalError, TriptychError
 
 from triptych_common.rpc.status import abort_call
+from triptych_common.rpc.tracing import trace_in
 from triptych_common.telemetry.logs import request_id_var
+from triptych_common.telemetry.trace_context import TraceContext, trace_var
 
 #: Metadata key and HTTP header of the request id.
 REQUEST_ID_KEY = "x-request-id"
 _SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+#: Ended calls, by method and by the name of their gRPC status.
+CallCounts = Counter[tuple[str, str]]
 log = logging.getLogger(__name__)
 
 
@@ -35,10 +40,16 @@ def usable_request_id(given: str | None) -> str:
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Sets the request id of the call, turns exceptions into statuses, and logs how the call ended.
+    """Sets request id and trace of the call, turns exceptions into statuses, and logs and counts how the call ended.
 
     Servicer methods must be coroutines or async generators. Health checks and reflection are not intercepted.
+
+    Args:
+        counts: where the calls are counted.
     """
+
+    def __init__(self, counts: CallCounts | None = None) -> None:
+        self._counts = CallCounts() if counts is None else counts
 
     async def intercept_service(
         self,
@@ -52,7 +63,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         metadata = dict(handler_call_details.invocation_metadata or ())
         given = metadata.get(REQUEST_ID_KEY)
         request_id = usable_request_id(given if isinstance(given, str) else None)
-        return wrapped(handler, lambda behaviour: _wrap(behaviour, method.rsplit("/", 1)[-1], request_id))
+        # A session lives for days, and each of its items has a trace of its own.
+        is_session = handler.request_streaming and handler.response_streaming
+        trace = None if is_session else trace_in(metadata)
+        return wrapped(handler, lambda behaviour: _wrap(behaviour, method.rsplit("/", 1)[-1], request_id, trace, self._counts))
 
 
 #: Whether requests and responses are streams -> a handler's attribute with its behaviour, and what makes such a handler.
@@ -75,11 +89,13 @@ def wrapped(handler: grpc.RpcMethodHandler, wrap: Callable[[Callable[..., Any]],
     return make(behaviour, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
 
 
-def _wrap(behaviour: Callable[..., Any], method: str, request_id: str) -> Callable[..., Any]:
+def _wrap(
+    behaviour: Callable[..., Any], method: str, request_id: str, trace: TraceContext | None, counts: CallCounts
+) -> Callable[..., Any]:
     if inspect.isasyncgenfunction(behaviour):
 
         async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            with _Call(method, request_id) as call:
+            with _Call(method, request_id, trace, counts) as call:
                 try:
                     # A call that is cancelled while it writes a response leaves the generator suspended. Close it at once.
                     async with contextlib.aclosing(behaviour(request, context)) as responses:
@@ -91,7 +107,7 @@ def _wrap(behaviour: Callable[..., Any], method: str, request_id: str) -> Callab
         return stream
 
     async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        with _Call(method, request_id) as call:
+        with _Call(method, request_id, trace, counts) as call:
             try:
                 return await behaviour(request, context)
             except Exception as error:
@@ -106,24 +122,31 @@ async def _abort(call: _Call, context: grpc.aio.ServicerContext, error: Exceptio
     if not isinstance(error, TriptychError):
         log.error("unexpected error", exc_info=error)
         error = InternalError(f"internal error ({type(error).__name__}); the service's log has the details")
-    call.outcome = error.reason
+    call.outcome, call.code = error.reason, error.code.name
     await abort_call(context, error)
 
 
 class _Call:
-    """The span of one call: sets the request id for the logs, and logs a line at the end."""
+    """The time of one call: sets the request id and the trace of its code and its logs, and logs and counts the call at the end."""
 
-    def __init__(self, method: str, request_id: str) -> None:
+    def __init__(self, method: str, request_id: str, trace: TraceContext | None, counts: CallCounts) -> None:
         self._method = method
         self._request_id = request_id
-        self.outcome = "ok"
+        self._trace = trace
+        self._counts = counts
+        #: How the call ended: for the log, and the name of its gRPC status.
+        self.outcome, self.code = "ok", "OK"
 
     def __enter__(self) -> _Call:
         self._start_s = time.monotonic()
         request_id_var.set(self._request_id)
+        trace_var.set(self._trace)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if kind is not None and issubclass(kind, (asyncio.CancelledError, GeneratorExit)):
-            self.outcome = "cancelled"
+            self.outcome, self.code = "cancelled", "CANCELLED"
+        elif kind is not None and self.code == "OK":
+            self.outcome, self.code = "unknown", "UNKNOWN"
+        self._counts[self._method, self.code] += 1
         log.debug("%s %s in %.1f ms", self._method, self.outcome, (time.monotonic() - self._start_s) * 1e3)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterable
-from wsgiref.simple_server import WSGIServer
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, Metric, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector, make_wsgi_app
 from triptych.errors import StartupError
 
 from triptych_common.rpc.control import Controllable, State
-from triptych_common.telemetry.metrics import gauge
+from triptych_common.rpc.interceptors import CallCounts
+from triptych_common.rpc.security.tls import Tls
+from triptych_common.telemetry.metrics import build_info, counter, gauge, labelled_counter, model_info
+from triptych_common.telemetry.tracing import Tracer
 
 #: Collects a service's own metrics. Called on the event loop, which owns the counted state.
 Collect = Callable[[], Iterable[Metric]]
@@ -25,12 +31,26 @@ class MetricsServer:
     Args:
         name: name of the service; the prefix of its metrics.
         collect: the service's metrics in addition to those that all services have.
+        calls: the gRPC calls that have ended.
+        tracer: the service's.
+        tls: the service's certificate; None without TLS.
     """
 
-    def __init__(self, name: str, service: Controllable, collect: Collect | None) -> None:
-        self._prefix = f"triptych_{name}"
+    def __init__(
+        self,
+        name: str,
+        service: Controllable,
+        collect: Collect | None,
+        calls: CallCounts,
+        tracer: Tracer,
+        tls: Tls | None = None,
+    ) -> None:
+        self._name = name
         self._service = service
         self._collect = collect
+        self._calls = calls
+        self._tracer = tracer
+        self._tls = tls
         self._server: WSGIServer | None = None
         self._thread: threading.Thread | None = None
 
@@ -40,10 +60,12 @@ class MetricsServer:
         ProcessCollector(registry=registry)
         registry.register(_OnLoop(asyncio.get_running_loop(), self._families))
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server = _listen(host, port, registry)
         except OSError as error:
             message = f"cannot listen on {host}:{port} (is the port taken?); choose another with --metrics-port"
             raise StartupError(message) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
         return int(self._server.server_port)
 
     async def stop(self) -> None:
@@ -57,12 +79,44 @@ class MetricsServer:
         await asyncio.to_thread(thread.join)
 
     def _families(self) -> list[Metric]:
-        service = self._service
+        service, prefix, model = self._service, f"triptych_{self._name}", self._service.model_info()
         return [
-            gauge(f"{self._prefix}_ready", "1 while requests are taken.", service.state == State.SERVER_STATE_SERVING),
-            gauge(f"{self._prefix}_live_requests", "Requests in hand.", service.num_live_requests),
+            build_info(self._name),
+            model_info(self._name, [model.name] if model is not None else ()),
+            gauge(f"{prefix}_ready", "1 while requests are taken.", service.state == State.SERVER_STATE_SERVING),
+            gauge(f"{prefix}_live_requests", "Requests in hand.", service.num_live_requests),
+            labelled_counter(f"{prefix}_grpc_calls", "gRPC calls that have ended.", ("method", "code"), self._calls),
+            counter(f"{prefix}_spans_dropped", "Spans that no collector got.", self._tracer.dropped_spans()),
+            *(self._tls.families(prefix) if self._tls is not None else ()),
             *(self._collect() if self._collect is not None else ()),
         ]
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread per scrape."""
+
+    daemon_threads = True
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(WSGIRequestHandler):
+    """Logs nothing."""
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the base class
+        pass
+
+
+def _listen(host: str, port: int, registry: CollectorRegistry) -> WSGIServer:
+    application = make_wsgi_app(registry)
+
+    def in_plain_text(environ: dict[str, Any], start_response: Any) -> Any:
+        # In OpenMetrics, which Prometheus prefers, the colon in vLLM's names would become an underscore.
+        return application({**environ, "HTTP_ACCEPT": "text/plain; version=0.0.4"}, start_response)
+
+    return make_server(host, port, in_plain_text, _Server6 if ":" in host else _Server, _Handler)
 
 
 class _OnLoop:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 from triptych.errors import StartupError, TriptychError
 from triptych.v1 import control_pb2, control_pb2_grpc
 
@@ -21,18 +21,22 @@ from triptych_common.host.open_files import raise_open_files_limit
 from triptych_common.rpc.channels import SERVER_OPTIONS
 from triptych_common.rpc.control import Controllable, ControlServicer, Health
 from triptych_common.rpc.identity import Identity
-from triptych_common.rpc.interceptors import CallInterceptor
+from triptych_common.rpc.interceptors import CallCounts, CallInterceptor
 from triptych_common.rpc.metrics_server import Collect, MetricsServer
+from triptych_common.rpc.security.access import AccessInterceptor, check_rules
+from triptych_common.rpc.security.tls import Tls
 from triptych_common.settings import GrpcServiceSettings, ServiceSettings
 from triptych_common.telemetry.logs import configure_logging
+from triptych_common.telemetry.tracing import Tracer
 
 log = logging.getLogger(__name__)
 #: Time for streams that carry no requests, e.g. health watches, to end once the service is idle, in seconds.
 _IDLE_STREAMS_GRACE_S = 0.5
+_REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
 
 class ServiceServer:
-    """The two gRPC servers of one service: its own port and its control port.
+    """The gRPC servers of one service: its own port, its control port, and a port for health checks if one is set.
 
     Args:
         name: frontend, encoder or engine.
@@ -41,7 +45,9 @@ class ServiceServer:
         controllable: answers the control port.
         collect: the service's metrics in addition to those that all services have, when `metrics_port` is set.
         interceptors: around the calls of the service's own port, after the common one.
-        credentials: of the service's own port; None for no TLS.
+        tls: for the service's own port and its control port; None for no TLS. It is watched while the server runs.
+        credentials: of the service's own port, instead of `tls`.
+        sampling_ratio: see Tracer.
     """
 
     def __init__(
@@ -53,25 +59,33 @@ class ServiceServer:
         controllable: Controllable,
         collect: Collect | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        tls: Tls | None = None,
         credentials: grpc.ServerCredentials | None = None,
+        sampling_ratio: float = 1.0,
     ) -> None:
         self._settings = settings
         self._interceptors = interceptors
+        self._tls = tls
         self._credentials = credentials
         self._services = services
         self._register = register
         self._controllable = controllable
         self.identity = Identity(name, settings)
+        self.tracer = Tracer.to_collector(name, self.identity.id, settings.otlp_traces_endpoint, sampling_ratio)
         self.health = Health(tuple(service.full_name for service in services))
         self._control_servicer = ControlServicer(self.identity, controllable, settings)
-        self._metrics = MetricsServer(name, controllable, collect)
+        self._calls = CallCounts()
+        self._metrics = MetricsServer(name, controllable, collect, self._calls, self.tracer, tls)
         self.port = 0
         self.control_port = 0
+        #: None while there is none.
+        self.health_port: int | None = None
+        self._watch: asyncio.Task[None] | None = None
         #: None while metrics are off.
         self.metrics_port: int | None = None
 
     async def start(self) -> None:
-        """Listen on all ports, alive but not ready. Raises StartupError when a port is taken."""
+        """Listen on all ports, alive but not ready. Raises StartupError when a port is taken, or a method has no rule of access."""
         self._main = self._server(self._services, self._interceptors)
         self._register(self._main)
         control_descriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
@@ -80,20 +94,32 @@ class ServiceServer:
         await self.health.set_alive()
         await self.health.set_ready(False)
         settings = self._settings
-        self.port = self.identity.port = bind(self._main, settings.host, settings.port, "--port", self._credentials)
-        self.control_port = bind(self._control, settings.control_host, settings.resolved_control_port, "--control-port")
+        own, control = (self._tls.server_credentials() if self._tls is not None else None for _ in range(2))
+        self.port = self.identity.port = bind(self._main, settings.host, settings.port, "--port", own or self._credentials)
+        self.control_port = bind(self._control, settings.control_host, settings.resolved_control_port, "--control-port", control)
+        if settings.health_port is not None:
+            self._health = grpc.aio.server(options=SERVER_OPTIONS)
+            health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, self._health)
+            self.health_port = bind(self._health, settings.host, settings.health_port, "--health-port")
+            await self._health.start()
         if settings.metrics_port is not None:
             self.metrics_port = self._metrics.start(settings.host, settings.metrics_port)
         await self._main.start()
         await self._control.start()
-        log.info("listening on %s:%d, control on %s:%d", settings.host, self.port, settings.control_host, self.control_port)
+        if self._tls is not None:
+            self._watch = asyncio.create_task(self._tls.watch(), name="certificates")
+        secured = " with mutual TLS" if self._tls is not None else ""
+        control_host = settings.control_host
+        log.info("listening on %s:%d%s, control on %s:%d", settings.host, self.port, secured, control_host, self.control_port)
         if self.metrics_port is not None:
             log.info("metrics at http://%s:%d/metrics", settings.host, self.metrics_port)
 
     def _server(
         self, services: Sequence[ServiceDescriptor], interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
     ) -> grpc.aio.Server:
-        server = grpc.aio.server(interceptors=[CallInterceptor(), *interceptors], options=SERVER_OPTIONS)
+        check_rules([*services, health_pb2.DESCRIPTOR.services_by_name["Health"], _REFLECTION])
+        first = [AccessInterceptor(self._tls)] if self._tls is not None else []
+        server = grpc.aio.server(interceptors=[*first, CallInterceptor(self._calls), *interceptors], options=SERVER_OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, server)
         names = [service.full_name for service in services]
         names += [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
@@ -108,7 +134,12 @@ class ServiceServer:
             if not await self._drain(grace_s):
                 log.warning("%d requests did not end within %g s", self._controllable.num_live_requests, grace_s)
         streams_s = min(_IDLE_STREAMS_GRACE_S, grace_s)
-        await asyncio.gather(self._main.stop(streams_s), self._control.stop(streams_s), self._metrics.stop())
+        servers = [self._main, self._control, *([self._health] if self.health_port is not None else [])]
+        await asyncio.gather(*(server.stop(streams_s) for server in servers), self._metrics.stop())
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        await self.tracer.close()
 
     async def _drain(self, grace_s: float) -> bool:
         # This drain may have to wait for an operator's drain or sleep, which may take longer.

@@ -8,16 +8,19 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
-from triptych.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
+from triptych.errors import InvalidRequestError, MediaNotFoundError, ServiceUnavailableError, TriptychError
 from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.media.key import canonical_options, media_key
 from triptych_common.rpc.status import to_request_error
+from triptych_common.telemetry.trace_context import TraceContext
+from triptych_common.telemetry.tracing import OFF, Tracer
 
 from triptych_encoder.cache.evictions import EvictionFeed
 from triptych_encoder.cache.wire import chunks
 from triptych_encoder.encoding_queue import ItemRequest
 from triptych_encoder.media.options import parse_options
 from triptych_encoder.pipeline import EncodingPipeline, LeasedItem
+from triptych_encoder.rpc.item_trace import FetchTrace, ItemTrace
 
 log = logging.getLogger(__name__)
 _KEY_BYTES = 32
@@ -35,8 +38,15 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         instance: returns the identity of this encoder.
     """
 
-    def __init__(self, evictions: EvictionFeed, max_items_per_request: int, instance: Callable[[], common_pb2.Instance]) -> None:
+    def __init__(
+        self,
+        evictions: EvictionFeed,
+        max_items_per_request: int,
+        instance: Callable[[], common_pb2.Instance],
+        tracer: Tracer = OFF,
+    ) -> None:
         self._instance = instance
+        self._tracer = tracer
         self._evictions = evictions
         self._max_items = max_items_per_request
         self._pipeline: EncodingPipeline | None = None
@@ -90,13 +100,21 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
 
     async def _encode_item(self, item: encoder_pb2.EncodeItem, lease_s: float) -> encoder_pb2.EncodeResult:
         start_s = time.perf_counter()
+        trace = ItemTrace(self._tracer, item.key, item.modality)
         try:
-            leased = await self._attached.get_or_encode(await self._checked(item), lease_s)
-        except TriptychError as error:
-            return encoder_pb2.EncodeResult(key=item.key, error=to_request_error(error))
+            leased = await self._attached.get_or_encode(await self._checked(item, trace.context), lease_s)
+        except asyncio.CancelledError as error:
+            trace.fail(error)
+            raise
         except Exception as error:
-            log.error("unexpected error on item %s", item.key.hex()[:12], exc_info=error)
-            return encoder_pb2.EncodeResult(key=item.key, error=to_request_error(error))
+            trace.fail(error)
+            # A missing item is part of the protocol: the caller sends the file.
+            if isinstance(error, MediaNotFoundError):
+                return encoder_pb2.EncodeResult(key=item.key, error=to_request_error(error))
+            if not isinstance(error, TriptychError):
+                log.error("unexpected error on item %s", item.key.hex()[:12], exc_info=error)
+            return encoder_pb2.EncodeResult(key=item.key, error=self._failed(error))
+        trace.end(leased)
         _log_item(item, leased, time.perf_counter() - start_s)
         times = leased.times
         return encoder_pb2.EncodeResult(
@@ -109,7 +127,13 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             ),
         )
 
-    async def _checked(self, item: encoder_pb2.EncodeItem) -> ItemRequest:
+    def _failed(self, error: Exception) -> common_pb2.RequestError:
+        """Count the error of an item or a fetch, and convert it."""
+        failure = to_request_error(error)
+        self._attached.counters.errors[failure.reason] += 1
+        return failure
+
+    async def _checked(self, item: encoder_pb2.EncodeItem, trace: TraceContext | None) -> ItemRequest:
         _check_key(item.key)
         self._attached.counters.num_uploaded_bytes += len(item.data)
         if item.modality not in self._description.modalities:
@@ -128,7 +152,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                     limit=expected.hex(),
                     value=item.key.hex(),
                 )
-        return ItemRequest(item.key, item.modality, data, options)
+        return ItemRequest(item.key, item.modality, data, options, trace)
 
     async def Fetch(
         self, request: encoder_pb2.FetchRequest, context: grpc.aio.ServicerContext
@@ -146,18 +170,30 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             "timeout_s", request.timeout_s if request.HasField("timeout_s") else _FETCH_TIMEOUT_S, 0.0, _MAX_FETCH_TIMEOUT_S
         )
         deadline_s = time.monotonic() + timeout_s
-        for key in request.keys:
-            try:
-                _check_key(key)
-                item = await pipeline.wait_for(key, max(0.0, deadline_s - time.monotonic()))
-            except Exception as error:
-                # Report the error for this item only. Unexpected errors are reported as internal; they were logged where they
-                # occurred.
-                yield encoder_pb2.FetchResponse(key=key, last_chunk_of_item=True, error=to_request_error(error))
-                continue
-            for chunk in chunks(key, item, chunk_bytes):
-                pipeline.counters.num_fetched_bytes += len(chunk.data)
-                yield chunk
+        trace = FetchTrace(self._tracer)
+        try:
+            for key in request.keys:
+                start_s = time.perf_counter()
+                try:
+                    _check_key(key)
+                    item = await pipeline.wait_for(key, max(0.0, deadline_s - time.monotonic()))
+                except Exception as error:
+                    # Report the error for this item only. Unexpected errors are reported as internal; they were logged where they
+                    # occurred.
+                    trace.fail(error)
+                    yield encoder_pb2.FetchResponse(key=key, last_chunk_of_item=True, error=self._failed(error))
+                    continue
+                trace.found()
+                for chunk in chunks(key, item, chunk_bytes):
+                    pipeline.counters.num_fetched_bytes += len(chunk.data)
+                    trace.num_bytes += len(chunk.data)
+                    yield chunk
+                pipeline.counters.fetch.observe(time.perf_counter() - start_s)
+        except BaseException as error:
+            trace.fail(error)
+            raise
+        finally:
+            trace.end()
 
     async def Lookup(self, request: encoder_pb2.LookupRequest, context: grpc.aio.ServicerContext) -> encoder_pb2.LookupResponse:
         return encoder_pb2.LookupResponse(tiers=await self._attached.lookup(request.keys))

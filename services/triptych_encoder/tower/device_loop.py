@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from triptych.errors import InternalError
+from triptych_common.telemetry.histogram import SIZES, TOKENS, Histogram
 
 from triptych_encoder.cache.item import EncodedItem, PreprocessedItem, encoded
 
@@ -66,6 +67,8 @@ class DeviceLoop:
         self._changed = threading.Condition()
         self._stopping = False
         self._tower: ItemEncoder | None = None
+        #: Items and embeddings of each batch. The device thread writes them.
+        self.batch_size, self.batch_embeddings = Histogram(SIZES), Histogram(TOKENS)
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     def start(self) -> None:
@@ -168,6 +171,8 @@ class DeviceLoop:
                 self._encode([job])
             return
         encode_s = time.perf_counter() - start_s
+        self.batch_size.observe(len(batch))
+        self.batch_embeddings.observe(sum(job.item.num_tokens for job in batch))
         for job, embeddings in zip(batch, results, strict=True):
             self._finish(job, embeddings, start_s - job.submitted_s, encode_s)
 

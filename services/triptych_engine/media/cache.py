@@ -169,7 +169,7 @@ class EmbeddingCache:
 
     def _order(self, entry: _Entry, item: MediaItem) -> None:
         self._num_orders += 1
-        order = FetchOrder(self._num_orders, item.key, item.encoder_id, item.lease_id, item.num_tokens, item.modality)
+        order = FetchOrder(self._num_orders, item.key, item.encoder_id, item.lease_id, item.num_tokens, item.modality, item.trace)
         item.ask(EmbeddingSource.ENCODER)
         entry.order = order
         self._fetching[order.number] = entry

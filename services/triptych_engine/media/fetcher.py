@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import grpc
@@ -17,6 +19,11 @@ from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
 from triptych_common.rpc.channels import was_closed
 from triptych_common.rpc.tensors import DTYPE_NAMES, num_bytes
+from triptych_common.rpc.tracing import trace_metadata
+from triptych_common.telemetry.attributes import MEDIA_KEY, MEDIA_NUM_BYTES
+from triptych_common.telemetry.histogram import SECONDS, Histogram
+from triptych_common.telemetry.trace_context import trace_var
+from triptych_common.telemetry.tracing import OFF, SpanKind, Tracer
 
 from triptych_engine.media.item import Embeddings, EmbeddingTensor, FetchOrder, MediaTraits, Modality
 
@@ -35,6 +42,16 @@ _EXPONENTS = {"float32": ("<u4", 0x7F80_0000), "float16": ("<u2", 0x7C00), "bflo
 Deliver = Callable[[int, Embeddings | TriptychError], None]
 
 
+@dataclass
+class FetchStatistics:
+    """Counts since the start. The event loop writes them."""
+
+    #: From an order to its embeddings, in seconds. It includes the wait for an item that is still being encoded.
+    seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    num_failures: int = 0
+    num_bytes: int = 0
+
+
 class EmbeddingFetcher:
     """Fetches each order with its own gRPC stream.
 
@@ -43,13 +60,24 @@ class EmbeddingFetcher:
         traits: what embeddings must look like.
         timeout_s: longest wait for an item, including its encoding.
         deliver: receives results; called on the event loop.
+        statistics: where the fetches are counted.
     """
 
-    def __init__(self, encoders: Pool[EncoderConnection], traits: MediaTraits, timeout_s: float, deliver: Deliver) -> None:
+    def __init__(
+        self,
+        encoders: Pool[EncoderConnection],
+        traits: MediaTraits,
+        timeout_s: float,
+        deliver: Deliver,
+        statistics: FetchStatistics | None = None,
+        tracer: Tracer = OFF,
+    ) -> None:
         self._encoders = encoders
+        self._tracer = tracer
         self._traits = traits
         self._timeout_s = timeout_s
         self._deliver = deliver
+        self._statistics = statistics or FetchStatistics()
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[int, asyncio.Task[None]] = {}  # number of an order -> its fetch
         self._releases: set[asyncio.Task[None]] = set()
@@ -83,21 +111,30 @@ class EmbeddingFetcher:
 
     async def _run(self, order: FetchOrder) -> None:
         result: Embeddings | TriptychError
+        start_s = time.perf_counter()
         try:
-            result = await self._fetch(order)
+            trace_var.set(order.trace)
+            with self._tracer.part(f"fetch {order.modality.value}", SpanKind.CLIENT) as span:
+                result = await self._fetch(order)
+                self._statistics.seconds.observe(time.perf_counter() - start_s)
+                self._statistics.num_bytes += result.num_bytes
+                if span is not None:
+                    span.attributes |= {MEDIA_KEY: order.key.hex()[:12], MEDIA_NUM_BYTES: result.num_bytes}
         except TriptychError as error:
             result = error
         except Exception as error:
             log.exception("unexpected error while embeddings were fetched from %s", order.encoder_id)
             result = InternalError(f"embeddings could not be fetched ({type(error).__name__}); the engine's log has the details")
         if isinstance(result, TriptychError):
+            self._statistics.num_failures += 1
             log.warning("no embeddings of %s from %s: %s", order.key.hex()[:12], order.encoder_id, result)
         self._deliver(order.number, result)
 
     async def _fetch(self, order: FetchOrder) -> Embeddings:
         encoder = await self._encoder(order.encoder_id)
         try:
-            embeddings = await self._receive(encoder.stub, order)
+            with encoder.in_use():
+                embeddings = await self._receive(encoder.stub, order)
         except grpc.aio.AioRpcError as error:
             raise _unavailable(from_rpc_error(error), error.code().name, encoder.address) from error
         except (grpc.aio.UsageError, asyncio.CancelledError) as error:
@@ -107,7 +144,7 @@ class EmbeddingFetcher:
             raise EmbeddingUnavailableError(f"the encoder at {encoder.address} is no longer listed") from error
         await asyncio.to_thread(_check_finite, embeddings)
         if order.lease_id:
-            task = asyncio.create_task(_release(encoder.stub, order.lease_id), name="release lease")
+            task = asyncio.create_task(_release(encoder, order.lease_id), name="release lease")
             self._releases.add(task)
             task.add_done_callback(self._releases.discard)
         return embeddings
@@ -125,7 +162,7 @@ class EmbeddingFetcher:
     async def _receive(self, stub: encoder_pb2_grpc.EncoderServiceStub, order: FetchOrder) -> Embeddings:
         receiver = _Receiver(order, self._traits)
         request = encoder_pb2.FetchRequest(keys=[order.key], timeout_s=self._timeout_s)
-        async for chunk in stub.Fetch(request, timeout=self._timeout_s + _GRACE_S):
+        async for chunk in stub.Fetch(request, timeout=self._timeout_s + _GRACE_S, metadata=trace_metadata()):
             if chunk.HasField("error"):
                 raise _unavailable(from_request_error(chunk.error), "", order.encoder_id)
             receiver.take(chunk)
@@ -204,8 +241,9 @@ def _check_finite(embeddings: Embeddings) -> None:
             raise InternalError(f"the encoder's {name} holds numbers that are not finite")
 
 
-async def _release(stub: encoder_pb2_grpc.EncoderServiceStub, lease_id: str) -> None:
+async def _release(encoder: EncoderConnection, lease_id: str) -> None:
     try:
-        await stub.Release(encoder_pb2.ReleaseRequest(lease_ids=[lease_id]), timeout=_RELEASE_TIMEOUT_S)
-    except grpc.aio.AioRpcError as error:
-        log.debug("a lease was not released: %s", error.details())
+        with encoder.in_use():
+            await encoder.stub.Release(encoder_pb2.ReleaseRequest(lease_ids=[lease_id]), timeout=_RELEASE_TIMEOUT_S)
+    except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+        log.debug("a lease was not released: %s", error)

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Protocol
 
 import numpy as np
+from triptych_common.telemetry.trace_context import TraceContext
 
 
 class Modality(Enum):
@@ -100,6 +101,8 @@ class MediaItem:
     layout: Mapping[str, np.ndarray] = field(default_factory=dict)
     num_tokens: int = 0
     end: int = 0  # one past its last token in the prompt
+    #: The place of its sequence in a trace; None if the sequence is not traced.
+    trace: TraceContext | None = None
     source: EmbeddingSource | None = None
     asked_time: float | None = None
     fetch_s: float = 0.0
@@ -236,6 +239,8 @@ class FetchOrder:
     lease_id: str
     num_tokens: int
     modality: Modality
+    #: The place of the sequence that ordered it in a trace.
+    trace: TraceContext | None = None
 
 
 class Fetcher(Protocol):

@@ -6,9 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+
+from triptych_common.telemetry.tracing import OFF, Span, Tracer
 
 from triptych_engine.core import Load
+from triptych_engine.rpc.sequence_trace import end_sequence
 from triptych_engine.scheduling.output import SequenceOutput
+from triptych_engine.scheduling.statistics import RequestStatistics
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +28,8 @@ class Route:
     mailbox: Mailbox
     request_id: str
     index: int
+    #: The span of the sequence; None if it is not traced.
+    span: Span | None = None
 
 
 #: An output and its route.
@@ -43,9 +50,13 @@ class Mailbox:
         self.is_going_away = False
         self.request_ids: set[str] = set()  # live sequences of this stream, by the engine's own ids
 
-    def expect(self, request_id: str, sequence_ids: Sequence[str]) -> None:
-        """Route the outputs of a request's sequences to this mailbox. Raises KeyError if the request id already has a route."""
-        self._outbox.route(request_id, sequence_ids, self)
+    def expect(self, request_id: str, sequence_ids: Sequence[str], spans: Sequence[Span] = ()) -> None:
+        """Route the outputs of a request's sequences to this mailbox. Raises KeyError if the request id already has a route.
+
+        Args:
+            spans: one per sequence, or none.
+        """
+        self._outbox.route(request_id, sequence_ids, self, spans)
         self.request_ids.update(sequence_ids)
 
     def put(self, step: int, outputs: list[Addressed], load: Load) -> None:
@@ -96,9 +107,11 @@ class Mailbox:
 class Outbox:
     """Routes outputs by request id. All methods except `publish` are called on the event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_load: Callable[[Load], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_load: Callable[[Load], None], tracer: Tracer = OFF) -> None:
         self._loop = loop
+        self._tracer = tracer
         self._on_load = on_load
+        self.statistics = RequestStatistics()
         self._routes: dict[str, Route] = {}  # by the engine's id of a sequence
         self._sequences: dict[str, list[str]] = {}  # request id -> its live sequences, by the engine's ids
         self._idle = asyncio.Event()
@@ -116,11 +129,12 @@ class Outbox:
             if not self._loop.is_closed():
                 raise
 
-    def route(self, request_id: str, sequence_ids: Sequence[str], mailbox: Mailbox) -> None:
+    def route(self, request_id: str, sequence_ids: Sequence[str], mailbox: Mailbox, spans: Sequence[Span] = ()) -> None:
         if request_id in self._sequences:
             raise KeyError(request_id)
         self._sequences[request_id] = list(sequence_ids)
-        self._routes.update((one, Route(mailbox, request_id, index)) for index, one in enumerate(sequence_ids))
+        places = zip_longest(sequence_ids, spans)
+        self._routes.update((one, Route(mailbox, request_id, index, span)) for index, (one, span) in enumerate(places))
         self._idle.clear()
 
     def unroute(self, sequence_id: str) -> None:
@@ -154,8 +168,11 @@ class Outbox:
                     "%s after %d tokens",
                     output.finish_reason.value,
                     (output.usage or (0, 0, 0))[1],
-                    extra={"request_id": output.request_id},
+                    extra={"request_id": output.request_id, "trace": route.span and route.span.context},
                 )
+                self.statistics.ended(output)
+                if route.span is not None:
+                    end_sequence(self._tracer, route.span, output)
                 self.unroute(output.request_id)
                 route.mailbox.request_ids.discard(output.request_id)
         for mailbox, own in by_mailbox.items():

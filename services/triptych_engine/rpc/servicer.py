@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 import grpc
@@ -17,6 +19,9 @@ from triptych.errors import (
 )
 from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.model.pooling import PoolingModel
+from triptych_common.rpc.tracing import usage_attributes
+from triptych_common.telemetry.attributes import NUM_INPUTS
+from triptych_common.telemetry.tracing import OFF, Span, SpanKind, Tracer
 
 from triptych_engine.core import EngineCore, Load
 from triptych_engine.media.item import TEXT_ONLY, MediaTraits
@@ -24,6 +29,7 @@ from triptych_engine.rpc.convert import load_message, num_refusals, output_messa
 from triptych_engine.rpc.convert_pooling import add_usage, pooled_tensor, to_pooling_requests
 from triptych_engine.rpc.outbox import Mailbox, Outbox, Route
 from triptych_engine.rpc.preparation import Preparation
+from triptych_engine.rpc.sequence_trace import begin_sequences, trace_media
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import FinishReason, Request
 
@@ -37,8 +43,9 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         instance: returns the description of this engine.
     """
 
-    def __init__(self, outbox: Outbox, instance: Callable[[], common_pb2.Instance]) -> None:
+    def __init__(self, outbox: Outbox, instance: Callable[[], common_pb2.Instance], tracer: Tracer = OFF) -> None:
         self._outbox = outbox
+        self._tracer = tracer
         self._instance = instance
         self._core: EngineCore | None = None
         self._model = common_pb2.ModelInfo()
@@ -94,16 +101,28 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         if self._refusal is not None:
             raise ServiceUnavailableError(self._refusal, retry_after_s=5.0)
 
-    def _submit(self, message: engine_pb2.EngineRequest, mailbox: Mailbox) -> None:
-        self._check_accepting()
-        if self._pooling is not None:
-            raise UnimplementedError(f"this engine generates no text; it serves {self._model.name} for Embed")
-        requests = to_requests(message, self._model, self._capacity_tokens, self._traits)
-        self._start(message.request_id, requests, mailbox)
-
-    def _start(self, request_id: str, requests: Sequence[Request], mailbox: Mailbox) -> None:
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count an error that refuses a request before the step loop knows it."""
         try:
-            mailbox.expect(request_id, [request.request_id for request in requests])
+            yield
+        except Exception as error:
+            self._outbox.statistics.refused(error)
+            raise
+
+    def _submit(self, message: engine_pb2.EngineRequest, mailbox: Mailbox) -> None:
+        with self._counted():
+            self._check_accepting()
+            if self._pooling is not None:
+                raise UnimplementedError(f"this engine generates no text; it serves {self._model.name} for Embed")
+            start_ns = time.time_ns()
+            requests = to_requests(message, self._model, self._capacity_tokens, self._traits)
+            spans = begin_sequences(self._tracer, message, requests, start_ns)
+            self._start(message.request_id, requests, mailbox, spans)
+
+    def _start(self, request_id: str, requests: Sequence[Request], mailbox: Mailbox, spans: Sequence[Span] = ()) -> None:
+        try:
+            mailbox.expect(request_id, [request.request_id for request in requests], spans)
         except KeyError as error:
             raise DuplicateRequestError(f"request id {request_id!r} is in use", field="request_id", value=request_id) from error
         self._preparation.add(self._attached_core, requests)
@@ -197,20 +216,27 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     async def Embed(
         self, request: engine_pb2.EngineServiceEmbedRequest, context: grpc.aio.ServicerContext
     ) -> engine_pb2.EngineServiceEmbedResponse:
-        self._check_accepting()
-        requests = to_pooling_requests(request, self._model, self._pooling, self._traits)
+        with self._counted():
+            self._check_accepting()
+            requests = to_pooling_requests(request, self._model, self._pooling, self._traits)
         numbers = {one.request_id: number for number, one in enumerate(requests)}
         mailbox, pooled, usage = Mailbox(self._outbox), dict[str, common_pb2.Tensor](), common_pb2.Usage()
-        try:
-            for one in requests:
-                self._start(one.request_id, [one], mailbox)
-            mailbox.end_when_idle()
-            while (taken := await mailbox.take()) is not None:
-                for route, output in taken[1]:
-                    pooled[route.request_id] = pooled_tensor(output, f"requests[{numbers[route.request_id]}]")
-                    add_usage(usage, output)
-        finally:
-            self._abort_rest(mailbox)
+        # One span for all of them: a call may have thousands.
+        with self._tracer.part("embed", SpanKind.SERVER) as span:
+            if span is not None:
+                trace_media([span] * len(requests), requests)
+            try:
+                for one in requests:
+                    self._start(one.request_id, [one], mailbox)
+                mailbox.end_when_idle()
+                while (taken := await mailbox.take()) is not None:
+                    for route, output in taken[1]:
+                        pooled[route.request_id] = pooled_tensor(output, f"requests[{numbers[route.request_id]}]")
+                        add_usage(usage, output)
+            finally:
+                self._abort_rest(mailbox)
+            if span is not None:
+                span.attributes |= {NUM_INPUTS: len(requests), **usage_attributes(usage)}
         return engine_pb2.EngineServiceEmbedResponse(embeddings=[pooled[one.request_id] for one in requests], usage=usage)
 
     async def WatchLoad(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 
@@ -10,6 +11,8 @@ from triptych.errors import InternalError, InvalidRequestError, TriptychError
 
 from triptych_engine.media.item import NO_MEDIA, EmbeddingSlice, EmbeddingSource, Modality, PromptMedia
 from triptych_engine.scheduling.request import FinishReason, PoolingParams, Request, SamplingParams, TokenLogprobs
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -106,6 +109,8 @@ class Timings:
     prefill_s: float
     decode_s: float
     num_preemptions: int
+    #: From the arrival of the request to each of its preemptions.
+    preempted_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +165,14 @@ def last_output(request: Request, error: TriptychError | None = None) -> Sequenc
     )
 
 
+def failed_output(request: Request, error: Exception) -> SequenceOutput:
+    """The last output of a request that ended because of an error in this engine."""
+    log.error("request %s failed in the scheduler", request.request_id, exc_info=error)
+    return last_output(
+        request, InternalError(f"the request failed in the engine's scheduler ({type(error).__name__}); see the log")
+    )
+
+
 def _media_usage(request: Request) -> MediaUsage:
     media, num_cached = request.media, request.num_cached_tokens or 0
     spared = EmbeddingSource.PREFIX_CACHE
@@ -180,4 +193,5 @@ def _timings(request: Request) -> Timings:
         prefill_s=first_token - scheduled,
         decode_s=now - first_token,
         num_preemptions=request.num_preemptions,
+        preempted_s=tuple(at - request.arrival_time for at in request.preemption_times),
     )

@@ -128,6 +128,8 @@ class Request:
     #: Prompt tokens that were found in the prefix cache at the first admission.
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
+    #: When it was preempted.
+    preemption_times: tuple[float, ...] = ()
     #: KV blocks, in order of the tokens that they hold.
     block_ids: list[int] = field(default_factory=list)
     #: Chained hash of each full block of tokens, as far as computed.
@@ -140,6 +142,8 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] | None = field(default_factory=list)
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
+    #: When the newest tokens came.
+    last_token_time: float = 0.0
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)

@@ -11,11 +11,11 @@ through the transitions of RequestStates.
 
 from __future__ import annotations
 
-import logging
 import time
+from bisect import bisect_left
 from collections.abc import Iterable
 
-from triptych.errors import DuplicateRequestError, InternalError, QueueFullError, TriptychError
+from triptych.errors import DuplicateRequestError, QueueFullError, TriptychError
 
 from triptych_engine.media.cache import EmbeddingCache
 from triptych_engine.media.gate import MediaGate
@@ -23,13 +23,12 @@ from triptych_engine.media.item import Embeddings, FetchOrder
 from triptych_engine.media.needs import MediaNeeds
 from triptych_engine.scheduling.in_flight import ScheduledRequest
 from triptych_engine.scheduling.kv_cache import KVCacheManager
-from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput, StepResult, last_output
+from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput, StepResult, failed_output, last_output
 from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.planner import StepPlanner
 from triptych_engine.scheduling.request import FinishReason, Request, RequestStatus
 from triptych_engine.scheduling.states import RequestStates
-
-log = logging.getLogger(__name__)
+from triptych_engine.scheduling.statistics import StepStatistics
 
 
 class Scheduler:
@@ -61,11 +60,10 @@ class Scheduler:
         pacer: StepPacer | None = None,
     ) -> None:
         self.kv_cache = kv_cache
-        self._max_num_seqs = max_num_seqs
-        self._max_waiting = max_waiting
-        self._max_model_len = max_model_len
-        self._embeddings = EmbeddingCache(max_embeddings, max_kept_tokens=kv_cache.capacity_tokens)
-        self._needs = MediaNeeds(self._embeddings)
+        self._max_num_seqs, self._max_waiting, self._max_model_len = max_num_seqs, max_waiting, max_model_len
+        self.statistics = StepStatistics()
+        self.embeddings = EmbeddingCache(max_embeddings, max_kept_tokens=kv_cache.capacity_tokens)
+        self._needs = MediaNeeds(self.embeddings)
         self._states = RequestStates(kv_cache, self._needs)
         self._gate = MediaGate(
             self._needs,
@@ -160,23 +158,23 @@ class Scheduler:
     def take_fetches(self) -> tuple[list[FetchOrder], list[int]]:
         """Embeddings to fetch now, and numbers of earlier orders to cancel. Must be called after each change."""
         self._unpark(self._needs.acquire())
-        return self._embeddings.take_orders()
+        return self.embeddings.take_orders()
 
     def ids_awaiting(self, number: int) -> list[str]:
         """The ids of requests that wait for a fetch order."""
-        return self._embeddings.waiting_ids(number)
+        return self.embeddings.waiting_ids(number)
 
     def arrive(self, number: int, result: Embeddings | TriptychError) -> list[SequenceOutput]:
         """Process the result of a fetch order; returns the last outputs of the requests that fail with it."""
         if not isinstance(result, TriptychError):
-            self._unpark(self._embeddings.arrive(number, result))
+            self._unpark(self.embeddings.arrive(number, result))
             return []
         failed = dict(self._needs.fail(number, result))
         return [output for request_id, error in failed.items() for output in self.fail([request_id], error)]
 
     def reset_caches(self) -> int:
         """Drop cached prefixes and unused embeddings; returns how many prefixes were dropped."""
-        self._embeddings.clear_unused()
+        self.embeddings.clear_unused()
         return self.kv_cache.pool.reset_cache()
 
     def _unpark(self, request_ids: Iterable[str]) -> None:
@@ -199,12 +197,14 @@ class Scheduler:
         If a request raises an error, only that request fails: see `take_failed`.
         """
         plan = self._planner.plan()
-        self._failed += [_failed_output(request, error) for request, error in plan.failed]
+        self._failed += [failed_output(request, error) for request, error in plan.failed]
         self._num_steps += 1
         output = plan.output
         output.step_id = self._num_steps
-        output.awaits_embeddings = self._embeddings.num_fetching > 0
+        output.awaits_embeddings = self.embeddings.num_fetching > 0
         output.dropped = self._states.take_dropped()
+        for new in output.new:
+            self.statistics.admitted(self._states.live[new.request_id])
         self._states.in_flight.launched(output.step_id, list(plan.scheduled.values()))
         return output
 
@@ -217,6 +217,7 @@ class Scheduler:
 
     def observe(self, scheduled: SchedulerOutput, step_s: float) -> None:
         """Learn how long a step took."""
+        self.statistics.completed(scheduled, step_s)
         if self._pacer is not None and scheduled.num_scheduled_tokens:
             counts, encoding = (scheduled.num_decoding, scheduled.num_prompt_tokens), scheduled.awaits_embeddings
             self._pacer.observe(*counts, step_s, encoding=encoding)
@@ -226,13 +227,13 @@ class Scheduler:
 
         If a request raises an error, only that request fails.
         """
-        outputs = []
+        outputs, now = [], time.monotonic()
         for one in self._live_of(scheduled):
             try:
-                output = self._update_request(one, result)
+                output = self._update_request(one, result, now)
             except Exception as error:
                 self._states.finish(one.request, FinishReason.ERROR)
-                output = _failed_output(one.request, error)
+                output = failed_output(one.request, error)
             if output is not None:
                 outputs.append(output)
         return outputs
@@ -245,7 +246,7 @@ class Scheduler:
         """The requests of a step that is over, without those that ended while it ran."""
         return [one for one in self._states.completed(scheduled.step_id) if one.request.status is not RequestStatus.FINISHED]
 
-    def _update_request(self, scheduled: ScheduledRequest, result: StepResult) -> SequenceOutput | None:
+    def _update_request(self, scheduled: ScheduledRequest, result: StepResult, now: float) -> SequenceOutput | None:
         request, request_id = scheduled.request, scheduled.request.request_id
         if request_id in result.errors or request_id in result.refusals:
             return self._finish(request, FinishReason.ERROR, result.error(request_id))
@@ -263,7 +264,14 @@ class Scheduler:
         num_before = len(request.token_ids)
         reason: FinishReason | None = FinishReason.LENGTH
         if request.first_token_time is None:
-            request.first_token_time = time.monotonic()
+            request.first_token_time = now
+            if request.sampling.max_tokens:
+                self.statistics.first_token.observe(now - request.arrival_time)
+        else:  # as `Histogram.observe`, without the call
+            gaps, gap_s = self.statistics.gaps, now - request.last_token_time
+            gaps.counts[bisect_left(gaps.bounds, gap_s)] += 1
+            gaps.total += gap_s
+        request.last_token_time = now
         if request.sampling.max_tokens:  # with 0, only the prompt was to be computed
             reason = request.append(token_ids, is_complete=request_id in result.complete)
         num_new_tokens = len(request.token_ids) - num_before
@@ -290,11 +298,3 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError unless requests, steps in flight, blocks and embeddings agree. For tests."""
         self._states.check_integrity()
-
-
-def _failed_output(request: Request, error: Exception) -> SequenceOutput:
-    """The last output of a request that ended because of an error in this engine."""
-    log.error("request %s failed in the scheduler", request.request_id, exc_info=error)
-    return last_output(
-        request, InternalError(f"the request failed in the engine's scheduler ({type(error).__name__}); see the log")
-    )

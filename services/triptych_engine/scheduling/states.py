@@ -110,6 +110,7 @@ class RequestStates:
         if request.prompt_logprobs is not None:
             request.prompt_logprobs = []  # they will be computed again
         request.num_preemptions += 1
+        request.preemption_times += (time.monotonic(),)
         self.num_preemptions += 1
         self._wait(request)
 

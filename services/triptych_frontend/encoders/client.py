@@ -23,6 +23,7 @@ import grpc
 from triptych.errors import (
     Code,
     EmbeddingUnavailableError,
+    InternalError,
     InvalidRequestError,
     QueueFullError,
     ServiceUnavailableError,
@@ -32,11 +33,17 @@ from triptych.status import from_request_error, from_rpc_error, has_details
 from triptych.v1 import encoder_pb2
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.rpc.channels import was_closed
+from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 from triptych_common.rpc.structs import to_struct
+from triptych_common.rpc.tracing import trace_metadata
+from triptych_common.telemetry.attributes import MEDIA_KEY, MEDIA_MODALITY
+from triptych_common.telemetry.histogram import SECONDS, Histograms
+from triptych_common.telemetry.logs import request_id_var
+from triptych_common.telemetry.tracing import OFF, SpanKind, Tracer
 
 from triptych_frontend.encoders.item import Encoded, Lease
 from triptych_frontend.encoders.pool import EncoderPool
-from triptych_frontend.media.item import PreparedMedia
+from triptych_frontend.media.item import MODALITY_NAMES, PreparedMedia
 
 log = logging.getLogger(__name__)
 #: How long an encoder keeps an embedding for the engine, in seconds. After that, a waiting request has the item encoded again.
@@ -59,8 +66,9 @@ class EncoderClient:
         encode_timeout_s: longest wait for one answer of an encoder.
     """
 
-    def __init__(self, pool: EncoderPool, encode_timeout_s: float) -> None:
+    def __init__(self, pool: EncoderPool, encode_timeout_s: float, tracer: Tracer = OFF) -> None:
         self._pool = pool
+        self._tracer = tracer
         self._timeout_s = encode_timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
@@ -68,6 +76,8 @@ class EncoderClient:
         #: (steps 2 and 3). Written by MediaEncoding and MediaCall: again (embeddings were encoded again because the engine could
         #: not fetch them), resubmitted (requests were sent to the engine again), failed (items that could not be encoded).
         self.counts: Counter[str] = Counter()
+        #: From a request to an encoder to its answer, by tier, in seconds.
+        self.seconds = Histograms(SECONDS)
 
     def ranked(self, key: bytes) -> list[EncoderConnection]:
         """Encoders for a key, best first. Raises ServiceUnavailableError when there are none."""
@@ -86,6 +96,13 @@ class EncoderClient:
         Args:
             on_asked: called when the first encoder knows the key, or did not answer in time. May be called several times.
         """
+        modality = MODALITY_NAMES[item.modality]
+        with self._tracer.part(f"encode {modality}", SpanKind.CLIENT) as span:
+            if span is not None:
+                span.attributes |= {MEDIA_MODALITY: modality, MEDIA_KEY: item.key.hex()[:12]}
+            return await self._encode(item, on_asked)
+
+    async def _encode(self, item: PreparedMedia, on_asked: Callable[[], None]) -> Encoded:
         ranked = self.ranked(item.key)
         error: TriptychError | None = None
         for number, encoder in enumerate([ranked[0], ranked[0], *ranked[1:]]):
@@ -94,7 +111,8 @@ class EncoderClient:
             if number:
                 self.counts["same_encoder" if number == 1 else "other_encoder"] += 1
             try:
-                return await self._encode_at(encoder, item, on_asked)
+                with encoder.in_use():
+                    return await self._encode_at(encoder, item, on_asked)
             except InvalidRequestError:
                 raise
             except TriptychError as failure:
@@ -107,7 +125,19 @@ class EncoderClient:
         raise _named(error, item)
 
     async def _encode_at(self, encoder: EncoderConnection, item: PreparedMedia, on_asked: Callable[[], None]) -> Encoded:
-        """Ask one encoder, first with the key only. Raises TriptychError."""
+        """Ask one encoder, first with the key only. Its breaker counts how it takes the item. Raises TriptychError."""
+        generation = encoder.breaker.begin()
+        try:
+            encoded = await self._encoded_by(encoder, item, on_asked)
+            encoder.call_succeeded(generation)
+            return encoded
+        except InternalError as error:
+            encoder.call_failed(generation, error)
+            raise
+        finally:
+            encoder.breaker.ended(generation)
+
+    async def _encoded_by(self, encoder: EncoderConnection, item: PreparedMedia, on_asked: Callable[[], None]) -> Encoded:
         start_s = time.perf_counter()
         impatience = asyncio.get_running_loop().call_later(_ASK_S, on_asked)
         try:
@@ -137,9 +167,10 @@ class EncoderClient:
             )
         tier = encoder_pb2.CacheTier.Name(result.tier).removeprefix("CACHE_TIER_").lower()
         self.counts[tier] += 1
-        timings = result.timings
+        timings, elapsed_s = result.timings, time.perf_counter() - start_s
+        self.seconds[tier].observe(elapsed_s)
         inside_s = timings.queue_s + timings.decode_s + timings.preprocess_s + timings.encode_s
-        return Encoded(encoder_id(encoder), result, max(time.perf_counter() - start_s - inside_s, 0.0))
+        return Encoded(encoder_id(encoder), result, max(elapsed_s - inside_s, 0.0))
 
     async def _call(self, encoder: EncoderConnection, item: PreparedMedia, content: bytes) -> encoder_pb2.EncodeResult:
         request = encoder_pb2.EncodeRequest(
@@ -155,7 +186,8 @@ class EncoderClient:
             lease_s=LEASE_S,
         )
         try:
-            response = await encoder.stub.Encode(request, timeout=self._timeout_s)
+            metadata = ((REQUEST_ID_KEY, request_id_var.get()), *trace_metadata())
+            response = await encoder.stub.Encode(request, timeout=self._timeout_s, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 encoder.doubt()
@@ -191,7 +223,8 @@ class EncoderClient:
 
     async def _release(self, encoder: EncoderConnection, lease_ids: Sequence[str]) -> None:
         try:
-            await encoder.stub.Release(encoder_pb2.ReleaseRequest(lease_ids=lease_ids), timeout=_RELEASE_TIMEOUT_S)
+            with encoder.in_use():
+                await encoder.stub.Release(encoder_pb2.ReleaseRequest(lease_ids=lease_ids), timeout=_RELEASE_TIMEOUT_S)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             log.debug("leases at %s were not released: %s", encoder.address, error)
 

@@ -9,6 +9,7 @@ from triptych.v1 import common_pb2
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
+from triptych_common.rpc.security.tls import Tls
 
 
 class EncoderPool(Pool[EncoderConnection]):
@@ -18,15 +19,20 @@ class EncoderPool(Pool[EncoderConnection]):
         targets: their addresses, in the form that `resolver_of` takes; empty for a frontend that serves only text.
         expected: the model that this frontend serves.
         on_change: see Pool.
+        tls: see Pool.
     """
 
     def __init__(
-        self, targets: Sequence[str], expected: common_pb2.ModelInfo, on_change: Callable[[], Awaitable[None]] | None = None
+        self,
+        targets: Sequence[str],
+        expected: common_pb2.ModelInfo,
+        on_change: Callable[[], Awaitable[None]] | None = None,
+        tls: Tls | None = None,
     ) -> None:
         def connect(address: str) -> EncoderConnection:
-            return EncoderConnection(address, expected, others=lambda: self.connections)
+            return EncoderConnection(address, expected, others=lambda: self.connections, tls=tls)
 
-        super().__init__("encoder", resolver_of(targets), connect, on_change)
+        super().__init__("encoder", resolver_of(targets), connect, on_change, tls)
         self._targets = tuple(targets)
 
     def embedding_fingerprint(self) -> bytes:

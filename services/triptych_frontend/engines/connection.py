@@ -12,8 +12,10 @@ from triptych.errors import InternalError, ServiceUnavailableError
 from triptych.status import from_rpc_error, has_details
 from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.cluster.connection import MAX_BACKOFF_S, Carried, Connection
-from triptych_common.rpc.channels import MAX_MESSAGE_BYTES, was_closed
+from triptych_common.rpc.channels import MAX_MESSAGE_BYTES, WORK_TIMEOUT_S, was_closed
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
+from triptych_common.rpc.security.tls import Tls
+from triptych_common.rpc.tracing import trace_metadata
 
 log = logging.getLogger(__name__)
 #: Longest wait for the first message of a new session, in which the engine describes itself, in seconds.
@@ -40,10 +42,11 @@ class EngineConnection(Connection):
     Args:
         address: host:port of the engine.
         expected: the model that this frontend serves. An engine with another fingerprint is refused.
+        tls: see Connection.
     """
 
-    def __init__(self, address: str, expected: common_pb2.ModelInfo) -> None:
-        super().__init__("engine", address)
+    def __init__(self, address: str, expected: common_pb2.ModelInfo, tls: Tls | None = None) -> None:
+        super().__init__("engine", address, tls)
         self._expected = expected
         self._stub = engine_pb2_grpc.EngineServiceStub(self.channel)
         #: engine request id -> the request
@@ -76,7 +79,8 @@ class EngineConnection(Connection):
         """Vectors of prompts. Cancelling it aborts them. Raises TriptychError."""
         self._num_pooling += len(request.requests)
         try:
-            return await self._stub.Embed(request, metadata=((REQUEST_ID_KEY, request_id),))
+            metadata = ((REQUEST_ID_KEY, request_id), *trace_metadata())
+            return await self._stub.Embed(request, timeout=WORK_TIMEOUT_S, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             if has_details(error) or error.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise from_rpc_error(error) from None

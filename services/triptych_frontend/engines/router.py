@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
+from triptych.errors import InternalError, InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
 from triptych.status import from_request_error
 from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.cluster.pool import Pool
@@ -46,6 +46,8 @@ class EngineCall:
         #: Engines that refused the request, or were lost before they sent any output.
         self._tried: frozenset[EngineConnection] = frozenset()
         self._has_output = False
+        #: What the engine's breaker gave for this call, and whether it was told of a failure.
+        self._generation, self._has_reported = 0, False
 
     def abort(self, index: int) -> None:
         """End one sequence in the engine. Its last output still arrives."""
@@ -60,11 +62,13 @@ class EngineCall:
         if self._live and self._connection is not None:
             self._connection.forget(self._request_id)
             self._connection.abort(self._request_id)
+            self._connection.breaker.ended(self._generation)
         self._live.clear()
 
     def send_to(self, connection: EngineConnection) -> None:
         """Hand the request to an engine."""
         self._connection = connection
+        self._generation, self._has_reported = connection.breaker.begin(), False
         connection.send(self)
 
     def put(self, output: engine_pb2.SequenceOutput) -> None:
@@ -73,20 +77,38 @@ class EngineCall:
             return
         if output.finish_reason == common_pb2.FINISH_REASON_ERROR:
             error = from_request_error(output.error)
+            self._report(error)
             if not self._sent_elsewhere(error):
                 self._end(index)
                 self._listener.on_error(index, error)
             return
-        self._has_output = True
+        if not self._has_output:
+            self._has_output = True
+            self._report(None)
         if output.finish_reason:
             self._end(index)
         self._listener.on_output(index, output)
 
     def lost(self, error: TriptychError) -> None:
+        if self._connection is not None:
+            self._connection.breaker.ended(self._generation)
         if not self._sent_elsewhere(error):
             live, self._live = sorted(self._live), set()
             for index in live:
                 self._listener.on_error(index, error)
+
+    def _report(self, error: TriptychError | None) -> None:
+        """Tell the engine's breaker how the engine took the request. Of its sequences, only the first that fails counts."""
+        if self._connection is None:
+            return
+        if isinstance(error, InternalError):
+            if not self._has_reported:
+                self._has_reported = True
+                self._connection.call_failed(self._generation, error)
+        elif error is None:
+            self._connection.call_succeeded(self._generation)
+        else:
+            self._connection.breaker.ended(self._generation)
 
     def _end(self, index: int) -> None:
         self._live.discard(index)
@@ -147,10 +169,18 @@ class EngineRouter:
         failure: TriptychError | None = None
         while (connection := self.choose(request.requests[0], tried)) is not None:
             tried |= {connection}
+            generation = connection.breaker.begin()
             try:
-                return await connection.embed(request, request_id)
+                response = await connection.embed(request, request_id)
+                connection.call_succeeded(generation)
+                return response
+            except InternalError as error:
+                connection.call_failed(generation, error)
+                raise
             except _RETRYABLE as error:
                 failure = error
+            finally:
+                connection.breaker.ended(generation)
         raise failure or self._pool.none_left()
 
     def choose(
@@ -161,4 +191,4 @@ class EngineRouter:
         if least is None or not request.media:
             return least
         own = next((c for c in self._pool.ranked(request.media[0].key) if c not in exclude), least)
-        return least if own.in_doubt.is_set() or own.load > _MAX_STICKY_LOAD + 2 * least.load else own
+        return least if own.is_doubtful or own.load > _MAX_STICKY_LOAD + 2 * least.load else own

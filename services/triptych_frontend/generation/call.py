@@ -12,8 +12,10 @@ from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.status import to_request_error
 
 from triptych_frontend.generation.best_of import best_deltas
+from triptych_frontend.generation.call_trace import CallTrace
 from triptych_frontend.generation.choice import Choice
 from triptych_frontend.generation.sequences.media_call import MediaCall
+from triptych_frontend.generation.statistics import CallMeter
 from triptych_frontend.media.item import AUDIO, IMAGE, VIDEO
 from triptych_frontend.prompt.preprocess import Prompt
 
@@ -47,6 +49,7 @@ class Generation:
         request_id: id of the client's request, for the log.
         on_news: called when output waits to be taken, and not again until it was taken.
         on_end: called once, when the last response was taken or the call was closed.
+        meter: counts the call.
         num_best: send only so many of the choices, the likeliest, when all have ended. None sends all.
     """
 
@@ -58,6 +61,7 @@ class Generation:
         choices: Sequence[Choice],
         on_news: Callable[[], None],
         on_end: Callable[[], None],
+        meter: CallMeter,
         num_best: int | None = None,
     ) -> None:
         self._method = method
@@ -67,6 +71,7 @@ class Generation:
         self._num_running = len(choices)
         self._on_news = on_news
         self._on_end = on_end
+        self._meter = meter
         self._num_best = num_best
         self._call: Sequences | None = None
         self._media: MediaCall | None = None
@@ -75,6 +80,8 @@ class Generation:
         self._is_announced = False
         self._is_closed = False
         self._start_s = time.perf_counter()
+        #: The call's place in its trace; set once the call was started.
+        self.trace: CallTrace | None = None
         #: The error that ended the call; None while there is none.
         self.error: TriptychError | None = None
 
@@ -108,7 +115,8 @@ class Generation:
         self._is_closed = True
         if self._call is not None:
             self._call.close()
-        self._log()
+        self._count()
+        self._end_trace()
         self._on_end()
 
     # Called with the engine's outputs, see engines.router.Listener.
@@ -130,6 +138,8 @@ class Generation:
     def _feed(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         choice = self._choices[index]
         had_stopped = choice.has_stopped
+        if output.token_ids:
+            self._meter.token(index)
         choice.feed(output)
         self._fed[index] = None
         is_finished = choice.is_finished
@@ -149,14 +159,18 @@ class Generation:
             self._is_announced = True
             self._on_news()
 
-    def _log(self) -> None:
+    def _count(self) -> None:
+        self._meter.used(_usage(self._prompt, self._choices))
+        has_ended = any(choice.last is not None for choice in self._choices)
         if self.error is not None:
-            end = self.error.reason
+            end = outcome = self.error.reason or "UNKNOWN"
         elif self._num_running:
-            end = "cancelled"
+            end = outcome = "cancelled"
         else:
-            names = {common_pb2.FinishReason.Name(choice.finish_reason) for choice in self._choices}
-            end = ", ".join(sorted(name.removeprefix("FINISH_REASON_").lower() for name in names))
+            names = [common_pb2.FinishReason.Name(choice.finish_reason) for choice in self._choices]
+            ends = [name.removeprefix("FINISH_REASON_").lower() for name in names]
+            end, outcome = ", ".join(sorted(set(ends))), ends[0]
+        self._meter.ended(outcome, _timings(self._prompt, self._choices).queue_s if has_ended else None)
         log.info(
             "%s: %d prompt and %d output tokens, %s, %.1f ms",
             self._method,
@@ -164,8 +178,14 @@ class Generation:
             sum(choice.num_tokens for choice in self._choices),
             end,
             (time.perf_counter() - self._start_s) * 1e3,
-            extra={"request_id": self._request_id},
+            extra={"request_id": self._request_id, "trace": self.trace and self.trace.context},
         )
+
+    def _end_trace(self) -> None:
+        if self.trace is not None and self.trace.is_recorded:
+            ends = [choice.finish_reason for choice in self._choices if choice.is_finished]
+            is_cancelled = self.error is None and self._num_running > 0
+            self.trace.end(_usage(self._prompt, self._choices), ends, self.error, is_cancelled=is_cancelled)
 
 
 def _usage(prompt: Prompt, choices: Sequence[Choice]) -> common_pb2.Usage:

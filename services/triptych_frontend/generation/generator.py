@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 
-from triptych.v1 import common_pb2, engine_pb2
+from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.principal import ANONYMOUS, Principal
+from triptych_common.rpc.tracing import call_context, trace_of
 from triptych_common.telemetry.logs import request_id_var
+from triptych_common.telemetry.trace_context import trace_var
+from triptych_common.telemetry.tracing import OFF, Tracer
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.call import Generation
+from triptych_frontend.generation.call_trace import CallTrace
 from triptych_frontend.generation.choice import Choice
 from triptych_frontend.generation.preparation.prepare import CallPreparer, PreparedCall, Request
 from triptych_frontend.generation.preparation.search import BeamOptions
@@ -21,12 +26,17 @@ from triptych_frontend.generation.sampling import max_output_tokens
 from triptych_frontend.generation.sequences.beam_search import BeamSearch
 from triptych_frontend.generation.sequences.media_call import MediaCall
 from triptych_frontend.generation.sequences.text_call import TextCall
+from triptych_frontend.generation.statistics import CallMeter, CallStatistics
 from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.served_model import ServedModel
 
 
 class Generator:
-    """Starts generations."""
+    """Starts generations.
+
+    Args:
+        statistics: where the calls are counted.
+    """
 
     def __init__(
         self,
@@ -36,6 +46,8 @@ class Generator:
         engines: EngineRouter,
         encoders: EncoderClient,
         chains: OutputChains,
+        statistics: CallStatistics,
+        tracer: Tracer = OFF,
     ) -> None:
         self._admission = admission
         self._model = model
@@ -43,6 +55,8 @@ class Generator:
         self._engines = engines
         self._encoders = encoders
         self._chains = chains
+        self._statistics = statistics
+        self._tracer = tracer
         self._eos_token_ids = frozenset(model.info.eos_token_ids)
 
     async def start(
@@ -67,6 +81,27 @@ class Generator:
             QueueFullError: too many calls are live, or their media files take too many bytes.
             ServiceUnavailableError: no engine is available, no encoder is available for media, or this frontend drains.
         """
+        is_chat = isinstance(request, generation_pb2.ChatRequest)
+        meter = CallMeter(self._statistics, "chat" if is_chat else "complete")
+        operation = "chat" if is_chat else "text_completion"
+        trace = CallTrace(self._tracer, operation, self._model.info.name, trace_of(context) or trace_var.get())
+        try:
+            return await self._start(request, on_news, meter, trace, is_final_only, context, keeps_request)
+        except BaseException as error:
+            meter.failed(error)
+            trace.fail(error)
+            raise
+
+    async def _start(
+        self,
+        request: Request,
+        on_news: Callable[[], None],
+        meter: CallMeter,
+        trace: CallTrace,
+        is_final_only: bool,
+        context: common_pb2.CallContext | None,
+        keeps_request: bool,
+    ) -> Generation:
         with contextlib.ExitStack() as place:
             place.enter_context(self._admission.admit())
             self._model.check_name(request.model)
@@ -74,14 +109,21 @@ class Generator:
             principal = Principal(context.tenant) if context is not None else ANONYMOUS
             call = await self._preparer.prepare(request, principal, is_final_only, place.callback)
             prompt, params = call.prompt, call.params
+            meter.preprocessed(prompt.preprocess_s)
             max_tokens = self._max_tokens(call)
             choices = [
                 Choice(index, prompt, params, self._chains, self._eos_token_ids, call.echo, max_tokens)
                 for index in range(params.num_choices)
             ]
-            engine_request = self._engine_request(call, max_tokens, principal, context)
+            in_engine = trace.prepared(prompt.preprocess_s, params.num_choices)
+            if call.beams is not None and in_engine is not None:
+                # A search has a request per beam and step. Their spans would cost more than they show.
+                in_engine = replace(in_engine, is_sampled=False)
+            engine_request = self._engine_request(call, max_tokens, principal, call_context(principal.tenant, in_engine))
             num_best = call.num_best if params.is_best_of else None
-            generation = Generation(call.method, request_id_var.get(), prompt, choices, on_news, place.pop_all().close, num_best)
+            generation = Generation(
+                call.method, request_id_var.get(), prompt, choices, on_news, place.pop_all().close, meter, num_best
+            )
             try:
                 if call.beams is not None:
                     generation.attach(self._beam_search(call, call.beams, engine_request, generation))
@@ -90,13 +132,15 @@ class Generator:
                     generation.attach(media, media)
                 else:
                     generation.attach(TextCall(self._engines, engine_request, generation))
-            except BaseException:
+            except BaseException as error:
+                meter.failed(error)
                 generation.close()
                 raise
+            generation.trace = trace
             return generation
 
     def _engine_request(
-        self, call: PreparedCall, max_tokens: int, principal: Principal, context: common_pb2.CallContext | None
+        self, call: PreparedCall, max_tokens: int, principal: Principal, context: common_pb2.CallContext
     ) -> engine_pb2.EngineRequest:
         params = call.params
         # Else the engine sets it, because it knows its KV cache.

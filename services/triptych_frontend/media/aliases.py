@@ -55,7 +55,7 @@ class UuidAliases:
         old = self._known.get((salt, uuid))
         if old is not None and old.content_hash != media.content_hash:
             self.num_corrections += 1
-            log.warning("the media uuid %.64r came with other content than before; the new content is used", uuid)
+            log.warning("a media uuid came with other content than before; the new content is used")
         self._known[salt, uuid] = media
         self._known.move_to_end((salt, uuid))
         while len(self._known) > self._max_aliases:

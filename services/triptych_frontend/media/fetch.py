@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import time
 import urllib.parse
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import aiohttp
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2
 from triptych_common.media.data_url import decode_data_url
+from triptych_common.telemetry.histogram import SECONDS, Histograms
 from yarl import URL
 
 from triptych_frontend.media.address_guard import ForbiddenAddressError, GuardedResolver, check_literal
@@ -24,6 +27,7 @@ _MAX_CONNECTIONS = 64
 _CHUNK_BYTES = 64 * 1024
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_SHOWN_CHARS = 120
+_SCHEMES = frozenset({"http", "https", "data", "file"})
 #: Modality -> accepted main types of content types.
 _CONTENT_TYPES = {IMAGE: ("image",), AUDIO: ("audio", "video"), VIDEO: ("video", "image")}
 #: Content types that servers send for unknown types.
@@ -36,6 +40,9 @@ class MediaFetcher:
     def __init__(self, settings: FrontendSettings) -> None:
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
+        #: Durations of fetches, and failures, by the scheme of the address.
+        self.seconds = Histograms(SECONDS)
+        self.num_failures: Counter[str] = Counter()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -54,8 +61,17 @@ class MediaFetcher:
         Raises:
             InvalidRequestError: the URL is not allowed, or the file cannot be fetched within the limits.
         """
-        field = f"{field}.url"
-        scheme = url.partition(":")[0].lower()
+        scheme, start_s = url.partition(":")[0].lower(), time.perf_counter()
+        name = scheme if scheme in _SCHEMES else "other"
+        try:
+            content = await self._fetch(url, scheme, modality, f"{field}.url", take)
+        except Exception:
+            self.num_failures[name] += 1
+            raise
+        self.seconds[name].observe(time.perf_counter() - start_s)
+        return content
+
+    async def _fetch(self, url: str, scheme: str, modality: common_pb2.Modality, field: str, take: Callable[[int], None]) -> bytes:
         try:
             if scheme in ("http", "https"):
                 return await self._download(url, modality, take)

@@ -13,6 +13,8 @@ from triptych_common.media.key import canonical_options, content_hash, media_key
 from triptych_common.media.processor_options import check_option_numbers
 from triptych_common.rpc.principal import Principal
 from triptych_common.rpc.structs import from_struct
+from triptych_common.telemetry.attributes import MEDIA_NUM_BYTES
+from triptych_common.telemetry.tracing import OFF, SpanKind, Tracer
 
 from triptych_frontend.media.aliases import KnownMedia, UuidAliases
 from triptych_frontend.media.budget import MediaBudget, MediaHold
@@ -56,12 +58,14 @@ class MediaPreparer:
         settings: FrontendSettings,
         encoders: KnowsEncoders,
         why_text_only: str = "this model takes text only",
+        tracer: Tracer = OFF,
     ) -> None:
         self._expander = expander
         self._fetcher = fetcher
         self._settings = settings
         self._encoders = encoders
         self._why_text_only = why_text_only
+        self._tracer = tracer
         self._limits = settings.media_limits
         self.aliases = UuidAliases(settings.max_media_aliases)
         self.budget = MediaBudget(settings.max_live_media_bytes)
@@ -191,9 +195,13 @@ class MediaPreparer:
             hold.take(len(content), media.field)
             return content
         if kind == "url":
-            return await self._fetcher.fetch(
-                item.url, item.modality, media.field, lambda num_bytes: hold.take(num_bytes, media.field)
-            )
+            with self._tracer.part(f"fetch {MODALITY_NAMES[item.modality]}", SpanKind.CLIENT) as span:
+                content = await self._fetcher.fetch(
+                    item.url, item.modality, media.field, lambda num_bytes: hold.take(num_bytes, media.field)
+                )
+                if span is not None:  # of the address nothing is noted: it may hold a key
+                    span.attributes[MEDIA_NUM_BYTES] = len(content)
+            return content
         if item.uuid:
             return None
         raise InvalidRequestError(

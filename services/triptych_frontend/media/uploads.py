@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from triptych.errors import InvalidRequestError, ServiceUnavailableError
 from triptych.v1 import generation_pb2
+from triptych_common.rpc.security.roles import trusted_tenant
 
 from triptych_frontend.media.budget import MediaBudget, MediaHold
 
@@ -75,7 +76,7 @@ class Uploads:
             raise
         upload_id = secrets.token_urlsafe(16)
         expiry = asyncio.get_running_loop().call_later(EXPIRES_S, self._expire, upload_id)
-        self._uploads[upload_id] = _Upload(content, header.context.tenant, hold, expiry)
+        self._uploads[upload_id] = _Upload(content, trusted_tenant(header.context), hold, expiry)
         return generation_pb2.UploadMediaResponse(upload_id=upload_id, expires_s=EXPIRES_S)
 
     def take(self, upload_id: str, tenant: str, field: str) -> bytes:

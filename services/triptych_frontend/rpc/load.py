@@ -47,7 +47,8 @@ async def _stats_of(encoder: EncoderConnection) -> encoder_pb2.GetStatsResponse 
     if not encoder.is_connected:
         return None
     try:
-        return await encoder.stub.GetStats(encoder_pb2.GetStatsRequest(), timeout=STATS_TIMEOUT_S)
+        with encoder.in_use():
+            return await encoder.stub.GetStats(encoder_pb2.GetStatsRequest(), timeout=STATS_TIMEOUT_S)
     except grpc.aio.AioRpcError as error:
         log.debug("the encoder at %s did not tell its load: %s", encoder.address, error.code().name)
     except (grpc.aio.UsageError, asyncio.CancelledError) as error:

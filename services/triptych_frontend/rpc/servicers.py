@@ -17,6 +17,8 @@ from triptych.v1 import (
     preprocess_pb2,
     preprocess_pb2_grpc,
 )
+from triptych_common.rpc.principal import Principal
+from triptych_common.rpc.security.roles import trusted_context, trusted_tenant
 from triptych_common.telemetry.logs import request_id_var
 
 from triptych_frontend.encoders.client import EncoderClient
@@ -144,7 +146,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[generation_pb2.GenerationCallResponse]:
         """The output of a call as it arrives. The last message has the usage. Raises the call's error."""
         news = asyncio.Event()
-        generation = await self._generator.start(request, news.set, is_final_only=is_final_only, keeps_request=True)
+        generation = await self._generator.start(
+            request, news.set, is_final_only=is_final_only, context=trusted_context(None), keeps_request=True
+        )
         # If a client leaves while a response is being written, gRPC cancels the writer, but not this generator.
         context.add_done_callback(lambda _: generation.close())  # type: ignore[arg-type]  # the stubs expect a class of their own
         try:
@@ -232,12 +236,13 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
             kind = request.WhichOneof("input")
             if kind is None:
                 raise InvalidRequestError("an input is needed: chat or complete", field="input")
+            principal = Principal(trusted_tenant(request.context))
             if kind == "chat":
                 self._model.check_name(request.chat.model)
-                prompt = await self._preprocessor.chat(request.chat)
+                prompt = await self._preprocessor.chat(request.chat, principal)
             else:
                 self._model.check_name(request.complete.model)
-                prompt = await self._preprocessor.complete(request.complete)
+                prompt = await self._preprocessor.complete(request.complete, principal)
             prompt.release()
             return preprocess_pb2.PreprocessResponse(
                 prompt=prompt.text,

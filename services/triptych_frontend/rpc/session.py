@@ -11,6 +11,7 @@ from triptych.errors import InternalError, InvalidRequestError, TriptychError
 from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.rpc.interceptors import usable_request_id
+from triptych_common.rpc.security.roles import trusted_context
 from triptych_common.rpc.status import to_request_error
 from triptych_common.telemetry.logs import request_id_var
 
@@ -113,7 +114,7 @@ class GenerationSession:
                 request,
                 lambda: self._on_news(number),
                 is_final_only=call.output_mode == generation_pb2.OUTPUT_MODE_FINAL,
-                context=call.context,
+                context=trusted_context(call.context),
             )
         except TriptychError as error:
             self._refuse(number, error)

@@ -3,99 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import grpc
 import pytest
-from support.builders.engine import GREEDY, a_media_message, a_scheduler, traits
-from support.fakes.encoder import FakeEncoder, encoder_pool
-from support.fakes.runner import VOCAB_SIZE, FakeRunner, embedding, expected_output, seen
-from support.grpc_server import serving
+from support.builders.engine import GREEDY, traits
+from support.drivers.engine_media import a_media_engine, chunks, holding
+from support.fakes.runner import expected_output, seen
 from support.waiting import until
-from triptych.errors import Code, EmbeddingUnavailableError, InvalidRequestError, TriptychError
-from triptych.status import from_rpc_error
-from triptych.v1 import common_pb2, encoder_pb2, engine_pb2, engine_pb2_grpc
-from triptych_common.rpc.channels import open_channel
-from triptych_engine.core import EngineCore
-from triptych_engine.media.fetcher import EmbeddingFetcher
+from triptych.errors import Code, EmbeddingUnavailableError, InvalidRequestError
+from triptych.v1 import common_pb2, encoder_pb2, engine_pb2
 from triptych_engine.media.item import FetchOrder, Modality
 from triptych_engine.rpc.convert_media import to_prompt_media
-from triptych_engine.rpc.outbox import Outbox
-from triptych_engine.rpc.servicer import EngineServicer
 
-MODEL = common_pb2.ModelInfo(name="fake", max_model_len=256, vocab_size=VOCAB_SIZE)
 CAT, DOG = (b"cat", (6,)), (b"dog", (6,))
-FLOAT32, INT64 = common_pb2.DATA_TYPE_FLOAT32, common_pb2.DATA_TYPE_INT64
-
-
-@dataclass
-class Served:
-    """A running engine, its stub, and an encoder."""
-
-    stub: engine_pb2_grpc.EngineServiceStub
-    encoder: FakeEncoder
-    #: The encoder's instance id.
-    encoder_id: str
-    core: EngineCore
-    fetcher: EmbeddingFetcher
-
-    def message(self, request_id: str, parts: list, address: str | None = None) -> engine_pb2.EngineRequest:
-        message = a_media_message(request_id, parts, self.encoder_id if address is None else address)
-        message.sampling.CopyFrom(common_pb2.SamplingParams(max_tokens=8, temperature=0))
-        return message
-
-    async def generate(self, message: engine_pb2.EngineRequest) -> tuple[list[int], engine_pb2.SequenceOutput]:
-        token_ids, last = [], engine_pb2.SequenceOutput()
-        async with asyncio.timeout(20):
-            async for response in self.stub.Generate(engine_pb2.GenerateRequest(request=message)):
-                token_ids += response.output.token_ids
-                last = response.output
-        return token_ids, last
-
-    async def failure(self, message: engine_pb2.EngineRequest) -> TriptychError:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await self.generate(message)
-        return from_rpc_error(caught.value)
-
-
-@asynccontextmanager
-async def an_engine(timeout_s: float = 10.0) -> AsyncIterator[Served]:
-    encoder = FakeEncoder(MODEL)
-    outbox = Outbox(asyncio.get_running_loop(), lambda load: servicer.on_load(load))
-    servicer = EngineServicer(outbox, common_pb2.Instance)
-    scheduler = a_scheduler()
-    async with AsyncExitStack() as stack:
-        encoder_address = await stack.enter_async_context(serving(encoder.register))
-        encoders = await stack.enter_async_context(encoder_pool(encoder_address, MODEL))
-        fetcher = EmbeddingFetcher(encoders, traits(), timeout_s, lambda number, result: core.deliver(number, result))
-        core = EngineCore(scheduler, FakeRunner(), outbox.publish, fetcher=fetcher)
-        core.start()
-        stack.push_async_callback(asyncio.to_thread, core.stop)
-        servicer.attach(core, MODEL, scheduler.kv_cache.capacity_tokens, traits())
-        async with (
-            serving(lambda server: engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, server)) as address,
-            open_channel(address) as channel,
-        ):
-            yield Served(engine_pb2_grpc.EngineServiceStub(channel), encoder, encoder.instance.id, core, fetcher)
-            scheduler.check_integrity()
-            assert not scheduler.live_request_ids
-            assert not scheduler._embeddings.owner_ids()
-            await fetcher.close()
-
-
-def chunks(name: bytes, num_tokens: int = 6, shape: tuple[int, ...] = (6, 1)) -> list[encoder_pb2.FetchResponse]:
-    """An item in two chunks, then its layout."""
-    key = name.ljust(32, b".")
-    data = array("I", (embedding(key, row) for row in range(num_tokens))).tobytes()
-    header, grid = common_pb2.Tensor(dtype=FLOAT32, shape=shape), common_pb2.Tensor(dtype=INT64, shape=[1])
-    return [
-        encoder_pb2.FetchResponse(key=key, tensor_name="embeds", header=header, data=data[:10]),
-        encoder_pb2.FetchResponse(key=key, tensor_name="embeds", data=data[10:], last_chunk_of_tensor=True),
-        encoder_pb2.FetchResponse(key=key, tensor_name="grid", header=grid, data=b"." * 8, last_chunk_of_item=True),
-    ]
 
 
 def alone(message: engine_pb2.EngineRequest) -> list[int]:
@@ -103,12 +23,8 @@ def alone(message: engine_pb2.EngineRequest) -> list[int]:
     return expected_output(seen(list(message.prompt_token_ids), media), replace(GREEDY, max_tokens=8))
 
 
-def holding(encoder: FakeEncoder, *names: bytes) -> None:
-    encoder.fetches |= {name.ljust(32, b"."): chunks(name) for name in names}
-
-
 async def test_embeddings_are_fetched_once_and_their_lease_ended():
-    async with an_engine() as engine:
+    async with a_media_engine() as engine:
         holding(engine.encoder, b"cat")
         first, second = engine.message("a", [1, CAT, 2]), engine.message("b", [3, CAT, 4])
         first.media[0].lease_id = "lease"
@@ -127,7 +43,7 @@ async def test_embeddings_are_fetched_once_and_their_lease_ended():
 
 
 async def test_text_flows_while_an_item_is_encoded():
-    async with an_engine() as engine:
+    async with a_media_engine() as engine:
         holding(engine.encoder, b"cat")
         engine.encoder.fetch_gate = asyncio.Event()
         picture = engine.message("picture", [1, CAT, 2])
@@ -140,7 +56,7 @@ async def test_text_flows_while_an_item_is_encoded():
 
 
 async def test_a_lost_item_fails_its_request_and_no_other():
-    async with an_engine() as engine:
+    async with a_media_engine() as engine:
         holding(engine.encoder, b"cat")
         kept = engine.message("kept", [1, CAT, 2])
         error, (token_ids, _) = await asyncio.gather(engine.failure(engine.message("lost", [1, CAT, DOG])), engine.generate(kept))
@@ -152,7 +68,7 @@ async def test_a_lost_item_fails_its_request_and_no_other():
 
 async def test_an_encoder_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("triptych_engine.media.fetcher._CONNECT_WAIT_S", 0.3)
-    async with an_engine(timeout_s=1) as engine:
+    async with a_media_engine(timeout_s=1) as engine:
         error = await engine.failure(engine.message("r", [1, CAT], address="127.0.0.1:1"))
         assert isinstance(error, EmbeddingUnavailableError)
         assert "127.0.0.1:1" in error.message
@@ -161,7 +77,7 @@ async def test_an_encoder_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyP
 
 
 async def test_an_item_that_cannot_be_encoded_keeps_its_own_error():
-    async with an_engine() as engine:
+    async with a_media_engine() as engine:
         key = b"cat".ljust(32, b".")
         bad = common_pb2.RequestError(code=Code.INVALID_ARGUMENT, reason="INVALID_REQUEST", message="the image is truncated")
         engine.encoder.fetches[key] = [encoder_pb2.FetchResponse(key=key, error=bad)]
@@ -183,7 +99,7 @@ async def test_an_item_that_cannot_be_encoded_keeps_its_own_error():
     ],
 )
 async def test_what_is_not_the_item_is_not_used(sent: list[encoder_pb2.FetchResponse], what: str):
-    async with an_engine() as engine:
+    async with a_media_engine() as engine:
         engine.encoder.fetches[b"cat".ljust(32, b".")] = sent
         error = await engine.failure(engine.message("r", [1, CAT]))
         assert isinstance(error, EmbeddingUnavailableError)
@@ -192,7 +108,7 @@ async def test_what_is_not_the_item_is_not_used(sent: list[encoder_pb2.FetchResp
 
 
 async def test_numbers_that_are_not_finite_stay_out_of_the_engine():
-    async with an_engine() as engine:
+    async with a_media_engine() as engine:
         sent = chunks(b"cat")
         sent[1].data = b"\x00\x00\x80\x7f" * 4 + sent[1].data[16:]
         sent[0].data, sent[1].data = (sent[0].data + sent[1].data)[:8], b"\x00\x00\x80\x7f" * 4
@@ -203,7 +119,7 @@ async def test_numbers_that_are_not_finite_stay_out_of_the_engine():
 
 
 async def test_nobody_left_who_wants_an_item_ends_its_fetch():
-    async with an_engine() as engine:
+    async with a_media_engine() as engine:
         engine.encoder.fetch_gate = asyncio.Event()
         call = engine.stub.Generate(engine_pb2.GenerateRequest(request=engine.message("r", [1, CAT])))
         waiting = asyncio.create_task(call.read())
@@ -214,7 +130,7 @@ async def test_nobody_left_who_wants_an_item_ends_its_fetch():
 
 
 async def test_an_order_that_is_given_up_at_once_leaves_nothing() -> None:
-    async with an_engine() as served:
+    async with a_media_engine() as served:
         order = FetchOrder(1_000_000, b"k" * 32, served.encoder_id, "", 6, Modality.IMAGE)
         served.fetcher.submit([order], [order.number])
         await asyncio.sleep(0.05)
@@ -223,7 +139,7 @@ async def test_an_order_that_is_given_up_at_once_leaves_nothing() -> None:
 
 
 async def test_a_fetch_from_an_encoder_whose_address_is_gone_fails_instead_of_waiting_for_ever():
-    async with an_engine() as engine:
+    async with a_media_engine() as engine:
         holding(engine.encoder, b"cat")
         engine.encoder.fetch_gate = asyncio.Event()
         failing = asyncio.create_task(engine.failure(engine.message("a", [1, CAT, 2])))

@@ -14,6 +14,10 @@ from triptych.v1 import engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 
 pytestmark = pytest.mark.model
+#: What Prometheus 2 sends. In OpenMetrics, the client library would replace the colons of vLLM's names.
+ACCEPT = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5"
+)
 
 
 async def test_cached_tokens_and_preemptions_are_counted(tmp_path: Path) -> None:
@@ -23,7 +27,7 @@ async def test_cached_tokens_and_preemptions_are_counted(tmp_path: Path) -> None
     async with (
         an_engine(path, metrics_port=0, kv_cache_memory=kv_cache) as engine,
         open_channel(f"127.0.0.1:{engine._server.port}") as channel,
-        httpx.AsyncClient(trust_env=False) as client,
+        httpx.AsyncClient(trust_env=False, headers={"accept": ACCEPT}) as client,
     ):
         stub = engine_pb2_grpc.EngineServiceStub(channel)
 
@@ -40,6 +44,7 @@ async def test_cached_tokens_and_preemptions_are_counted(tmp_path: Path) -> None
         crowd = [a_message(f"r{i}", [3 + i] * 20, max_tokens=150, ignore_eos=True) for i in range(4)]
         lasts = await asyncio.gather(*map(generate, crowd))
         crowded = await lines()
+    assert "vllm:num_requests_running" in "".join(after)
     assert {"triptych_engine_ready 1.0", "triptych_engine_cached_tokens_total 0.0"} <= {*before}
     assert {"triptych_engine_cached_tokens_total 48.0", "triptych_engine_preemptions_total 0.0"} <= {*after}
     num_preemptions = sum(last.timings.num_preemptions for last in lasts)

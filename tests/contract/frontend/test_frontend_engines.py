@@ -14,8 +14,9 @@ from support.builders.tokenizer import small_model_dir
 from support.fakes.engine import FakeEngine
 from support.grpc_server import serving
 from support.waiting import until
-from triptych.errors import QueueFullError
+from triptych.errors import InternalError, QueueFullError
 from triptych.v1 import common_pb2, engine_pb2, generation_pb2
+from triptych_common.cluster.breaker import MAX_FAILURES
 from triptych_common.model.store import model_info
 from triptych_common.rpc.status import to_request_error
 from triptych_frontend.engines.router import EngineRouter
@@ -152,3 +153,34 @@ async def test_a_file_names_the_engines(tmp_path: Path) -> None:
         await until(lambda: len(bench.frontend._engines.ready) == 1)
         assert joined(await collect(bench.chat(chat_request()))) == "Hello there"
     assert len(engine.requests) == 1
+
+
+async def test_an_engine_that_keeps_failing_gets_no_more_while_there_is_another() -> None:
+    async with two_engines() as (bench, first, second):
+        error = to_request_error(InternalError("the step failed"))
+        failed = engine_pb2.SequenceOutput(finish_reason=common_pb2.FINISH_REASON_ERROR, error=error)
+        first.script = lambda request: [failed]
+        ends = []
+        for _ in range(60):
+            try:
+                ends.append(joined(await collect(bench.chat(chat_request()))))
+            except AioRpcError as failure:
+                ends.append(str(failure.details()))
+        # Without the breaker, the engine that fails at once would always be the one with the least load.
+        assert ends.count("the step failed") == MAX_FAILURES
+        assert set(ends[-40:]) == {"Hello there"}
+        second.script = first.script
+        with pytest.raises(AioRpcError, match="the step failed"):
+            await collect(bench.chat(chat_request()))
+
+
+async def test_the_only_engine_is_used_even_if_it_keeps_failing() -> None:
+    async with frontend_bench() as bench:
+        error = to_request_error(InternalError("the step failed"))
+        failed = engine_pb2.SequenceOutput(finish_reason=common_pb2.FINISH_REASON_ERROR, error=error)
+        bench.engine.script = lambda request: [failed]
+        for _ in range(MAX_FAILURES + 2):
+            with pytest.raises(AioRpcError, match="the step failed"):
+                await collect(bench.chat(chat_request()))
+        bench.engine.script = hello()
+        assert joined(await collect(bench.chat(chat_request()))) == "Hello there"

@@ -104,3 +104,113 @@ async def test_a_file_names_the_frontends_and_may_change(tmp_path: Path) -> None
             await until(lambda: [one.address for one in app.state.gateway.pool.ready] == [second_address])
             assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
     assert (len(first.requests), len(second.requests)) == (1, 1)
+
+
+@asynccontextmanager
+async def two_models(
+    **settings: object,
+) -> AsyncIterator[tuple[httpx.AsyncClient, dict[str, FakeFrontend], dict[str, AsyncExitStack]]]:
+    """A client of a gateway before a frontend of model a and one of model b, and what stops each of them."""
+    frontends = {name: FakeFrontend() for name in ("a", "b")}
+    for name, frontend in frontends.items():
+        frontend.instance = common_pb2.Instance(id=f"frontend of {name}", state=common_pb2.SERVER_STATE_SERVING)
+        frontend.model = common_pb2.ModelInfo(name=name, fingerprint=name * 16, max_model_len=1024)
+    async with AsyncExitStack() as stack:
+        lives = {name: await stack.enter_async_context(AsyncExitStack()) for name in frontends}
+        addresses = [await lives[name].enter_async_context(running(one)) for name, one in frontends.items()]
+        app = create_app(GatewaySettings(frontend_addresses=tuple(addresses), **settings))
+        await stack.enter_async_context(app.router.lifespan_context(app))
+        await until(lambda: len(app.state.gateway.pool.ready) == 2)
+        yield await stack.enter_async_context(client_of(app)), frontends, lives
+
+
+async def test_a_request_goes_to_a_frontend_of_its_model() -> None:
+    async with two_models() as (client, frontends, _):
+        for name, frontend in frontends.items():
+            answers = [await client.post("/v1/chat/completions", json=CHAT | {"model": name}) for _ in range(3)]
+            assert {answer.status_code for answer in answers} == {200}, answers[0].text
+            assert {answer.json()["model"] for answer in answers} == {name}
+            assert [request.model for request in frontend.requests] == [name] * 3
+            assert (await client.post("/tokenize", json={"model": name, "prompt": "Hi"})).status_code == 200
+        listed = (await client.get("/v1/models")).json()["data"]
+        assert sorted(model["id"] for model in listed) == ["a", "b"]
+        assert (await client.get("/v1/models/b")).json()["id"] == "b"
+
+
+async def test_of_several_models_one_must_be_named() -> None:
+    async with two_models() as (client, _, _):
+        unnamed = await client.post("/tokenize", json={"prompt": "Hi"})
+        unknown = await client.post("/v1/chat/completions", json=CHAT | {"model": "c"})
+        not_there = await client.get("/v1/models/c")
+    assert (unnamed.status_code, unnamed.json()["error"]["param"]) == (400, "model")
+    assert "a, b" in unnamed.json()["error"]["message"]
+    assert unknown.status_code == not_there.status_code == 404
+    assert "'c'" in unknown.json()["error"]["message"]
+    assert "a, b" in unknown.json()["error"]["message"]
+
+
+async def test_a_model_whose_frontends_are_away_is_unavailable_and_no_other_answers_for_it() -> None:
+    async with two_models() as (client, frontends, lives):
+        await lives["a"].aclose()
+        away = await client.post("/v1/chat/completions", json=CHAT | {"model": "a"})
+        other = await client.post("/v1/chat/completions", json=CHAT | {"model": "b"})
+        listed = (await client.get("/v1/models")).json()["data"]
+    assert (away.status_code, other.status_code) == (503, 200)
+    assert int(away.headers["retry-after"]) >= 1
+    assert [request.model for request in frontends["b"].requests] == ["b"]
+    assert [model["id"] for model in listed] == ["b"]
+
+
+async def test_a_request_waits_for_a_model_that_is_scaled_from_zero(tmp_path: Path) -> None:
+    addresses, started = tmp_path / "frontends", FakeFrontend()
+    async with running(FakeFrontend()) as first, running(started) as second:
+        addresses.write_text(first)
+        started.model = common_pb2.ModelInfo(name="big", fingerprint="b" * 16, max_model_len=1024)
+        started.instance = common_pb2.Instance(id="big", state=common_pb2.SERVER_STATE_SERVING)
+        settings = GatewaySettings(frontend_addresses=(f"file:{addresses}",), expected_models=("big",), model_wait_s=60)
+        app = create_app(settings)
+        async with app.router.lifespan_context(app), client_of(app) as client:
+            await until(lambda: len(app.state.gateway.pool.ready) == 1)
+            waiting = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"model": "big"}))
+            other = await client.post("/v1/chat/completions", json=CHAT)
+            assert other.status_code == 200
+            assert not waiting.done()
+            new = tmp_path / "new"
+            new.write_text(f"{first}\n{second}\n")
+            new.replace(addresses)
+            answer = await waiting
+    assert (answer.status_code, answer.json()["model"]) == (200, "big")
+
+
+async def test_what_needs_no_engine_does_not_wait_for_one() -> None:
+    frontend = FakeFrontend()
+    async with running(frontend, ready=False) as address:
+        app = create_app(GatewaySettings(frontend_addresses=(address,), expected_models=("other",), model_wait_s=60))
+        async with app.router.lifespan_context(app), client_of(app) as client:
+            await until(lambda: any(one.takes_calls and one.models for one in app.state.gateway.pool.connections))
+            async with asyncio.timeout(20):
+                listed = (await client.get("/v1/models")).json()["data"]
+                tokens = await client.post("/tokenize", json={"model": CHAT["model"], "prompt": "Hi"})
+                described = await client.get(f"/v1/models/{CHAT['model']}")
+            assert not app.state.gateway.metrics.waiting_for_model
+    assert [model["id"] for model in listed] == [CHAT["model"]]
+    assert (tokens.status_code, described.status_code) == (200, 200)
+
+
+async def test_without_any_frontend_the_list_of_models_is_unavailable() -> None:
+    app = create_app(GatewaySettings(frontend_addresses=("127.0.0.1:1",), expected_models=("a", "b"), model_wait_s=60))
+    async with app.router.lifespan_context(app), client_of(app) as client, asyncio.timeout(20):
+        assert (await client.get("/v1/models")).status_code == 503
+
+
+async def test_names_that_clients_invent_are_no_series_of_a_metric() -> None:
+    app = create_app(GatewaySettings(frontend_addresses=("127.0.0.1:1",), model_wait_s=60))
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        waiting = app.state.gateway.metrics.waiting_for_model
+        asked = [asyncio.create_task(client.post("/tokenize", json={"model": f"evil{n}", "prompt": "Hi"})) for n in range(3)]
+        await until(lambda: sum(waiting.values()) == 3)
+        assert dict(waiting) == {"": 3}
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        assert not waiting

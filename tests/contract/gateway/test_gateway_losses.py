@@ -21,6 +21,7 @@ from triptych_gateway.app import create_app
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
 from triptych_gateway.frontends.client import FrontendClient
 from triptych_gateway.frontends.connection import _MAX_UPLOADS, FrontendConnection
+from triptych_gateway.frontends.models import ServedModels
 from triptych_gateway.frontends.router import MAX_INLINE_FILE_BYTES, FrontendRouter, answered
 from triptych_gateway.settings import GatewaySettings
 
@@ -103,7 +104,7 @@ async def text_of(router: FrontendRouter, call: FrontendCall) -> str:
 
 async def test_a_frontend_that_is_lost_during_an_upload_leaves_the_request_to_another_one() -> None:
     async with slow_frontends(2) as (pool, frontends, lives, _):
-        router = FrontendRouter(pool)
+        router = FrontendRouter(pool, ServedModels(pool))
         answer = asyncio.create_task(text_of(router, with_file()))
         await until(lambda: any(one.num_waiting for one in frontends))
         first = 0 if frontends[0].num_waiting else 1
@@ -114,7 +115,7 @@ async def test_a_frontend_that_is_lost_during_an_upload_leaves_the_request_to_an
 
 async def test_the_same_for_one_that_waits_for_its_turn_to_upload() -> None:
     async with slow_frontends(1) as (pool, (frontend,), (life,), _):
-        router = FrontendRouter(pool)
+        router = FrontendRouter(pool, ServedModels(pool))
         answers = [asyncio.create_task(text_of(router, with_file())) for _ in range(6)]
         await until(lambda: frontend.num_waiting == _MAX_UPLOADS)
         await life.aclose()
@@ -127,7 +128,7 @@ async def begun_with_a_file(pool: Pool[FrontendConnection], frontends: Sequence[
     for one in frontends:
         one.may_go_on.set()
         one.script = says("a", gate=asyncio.Semaphore(0))
-    answer = asyncio.create_task(text_of(FrontendRouter(pool), with_file()))
+    answer = asyncio.create_task(text_of(FrontendRouter(pool, ServedModels(pool)), with_file()))
     await until(lambda: any(one.num_live for one in frontends))
     return answer, 0 if frontends[0].num_live else 1
 
@@ -158,7 +159,7 @@ async def test_an_unexpected_error_while_a_request_is_placed_again_ends_it(monke
 
 async def test_a_question_in_flight_survives_that_its_frontend_is_named_no_more() -> None:
     async with slow_frontends(2) as (pool, frontends, _, resolver):
-        client = FrontendClient(pool, FrontendRouter(pool))
+        client = FrontendClient(pool, FrontendRouter(pool, models := ServedModels(pool)), models)
         answer = asyncio.create_task(client.models("id"))
         await until(lambda: any(one.num_waiting for one in frontends))
         first = 0 if frontends[0].num_waiting else 1

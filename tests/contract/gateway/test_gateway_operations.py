@@ -115,7 +115,7 @@ async def test_api_key_is_needed(path: str, given: str | None) -> None:
 
 
 async def test_api_key_opens_and_operators_need_none() -> None:
-    async with gateway_client(api_key="secret") as client:
+    async with gateway_client(api_key="secret", cors_allow_origins=("http://page",)) as client:
         models = await client.get("/v1/models", headers={"authorization": "Bearer secret"})
         lower = await client.get("/v1/models", headers={"authorization": "bearer secret"})
         live = await client.get("/live")

@@ -16,6 +16,7 @@ from triptych_common.cluster.resolver import StaticResolver
 from triptych_gateway.frontends import connection as frontend_connection
 from triptych_gateway.frontends.calls import FrontendCall
 from triptych_gateway.frontends.connection import FrontendConnection
+from triptych_gateway.frontends.models import ServedModels
 from triptych_gateway.frontends.router import FrontendRouter
 
 CONTEXT = common_pb2.CallContext()
@@ -26,7 +27,7 @@ async def router_of(*addresses: str, ready: bool = True) -> AsyncIterator[Fronte
     """A router over frontends at these addresses."""
     pool = Pool("frontend", StaticResolver(addresses), FrontendConnection)
     task = asyncio.create_task(pool.run())
-    router = FrontendRouter(pool)
+    router = FrontendRouter(pool, ServedModels(pool))
     try:
         if ready:
             await until(lambda: len(pool.ready) == len(addresses))

@@ -13,8 +13,9 @@ import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from support.metrics import parsed
 from support.stack import QUESTION, SOON_S, Stack
-from triptych.v1 import common_pb2, control_pb2
+from triptych.v1 import common_pb2, control_pb2, engine_pb2
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -63,6 +64,20 @@ def test_a_request_without_an_id_is_given_one(stack: Stack) -> None:
     response = stack.http.post("/v1/chat/completions", json=QUESTION | {"temperature": -1})
     assert re.fullmatch(r"[0-9a-f]{32}", response.headers["x-request-id"])
     stack.serving.wait_for(rf"gateway .*\[{response.headers['x-request-id']}\] .* 400 ", timeout_s=SOON_S)
+
+
+def test_the_gateway_has_what_autoscalers_and_endpoint_pickers_read(stack: Stack) -> None:
+    before = parsed(stack.http.get("/metrics").text)
+    usage = answer_of(stack)["usage"]
+    after = parsed(stack.http.get("/metrics").text)
+    name = "triptych_gateway_completion_tokens_total"
+    assert after.value(name, {}) - before.value(name, {}) == usage["completion_tokens"]
+    engine = {"model_name": str(QUESTION["model"]), "engine": "all"}
+    for alias in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"):
+        assert (alias, frozenset(engine.items())) in after.values
+    load = stack.engine.Describe(engine_pb2.EngineServiceDescribeRequest()).load
+    cache = {"block_size": str(load.block_size), "num_gpu_blocks": str(load.num_blocks), "engine": "all"}
+    assert after.value("vllm:cache_config_info", cache) == 1
 
 
 def test_a_reset_forgets_cached_prefixes(stack: Stack) -> None:

@@ -14,6 +14,8 @@ from triptych.v1 import control_pb2_grpc, detokenize_pb2_grpc, generation_pb2, g
 from triptych_common.model.store import model_info
 from triptych_common.rpc.channels import open_channel
 from triptych_common.rpc.control import READINESS
+from triptych_common.rpc.security.roles import Role
+from triptych_common.rpc.security.tls import Tls
 from triptych_frontend.service import Frontend
 from triptych_frontend.settings import FrontendSettings
 
@@ -77,6 +79,7 @@ async def frontend_bench(
     engine_model: Any = None,
     ready: bool = True,
     engine_class: type[FakeEngine] = FakeEngine,
+    certs: Path | None = None,
     **settings: Any,
 ) -> AsyncIterator[Bench]:
     """Start a fake engine and a frontend that uses it, on free ports.
@@ -86,18 +89,22 @@ async def frontend_bench(
         engine_model: the ModelInfo that the engine reports; by default that of the frontend's model.
         ready: wait until the frontend has connected to the engine.
         engine_class: a fake engine with further abilities.
+        certs: directory with a directory of certificates for each role: mutual TLS.
         settings: fields of FrontendSettings.
     """
     path = model or small_model_dir()
     engine = engine_class(engine_model or model_info(path, path.name), script or hello())
     if isinstance(engine, FakeMediaEngine):
         engine.encoder_addresses = tuple(settings.get("encoder_addresses", ()))
-    async with serving(engine.register) as address:
+    tls = {role: Tls.of(certs and certs / role, role) for role in (Role.ENGINE, Role.CLIENT, Role.OPERATOR)}
+    if certs is not None:
+        settings["tls_dir"] = certs / Role.FRONTEND
+    async with serving(engine.register, tls=tls[Role.ENGINE]) as address:
         frontend = Frontend(FrontendSettings(**{"model": str(path), "port": 0, "engine_addresses": (address,)} | settings))
         async with (
             frontend.running(),
-            open_channel(f"127.0.0.1:{frontend.server.port}") as channel,
-            open_channel(f"127.0.0.1:{frontend.server.control_port}") as control_channel,
+            open_channel(f"127.0.0.1:{frontend.server.port}", tls=tls[Role.CLIENT]) as channel,
+            open_channel(f"127.0.0.1:{frontend.server.control_port}", tls=tls[Role.OPERATOR]) as control_channel,
         ):
             bench = Bench(engine, frontend, channel, control_channel)
             if ready:

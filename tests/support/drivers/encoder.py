@@ -14,6 +14,8 @@ import torch
 from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.media.key import canonical_options, media_key
 from triptych_common.rpc.channels import open_channel
+from triptych_common.rpc.security.roles import Role
+from triptych_common.rpc.security.tls import Tls
 from triptych_common.rpc.structs import from_struct, to_struct
 from triptych_common.rpc.tensors import DTYPE_NAMES
 from triptych_encoder.service import EncoderService
@@ -54,8 +56,8 @@ class RunningEncoder:
             tenant_salt=tenant_salt,
         )
 
-    async def encode(self, *items: encoder_pb2.EncodeItem, lease_s: float = 30.0) -> list[encoder_pb2.EncodeResult]:
-        response = await self.stub.Encode(encoder_pb2.EncodeRequest(items=items, lease_s=lease_s))
+    async def encode(self, *items: encoder_pb2.EncodeItem, lease_s: float = 30.0, **call: Any) -> list[encoder_pb2.EncodeResult]:
+        response = await self.stub.Encode(encoder_pb2.EncodeRequest(items=items, lease_s=lease_s), **call)
         return list(response.results)
 
     async def fetch(self, key: bytes, **options: Any) -> dict[str, torch.Tensor]:
@@ -83,8 +85,13 @@ def to_torch(header: common_pb2.Tensor, data: bytes) -> torch.Tensor:
 
 
 @asynccontextmanager
-async def an_encoder(path: Path, **settings: Any) -> AsyncIterator[RunningEncoder]:
-    """An encoder of a checkpoint on a free port."""
+async def an_encoder(path: Path, caller: Tls | None = None, **settings: Any) -> AsyncIterator[RunningEncoder]:
+    """An encoder of a checkpoint on a free port.
+
+    Args:
+        caller: the certificate of its client, with TLS.
+        settings: fields of EncoderSettings.
+    """
     values = {"host": "127.0.0.1", "port": 0, "model": str(path), "device": "cpu", "niceness": 0, "num_threads": 1, **settings}
     service = EncoderService(EncoderSettings(**values))
     stop, ready = asyncio.Event(), asyncio.Event()
@@ -94,7 +101,7 @@ async def an_encoder(path: Path, **settings: Any) -> AsyncIterator[RunningEncode
         await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
-        async with open_channel(f"127.0.0.1:{service.port}") as channel:
+        async with open_channel(f"127.0.0.1:{service.port}", tls=caller, role=Role.ENCODER) as channel:
             stub = encoder_pb2_grpc.EncoderServiceStub(channel)
             yield RunningEncoder(stub, await stub.Describe(encoder_pb2.DescribeRequest()), service)
     finally:

@@ -14,6 +14,7 @@ import torch
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.rpc.channels import open_channel
+from triptych_common.telemetry.tracing import OFF, Tracer
 from triptych_encoder.cache.embedding_cache import EmbeddingCache
 from triptych_encoder.cache.evictions import EvictionFeed
 from triptych_encoder.cache.item import EncodedItem, PreprocessedItem
@@ -94,6 +95,7 @@ async def encoder_of_fakes(
     max_queue: int = 64,
     store: Store | None = None,
     max_queue_bytes: int = 1 << 20,
+    tracer: Tracer = OFF,
 ) -> AsyncIterator[Served]:
     tower = FakeTower(threading.Semaphore(0) if gated else None)
     loop, feed, pool = DeviceLoop(max_batch_embeddings=1000), EvictionFeed(), ThreadPoolExecutor(2)
@@ -101,7 +103,7 @@ async def encoder_of_fakes(
     loop.attach(tower)
     cache = EmbeddingCache[EncodedItem](capacity_bytes, feed.publish)
     pipeline = EncodingPipeline(cache, FakePreprocessor(), loop, pool, store, QueueLimits(max_queue, max_queue_bytes, 8))
-    servicer = EncoderServicer(feed, max_items_per_request=32, instance=lambda: common_pb2.Instance(id="fake"))
+    servicer = EncoderServicer(feed, max_items_per_request=32, instance=lambda: common_pb2.Instance(id="fake"), tracer=tracer)
     description = encoder_pb2.DescribeResponse(
         model=common_pb2.ModelInfo(name="fake"), embedding_fingerprint=b"scope", modalities=[common_pb2.MODALITY_IMAGE]
     )

@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 import grpc
 from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import open_channel
+from triptych_common.telemetry.tracing import OFF, Tracer
 from triptych_engine.core import EngineCore
+from triptych_engine.media.fetcher import FetchStatistics
+from triptych_engine.metrics import EngineMetrics
 from triptych_engine.rpc.outbox import Outbox
 from triptych_engine.rpc.servicer import EngineServicer
 
@@ -32,6 +35,7 @@ class Served:
     core: EngineCore
     servicer: EngineServicer
     outbox: Outbox
+    metrics: EngineMetrics
 
     async def until_idle(self) -> None:
         """Wait until no request is live, then check that all blocks are free."""
@@ -50,11 +54,11 @@ class Served:
 
 
 @asynccontextmanager
-async def an_engine(**scheduler_options: int) -> AsyncIterator[Served]:
+async def an_engine(tracer: Tracer = OFF, **scheduler_options: int) -> AsyncIterator[Served]:
     runner = FakeRunner()
     scheduler = a_scheduler(NUM_BLOCKS, **scheduler_options)  # type: ignore[arg-type]
-    outbox = Outbox(asyncio.get_running_loop(), lambda load: servicer.on_load(load))
-    servicer = EngineServicer(outbox, lambda: common_pb2.Instance(id="this engine"))
+    outbox = Outbox(asyncio.get_running_loop(), lambda load: servicer.on_load(load), tracer)
+    servicer = EngineServicer(outbox, lambda: common_pb2.Instance(id="this engine"), tracer)
     core = EngineCore(scheduler, runner, outbox.publish)
     core.start()
     servicer.attach(core, MODEL, scheduler.kv_cache.capacity_tokens)
@@ -63,7 +67,8 @@ async def an_engine(**scheduler_options: int) -> AsyncIterator[Served]:
             serving(lambda server: engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, server)) as address,
             open_channel(address) as channel,
         ):
-            yield Served(engine_pb2_grpc.EngineServiceStub(channel), runner, core, servicer, outbox)
+            metrics = EngineMetrics(core, scheduler, outbox.statistics, FetchStatistics(), MODEL.name, embedding_bytes=4)
+            yield Served(engine_pb2_grpc.EngineServiceStub(channel), runner, core, servicer, outbox, metrics)
     finally:
         if runner.gate is not None:
             runner.gate.release(10_000)

@@ -95,6 +95,8 @@ class FakeSequence:
         self.outputs = list(outputs)
         self.num_tokens = 0
         self.is_aborted = False
+        #: The session that the request came on.
+        self.session: object = None
 
 
 def step(live: dict[tuple[str, int], FakeSequence]) -> engine_pb2.SessionResponse:
@@ -191,19 +193,24 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             self.num_refused += self._down
             self._changed.notify_all()
         self._refuse_when_down()
-        reader = asyncio.create_task(self._read(request_iterator))
+        session = object()
+        reader = asyncio.create_task(self._read(request_iterator, session))
         try:
             yield engine_pb2.SessionResponse(instance=self.instance, model=self.model)
             num_announced = self._num_announcements
             while True:
                 async with self._changed:
-                    await self._changed.wait_for(lambda seen=num_announced: self._may_step() or self._num_announcements > seen)
+                    await self._changed.wait_for(
+                        lambda seen=num_announced: self._may_step(session) or self._num_announcements > seen
+                    )
                     self._refuse_when_down()
                     if self._num_announcements > num_announced:
                         num_announced = self._num_announcements
                         yield engine_pb2.SessionResponse(going_away=True)
                         continue
-                    response = step(self.live)
+                    own = self._live_of(session)
+                    response = step(own)
+                    self.live = {key: one for key, one in self.live.items() if one.session is not session or key in own}
                     if self.load is not None:
                         response.load.CopyFrom(self.load)
                     if self._steps_allowed is not None:
@@ -212,7 +219,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                 yield response
         finally:
             reader.cancel()
-            self.live.clear()
+            for key in self._live_of(session):
+                del self.live[key]
 
     async def Embed(
         self, request: engine_pb2.EngineServiceEmbedRequest, context: grpc.aio.ServicerContext
@@ -235,14 +243,18 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             answer.usage.prompt_tokens += len(ids)
         return answer
 
-    async def _read(self, request_iterator: AsyncIterator[engine_pb2.SessionRequest]) -> None:
+    def _live_of(self, session: object) -> dict[tuple[str, int], FakeSequence]:
+        return {key: sequence for key, sequence in self.live.items() if sequence.session is session}
+
+    async def _read(self, request_iterator: AsyncIterator[engine_pb2.SessionRequest], session: object) -> None:
         async for message in request_iterator:
             async with self._changed:
                 self.messages.append(message)
                 for request in message.add:
                     self.requests.append(request)
                     for index in range(request.n or 1):
-                        self.live[request.request_id, index] = self._begin(request, index)
+                        sequence = self.live[request.request_id, index] = self._begin(request, index)
+                        sequence.session = session
                 self.aborted += message.abort
                 self.aborted_sequences += [(one.request_id, one.index) for one in message.abort_sequences]
                 for (request_id, index), sequence in self.live.items():
@@ -253,11 +265,11 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     def _begin(self, request: engine_pb2.EngineRequest, index: int) -> FakeSequence:
         return FakeSequence(request, self.script(request), index)
 
-    def _may_step(self) -> bool:
+    def _may_step(self, session: object) -> bool:
         if self._down:
             return True
         # Aborts take effect during a pause too: a pause represents a long step of other requests.
-        has_work = any(sequence.outputs or sequence.is_aborted for sequence in self.live.values())
+        has_work = any(sequence.outputs or sequence.is_aborted for sequence in self._live_of(session).values())
         return has_work and (self._steps_allowed is None or self._steps_allowed > 0)
 
     def _refuse_when_down(self) -> None:

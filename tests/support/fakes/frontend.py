@@ -22,6 +22,7 @@ from triptych.v1 import (
     preprocess_pb2_grpc,
 )
 from triptych_common.rpc.control import Health
+from triptych_common.rpc.security.tls import Tls
 from triptych_common.telemetry.logs import request_id_var
 
 from support.fakes.session import SessionOverCalls
@@ -158,13 +159,13 @@ class FakeFrontend(
             dtype=common_pb2.DATA_TYPE_FLOAT32, shape=[len(values) // 2, 2], inline=array("f", values).tobytes()
         )
         vectors = [each] * len(request.inputs)
-        return generation_pb2.EmbedResponse(model=MODEL.name, packed=packed, packed_vectors=vectors, usage=_PROMPT_ONLY)
+        return generation_pb2.EmbedResponse(model=self.model.name, packed=packed, packed_vectors=vectors, usage=_PROMPT_ONLY)
 
     async def Score(self, request: generation_pb2.ScoreRequest, context: grpc.aio.ServicerContext) -> generation_pb2.ScoreResponse:
         """The length of each document."""
         await self._take(request)
         scores = [len(document.text) for document in request.documents]
-        return generation_pb2.ScoreResponse(model=MODEL.name, scores=scores, usage=_PROMPT_ONLY)
+        return generation_pb2.ScoreResponse(model=self.model.name, scores=scores, usage=_PROMPT_ONLY)
 
     async def Classify(
         self, request: generation_pb2.ClassifyRequest, context: grpc.aio.ServicerContext
@@ -172,12 +173,14 @@ class FakeFrontend(
         """The second of two labels."""
         await self._take(request)
         each = [generation_pb2.Classification(values=[0.25, 0.75]) for _ in request.inputs]
-        return generation_pb2.ClassifyResponse(model=MODEL.name, classifications=each, labels=["no", "yes"], usage=_PROMPT_ONLY)
+        return generation_pb2.ClassifyResponse(
+            model=self.model.name, classifications=each, labels=["no", "yes"], usage=_PROMPT_ONLY
+        )
 
     async def _take(self, request: PoolingRequest) -> None:
         self.pooling_requests.append(request)
-        if request.model not in ("", MODEL.name):
-            raise ModelNotFoundError(f"no model {request.model!r} here; served are: {MODEL.name}")
+        if request.model not in ("", self.model.name):
+            raise ModelNotFoundError(f"no model {request.model!r} here; served are: {self.model.name}")
         if self.pooling_error is not None:
             raise self.pooling_error
         if self.pooling_gate is not None:
@@ -191,8 +194,8 @@ class FakeFrontend(
         self, request: preprocess_pb2.PreprocessRequest, context: grpc.aio.ServicerContext
     ) -> preprocess_pb2.PreprocessResponse:
         self.preprocessed.append(request)
-        if request.chat.model not in ("", MODEL.name):
-            raise ModelNotFoundError(f"no model {request.chat.model!r} here; served are: {MODEL.name}")
+        if request.chat.model not in ("", self.model.name):
+            raise ModelNotFoundError(f"no model {request.chat.model!r} here; served are: {self.model.name}")
         parts = [part for message in request.chat.messages for part in message.content]
         text = "".join(part.text for part in parts)
         items = [part.media for part in parts if part.HasField("media")]
@@ -231,8 +234,8 @@ class FakeFrontend(
         self.output_modes.append(output_mode)
         self.request_ids.append(request_id_var.get())
         self.arrivals.put_nowait(request_id_var.get())
-        if request.model != MODEL.name:
-            raise ModelNotFoundError(f"no model {request.model!r} here; served are: {MODEL.name}")
+        if request.model != self.model.name:
+            raise ModelNotFoundError(f"no model {request.model!r} here; served are: {self.model.name}")
         script = self.script(request) if callable(self.script) else self.script
         is_final = output_mode == generation_pb2.OUTPUT_MODE_FINAL
         responses = script.choices if is_final else [[delta] for delta in _in_turns(script.choices)]
@@ -263,11 +266,11 @@ def _in_turns(choices: list[list[Delta]]) -> list[Delta]:
 
 
 @asynccontextmanager
-async def running(frontend: FakeFrontend, port: int = 0, ready: bool = True) -> AsyncIterator[str]:
+async def running(frontend: FakeFrontend, port: int = 0, ready: bool = True, tls: Tls | None = None) -> AsyncIterator[str]:
     """Serve the fake. Yields its address."""
     await frontend.health.set_alive()
     await frontend.health.set_ready(ready)
-    async with serving(frontend.register, port) as address:
+    async with serving(frontend.register, port, tls) as address:
         yield address
 
 

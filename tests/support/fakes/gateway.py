@@ -11,6 +11,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 from triptych_gateway.app import create_app
+from triptych_gateway.http_protocol import LimitedHttpProtocol
 from triptych_gateway.main import listen
 from triptych_gateway.settings import GatewaySettings
 
@@ -108,7 +109,10 @@ async def serving_http(app: FastAPI) -> AsyncIterator[tuple[str, int]]:
     """The application behind uvicorn. Yields host and port."""
     listener = listen("127.0.0.1", 0)
     host, port = listener.getsockname()
-    server = _PromptServer(uvicorn.Config(app, http="httptools", ws="websockets-sansio", log_config=None, access_log=False))
+    config = uvicorn.Config(
+        app, http=LimitedHttpProtocol, ws="websockets-sansio", log_config=None, log_level="warning", access_log=False
+    )
+    server = _PromptServer(config)
     # The inner part of `serve`, which leaves the test's signal handlers alone.
     task = asyncio.create_task(server._serve(sockets=[listener]))
     try:

@@ -30,6 +30,27 @@ def test_version_is_printed() -> None:
     assert run("--version") == (0, f"{__version__}\n")
 
 
+def test_every_service_is_told_of_the_collector() -> None:
+    endpoint = "http://collector:4317"
+    services = plan(ServeOptions("some/model", otlp_traces_endpoint=endpoint), {}, with_encoder=True)
+    assert {service.kind: service.settings.otlp_traces_endpoint for service in services} == dict.fromkeys(
+        ("encoder", "engine", "frontend", "gateway"), endpoint
+    )
+
+
+@pytest.mark.parametrize("endpoint", ["collector:4317", "grpc://collector:4317", "http://", "http://collector:4317/v1/traces", ""])
+def test_a_collector_is_named_by_its_url(endpoint: str) -> None:
+    with pytest.raises(CommandError, match="otlp_traces_endpoint"):
+        parse_settings("engine", ["--otlp-traces-endpoint", endpoint])
+
+
+@pytest.mark.parametrize("ratio", ["-0.1", "1.1", "nan", "some"])
+def test_a_share_of_requests_is_between_none_and_all(ratio: str) -> None:
+    for service in ("gateway", "frontend"):
+        with pytest.raises(CommandError, match="trace_sampling_ratio"):
+            parse_settings(service, ["--trace-sampling-ratio", ratio])
+
+
 @pytest.mark.parametrize("service", ["engine", "encoder", "frontend", "gateway"])
 def test_a_single_service_shows_its_own_flags(service: str) -> None:
     code, output = run(service, "--help")
@@ -233,6 +254,11 @@ def test_the_playground_is_announced(flags: list[str], generates: bool, is_told:
     assert ("open http://127.0.0.1:9000 in a browser" in capsys.readouterr().out) == is_told
 
 
+def test_the_curl_line_trusts_the_authority_of_the_certificate() -> None:
+    line = curl_line("https://127.0.0.1:8000", "m", authority=Path("my certs/https/ca.crt"))
+    assert line.startswith("curl --cacert 'my certs/https/ca.crt' https://127.0.0.1:8000/v1/")
+
+
 def test_the_curl_line_shows_no_key() -> None:
-    assert "$TRIPTYCH_GATEWAY_API_KEY" in curl_line("127.0.0.1:8000", "m", has_key=True)
-    assert "Authorization" not in curl_line("127.0.0.1:8000", "m")
+    assert "$TRIPTYCH_GATEWAY_API_KEY" in curl_line("http://127.0.0.1:8000", "m", has_key=True)
+    assert "Authorization" not in curl_line("http://127.0.0.1:8000", "m")

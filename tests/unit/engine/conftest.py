@@ -7,8 +7,8 @@ import functools
 from collections.abc import Callable
 
 import pytest
+from triptych_common.host.cache import cache_dir
 from triptych_common.host.cpu import isas_of_this_cpu
-from triptych_common.model.store import cache_dir
 from triptych_engine.runner.cpu import kernel_build
 from triptych_engine.runner.cpu.kernels import LINEAR_METHODS, CpuKernels, load_kernels
 

@@ -51,7 +51,7 @@ async def test_own_body_for_every_kind_of_error(monkeypatch: pytest.MonkeyPatch)
 
 async def test_own_body_when_the_key_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     (refused,) = await responses(monkeypatch, ("POST", "/other/things", {}), authorization="Bearer x")
-    assert (refused.status_code, refused.json()["own"]) == (401, "wrong API key")
+    assert (refused.status_code, refused.json()["own"]) == (401, "wrong API key, or one that is no longer valid")
 
 
 async def test_other_routes_keep_their_body(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from install_torch import configured_sources, has_nvidia_gpu, install
 
+_TOOL = Path(__file__).parents[3] / "tools" / "install_torch.py"
+
 
 @pytest.fixture(autouse=True)
 def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +73,7 @@ def test_sources_in_a_configuration_file_count(tmp_path: Path, monkeypatch: pyte
 def test_the_cpu_build_is_asked_of_uv(tmp_path: Path) -> None:
     said = tmp_path / "said"
     tool = (sys.executable, "-c", f"import sys; open({str(said)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')")
-    assert install(["-q", "torch>=2.11,<2.14"], True, pip=tool, uv=tool) == 0
+    assert install(["-q", "torch>=2.11,<2.14"], "cpu", pip=tool, uv=tool) == 0
     assert said.read_text().splitlines() == [
         "install -q uv",
         f"pip install --python {sys.executable} --torch-backend cpu --no-deps -q torch>=2.11,<2.14",
@@ -95,14 +97,36 @@ def test_without_a_cpu_build_the_default_is_taken_and_told_of(
     with index(tmp_path / "own") as address:
         monkeypatch.setenv("PIP_INDEX_URL", address)
         arguments = ["-q", "--no-deps", "--target", str(tmp_path / "out"), "torch>=2.11,<2.14"]
-        assert install(arguments, True, uv=fails) == 0
+        assert install(arguments, "cpu", uv=fails) == 0
     assert (tmp_path / "out" / "torch-2.13.0.dist-info").is_dir()
     assert capfd.readouterr().err.splitlines() == ["the CPU build of torch is not to be had; taking what pip's default index has"]
 
 
+def test_a_build_that_was_asked_for_is_not_replaced_by_another(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said = tmp_path / "said"
+    pip = (sys.executable, "-c", f"import sys; open({str(said)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')")
+    uv = (sys.executable, "-c", "raise SystemExit('no such build')")
+    assert install(["torch"], "cu128", pip=pip, uv=uv, is_required=True) != 0
+    assert said.read_text().splitlines() == ["install -q uv"]
+    assert capfd.readouterr().err.splitlines() == ["the cu128 build of torch is not to be had:", "no such build"]
+
+
+def test_sources_of_pip_win_over_a_build_and_another_environment_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel(tmp_path / "wheels" / "torch", "2.13.0+cpu")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels" / "torch"))
+    into = str(tmp_path / "env" / "bin" / "python")
+    options = ["--backend", "cu128", "--into", into, "-q", "--no-deps", "torch>=2.11,<2.14"]
+    done = subprocess.run([sys.executable, str(_TOOL), *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "pip was told where to look (find-links, no-index), so torch comes from there" in done.stderr
+    assert list((tmp_path / "env" / "lib").glob("*/site-packages/torch-2.13.0+cpu.dist-info"))
+
+
 def test_a_failure_of_the_plain_install_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    assert install(["-q", "--target", str(tmp_path / "out"), "torch>=2.11,<2.14"], False) != 0
+    assert install(["-q", "--target", str(tmp_path / "out"), "torch>=2.11,<2.14"], None) != 0
 
 
 def test_a_gpu_is_visible_by_its_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PreprocessRequest(_message.Message):
-    __slots__ = ("chat", "complete")
+    __slots__ = ("chat", "complete", "context")
     CHAT_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     chat: _generation_pb2.ChatRequest
     complete: _generation_pb2.CompleteRequest
-    def __init__(self, chat: _Optional[_Union[_generation_pb2.ChatRequest, _Mapping]] = ..., complete: _Optional[_Union[_generation_pb2.CompleteRequest, _Mapping]] = ...) -> None: ...
+    context: _common_pb2.CallContext
+    def __init__(self, chat: _Optional[_Union[_generation_pb2.ChatRequest, _Mapping]] = ..., complete: _Optional[_Union[_generation_pb2.CompleteRequest, _Mapping]] = ..., context: _Optional[_Union[_common_pb2.CallContext, _Mapping]] = ...) -> None: ...
 
 class PreprocessResponse(_message.Message):
     __slots__ = ("prompt", "token_ids", "placeholders", "media", "max_model_len")

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
+from triptych_common.telemetry.tracing import request_span_var
 
 from triptych_gateway.answers.responses.keeper import Keeper, Turn, ended_record
 from triptych_gateway.dialects.responses.encoder import ResponsesEncoder
@@ -150,6 +151,8 @@ class Background:
             self._renewing.cancel()
 
     async def _make(self, run: Run) -> None:
+        # The span of the request that started it has ended.
+        request_span_var.set(None)
         encoder = run.encoder
         try:
             run.note(encoder.opening(1))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 from fastapi import Request, Response
 from triptych.errors import TriptychError
-from triptych.v1 import common_pb2, generation_pb2, preprocess_pb2
+from triptych.v1 import generation_pb2, preprocess_pb2
 
 from triptych_gateway.answers.answer import Answer
 from triptych_gateway.answers.responses.background import Run
@@ -19,7 +20,7 @@ from triptych_gateway.routes.json_body import files_of, take_hold
 from triptych_gateway.schemas.responses.compact import CompactRequest
 from triptych_gateway.schemas.responses.input_tokens import InputTokens, InputTokensRequest
 from triptych_gateway.schemas.responses.request import ResponseRequest
-from triptych_gateway.state import gateway_of, request_id_of
+from triptych_gateway.state import call_context_of, gateway_of, grant_of, request_id_of
 
 
 async def create(request: Request, body: ResponseRequest) -> Response:
@@ -29,13 +30,15 @@ async def create(request: Request, body: ResponseRequest) -> Response:
     turn = await gateway.keeper.begin(tenant, body, files_of(request))
     dialect = ResponsesDialect(turn.context, turn.is_stored, bool(body.stream))
     call = await dialect.parse(body, request_id, files_of(request))
+    await grant_of(request).admit(call.calls)
     # The body is no longer needed. Reserve memory for its files only, until a frontend has answered.
     release = take_hold(request, call.num_file_bytes)
-    context = common_pb2.CallContext(tenant=tenant)
+    context = call_context_of(tenant)
     encoder = dialect.encoder(body, request_id, gateway.frontend.fingerprint(body.model))
     made = Answer(gateway.router.generate(call.calls, context, release), call, encoder, gateway.meter(request))
     if body.background:
         run = Run(turn, encoder, made.events(), release, bool(body.stream))
+        run.release = _kept(request, run)
         await gateway.background.start(run)
         if not body.stream:
             return Response(encoder.json(), media_type="application/json")
@@ -43,6 +46,18 @@ async def create(request: Request, body: ResponseRequest) -> Response:
     if call.is_stream:
         return EventStreamResponse(kept_events(made.events(), turn, encoder, gateway.keeper), encoder, gateway.stopping, release)
     return WholeResponse(kept_whole(made.whole(), turn, encoder, gateway.keeper), gateway.stopping, release)
+
+
+def _kept(request: Request, run: Run) -> Callable[[], None]:
+    """The release of a run that keeps the request's permission until it ends, and then writes to the audit log."""
+    release = grant_of(request).keep(run.release)
+
+    def ended() -> None:
+        release()
+        if run.task is not None:
+            gateway_of(request).access.ended("background", request.state.record, request.scope, request.scope["path"])
+
+    return ended
 
 
 async def compact(request: Request, body: CompactRequest) -> Response:
@@ -53,9 +68,10 @@ async def compact(request: Request, body: CompactRequest) -> Response:
     asked = summary_request(body)
     dialect = ResponsesDialect(with_task(turn.context), is_stored=False, is_streamed=False)
     call = await dialect.parse(asked, request_id, files_of(request))
+    await grant_of(request).admit(call.calls)
     release = take_hold(request, call.num_file_bytes)
     encoder = dialect.encoder(asked, request_id, None)
-    context = common_pb2.CallContext(tenant=tenant)
+    context = call_context_of(tenant)
     made = Answer(gateway.router.generate(call.calls, context, release), call, encoder, gateway.meter(request))
 
     async def work() -> bytes:
@@ -68,7 +84,8 @@ async def compact(request: Request, body: CompactRequest) -> Response:
 async def count(request: Request, body: InputTokensRequest) -> InputTokens:
     """The tokens of the prompt that a response would have. Nothing is stored, and no model runs."""
     gateway, request_id = gateway_of(request), request_id_of(request)
-    turn = await gateway.keeper.read(request.state.principal.tenant, body.input, body.previous_response_id)
+    tenant = request.state.principal.tenant
+    turn = await gateway.keeper.read(tenant, body.input, body.previous_response_id)
     # The items are in the context.
     asked = ResponseRequest(
         model=body.model,
@@ -84,8 +101,9 @@ async def count(request: Request, body: InputTokensRequest) -> InputTokens:
     for file in only.files:
         file.item.data = file.content
     chat = cast(generation_pb2.ChatRequest, only.request)
+    context = call_context_of(tenant)
     try:
-        reply = await gateway.frontend.preprocess(preprocess_pb2.PreprocessRequest(chat=chat), request_id)
+        reply = await gateway.frontend.preprocess(preprocess_pb2.PreprocessRequest(chat=chat, context=context), request_id)
     except TriptychError as error:
         raise call.in_client_terms(error) from error
     num_tokens = len(reply.token_ids)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 from fastapi.exceptions import RequestValidationError
@@ -18,9 +19,12 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError
-from triptych.v1 import common_pb2
 from triptych_common.rpc.interceptors import usable_request_id
+from triptych_common.telemetry.logs import request_id_var
+from triptych_common.telemetry.trace_context import trace_var
 
+from triptych_gateway.access.grant import Grant
+from triptych_gateway.access.key_ring import Key
 from triptych_gateway.answers.answer import Answer
 from triptych_gateway.answers.responses.connection import ConnectionStore
 from triptych_gateway.answers.responses.keeper import kept_events
@@ -28,18 +32,21 @@ from triptych_gateway.body_budget import BodyHold
 from triptych_gateway.dialects.responses.dialect import ResponsesDialect
 from triptych_gateway.dialects.responses.encoder import ResponsesEncoder
 from triptych_gateway.dialects.responses.events import DONE, data_of, split_events
-from triptych_gateway.errors import ApiError, to_api_error
+from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, AccessDeniedError, ApiError, status_of, to_api_error
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.metrics import GenerationMeter, RequestRecord
 from triptych_gateway.routes.json_body import MAX_SEPARATORS, MEMORY_FACTOR, check_names
 from triptych_gateway.schemas.responses.request import ResponseRequest
-from triptych_gateway.state import Gateway, gateway_of
+from triptych_gateway.state import Gateway, call_context_of, gateway_of, grant_of
+from triptych_gateway.tracing import note_error
 
 log = logging.getLogger(__name__)
 #: A connection ends after this time, or after the turn that it then works on, in seconds. The specification says 60 minutes.
 MAX_CONNECTION_S = 3600.0
 #: Messages that wait while a turn is worked on. A client that sends more waits itself.
 _MAX_WAITING = 8
+#: The name of a turn in traces.
+_TURN = "WEBSOCKET /v1/responses"
 _LIMIT = ApiError(
     400,
     "this connection has reached its time limit; open another one",
@@ -52,11 +59,12 @@ _LIMIT = ApiError(
 async def serve(websocket: WebSocket) -> None:
     """Serve one connection until the client closes it, its time is over, or the gateway stops."""
     gateway = gateway_of(websocket)
-    origin, allowed = websocket.headers.get("origin"), gateway.settings.cors_allow_origins
-    if origin is not None and "*" not in allowed and origin not in allowed:
+    origin, allowed = websocket.headers.get("origin"), gateway.settings.allowed_origins
+    is_own = origin is not None and urlsplit(origin).netloc == websocket.headers.get("host")
+    if origin is not None and "*" not in allowed and origin not in allowed and not is_own:
         raise HTTPException(403, "pages of this origin may not call this server")
     await websocket.accept()
-    connection = _Connection(websocket, gateway, websocket.state.principal.tenant)
+    connection = _Connection(websocket, gateway, grant_of(websocket).key, websocket.state.principal.tenant)
     work = asyncio.create_task(connection.work())
     reading = asyncio.create_task(connection.read())
     waited: set[asyncio.Future[Any]] = {work, reading, gateway.stopping}
@@ -77,8 +85,8 @@ async def serve(websocket: WebSocket) -> None:
 class _Connection:
     """One connection: reads messages, and answers them in order."""
 
-    def __init__(self, websocket: WebSocket, gateway: Gateway, tenant: str) -> None:
-        self._websocket, self._gateway, self._tenant = websocket, gateway, tenant
+    def __init__(self, websocket: WebSocket, gateway: Gateway, key: Key | None, tenant: str) -> None:
+        self._websocket, self._gateway, self._key, self._tenant = websocket, gateway, key, tenant
         #: Messages with the memory that is reserved for them, or why there is none.
         self._messages: asyncio.Queue[tuple[str, BodyHold] | QueueFullError] = asyncio.Queue(_MAX_WAITING)
         self._store = ConnectionStore(gateway.store, gateway.settings.max_stored_response_bytes)
@@ -122,27 +130,35 @@ class _Connection:
             except TimeoutError:
                 await self._send_error(_LIMIT)
                 return
-            try:
-                if isinstance(message, QueueFullError):
-                    raise message
-                await self._answer(*message)
-            except Exception as error:
-                await self.refuse(error)
+            request_id_var.set(request_id := usable_request_id(None))
+            # The handshake may have named a trace.
+            with self._gateway.tracer.request(_TURN, trace_var.get()):
+                try:
+                    if isinstance(message, QueueFullError):
+                        raise message
+                    await self._answer(*message, request_id)
+                except Exception as error:
+                    await self.refuse(error)
 
     async def refuse(self, error: Exception) -> None:
         """Tell the client of an error that is not part of a response."""
-        await self._send_error(to_api_error(error))
+        api_error = to_api_error(error)
+        note_error(api_error.code or api_error.type, api_error.status)
+        await self._send_error(api_error)
 
     async def _send_error(self, error: ApiError) -> None:
         await self._websocket.send_text(f'{{"type":"error","status":{error.status},{error.body[1:].decode()}')
 
-    async def _answer(self, text: str, hold: BodyHold) -> None:
+    async def _answer(self, text: str, hold: BodyHold, request_id: str) -> None:
         """Make one response, and send its events."""
+        record = RequestRecord(request_id, status=200)
         try:
-            # Files are not cut out of messages: each has the memory and the size of a body.
-            files = FileParts(b"", sys.getsizeof(text))
-            body, generates = await files.run(lambda: _parsed(text))
-            await self._turn(body, generates, files, hold.release)
+            async with self._granted(record) as grant:
+                # Files are not cut out of messages: each has the memory and the size of a body.
+                files = FileParts(b"", sys.getsizeof(text))
+                body, generates = await files.run(lambda: _parsed(text))
+                grant.use_model(body.model, ())
+                await self._turn(body, generates, files, hold.release, grant, record)
         except Exception:
             # The connection's copy is dropped, so that the client does not build on it again.
             with suppress(Exception):
@@ -151,19 +167,46 @@ class _Connection:
         finally:
             hold.release()
 
-    async def _turn(self, body: ResponseRequest, generates: bool, files: FileParts, release: Callable[[], None]) -> None:
-        gateway = self._gateway
+    @asynccontextmanager
+    async def _granted(self, record: RequestRecord) -> AsyncIterator[Grant]:
+        """The permission for one turn. A turn is a request of its own for rates, metrics of refusals, and the audit log."""
+        access, grant = self._gateway.access, None
+        try:
+            grant = await access.begin_turn(self._key, record)
+            yield grant
+        except BaseException as error:
+            record.is_aborted = not isinstance(error, Exception) or isinstance(error, WebSocketDisconnect | OSError)
+            record.status = CLIENT_CLOSED_REQUEST if record.is_aborted else status_of(error)
+            record.refusal = error.reason if isinstance(error, AccessDeniedError) else ""
+            raise
+        finally:
+            if grant is not None:
+                grant.end()
+            if record.refusal:
+                self._gateway.metrics.refused.labels(record.refusal).inc()
+            access.ended("turn", record, self._websocket.scope, self._websocket.scope["path"])
+
+    async def _turn(
+        self,
+        body: ResponseRequest,
+        generates: bool,
+        files: FileParts,
+        release: Callable[[], None],
+        grant: Grant,
+        record: RequestRecord,
+    ) -> None:
+        gateway, request_id = self._gateway, record.request_id
         turn = await gateway.keeper.begin(self._tenant, body, files, self._store)
         dialect = ResponsesDialect(turn.context, turn.is_stored, is_streamed=True)
-        request_id = usable_request_id(None)
         call = await dialect.parse(body, request_id, files)
         encoder = dialect.encoder(body, request_id, None)
         encoder.generates = generates
         if not generates:
             for one in call.calls:
                 one.request.options.sampling.max_tokens = 0
-        meter = GenerationMeter(gateway.metrics, RequestRecord(request_id), self._websocket.scope["path"])
-        context = common_pb2.CallContext(tenant=self._tenant)
+        await grant.admit(call.calls)
+        meter = GenerationMeter(gateway.metrics, record, self._websocket.scope["path"])
+        context = call_context_of(self._tenant)
         made = Answer(gateway.router.generate(call.calls, context, release), call, encoder, meter)
         await self._send(encoder, kept_events(made.events(), turn, encoder, gateway.keeper))
         if encoder.resource["status"] == "failed":
@@ -184,7 +227,9 @@ class _Connection:
         except Exception as error:
             if not is_started:
                 raise
-            await self._send_events(encoder.failure(to_api_error(error)))
+            api_error = to_api_error(error)
+            note_error(api_error.code or api_error.type, api_error.status)
+            await self._send_events(encoder.failure(api_error))
 
     async def _send_events(self, written: bytes) -> None:
         for event in split_events(written):

@@ -18,9 +18,9 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from triptych_common.host.cache import cache_dir
 from triptych_common.host.cores import num_usable_cores
 from triptych_common.host.cpu import isas
-from triptych_common.model.store import cache_dir
 
 log = logging.getLogger(__name__)
 _CSRC = Path(__file__).parent / "csrc"

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 
 import torch
+from triptych_common.host.cache import cache_dir
 from triptych_common.host.cpu import isas_of_this_cpu
-from triptych_common.model.store import cache_dir
 
 from triptych_engine.runner.cpu import kernel_build
 from triptych_engine.runner.cpu.huge_pages import HugePages

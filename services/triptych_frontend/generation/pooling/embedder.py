@@ -15,13 +15,18 @@ from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 from triptych_common.model.pooling import PoolingModel, check_pooling
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.rpc.tensors import from_numpy
+from triptych_common.rpc.tracing import trace_of, usage_attributes
+from triptych_common.telemetry import attributes as names
 from triptych_common.telemetry.logs import request_id_var
+from triptych_common.telemetry.trace_context import trace_var
+from triptych_common.telemetry.tracing import OFF, SpanKind, Tracer, request_span_var
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.pooling.inputs import Caller, Input, PoolingInputs, below
 from triptych_frontend.generation.pooling.media import embed_with_media
+from triptych_frontend.generation.statistics import CallMeter, CallStatistics
 from triptych_frontend.served_model import ServedModel
 
 #: Inputs of one engine call. Few enough that calls of several clients take turns.
@@ -31,9 +36,19 @@ _MAX_IN_FLIGHT, _MAX_IN_FLIGHT_OF_ALL = 2, 6
 #: What is summed over calls.
 _USAGE = ("prompt_tokens", "image_tokens", "audio_tokens", "video_tokens")
 _NO_TENSOR = common_pb2.Tensor()
-OnExit = Callable[[Callable[[], None]], object]
+Request = generation_pb2.EmbedRequest | generation_pb2.ScoreRequest | generation_pb2.ClassifyRequest
 #: Room for everything but the vectors in a response.
 _MAX_VECTOR_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class _LiveCall:
+    """A call that was admitted."""
+
+    caller: Caller
+    meter: CallMeter
+    #: Takes what must be called at its end.
+    on_exit: Callable[[Callable[[], None]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +65,7 @@ class Embedder:
 
     Args:
         pooling: what the model does with its hidden states; None if it generates text.
+        statistics: where the calls are counted.
     """
 
     def __init__(
@@ -60,6 +76,8 @@ class Embedder:
         engines: EngineRouter,
         encoders: EncoderClient,
         pooling: PoolingModel | None,
+        statistics: CallStatistics,
+        tracer: Tracer = OFF,
     ) -> None:
         self._admission = admission
         self._model = model
@@ -67,11 +85,13 @@ class Embedder:
         self._engines = engines
         self._encoders = encoders
         self._pooling = pooling
+        self._statistics = statistics
+        self._tracer = tracer
         self._in_flight = asyncio.Semaphore(_MAX_IN_FLIGHT_OF_ALL)
 
     async def embed(self, request: generation_pb2.EmbedRequest) -> generation_pb2.EmbedResponse:
         """Vectors of inputs. Raises TriptychError."""
-        with self._admitted() as on_exit:
+        with self._admitted("embed", request) as call:
             params = common_pb2.PoolingParams(task=request.task or common_pb2.TASK_EMBED)
             if request.HasField("dimensions"):
                 params.dimensions = request.dimensions
@@ -80,7 +100,7 @@ class Embedder:
             if params.task not in (common_pb2.TASK_EMBED, common_pb2.TASK_TOKEN_EMBED):
                 raise InvalidRequestError("task must be EMBED or TOKEN_EMBED", field="task")
             self._check(request.model, params, request.inputs, "inputs")
-            pooled = await self._pool(await self._read(request, on_exit), params, Caller.of(request))
+            pooled = await self._pool(await self._read(request, call), params, call)
             # Ten thousand vectors take a tenth of a second.
             response = await asyncio.to_thread(_embed_response, pooled, packed=request.packed)
             response.request_id, response.model = request_id_var.get(), self._model.info.name
@@ -88,12 +108,12 @@ class Embedder:
 
     async def classify(self, request: generation_pb2.ClassifyRequest) -> generation_pb2.ClassifyResponse:
         """Values of the model's labels for inputs. Raises TriptychError."""
-        with self._admitted() as on_exit:
+        with self._admitted("classify", request) as call:
             params = common_pb2.PoolingParams(task=common_pb2.TASK_CLASSIFY)
             if request.HasField("activation"):
                 params.activation = request.activation
             pooling = self._check(request.model, params, request.inputs, "inputs")
-            pooled = await self._pool(await self._read(request, on_exit), params, Caller.of(request))
+            pooled = await self._pool(await self._read(request, call), params, call)
             return generation_pb2.ClassifyResponse(
                 request_id=request_id_var.get(),
                 model=self._model.info.name,
@@ -104,7 +124,7 @@ class Embedder:
 
     async def score(self, request: generation_pb2.ScoreRequest) -> generation_pb2.ScoreResponse:
         """How well pairs fit together. Raises TriptychError."""
-        with self._admitted() as on_exit:
+        with self._admitted("score", request) as call:
             params = common_pb2.PoolingParams(task=common_pb2.TASK_SCORE)
             if request.HasField("activation"):
                 params.activation = request.activation
@@ -118,9 +138,9 @@ class Embedder:
                     value=num_queries,
                 )
             if pooling.kind == "embed":
-                scores, usage = await self._cosines(request, on_exit)
+                scores, usage = await self._cosines(request, call)
             else:
-                scores, usage = await self._cross_encode(request, params)
+                scores, usage = await self._cross_encode(request, params, call)
             return generation_pb2.ScoreResponse(
                 request_id=request_id_var.get(), model=self._model.info.name, scores=scores.tolist(), usage=usage
             )
@@ -138,35 +158,51 @@ class Embedder:
         return self._pooling
 
     @contextlib.contextmanager
-    def _admitted(self) -> Iterator[OnExit]:
-        """Count a call as live within the block. Yields what takes further things to be called at its end."""
-        with contextlib.ExitStack() as place:
-            place.enter_context(self._admission.admit())
-            yield place.callback
+    def _admitted(self, task: str, request: Request) -> Iterator[_LiveCall]:
+        """Trace and measure a call, and count it as live, within the block."""
+        meter, model = CallMeter(self._statistics, task), self._model.info.name
+        operation = "embeddings" if task == "embed" else task
+        try:
+            with (
+                self._tracer.request(f"{operation} {model}", trace_of(request.context) or trace_var.get()) as span,
+                contextlib.ExitStack() as place,
+            ):
+                if span is not None:
+                    span.attributes |= {
+                        names.GEN_AI_PROVIDER_NAME: names.PROVIDER,
+                        names.GEN_AI_OPERATION_NAME: operation,
+                        names.GEN_AI_REQUEST_MODEL: model,
+                    }
+                place.enter_context(self._admission.admit())
+                yield _LiveCall(Caller.of(request), meter, place.callback)
+        except BaseException as error:
+            meter.failed(error)
+            raise
+        meter.ended("ok")
 
-    async def _read(self, request: generation_pb2.EmbedRequest | generation_pb2.ClassifyRequest, on_exit: OnExit) -> list[Input]:
+    async def _read(self, request: generation_pb2.EmbedRequest | generation_pb2.ClassifyRequest, call: _LiveCall) -> list[Input]:
         return await self._inputs.single(
             request.inputs,
             "inputs",
             self._model.info.max_model_len,
-            Caller.of(request),
-            on_exit,
+            call.caller,
+            call.on_exit,
             truncate_to=request.truncate_to if request.HasField("truncate_to") else None,
             add_special_tokens=request.add_special_tokens if request.HasField("add_special_tokens") else True,
         )
 
-    async def _cosines(self, request: generation_pb2.ScoreRequest, on_exit: OnExit) -> tuple[np.ndarray, common_pb2.Usage]:
-        caller, limit = Caller.of(request), self._model.info.max_model_len
+    async def _cosines(self, request: generation_pb2.ScoreRequest, call: _LiveCall) -> tuple[np.ndarray, common_pb2.Usage]:
+        caller, limit = call.caller, self._model.info.max_model_len
         truncate_to = request.truncate_to if request.HasField("truncate_to") else None
-        queries = await self._inputs.single(request.queries, "queries", limit, caller, on_exit, truncate_to=truncate_to)
-        documents = await self._inputs.single(request.documents, "documents", limit, caller, on_exit, truncate_to=truncate_to)
+        queries = await self._inputs.single(request.queries, "queries", limit, caller, call.on_exit, truncate_to=truncate_to)
+        documents = await self._inputs.single(request.documents, "documents", limit, caller, call.on_exit, truncate_to=truncate_to)
         params = common_pb2.PoolingParams(task=common_pb2.TASK_EMBED, normalize=True)
-        pooled = await self._pool([*queries, *documents], params, caller)
+        pooled = await self._pool([*queries, *documents], params, call)
         of_queries, of_documents = np.split(pooled.values, [len(queries)])
         return (of_queries * of_documents).sum(-1), pooled.usage
 
     async def _cross_encode(
-        self, request: generation_pb2.ScoreRequest, params: common_pb2.PoolingParams
+        self, request: generation_pb2.ScoreRequest, params: common_pb2.PoolingParams, call: _LiveCall
     ) -> tuple[np.ndarray, common_pb2.Usage]:
         queries, documents = _texts(request.queries, "queries"), _texts(request.documents, "documents")
         pairs = await self._inputs.pairs(
@@ -176,11 +212,12 @@ class Embedder:
             self._model.info.max_model_len,
             truncate_to=request.truncate_to if request.HasField("truncate_to") else None,
         )
-        pooled = await self._pool(pairs, params, Caller.of(request))
+        pooled = await self._pool(pairs, params, call)
         return pooled.values[:, 0], pooled.usage
 
-    async def _pool(self, inputs: Sequence[Input], params: common_pb2.PoolingParams, caller: Caller) -> Pooled:
+    async def _pool(self, inputs: Sequence[Input], params: common_pb2.PoolingParams, call: _LiveCall) -> Pooled:
         """Send inputs to engines, a few calls at a time. Each input with media has its own call."""
+        call.meter.preprocessed()
         self._check_answer_fits(inputs, params)
         slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
         tensors: list[common_pb2.Tensor] = [_NO_TENSOR] * len(inputs)
@@ -189,7 +226,7 @@ class Embedder:
         async def one(indices: Sequence[int]) -> None:
             some = [inputs[index] for index in indices]
             async with slots:
-                response = await self._call(some, params, caller)
+                response = await self._call(some, params, call.caller)
             for index, tensor in zip(indices, response.embeddings, strict=True):
                 tensors[index] = tensor
             for name in _USAGE:
@@ -198,12 +235,16 @@ class Embedder:
         texts = [index for index, one_ in enumerate(inputs) if one_.prompt is None]
         calls = [texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH)]
         calls += [[index] for index, one_ in enumerate(inputs) if one_.prompt is not None]
-        try:
-            async with asyncio.TaskGroup() as group:
-                for indices in calls:
-                    group.create_task(one(indices))
-        except* Exception as errors:
-            raise errors.exceptions[0] from None
+        with self._tracer.part("engine", SpanKind.CLIENT):
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for indices in calls:
+                        group.create_task(one(indices))
+            except* Exception as errors:
+                raise errors.exceptions[0] from None
+        call.meter.used(usage)
+        if (span := request_span_var.get()) is not None:
+            span.attributes |= {names.NUM_INPUTS: len(inputs), **usage_attributes(usage)}
         return _joined(tensors, usage)
 
     async def _call(
@@ -230,7 +271,11 @@ class Embedder:
         request_id = f"{request_id_var.get()}-{secrets.token_hex(8)}"
         # Without the salt: an engine that embeds has no prefix cache, and the keys of media contain it.
         return engine_pb2.EngineRequest(
-            request_id=request_id, prompt_token_ids=token_ids, priority=caller.priority, context=caller.context
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            priority=caller.priority,
+            # The trace is in the call's metadata.
+            context=common_pb2.CallContext(tenant=caller.principal.tenant),
         )
 
     def _check_answer_fits(self, inputs: Sequence[Input], params: common_pb2.PoolingParams) -> None:

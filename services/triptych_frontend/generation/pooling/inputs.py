@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from triptych.errors import ContextLengthError, InvalidRequestError, TriptychError
-from triptych.v1 import common_pb2, generation_pb2
+from triptych.v1 import generation_pb2
 from triptych_common.rpc.principal import Principal
+from triptych_common.rpc.security.roles import trusted_tenant
 
 from triptych_frontend.prompt.preprocess import Preprocessor, Prompt
 from triptych_frontend.tokens.tokenizer import Tokenizer
@@ -26,13 +27,12 @@ class Caller:
     cache_salt: str
     #: Lower runs first.
     priority: int
-    context: common_pb2.CallContext | None
 
     @classmethod
     def of(cls, request: generation_pb2.EmbedRequest | generation_pb2.ScoreRequest | generation_pb2.ClassifyRequest) -> Caller:
         """The caller of a request."""
-        context = request.context if request.HasField("context") else None
-        return cls(Principal(request.context.tenant), request.cache_salt, request.priority, context)
+        tenant = trusted_tenant(request.context if request.HasField("context") else None)
+        return cls(Principal(tenant), request.cache_salt, request.priority)
 
 
 @dataclass(slots=True)

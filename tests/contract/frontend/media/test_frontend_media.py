@@ -31,13 +31,14 @@ def chat(*parts: str | Item, **fields: Any) -> generation_pb2.ChatRequest:
     return chat_request(messages=[generation_pb2.ChatMessage(role="user", content=content)], **fields)
 
 
-async def preprocess(bench: Bench, request: generation_pb2.ChatRequest) -> preprocess_pb2.PreprocessResponse:
-    return await bench.preprocess.Preprocess(preprocess_pb2.PreprocessRequest(chat=request))
+async def preprocess(bench: Bench, request: generation_pb2.ChatRequest, tenant: str = "") -> preprocess_pb2.PreprocessResponse:
+    context = common_pb2.CallContext(tenant=tenant)
+    return await bench.preprocess.Preprocess(preprocess_pb2.PreprocessRequest(chat=request, context=context))
 
 
-async def error_of(bench: Bench, request: generation_pb2.ChatRequest) -> TriptychError:
+async def error_of(bench: Bench, request: generation_pb2.ChatRequest, tenant: str = "") -> TriptychError:
     with pytest.raises(AioRpcError) as caught:
-        await preprocess(bench, request)
+        await preprocess(bench, request, tenant)
     return from_rpc_error(caught.value)
 
 
@@ -103,6 +104,17 @@ async def test_principals_share_neither_names_nor_keys_whatever_their_salts() ->
         again = await chat_as(chat(name, "?", options=options), Principal("first"))
         for prompt in (first, second, again):
             prompt.release()
+    assert first.media[0].key == again.media[0].key != second.media[0].key
+
+
+async def test_tenants_share_neither_names_nor_keys_where_nothing_is_generated() -> None:
+    named, name = chat(Item(modality=IMAGE, data=media.image(), uuid="cat"), "?"), chat(Item(modality=IMAGE, uuid="cat"), "?")
+    async with family_bench() as (bench, _):
+        first = await preprocess(bench, named, "first")
+        unknown = [await error_of(bench, name, tenant) for tenant in ("second", "")]
+        second = await preprocess(bench, named, "second")
+        again = await preprocess(bench, name, "first")
+    assert all("is not known here" in error.message for error in unknown)
     assert first.media[0].key == again.media[0].key != second.media[0].key
 
 

@@ -112,7 +112,7 @@ async def test_sessions_report_media_too() -> None:
     assert [report.key for report in reports] == [KEY]
 
 
-async def test_metrics_tell_tiers_and_rungs() -> None:
+async def test_metrics_tell_tiers_and_fallbacks() -> None:
     async with media_bench(metrics_port=0) as bench:
         bench.encoder.num_lost_before_fetch = 1
         await bench.chat(PICTURE, "What is this?")
@@ -126,7 +126,7 @@ async def test_metrics_tell_tiers_and_rungs() -> None:
         "triptych_frontend_encoders_connected 1.0",
         'triptych_frontend_media_items_total{tier="miss"} 2.0',
         "triptych_frontend_media_uploads_total 2.0",
-        'triptych_frontend_media_rungs_total{rung="again"} 1.0',
-        'triptych_frontend_media_rungs_total{rung="failed"} 0.0',
+        'triptych_frontend_media_fallbacks_total{step="again"} 1.0',
+        'triptych_frontend_media_fallbacks_total{step="failed"} 0.0',
     ):
         assert line in lines

@@ -271,7 +271,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert set(self.ended) == set(self.requests), "every request ends"
         assert self.scheduler.kv_cache.pool.num_free_blocks == self.num_blocks, "no block leaks"
         assert self.runner.sequences == {}, "the runner forgets what ended"
-        assert not self.scheduler._embeddings.owner_ids(), "embeddings are let go"
+        assert not self.scheduler.embeddings.owner_ids(), "embeddings are let go"
         for request_id, reason in self.ended.items():
             request = self.requests[request_id]
             alone = expected_output(seen(request.prompt_token_ids, request.media), request.sampling, max_model_len=64)

@@ -221,7 +221,7 @@ def test_a_request_that_is_preempted_after_its_first_token_needs_nobody_for_its_
         driver.deliver(dogs[-1])
     driver.run_to_end()
     assert driver.text("picture") == expected_output(seen(picture.prompt_token_ids, picture.media), picture.sampling)
-    assert not driver.scheduler._embeddings.owner_ids()
+    assert not driver.scheduler.embeddings.owner_ids()
 
 
 def test_a_request_whose_embeddings_are_here_is_preempted_rather_than_one_whose_are_not():
@@ -231,7 +231,7 @@ def test_a_request_whose_embeddings_are_here_is_preempted_rather_than_one_whose_
     driver.run_to_end()
     driver.add(a_request("first", [7] * 20, max_tokens=30), a_request("second", [8] * 10, max_tokens=20))
     driver.add(a_media_request("picture", [*range(2), CAT, 6], max_tokens=20))
-    driver.scheduler._embeddings.clear_unused()
+    driver.scheduler.embeddings.clear_unused()
     while not driver.scheduler.num_preemptions:
         assert not driver.fetches()
         driver.step()
@@ -251,7 +251,7 @@ def test_preempted_requests_keep_no_more_embeddings_than_the_kv_cache_has_tokens
             driver.deliver(*driver.fetches())
             driver.step()
     assert driver.scheduler.num_preemptions > 10
-    assert driver.scheduler._embeddings.kept_tokens <= 8 * 4
+    assert driver.scheduler.embeddings.kept_tokens <= 8 * 4
     driver.run_to_end()
     for request in requests:
         assert driver.text(request.request_id) == expected_output(seen(request.prompt_token_ids, request.media), request.sampling)

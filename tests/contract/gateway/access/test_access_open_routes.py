@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from support.fakes.frontend import FakeFrontend
 from support.fakes.gateway import CHAT, client_of, gateway_app, gateway_client
-from triptych_gateway.access.routes import Access, AccessRouter, OpenPaths
+from triptych_gateway.access.routes import Access, AccessPaths, AccessRouter
 from triptych_gateway.app import ROUTERS
 
-OPEN = {"/health", "/live", "/ready", "/version", "/metrics", "/docs", "/openapi.json", "/"}
+OPEN = {"/health", "/live", "/ready", "/version", "/docs", "/openapi.json", "/"}
 
 
 async def test_all_routes_but_the_operators_need_the_key() -> None:
@@ -34,7 +34,7 @@ def test_an_open_path_with_a_parameter_would_open_more_than_it_says() -> None:
     router = AccessRouter(access=Access.OPEN)
     router.add_api_route("/files/{path:path}", lambda: None)
     with pytest.raises(ValueError, match="parameter"):
-        OpenPaths([router])
+        AccessPaths([router])
 
 
 async def test_callers_are_anonymous_for_now() -> None:

@@ -1,0 +1,1 @@
+"""`triptych keys`: makes, lists and revokes API keys of the gateway."""

@@ -1,0 +1,1 @@
+"""`triptych top`: a live view of a running suite."""

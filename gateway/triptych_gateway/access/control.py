@@ -1,0 +1,153 @@
+"""Who may do what: keys, rates and the audit log of one gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Literal
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from triptych_gateway.access.audit import AuditLog
+from triptych_gateway.access.grant import Grant, Places
+from triptych_gateway.access.key_ring import Key, KeyChange, KeyRing, Refusal
+from triptych_gateway.access.keys import redacted
+from triptych_gateway.access.rates.bucket import MemoryRates, RateStore
+from triptych_gateway.access.rates.shared import SharedRates
+from triptych_gateway.errors import AccessDeniedError
+from triptych_gateway.metrics import Metrics, RequestRecord
+from triptych_gateway.settings import GatewaySettings
+
+_MAX_PATH = 200
+#: Kinds of lines in the audit log: a request, a turn on a WebSocket, the end of a response that was made in the background.
+Event = Literal["request", "turn", "background"]
+
+
+class AccessControl:
+    """Authenticates requests and counts what they use. Call `open` and `close` on the server's event loop.
+
+    Raises:
+        StartupError: the file of keys or the audit log cannot be used.
+    """
+
+    def __init__(self, settings: GatewaySettings, metrics: Metrics) -> None:
+        self._metrics = metrics
+        api_key = settings.api_key.get_secret_value() if settings.api_key is not None else None
+        #: None: there are no keys, and everybody may do everything.
+        self._ring = KeyRing(api_key, settings.api_keys_file) if settings.has_keys else None
+        self._places = Places()
+        self._rates: RateStore = (
+            MemoryRates()
+            if settings.rate_limit_store == "memory"
+            else SharedRates(settings.rate_limit_store, metrics.rate_store_failures.inc)
+        )
+        self._audit = AuditLog(settings.audit_log, metrics.audit_lost.inc) if settings.audit_log is not None else None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Begin to watch the file of keys."""
+        if self._ring is not None:
+            self._watching = asyncio.create_task(
+                self._ring.watch(self._note_keys, self._metrics.key_reload_failures.inc), name="api keys"
+            )
+
+    async def close(self) -> None:
+        """Settle what requests used, and write the end of the audit log."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._rates.close()
+        if self._audit is not None:
+            await asyncio.to_thread(self._audit.close)
+
+    def authenticate(self, headers: Headers, record: RequestRecord, *, for_operators: bool = False) -> Key | None:
+        """The key of a request; None if there are no keys. Notes it in the record.
+
+        Raises:
+            AccessDeniedError: there is no key, it is not accepted, or it may not use the routes for operators.
+        """
+        if self._ring is None:
+            return None
+        texts = _given_keys(headers)
+        found: Sequence[Key | Refusal] = [self._ring.find(text) for text in texts]
+        key = next((one for one in found if isinstance(one, Key)), None)
+        if key is None:
+            raise _unauthenticated([one for one in found if not isinstance(one, Key)])
+        record.key_id, record.tenant = key.id, key.principal.tenant
+        if for_operators and not key.is_operator:
+            raise AccessDeniedError(403, "this path is for operators' API keys", "operator", code="permission_denied")
+        return key
+
+    async def begin(self, key: Key | None, record: RequestRecord) -> Grant:
+        """The permission for a request. Its owner ends it. Raises AccessDeniedError if the key has reached a limit."""
+        grant = self.free(record) if key is None else Grant(key, record, self._rates, self._places)
+        try:
+            await grant.begin()
+        except BaseException:
+            grant.end()
+            raise
+        return grant
+
+    async def begin_turn(self, key: Key | None, record: RequestRecord) -> Grant:
+        """The permission for a further request on a connection, whose key may have been revoked in the meantime."""
+        if key is not None and self._ring is not None:
+            now = self._ring.renewed(key)
+            if not isinstance(now, Key):
+                raise _unauthenticated([now])
+            key = now
+            record.key_id, record.tenant = key.id, key.principal.tenant
+        return await self.begin(key, record)
+
+    def free(self, record: RequestRecord) -> Grant:
+        """A permission without limits."""
+        return Grant(None, record, self._rates, self._places)
+
+    def ended(self, event: Event, record: RequestRecord, scope: Scope, route: str) -> None:
+        """Write to the audit log what was done.
+
+        Args:
+            route: the path template; empty if it is not known.
+        """
+        if self._audit is None:
+            return
+        usage, client = record.usage, scope.get("client")
+        self._audit.write(
+            event,
+            request_id=record.request_id,
+            key=record.key_id or None,
+            tenant=record.tenant or None,
+            client=client[0] if client else None,
+            method=scope.get("method", "WEBSOCKET"),
+            # A request that was refused before its route was known has only a path.
+            route=redacted(route or scope["path"][:_MAX_PATH]),
+            model=redacted(record.model) or None,
+            status=record.status,
+            refused=record.refusal or None,
+            aborted=record.is_aborted,
+            prompt_tokens=usage.prompt_tokens if usage is not None else None,
+            completion_tokens=usage.completion_tokens if usage is not None else None,
+            duration_ms=record.duration_ms,
+        )
+
+    def _note_keys(self, change: KeyChange) -> None:
+        if self._audit is not None:
+            self._audit.write("keys", added=change.added, removed=change.removed, changed=change.changed)
+
+
+def _unauthenticated(refusals: Sequence[Refusal]) -> AccessDeniedError:
+    """The same answer for every key that is not accepted, so that it does not tell of a key that once was."""
+    if not refusals:
+        needed = "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY"
+        return AccessDeniedError(401, needed, "no_key", code="invalid_api_key")
+    reason = next((one for one in refusals if one != "wrong"), "wrong")
+    return AccessDeniedError(401, "wrong API key, or one that is no longer valid", f"{reason}_key", code="invalid_api_key")
+
+
+def _given_keys(headers: Headers) -> list[bytes]:
+    """The keys that a request has: OpenAI's clients send a bearer token, Anthropic's a header of its own, or both."""
+    keys = [headers["x-api-key"]] if "x-api-key" in headers else []
+    if "authorization" in headers:
+        scheme, _, key = headers["authorization"].partition(" ")
+        keys.append(key if scheme.lower() == "bearer" else "")
+    return [key.encode("latin-1") for key in keys]

@@ -1,0 +1,121 @@
+"""Buckets in Valkey or Redis, which several gateways share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from triptych_gateway.access.rates.bucket import Draw, Level, MemoryRates, Taken
+
+log = logging.getLogger(__name__)
+_PREFIX = "triptych:rate:"
+#: Longest wait for the server, because a request waits too, in seconds.
+_TIMEOUT_S = 0.25
+#: Time after a failure in which the server is not asked, in seconds.
+_PAUSE_S = 1.0
+#: Settlements under way at most. Further ones are dropped while the server is slow, and counted as failures.
+_MAX_SETTLING = 1000
+#: Calls to the server at the same time. Further ones wait.
+_MAX_CALLS = 64
+#: Takes all draws or none. The server's clock is the clock of all gateways. An idle bucket is full, so it may be forgotten then.
+#: ARGV: whether to take in any case, then kind, limit per minute and cost of each draw. Returns 1 or 0, then what is left of each.
+_TAKE = """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+local left, allowed = {}, 1
+for first = 2, #ARGV, 3 do
+  local limit, cost = tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2])
+  local saved = redis.call('HMGET', KEYS[1], ARGV[first], ARGV[first] .. '_s')
+  local level = limit
+  if saved[1] and saved[2] then
+    level = math.min(limit, tonumber(saved[1]) + math.max(0, now - tonumber(saved[2])) * limit / 60)
+  end
+  if ARGV[1] == '0' and cost > 0 and level < cost then allowed = 0 end
+  left[#left + 1] = level
+end
+local keep_s = 60
+if allowed == 1 then
+  for index = 1, #left do
+    local first = 3 * index - 1
+    local limit, cost = tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2])
+    left[index] = math.min(limit, left[index] - cost)
+    keep_s = math.max(keep_s, (limit - left[index]) * 60 / limit)
+    redis.call('HSET', KEYS[1], ARGV[first], string.format('%.6f', left[index]), ARGV[first] .. '_s', string.format('%.6f', now))
+  end
+  redis.call('EXPIRE', KEYS[1], math.ceil(keep_s) + 60)
+end
+local answer = {allowed}
+for index = 1, #left do answer[index + 1] = string.format('%.6f', left[index]) end
+return answer
+"""
+
+
+class SharedRates:
+    """Buckets on a server. While it is away, this gateway counts by itself: each gateway then allows the whole rate.
+
+    Args:
+        url: redis://[user:password@]host:port/db, rediss:// or unix://.
+        on_failure: called for each time that the server did not answer.
+    """
+
+    def __init__(self, url: str, on_failure: Callable[[], None]) -> None:
+        # Redis' own client would try again for seconds.
+        self._redis = Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=Retry(NoBackoff(), 0))
+        self._script = self._redis.register_script(_TAKE)
+        self._on_failure = on_failure
+        self._own = MemoryRates()
+        self._is_away = False
+        self._asked_again_s = 0.0
+        self._settling: set[asyncio.Task[None]] = set()
+        #: Fewer than the client's connections: a call beyond them fails as if the server were away.
+        self._calls = asyncio.Semaphore(_MAX_CALLS)
+
+    async def take(self, key_id: str, draws: Sequence[Draw]) -> Taken:
+        return await self._run(key_id, draws, False) or await self._own.take(key_id, draws)
+
+    def settle(self, key_id: str, draw: Draw) -> None:
+        if len(self._settling) >= _MAX_SETTLING:
+            self._on_failure()
+            return
+        task = asyncio.create_task(self._settle(key_id, draw), name=f"settle {key_id}")
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._settling)
+        await self._redis.aclose()
+
+    async def _settle(self, key_id: str, draw: Draw) -> None:
+        if await self._run(key_id, [draw], True) is None:
+            self._own.settle(key_id, draw)
+
+    async def _run(self, key_id: str, draws: Sequence[Draw], in_any_case: bool) -> Taken | None:
+        """The server's answer; None if it is away."""
+        if self._is_away and time.monotonic() < self._asked_again_s:
+            return None
+        arguments = ["1" if in_any_case else "0"]
+        for draw in draws:
+            arguments += [draw.kind, str(draw.per_minute), repr(float(draw.cost))]
+        try:
+            # The timeouts of the client are for each of several steps, such as connecting.
+            async with self._calls, asyncio.timeout(2 * _TIMEOUT_S):
+                answer = await self._script(keys=[_PREFIX + key_id], args=arguments)
+        except (RedisError, OSError, TimeoutError) as error:
+            self._on_failure()
+            if not self._is_away:
+                # The error's text may have the URL, which may have a password.
+                log.warning("the store of rates is away (%s); until it is back, this gateway counts alone", type(error).__name__)
+            self._is_away, self._asked_again_s = True, time.monotonic() + _PAUSE_S
+            return None
+        if self._is_away:
+            log.info("the store of rates is back")
+            self._is_away = False
+        allowed, *left = answer
+        return Taken(bool(allowed), [Level(draw, float(one)) for draw, one in zip(draws, left, strict=True)])

@@ -1,0 +1,11 @@
+"""The directory in which Triptych keeps what it makes once: built-in models and compiled kernels."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """$TRIPTYCH_CACHE, else ~/.cache/triptych."""
+    return Path(os.environ.get("TRIPTYCH_CACHE") or Path.home() / ".cache" / "triptych")
