@@ -1,0 +1,39 @@
+{{- define "triptych.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride }}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride }}
+{{- else if contains $name .Release.Name }}{{ .Release.Name }}
+{{- else }}{{ .Release.Name }}-{{ $name }}{{ end }}
+{{- end }}
+
+{{/* Labels that select the pods of a component. Argument: list $ component. */}}
+{{- define "triptych.selectorLabels" -}}
+{{- $root := index . 0 }}{{ $it := index . 1 -}}
+app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ $it.role }}
+{{- with $it.model }}
+triptych.internal/model: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* Labels of an object. Argument: list $ component, or list $ (dict "role" ROLE) for what is no component. */}}
+{{- define "triptych.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "triptych.selectorLabels" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ $root.Chart.Name }}-{{ $root.Chart.Version }}
+{{- end }}
+
+{{/* Image of a component. Argument: list $ role image, where `image` has the keys that differ from those of all services. */}}
+{{- define "triptych.image" -}}
+{{- $root := index . 0 }}{{ $own := index . 2 | default dict }}
+{{- $tag := $own.tag | default $root.Values.image.tag | default $root.Chart.AppVersion }}
+{{- with $own.registry | default $root.Values.image.registry }}{{ trimSuffix "/" . }}/{{ end -}}
+{{ $own.name | default (printf "triptych-%s" (index . 1)) }}:{{ $tag }}
+{{- end }}
+
+{{- define "triptych.serviceAccountName" -}}
+{{- $root := index . 0 }}
+{{- if $root.Values.serviceAccount.create }}{{ include "triptych.fullname" $root }}-{{ index . 1 }}{{ else }}default{{ end }}
+{{- end }}

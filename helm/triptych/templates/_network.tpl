@@ -1,0 +1,58 @@
+{{/* Who calls whom: role -> the roles of the same model that it calls. The gateway calls the frontends of all models. */}}
+{{- define "triptych.callees" -}}
+{{- $callees := dict "gateway" (list "frontend") "frontend" (list "encoder" "engine") "engine" (list "encoder") }}
+{{- merge $callees (dict "encoder" list "fetch" list) | toJson }}
+{{- end }}
+
+{{/* Selects the pods of a role. Argument: list $ role model; an empty model means every model. */}}
+{{- define "triptych.peer" -}}
+podSelector:
+  matchLabels: {{- include "triptych.selectorLabels" (list (index . 0) (dict "role" (index . 1) "model" (index . 2))) | nindent 4 }}
+{{- end }}
+
+{{/* Argument: list $ component. An empty list of peers lets everybody in. The kubelet's probes are always let in. */}}
+{{- define "triptych.ingressRules" -}}
+{{- $root := index . 0 }}{{ $it := index . 1 }}{{ $policy := $root.Values.networkPolicy }}
+{{- $ports := include "triptych.ports" $it.role | fromJson }}{{ $isGateway := eq $it.role "gateway" -}}
+- ports: [{port: {{ $ports.main }}}]
+  {{- if not (and $isGateway (empty $policy.gatewayFrom)) }}
+  from:
+    {{- range $caller, $callees := include "triptych.callees" . | fromJson }}
+    {{- if has $it.role $callees }}
+    - {{ include "triptych.peer" (list $root $caller (ternary "" $it.model (eq $caller "gateway"))) | nindent 6 | trim }}
+    {{- end }}
+    {{- end }}
+    {{- if $isGateway }}
+    - {{ include "triptych.peer" (list $root "test" "") | nindent 6 | trim }}
+    {{- toYaml $policy.gatewayFrom | nindent 4 }}
+    {{- end }}
+    {{- if eq $it.role "frontend" }}{{ with $policy.frontendFrom }}{{ toYaml . | nindent 4 }}{{ end }}{{ end }}
+  {{- end }}
+{{- with $policy.metricsFrom }}
+- ports: [{port: {{ $ports.metrics }}}]
+  from: {{- toYaml . | nindent 4 }}
+{{- end }}
+{{- end }}
+
+{{/* Argument: list $ component. */}}
+{{- define "triptych.egressRules" -}}
+{{- $root := index . 0 }}{{ $it := index . 1 }}{{ $policy := $root.Values.networkPolicy -}}
+- ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+{{- range $callee := index (include "triptych.callees" . | fromJson) $it.role }}
+- ports: [{port: {{ (include "triptych.ports" $callee | fromJson).main }}}]
+  to:
+    - {{ include "triptych.peer" (list $root $callee $it.model) | nindent 6 | trim }}
+{{- end }}
+{{- $fetches := eq $it.role "fetch" }}
+{{- if $it.entry }}{{ $fetches = has (include "triptych.fetchedBy" $it.entry) (list "init" "service") }}{{ end }}
+{{- if or $fetches (and (eq $it.role "frontend") $policy.allowMediaUrls) }}
+# The internet, without private networks and the cloud's metadata service.
+- ports: [{port: 443}, {port: 80}]
+  to:
+    - ipBlock: {cidr: 0.0.0.0/0, except: [10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10, 169.254.0.0/16]}
+    - ipBlock: {cidr: "::/0", except: ["fc00::/7", "fe80::/10"]}
+{{- end }}
+{{- with $policy.extraEgress }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,88 @@
+{{/*
+Deployment of a component, and the ConfigMap with its settings. Argument: dict
+  root  $
+  it    the component
+  set   settings that the chart determines
+*/}}
+{{- define "triptych.service" -}}
+{{- $config := include "triptych.config" . }}{{ $it := .it }}{{ $values := .root.Values }}
+{{- $scaling := $it.config.autoscaling | default (dict "enabled" $values.keda.enabled) -}}
+{{ $config }}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {{ $it.name }}
+  labels: {{- include "triptych.labels" (list .root $it) | nindent 4 }}
+spec:
+  {{- if not $scaling.enabled }}
+  replicas: {{ $it.config.replicas }}
+  {{- end }}
+  {{- with $it.config.strategy }}
+  strategy: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  # Longer than a model takes to load.
+  progressDeadlineSeconds: {{ add $it.config.startupSeconds 300 }}
+  selector:
+    matchLabels: {{- include "triptych.selectorLabels" (list .root $it) | nindent 6 }}
+  template:
+    metadata:
+      labels: {{- include "triptych.selectorLabels" (list .root $it) | nindent 8 }}
+      annotations:
+        checksum/settings: {{ $config | sha256sum }}
+        {{- with $it.config.annotations }}{{ toYaml . | nindent 8 }}{{ end }}
+    spec: {{- include "triptych.pod" . | nindent 6 }}
+{{- end }}
+
+{{- define "triptych.pod" -}}
+{{- $values := .root.Values }}{{ $config := .it.config }}
+{{- $grace := $config.settings.shutdown_grace_s | default $values.settings.shutdown_grace_s | default 30 -}}
+serviceAccountName: {{ include "triptych.serviceAccountName" (list .root .it.role) }}
+automountServiceAccountToken: false
+# Variables of a Service named triptych-engine would be read as settings of the engine.
+enableServiceLinks: false
+# preStop, then the requests' time to end, then 15 s for the process.
+terminationGracePeriodSeconds: {{ add $values.preStopSeconds (ceil $grace) 15 }}
+{{- include "triptych.podSecurity" .root }}
+{{- range $field := list "priorityClassName" "runtimeClassName" "nodeSelector" "tolerations" "affinity" }}
+{{- with index $config $field }}
+{{ $field }}: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- with $values.topologySpread }}
+topologySpreadConstraints:
+  {{- range . }}
+  - {{ toYaml . | nindent 4 | trim }}
+    matchLabelKeys: [pod-template-hash]
+    labelSelector:
+      matchLabels: {{- include "triptych.selectorLabels" (list $.root $.it) | nindent 8 }}
+  {{- end }}
+{{- end }}
+{{- with include "triptych.initContainer" . }}
+initContainers:
+  - {{ . | nindent 4 | trim }}
+{{- end }}
+containers:
+  - {{ include "triptych.container" . | nindent 4 | trim }}
+volumes: {{- include "triptych.volumes" . | nindent 2 }}
+{{- end }}
+
+{{- define "triptych.podSecurity" }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  # A volume with a large model is not walked at each start.
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "triptych.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}

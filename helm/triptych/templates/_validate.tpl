@@ -1,0 +1,51 @@
+{{/* What a schema cannot say. Each message names the path, what was given and what is allowed. */}}
+{{- define "triptych.validateModels" }}
+{{- $names := list }}{{ $served := list }}
+{{- range $index, $model := .Values.models }}
+{{- $path := printf "models[%d]" $index }}{{ $name := $model.servedModelName | default $model.name }}
+{{- if has $model.name $names }}
+{{- fail (printf "\n%s.name: another model has the name %q; each needs its own" $path $model.name) }}{{ end }}
+{{- if has $name $served }}
+{{- fail (printf "\n%s.servedModelName: another model is served as %q; clients choose a model by this name" $path $name) }}{{ end }}
+{{- $names = append $names $model.name }}{{ $served = append $served $name }}
+{{- $storage := mergeOverwrite (deepCopy $.Values.storage) ($model.storage | default dict) }}
+{{- include "triptych.validateStorage" (dict "path" $path "model" $model "storage" $storage) }}
+{{- end }}
+{{- end }}
+
+{{- define "triptych.validate" }}
+{{- range include "triptych.components" . | fromJsonArray }}{{ include "triptych.validateComponent" . }}{{ end }}
+{{- with .Values.tls.existingSecrets }}{{ range $role := list "gateway" "frontend" "encoder" "engine" }}
+{{- if not (index $.Values.tls.existingSecrets $role) }}
+{{- fail (printf "\ntls.existingSecrets.%s: is missing; there must be one for each of gateway, frontend, encoder and engine" $role) }}{{ end }}
+{{- end }}{{ end }}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) }}
+{{- fail "\nhttpRoute.parentRefs: is empty; name the Gateway that the route belongs to" }}{{ end }}
+{{- if and .Values.ingress.enabled (not .Values.ingress.hosts) }}
+{{- fail "\ningress.hosts: is empty; name at least one host" }}{{ end }}
+{{- end }}
+
+{{- define "triptych.validateStorage" }}
+{{- $needs := include "triptych.modelSource" (dict "storage" .storage "model" "") | empty }}
+{{- if and $needs (not .model.model) }}
+{{- fail (printf "\n%s.model: is missing; a built-in name or a hub id (org/name), unless storage names a directory" .path) }}{{ end }}
+{{- if and (not $needs) .model.model }}
+{{- fail (printf "\n%s.model: %q is given, and storage names a directory; leave one out" .path .model.model) }}{{ end }}
+{{- if and (eq .storage.type "image") (not .storage.image.reference) }}
+{{- fail (printf "\n%s.storage.image.reference: is empty; storage.type image needs an OCI image" .path) }}{{ end }}
+{{- end }}
+
+{{/* Argument: a component. */}}
+{{- define "triptych.validateComponent" }}
+{{- $path := .model | empty | ternary .role (printf "%s of model %q" .role .model) }}
+{{- if gt (len .name) 63 }}
+{{- fail (printf "\nmodels: %q has %d characters; an object's name has at most 63: shorten the model's or the release's name" .name (len .name)) }}{{ end }}
+{{- range $field := list "autoscaling" "scaling" }}{{ with index $.config $field }}
+{{- if gt (int .minReplicas) (int .maxReplicas) }}
+{{- fail (printf "\n%s: %s.minReplicas is %v, more than maxReplicas, %v" $path $field .minReplicas .maxReplicas) }}{{ end }}
+{{- end }}{{ end }}
+{{- range $setting, $_ := .config.secretSettings }}
+{{- if hasKey ($.config.settings | default dict) $setting }}
+{{- fail (printf "\n%s: %s is both in settings and in secretSettings; leave one out" $path $setting) }}{{ end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,68 @@
+"""Several models by one list: each has its own services, and one gateway knows all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.chart import FULL, container_of, environment, of_kind, pod_of
+
+
+def test_two_models(rendered: Any) -> None:
+    objects = rendered(file="two-models")
+    assert sorted(of_kind(objects, "Deployment")) == [
+        f"{FULL}-gateway",
+        f"{FULL}-minilm-engine",
+        f"{FULL}-minilm-frontend",
+        f"{FULL}-vision-encoder",
+        f"{FULL}-vision-engine",
+        f"{FULL}-vision-frontend",
+    ]
+    addresses = environment(objects, f"{FULL}-gateway")["TRIPTYCH_GATEWAY_FRONTEND_ADDRESSES"]
+    assert addresses == f"dns:{FULL}-vision-frontend.ai.svc:50051,dns:{FULL}-minilm-frontend.ai.svc:50051"
+
+
+def test_a_models_services_know_no_others(rendered: Any) -> None:
+    objects = rendered(file="two-models")
+    for model, other in (("vision", "minilm"), ("minilm", "vision")):
+        for role in ("frontend", "engine"):
+            variables = environment(objects, f"{FULL}-{model}-{role}")
+            assert not [value for value in variables.values() if f"{FULL}-{other}" in value]
+
+
+def test_what_an_entry_says_of_its_model(rendered: Any) -> None:
+    objects = rendered(file="two-models")
+    vision = environment(objects, f"{FULL}-vision-engine")
+    assert vision["TRIPTYCH_ENGINE_MODEL"] == vision["TRIPTYCH_ENGINE_SERVED_MODEL_NAME"] == "smollm2-135m-vision"
+    for role in ("frontend", "encoder", "engine"):
+        assert environment(objects, f"{FULL}-vision-{role}")[f"TRIPTYCH_{role.upper()}_MAX_MODEL_LEN"] == "4096"
+    minilm = environment(objects, f"{FULL}-minilm-frontend")
+    assert minilm["TRIPTYCH_FRONTEND_MODEL"] == "all-minilm-l6-v2"
+    assert minilm["TRIPTYCH_FRONTEND_SERVED_MODEL_NAME"] == "minilm"  # the entry's name
+    assert minilm["TRIPTYCH_FRONTEND_TASK"] == environment(objects, f"{FULL}-minilm-engine")["TRIPTYCH_ENGINE_TASK"] == "embed"
+    assert "TRIPTYCH_FRONTEND_TASK" not in environment(objects, f"{FULL}-vision-frontend")
+
+
+def test_an_entry_overrides_the_defaults_of_all_models(rendered: Any) -> None:
+    common = {
+        "settings": {"max_num_seqs": 8, "max_waiting": 9},
+        "resources": {"requests": {"cpu": "3"}},
+        "nodeSelector": {"a": "b"},
+    }
+    own = {"settings": {"max_num_seqs": 64}, "resources": {"requests": {"memory": "9Gi"}}, "replicas": 3}
+    objects = rendered(engine=common, models=[{"name": "a", "model": "org/a", "engine": own}, {"name": "b", "model": "org/b"}])
+    first, second = (environment(objects, f"{FULL}-{name}-engine") for name in "ab")
+    assert (first["TRIPTYCH_ENGINE_MAX_NUM_SEQS"], second["TRIPTYCH_ENGINE_MAX_NUM_SEQS"]) == ("64", "8")
+    assert first["TRIPTYCH_ENGINE_MAX_WAITING"] == second["TRIPTYCH_ENGINE_MAX_WAITING"] == "9"
+    assert container_of(objects, f"{FULL}-a-engine")["resources"]["requests"] == {"cpu": "3", "memory": "9Gi"}
+    assert container_of(objects, f"{FULL}-b-engine")["resources"]["requests"] == {"cpu": "3", "memory": "4Gi"}
+    assert pod_of(objects, f"{FULL}-b-engine")["nodeSelector"] == {"a": "b"}
+    replicas = {name: found["spec"]["replicas"] for name, found in of_kind(objects, "Deployment").items()}
+    assert (replicas[f"{FULL}-a-engine"], replicas[f"{FULL}-b-engine"]) == (3, 1)
+
+
+def test_a_further_model_leaves_the_others_alone(rendered: Any) -> None:
+    one, two = [{"name": "a", "model": "org/a"}], [{"name": "a", "model": "org/a"}, {"name": "b", "model": "org/b"}]
+    before, after = (of_kind(rendered(models=models), "Deployment") for models in (one, two))
+    assert {name: after[name] for name in before if name != f"{FULL}-gateway"} == {
+        name: found for name, found in before.items() if name != f"{FULL}-gateway"
+    }
