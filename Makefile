@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow test-clients test-codegen test-ecosystem conformance coverage lint format protos protos-freeze clients-typescript clients-cpp docs bench bench-report images clean
+.PHONY: help install serve test test-slow test-clients test-codegen test-ecosystem test-containers conformance coverage lint format protos protos-freeze clients-typescript clients-cpp docs bench bench-report images sbom clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -12,9 +12,10 @@ MODEL ?= smollm2-135m-vision
 PORT ?= 8000
 ARGS ?=
 LANGUAGE ?=
-# docker or podman, for `make images`.
+# docker or podman, for `make images` and `make sbom`.
 CONTAINER ?= docker
 BUILD_ARGS ?=
+TAG ?= latest
 
 # Torch by itself and first: its CPU build where no NVIDIA GPU is visible and pip was not told where to look.
 TORCH := torch>=2.11,<2.14
@@ -85,12 +86,17 @@ lint: $(VENV)/.dev ## Check style, types, who imports whom, contracts, generated
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
 	$(BIN)/buf lint
 	$(BIN)/buf breaking --against protos/baseline.binpb
 	$(BIN)/python tools/gen_protos.py --check
 	$(BIN)/python -m tools.docs.configuration --check
 	$(BIN)/python -m tools.docs.openai --check
+	$(BIN)/python -m tools.dashboard --check
 	$(BIN)/python -m tools.docs.links
+	$(BIN)/python -m tools.helm.schema --check
+	$(BIN)/python -m tools.helm.golden --check
+	$(BIN)/helm lint --strict --quiet helm/triptych
 
 format: $(VENV)/.dev ## Put the code into shape
 	$(BIN)/ruff check --fix .
@@ -113,9 +119,12 @@ clients-cpp: ## Build the C++ client with tests, conformance program, example an
 	cmake -S clients/cpp -B build/clients/cpp -DCMAKE_BUILD_TYPE=Release
 	cmake --build build/clients/cpp --parallel $$(nproc)
 
-docs: $(VENV)/.dev ## Regenerate docs/configuration.md from the settings and docs/openai.md from the routes, and check all links
+docs: $(VENV)/.dev ## Regenerate what follows from the code: docs/configuration.md, docs/openai.md, the Grafana dashboard, the Helm chart's schema and renderings; check all links
 	$(BIN)/python -m tools.docs.configuration
 	$(BIN)/python -m tools.docs.openai
+	$(BIN)/python -m tools.dashboard
+	$(BIN)/python -m tools.helm.schema
+	$(BIN)/python -m tools.helm.golden
 	$(BIN)/python -m tools.docs.links
 
 bench: $(VENV)/.dev ## Measure and write benchmarks/results (20 minutes): make bench [ARGS='streams steps', or one part with options: see benchmarks/README.md]
@@ -124,10 +133,21 @@ bench: $(VENV)/.dev ## Measure and write benchmarks/results (20 minutes): make b
 bench-report: $(VENV)/.dev ## Write tables and charts of docs/performance.md: make bench-report [ARGS='benchmarks/results/FILE.json ...']
 	$(BIN)/python -m benchmarks.report $(ARGS)
 
-images: ## Build the container images: make images [CONTAINER=podman] [BUILD_ARGS=...]
+# What every image is built with: labels, and whatever BUILD_ARGS adds.
+BUILD_IMAGE := $(CONTAINER) build --build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
+	--build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null)
+
+images: ## Build the container images: make images [CONTAINER=podman] [BUILD_ARGS='--build-arg TORCH_BACKEND=cu128'] [TAG=latest]
 	for target in gateway frontend encoder engine fetch; do \
-		$(CONTAINER) build $(BUILD_ARGS) --target $$target --tag triptych-$$target:latest . || exit 1; \
+		$(BUILD_IMAGE) $(BUILD_ARGS) --target $$target --tag triptych-$$target:$(TAG) . || exit 1; \
 	done
+	$(BUILD_IMAGE) $(BUILD_ARGS) --tag triptych:$(TAG) .
+
+sbom: ## Write what the images contain to build/sbom, as CycloneDX: make sbom [CONTAINER=podman] [BUILD_ARGS=...]
+	$(BUILD_IMAGE) $(BUILD_ARGS) --target sbom --output build/sbom .
+
+test-containers: $(VENV)/.dev ## Build the images, run them with the compose file, measure and break them; needs podman and podman-compose
+	$(BIN)/python -m pytest -m podman tests/containers -s $(ARGS)
 
 clean: ## Remove what tools left behind; the virtual environment and fetched models stay
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
