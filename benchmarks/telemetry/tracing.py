@@ -23,7 +23,7 @@ import dataclasses
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from triptych_common.model.store import TEXT_MODEL
@@ -77,10 +77,22 @@ def measure(stacks: Mapping[str, Stack], collector: Child, args: argparse.Namesp
     return rounds
 
 
-def ratios(rounds: list[dict], to: str) -> dict[str, float]:
-    """Tokens/s of each kind in relation to another one, the median of the rounds."""
-    rate = "output_tokens_per_s"
-    return {kind: statistics.median(one[kind][rate] / one[to][rate] for one in rounds) for kind in rounds[0] if kind != to}
+def ratios(rounds: list[dict], to: str) -> dict[str, dict[str, float]]:
+    """Each kind in relation to another one, medians of the rounds: `speed` (tokens/s), and `cpu`, the processor time per token."""
+
+    def median(kind: str, value: Callable[[dict], float]) -> float:
+        return statistics.median(value(one[kind]) / value(one[to]) for one in rounds)
+
+    return {
+        kind: {"speed": median(kind, lambda each: each["output_tokens_per_s"]), "cpu": median(kind, cpu_per_token)}
+        for kind in rounds[0]
+        if kind != to
+    }
+
+
+def cpu_per_token(figures: dict) -> float:
+    """Processor time of all services, in seconds."""
+    return sum(figures["cpu_s"].values()) / figures["num_output_tokens"]
 
 
 def check(rounds: list[dict]) -> None:
@@ -109,18 +121,17 @@ def run(args: argparse.Namespace) -> dict:
             )
             for kind, checkout in checkouts.items()
         }
-        described = describe("telemetry.tracing", [service for stack in stacks.values() for service in stack.services.values()])
-        # The first answers, at the start of each stack, were traced too.
+        # The first answers, at the start of each stack, were traced too. Meanwhile the last engine touches its memory.
         counted(collector)
+        described = describe("telemetry.tracing", [service for stack in stacks.values() for service in stack.services.values()])
         rounds = measure(stacks, collector, args)
     check(rounds)
     to_off = ratios(rounds, OFF)
-    print(f"{args.streams} streams; tokens/s in relation to no tracing: " + ", ".join(f"{k} {v:.3f}" for k, v in to_off.items()))
-    if args.baseline:
-        print(f"no tracing in relation to the other checkout: {ratios(rounds, BASELINE)[OFF]:.3f}")
+    told = [f"{kind} {each['speed']:.3f}, processor time per token {each['cpu']:.3f}" for kind, each in to_off.items()]
+    print(f"{args.streams} streams; tokens/s in relation to no tracing: " + "; ".join(told))
     keys = ("streams", "requests_per_stream", "max_tokens", "prompt_words", "rounds", "seed")
     servers = [{"name": kind, "command": stack.command} for kind, stack in stacks.items()]
-    return {**described, "load": describe_load(args, *keys), "servers": servers, "rounds": rounds, "speed_of_off": to_off}
+    return {**described, "load": describe_load(args, *keys), "servers": servers, "rounds": rounds, "ratio_to_off": to_off}
 
 
 def parse_args() -> argparse.Namespace:

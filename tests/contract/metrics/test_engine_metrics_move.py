@@ -62,7 +62,13 @@ async def more_tokens_than_blocks() -> Run:
     """Four sequences of 103 tokens need 104 blocks of four, and there are 64."""
     async with an_engine() as engine:
         before = snapshot(engine.metrics.families())
-        lasts = await asyncio.gather(*(generate(engine.stub, a_message(f"r{n}", [n, 1, 2], max_tokens=100)) for n in range(4)))
+        engine.runner.gate = threading.Semaphore(0)
+        messages = [a_message(f"r{number}", [number, 1, 2], max_tokens=100) for number in range(4)]
+        calls = [asyncio.create_task(generate(engine.stub, message)) for message in messages]
+        # Or the first might end before the last comes, and all would have room.
+        await until(lambda: engine.outbox.num_live_requests == 4)
+        engine.runner.gate.release(1000)
+        lasts = await asyncio.gather(*calls)
         await engine.core_turn()
         num_preemptions = sum(last.timings.num_preemptions for last in lasts)
         return Run([before, snapshot(engine.metrics.families())], {"preemptions": num_preemptions})

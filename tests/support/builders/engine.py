@@ -111,10 +111,10 @@ def a_tiny_llama_config(**overrides: Any) -> LlamaConfig:
 
 
 def save_random_model(
-    folder: Path, config: PretrainedConfig, auto: Any = AutoModelForCausalLM, dtype: torch.dtype = torch.float32
+    folder: Path, config: PretrainedConfig, auto: Any = AutoModelForCausalLM, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> Path:
     """A checkpoint with random weights, large enough that greedy choices are not ties."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = auto.from_config(config)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:

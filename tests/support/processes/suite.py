@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -25,12 +26,14 @@ class ServiceProcess:
         kind: gateway, frontend, encoder or engine.
         args: further flags.
         log: its output is appended to this file.
+        env: further environment variables.
     """
 
-    def __init__(self, kind: str, args: Sequence[str], log: Path) -> None:
+    def __init__(self, kind: str, args: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         self.kind = kind
         self.port = free_port("127.0.0.1")
         self.log = log
+        self._env = {**os.environ, **(env or {})}
         self._argv = [sys.executable, "-m", f"triptych_{kind}", "--port", str(self.port), *args]
         if kind == "gateway":
             self.is_ready: Callable[[], Awaitable[bool]] = http_ready("127.0.0.1", self.port)
@@ -46,7 +49,7 @@ class ServiceProcess:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(self._argv, stdout=log, stderr=log)
+            self._process = subprocess.Popen(self._argv, stdout=log, stderr=log, env=self._env)
 
     async def until_ready(self) -> None:
         """Wait until it takes work. Fails with its log if it ends."""
