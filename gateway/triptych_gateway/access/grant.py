@@ -11,6 +11,7 @@ from triptych_gateway.access.key_ring import Key
 from triptych_gateway.access.rates.bucket import Draw, Kind, Level, RateStore
 from triptych_gateway.errors import AccessDeniedError
 from triptych_gateway.frontends.calls import FrontendCall
+from triptych_gateway.frontends.models import visible_models_var
 from triptych_gateway.metrics import RequestRecord
 from triptych_gateway.tally import Tally
 
@@ -85,7 +86,7 @@ class Grant:
         return self.key is None or self.key.models is None or model in self.key.models
 
     def use_model(self, model: object, served: Collection[str]) -> None:
-        """Note the model that the request names, and refuse it if the key does not have it.
+        """Note the model that the request names, and refuse it if the key does not have it. Errors then name only the key's models.
 
         Whether such a model is served makes no difference, so that the answer does not tell.
 
@@ -96,6 +97,7 @@ class Grant:
         Raises:
             AccessDeniedError: the key does not have the model.
         """
+        visible_models_var.set(self.key.models if self.key is not None else None)
         if isinstance(model, str):
             self._record.model = model[:_MAX_MODEL_CHARS]
             refusal = None if self.may_use(model) else f"this API key does not have access to the model {model[:100]!r}"
