@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -62,6 +63,8 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         log_config=None,
         log_level="warning",
         access_log=False,
+        # X-Forwarded-For of others than these would be what the audit log says. uvicorn itself also trusts the loopback.
+        forwarded_allow_ips=os.environ.get("FORWARDED_ALLOW_IPS", ""),
         server_header=False,
         backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_S,

@@ -15,6 +15,7 @@ from triptych_common.telemetry.metrics import build_info, counter, labelled_gaug
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.cost_json import MODALITIES, encoder_cache
 from triptych_gateway.frontends.engine_loads import ModelLoad
+from triptych_gateway.tally import Tally
 
 # A series per counter with the time at which it was made. Nothing reads it.
 disable_created_metrics()
@@ -33,6 +34,8 @@ class RequestRecord:
     stream_error: str = ""
     usage: common_pb2.Usage | None = None
     num_events: int = 0
+    #: Counts the tokens of an answer in parts. None if its key has no limit of tokens.
+    tally: Tally | None = None
     #: The key that it came with, and whose data it may see. Empty for requests without a key.
     key_id: str = ""
     tenant: str = ""
@@ -152,6 +155,11 @@ class GenerationMeter:
         self._record = record
         self._last_s = record.start_s
         self._first, self._gaps = metrics.ttft[route], metrics.gaps[route]
+
+    @property
+    def tally(self) -> Tally | None:
+        """Where the deltas of an answer in parts are counted; None if nobody needs it."""
+        return self._record.tally
 
     def event(self) -> None:
         """Record an event that is about to be sent."""

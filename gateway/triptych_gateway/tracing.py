@@ -10,9 +10,9 @@ from triptych_common.rpc.tracing import finish_reason_name, usage_attributes
 from triptych_common.telemetry import attributes as names
 from triptych_common.telemetry.tracing import request_span_var
 
+from triptych_gateway.redaction import excerpt
+
 _NS = 1e9
-#: Of what clients write, so much is kept: spans wait in memory.
-MAX_CHARS = 256
 
 
 def note_call(operation: str, model: str, num_choices: int = 1, *, is_stream: bool = False) -> None:
@@ -26,7 +26,7 @@ def note_call(operation: str, model: str, num_choices: int = 1, *, is_stream: bo
     span.attributes |= {
         names.GEN_AI_PROVIDER_NAME: names.PROVIDER,
         names.GEN_AI_OPERATION_NAME: operation,
-        names.GEN_AI_REQUEST_MODEL: model[:MAX_CHARS],
+        names.GEN_AI_REQUEST_MODEL: excerpt(model),
     }
     if is_stream:
         span.attributes[names.GEN_AI_REQUEST_STREAM] = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,17 +53,39 @@ def locked(path: Path) -> Iterator[Path]:
 
 
 def replace(path: Path, content: KeyFile) -> None:
-    """Write the file, which only its owner may read. Raises CommandError, and leaves the old file then."""
+    """Write the file. A new one only its owner may read. One that was there keeps its owner and its mode.
+
+    Raises:
+        CommandError: it cannot be written, or its owner cannot be kept. The old file stays.
+    """
     text = content.model_dump_json(indent=2, exclude_defaults=True).encode() + b"\n"
     written = ""
     try:
         descriptor, written = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # has the mode 0600
         with open(descriptor, "wb") as file:
+            _keep_owner(path, file.fileno())
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(written, path)
     except OSError as error:
-        if written:
-            Path(written).unlink(missing_ok=True)
         raise CommandError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        if written:
+            # Is not there any more, if all went well.
+            Path(written).unlink(missing_ok=True)
+
+
+def _keep_owner(path: Path, descriptor: int) -> None:
+    """Give a new file owner, group and mode of the one that it replaces, if there is one. Raises CommandError, OSError."""
+    try:
+        old = path.stat()
+    except FileNotFoundError:
+        return
+    try:
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+    except PermissionError as error:
+        # The gateway runs as another user, and could not read the file of this one.
+        owner = f"user {old.st_uid}, group {old.st_gid}"
+        raise CommandError(f"cannot keep the owner of {path} ({owner}); run this command as that user or as root") from error
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))

@@ -12,11 +12,11 @@ from starlette.types import Scope
 from triptych_gateway.access.audit import AuditLog
 from triptych_gateway.access.grant import Grant, Places
 from triptych_gateway.access.key_ring import Key, KeyChange, KeyRing, Refusal
-from triptych_gateway.access.keys import redacted
 from triptych_gateway.access.rates.bucket import MemoryRates, RateStore
 from triptych_gateway.access.rates.shared import SharedRates
 from triptych_gateway.errors import AccessDeniedError
 from triptych_gateway.metrics import Metrics, RequestRecord
+from triptych_gateway.redaction import redacted
 from triptych_gateway.settings import GatewaySettings
 
 _MAX_PATH = 200

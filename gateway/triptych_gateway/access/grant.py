@@ -11,7 +11,9 @@ from triptych_gateway.access.key_ring import Key
 from triptych_gateway.access.rates.bucket import Draw, Kind, Level, RateStore
 from triptych_gateway.errors import AccessDeniedError
 from triptych_gateway.frontends.calls import FrontendCall
+from triptych_gateway.frontends.models import visible_models_var
 from triptych_gateway.metrics import RequestRecord
+from triptych_gateway.tally import Tally
 
 #: Bytes of a request per token of its prompt: OpenAI's rule of thumb. The answer's usage corrects it.
 _BYTES_PER_TOKEN = 4
@@ -62,8 +64,6 @@ class Grant:
         self._record, self._rates, self._places = record, rates, places
         self._has_place = self._is_kept = self._is_closed = False
         self._reserved = 0
-        #: Expected tokens of the prompts, and choices of all calls, for an answer that ends without usage.
-        self._num_prompt_tokens, self._num_choices = 0, 1
 
     async def begin(self) -> None:
         """Take a place, and a request of the key's rate. Raises AccessDeniedError."""
@@ -76,12 +76,17 @@ class Grant:
         limits = (("requests", key.requests_per_minute, 1), ("tokens", key.tokens_per_minute, 0))
         await self._take([Draw(kind, limit, cost) for kind, limit, cost in limits if limit is not None])  # type: ignore[arg-type]
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the key has a limit of tokens."""
+        return self.key is not None and self.key.tokens_per_minute is not None
+
     def may_use(self, model: str) -> bool:
         """Whether the key has this model."""
         return self.key is None or self.key.models is None or model in self.key.models
 
     def use_model(self, model: object, served: Collection[str]) -> None:
-        """Note the model that the request names, and refuse it if the key does not have it.
+        """Note the model that the request names, and refuse it if the key does not have it. Errors then name only the key's models.
 
         Whether such a model is served makes no difference, so that the answer does not tell.
 
@@ -92,6 +97,7 @@ class Grant:
         Raises:
             AccessDeniedError: the key does not have the model.
         """
+        visible_models_var.set(self.key.models if self.key is not None else None)
         if isinstance(model, str):
             self._record.model = model[:_MAX_MODEL_CHARS]
             refusal = None if self.may_use(model) else f"this API key does not have access to the model {model[:100]!r}"
@@ -111,10 +117,11 @@ class Grant:
             _rank(call.request.options, key)
         if key.tokens_per_minute is not None:
             options = [call.request.options for call in calls]
-            self._num_choices = sum(max(1, one.n, one.best_of, one.beam_search.width) for one in options)
             # Without a limit of its own, an answer's tokens are taken when they are known.
             bounds = (one.sampling.max_tokens * max(1, one.n, one.best_of, one.beam_search.width) for one in options)
-            await self._reserve(sum(_num_tokens(call.request) for call in calls), sum(bounds))
+            prompts = [_num_tokens(call.request) for call in calls]
+            await self._reserve(sum(prompts), sum(bounds))
+            self._record.tally = Tally(prompts)
 
     async def admit_pooling(self, message: PoolingMessage) -> None:
         """The same for a request that generates nothing."""
@@ -156,9 +163,9 @@ class Grant:
         record = self._record
         if record.usage is not None:
             return record.usage.prompt_tokens + record.usage.completion_tokens
-        if record.num_events:
-            # The stream broke off. An event has about one token of each choice.
-            return self._num_prompt_tokens + record.num_events * self._num_choices
+        if record.tally is not None and record.tally.num_output_tokens:
+            # The answer broke off.
+            return record.tally.num_tokens
         # Of an answer that the client did not wait for, nothing is known but what was reserved. Other requests have failed.
         return self._reserved if record.is_aborted else 0
 
@@ -169,7 +176,7 @@ class Grant:
         # A request that is larger than the bucket waits for a full one.
         cost = min(num_prompt_tokens + num_output_tokens, key.tokens_per_minute)
         await self._take([Draw("tokens", key.tokens_per_minute, cost)])
-        self._reserved, self._num_prompt_tokens = cost, num_prompt_tokens
+        self._reserved = cost
 
     async def _take(self, draws: Sequence[Draw]) -> None:
         if self.key is None or not draws:

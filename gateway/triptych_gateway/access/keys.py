@@ -15,12 +15,12 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from pydantic_core import PydanticCustomError
 from triptych_common.rpc.security.roles import CERTIFICATE_TENANT
 
+from triptych_gateway.redaction import KEY_ID
+
 #: The id of the key in the setting `api_key`. Ids in files are longer, so that none of them has it.
 DEFAULT_ID = "default"
-_ID = r"[a-z0-9]{8,12}"
 #: A key names its id, so that one lookup finds its entry. Only the part behind the id is secret.
-_TEXT = re.compile(rb"sk-triptych-(" + _ID.encode() + rb")-[A-Za-z0-9_-]{43}")
-_ANYWHERE = re.compile(rf"sk-triptych-({_ID})-[A-Za-z0-9_-]+")
+_TEXT = re.compile(rb"sk-triptych-(" + KEY_ID.encode() + rb")-[A-Za-z0-9_-]{43}")
 _ID_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _SECRET_BYTES = 32
 _MAX_FILE_BYTES = 16 << 20
@@ -38,7 +38,7 @@ class ApiKey(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    id: Annotated[str, Field(pattern=f"^{_ID}$", description="Public. It stands in the key, and in logs.")]
+    id: Annotated[str, Field(pattern=f"^{KEY_ID}$", description="Public. It stands in the key, and in logs.")]
     hash: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$", repr=False, description="SHA-256 of the whole key.")]
     name: Annotated[str, Field(max_length=200, description="A note for people.")] = ""
     tenant: Annotated[
@@ -110,11 +110,6 @@ def id_in(text: bytes) -> str | None:
     return match[1].decode() if match else None
 
 
-def redacted(text: str) -> str:
-    """A text of a client for a log, without keys that are in it by mistake."""
-    return _ANYWHERE.sub(r"sk-triptych-\1-...", text) if "sk-triptych-" in text else text
-
-
 def read_key_file(path: Path) -> bytes:
     """The bytes of a file of keys. Raises OSError."""
     # Reading a pipe or a terminal would block a thread for ever.
@@ -159,4 +154,4 @@ def _ids_by_index(content: bytes) -> dict[int, str]:
     except ValidationError:
         return {}
     ids = ((index, _Named.model_validate(entry).id) for index, entry in enumerate(entries) if isinstance(entry, dict))
-    return {index: one for index, one in ids if isinstance(one, str) and re.fullmatch(_ID, one)}
+    return {index: one for index, one in ids if isinstance(one, str) and re.fullmatch(KEY_ID, one)}

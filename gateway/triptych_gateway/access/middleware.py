@@ -17,12 +17,11 @@ from triptych_common.telemetry.trace_context import TRACEPARENT, TRACESTATE, Tra
 from triptych_common.telemetry.tracing import Span, Tracer
 
 from triptych_gateway.access.control import AccessControl
-from triptych_gateway.access.keys import redacted
 from triptych_gateway.access.routes import Access, AccessPaths
 from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, ClientDisconnectedError, error_response
 from triptych_gateway.http_protocol import MAX_HEADER_BYTES, TOO_LARGE
 from triptych_gateway.metrics import Metrics, RequestRecord
-from triptych_gateway.tracing import MAX_CHARS
+from triptych_gateway.redaction import excerpt
 
 log = logging.getLogger(__name__)
 _SERVED = frozenset({"http", "websocket"})
@@ -102,12 +101,13 @@ class RequestMiddleware:
         # A request for vectors generates none.
         tokens = f" {record.usage.completion_tokens} tokens" if record.usage and record.usage.completion_tokens else ""
         end = " aborted by the client" if record.is_aborted else f" {record.stream_error}" if record.stream_error else ""
+        path = excerpt(scope["path"])
         log.log(
             logging.DEBUG if scope["path"] in _PROBES else logging.INFO,
             "%s %s %d %.1f ms%s%s%s",
             scope.get("method", "WEBSOCKET"),
             # A path can contain line breaks.
-            redacted(scope["path"] if scope["path"].isprintable() else repr(scope["path"])),
+            path if path.isprintable() else repr(path),
             record.status,
             record.duration_ms,
             tokens,
@@ -130,7 +130,7 @@ def _describe(span: Span, scope: Scope, record: RequestRecord) -> None:
         span.attributes[names.HTTP_ROUTE] = route
     span.attributes |= {
         names.HTTP_REQUEST_METHOD: scope["method"],
-        names.URL_PATH: scope["path"][:MAX_CHARS],
+        names.URL_PATH: excerpt(scope["path"]),
         names.URL_SCHEME: scope.get("scheme", "http"),
     }
     if record.status:

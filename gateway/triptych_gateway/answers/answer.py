@@ -49,7 +49,7 @@ class Answer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The stream's events. The first item comes with the first response, so the request is then known to be accepted."""
         ends, events = list[common_pb2.FinishReason](), self._encoder.opening(self._num_choices_in_all)
-        failure, is_started = None, False
+        failure, is_started, tally = None, False, self._meter.tally
         try:
             async with aclosing(self._responses) as batches:
                 async for batch in batches:
@@ -59,6 +59,8 @@ class Answer:
                                 ends.append(delta.finish_reason)
                                 ended = _failure(delta)
                                 failure = failure or ended
+                            if tally is not None and failure is None:
+                                tally.add(prompt, delta)
                             events += self._encoder.delta(prompt * self._num_choices + delta.index, delta)
                         self._cost.add(response)
                     # A failure before the first event becomes an HTTP status. After it, the failed choice's text is sent first.

@@ -145,7 +145,7 @@ class FrontendClient:
         tried: set[FrontendConnection] = set()
         error: ServiceUnavailableError | None = None
         if waits:
-            await self._models.until_served(model, needs_engine=needs_engine)
+            await self._models.until_served(model, [request], needs_engine=needs_engine)
         else:
             await self._pool.until_tried()
 

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from contextvars import ContextVar
 
-from triptych.errors import InvalidRequestError, ModelNotFoundError
+from google.protobuf.message import Message
+from triptych.errors import InvalidRequestError, ModelNotFoundError, ServiceUnavailableError
 from triptych_common.cluster.pool import Pool
 
 from triptych_gateway.frontends.connection import FrontendConnection
+
+#: Memory of all requests that wait for models, in bytes. Further ones are refused.
+MAX_WAITING_BYTES = 256 << 20
+#: What a request takes beside its messages: a connection, tasks, headers.
+_REQUEST_BYTES = 64 << 10
+_RETRY_AFTER_S = 10.0
+#: The models that errors of the current request may name, which are those of its key. None: all.
+visible_models_var: ContextVar[frozenset[str] | None] = ContextVar("visible_models", default=None)
 
 
 class ServedModels:
@@ -25,6 +36,7 @@ class ServedModels:
         self._wait_s = wait_s
         #: Model -> requests that wait for a frontend of it.
         self.num_waiting: Counter[str] = Counter()
+        self._num_waiting_bytes = 0
 
     @property
     def names(self) -> list[str]:
@@ -32,27 +44,35 @@ class ServedModels:
         heard = (info.name for frontend in self._pool.connections for info in frontend.models)
         return list(dict.fromkeys([*self._expected, *heard]))
 
-    async def until_served(self, model: str, *, needs_engine: bool = True) -> None:
+    async def until_served(self, model: str, messages: Iterable[Message] = (), *, needs_engine: bool = True) -> None:
         """Wait until a frontend of this model is there, but not longer than `wait_s`. Then the caller finds none.
 
         Args:
+            messages: what the request keeps in memory while it waits.
             needs_engine: a frontend without an engine is not enough.
 
         Raises:
             ModelNotFoundError: no model has this name.
             InvalidRequestError: the name is empty, and there are several models.
+            ServiceUnavailableError: too many requests wait.
         """
         await self.check(model)
         if not self._wait_s or self._is_served(model, needs_engine):
             return
+        num_bytes = _REQUEST_BYTES + sum(message.ByteSize() for message in messages)
+        if self._num_waiting_bytes + num_bytes > MAX_WAITING_BYTES:
+            message = "the model's frontend is away, and too many requests wait for one; try again later"
+            raise ServiceUnavailableError(message, retry_after_s=_RETRY_AFTER_S)
         # Other names are the clients', and would be as many series of a metric. Without a name, the only model is meant.
         names = self.names
         name = model if model in names else names[0] if len(names) == 1 and not model else ""
         self.num_waiting[name] += 1
+        self._num_waiting_bytes += num_bytes
         try:
             await self._pool.until(lambda: self._is_served(model, needs_engine), self._wait_s)
         finally:
             self.num_waiting[name] -= 1
+            self._num_waiting_bytes -= num_bytes
             if not self.num_waiting[name]:
                 del self.num_waiting[name]
 
@@ -66,7 +86,7 @@ class ServedModels:
     def _check(self, model: str) -> None:
         names = self.names
         if not model and len(names) > 1:
-            served = ", ".join(names)
+            served = _visible(names)
             raise InvalidRequestError(f"several models are served; name one of them: {served}", field="model", limit=served)
         # Without any name, no frontend was reached yet.
         if model and names and model not in names:
@@ -74,8 +94,15 @@ class ServedModels:
 
     def unknown(self, model: str) -> ModelNotFoundError:
         """The error of a request that names another model."""
-        served = ", ".join(self.names)
-        return ModelNotFoundError(f"no model {model[:100]!r} here; served are: {served}", field="model", limit=served, value=model)
+        served = _visible(self.names)
+        told = f"no model {model[:100]!r} here" + (f"; served are: {served}" if served else "")
+        return ModelNotFoundError(told, field="model", limit=served, value=model)
 
     def _is_served(self, model: str, needs_engine: bool) -> bool:
         return any(one.serves(model) and (one.is_ready if needs_engine else one.takes_calls) for one in self._pool.connections)
+
+
+def _visible(names: list[str]) -> str:
+    """The names that the current request may know."""
+    visible = visible_models_var.get()
+    return ", ".join(name for name in names if visible is None or name in visible)

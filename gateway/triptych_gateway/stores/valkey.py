@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable
 from typing import Any, TypeVar, cast
 
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import RedisError
 from triptych.errors import ServiceUnavailableError
 
@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _PREFIX = "triptych:response:"
 _TIMEOUT_S = 5.0
+#: Further calls wait for a connection as long as for an answer. The usual pool would refuse them at once.
+_MAX_CONNECTIONS = 64
 #: Writes the fields of a live response; its time to live goes on. Two gateways cannot both end a response.
 _REPLACE = """
 if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return 0 end
@@ -43,7 +45,10 @@ class ValkeyStore:
     """
 
     def __init__(self, url: str, ttl_s: float) -> None:
-        self._redis = Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
+        pool = BlockingConnectionPool.from_url(
+            url, max_connections=_MAX_CONNECTIONS, timeout=_TIMEOUT_S, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
+        )
+        self._redis = Redis.from_pool(pool)
         self._ttl_ms = max(1, int(ttl_s * 1000))
 
     async def put(self, record: StoredResponse) -> None:

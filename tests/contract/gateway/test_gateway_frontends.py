@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 from support.fakes.frontend import FakeFrontend, running, says
 from support.fakes.gateway import CHAT, client_of
 from support.waiting import until
@@ -214,3 +215,34 @@ async def test_names_that_clients_invent_are_no_series_of_a_metric() -> None:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
         assert not waiting
+
+
+async def test_requests_that_wait_for_a_model_have_a_limit_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych_gateway.frontends.models.MAX_WAITING_BYTES", 3 * (64 << 10) + 1000)
+    app = create_app(GatewaySettings(frontend_addresses=("127.0.0.1:1",), expected_models=("big",), model_wait_s=60))
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        waiting = app.state.gateway.metrics.waiting_for_model
+
+        def ask(text: str = "Hi", **fields: object) -> asyncio.Task[httpx.Response]:
+            messages = [{"role": "user", "content": text}]
+            return asyncio.create_task(client.post("/v1/chat/completions", json={"model": "big", "messages": messages, **fields}))
+
+        asked = [ask(), ask(stream=True)]
+        await until(lambda: waiting == {"big": 2})
+        large = await ask("x" * 2000)
+        asked.append(asyncio.create_task(client.post("/tokenize", json={"model": "big", "prompt": "Hi"})))
+        await until(lambda: waiting == {"big": 3})
+        refused = [await ask(), await ask(stream=True), await client.post("/v1/embeddings", json={"model": "big", "input": "x"})]
+        for answer in (large, *refused):
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+            assert answer.json()["error"]["type"] == "service_unavailable_error"
+            assert "too many requests wait" in answer.json()["error"]["message"]
+        # One that leaves makes room.
+        asked.pop().cancel()
+        await until(lambda: waiting == {"big": 2})
+        asked.append(ask())
+        await until(lambda: waiting == {"big": 3})
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        await until(lambda: not waiting)

@@ -97,3 +97,22 @@ async def test_a_gateway_does_not_start_with_the_certificate_of_another_role(tmp
     certs = write_all(tmp_path)
     with pytest.raises(StartupError, match=r"the gateway needs a certificate for the DNS name gateway\.triptych\.internal"):
         await serve(GatewaySettings(port=0, tls_dir=certs / "engine"), asyncio.Event())
+
+
+@pytest.mark.parametrize(
+    ("trusted", "told"),
+    [(None, "127.0.0.1"), ("127.0.0.1", "203.0.113.9"), ("127.0.0.1,203.0.113.0/24", "1.2.3.4")],
+    ids=["nobody by default", "a proxy", "two proxies"],
+)
+async def test_whose_word_the_audit_log_takes_for_the_client(
+    trusted: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if trusted is None:
+        monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
+    else:
+        monkeypatch.setenv("FORWARDED_ALLOW_IPS", trusted)
+    https, log = write(tmp_path / "https", issue("127.0.0.1")), tmp_path / "audit.jsonl"
+    settings = {"audit_log": str(log)}
+    async with running(FakeFrontend()) as address, https_gateway(https, frontend_addresses=(address,), **settings) as client:
+        await client.get("/v1/models", headers={"x-forwarded-for": "1.2.3.4, 203.0.113.9"})
+    assert [json.loads(line)["client"] for line in log.read_text().splitlines()] == [told]

@@ -17,11 +17,13 @@ from support.fakes.collector import collecting
 from support.fakes.engine import says
 from support.fakes.frontend import FakeFrontend, fails
 from support.fakes.gateway import CHAT, client_of, gateway_app, gateway_client, gateway_server
+from support.keys import secret_of
 from support.waiting import until
 from triptych.errors import ServiceUnavailableError
 from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.telemetry import attributes as names
 from triptych_common.telemetry.trace_context import parse_trace_context, trace_var
+from triptych_gateway.access.keys import new_key
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 SAMPLED, UNSAMPLED = f"00-{TRACE_ID}-00f067aa0ba902b7-01", f"00-{TRACE_ID}-00f067aa0ba902b7-00"
@@ -182,6 +184,24 @@ async def test_of_what_clients_write_a_span_keeps_little(monkeypatch: pytest.Mon
             await client.post("/v1/chat/completions", json=CHAT | {"model": "m" * 1_000_000})
             await client.get("/" + "p" * 30_000)
         assert max(one.span.ByteSize() for one in collector.spans) < 1500
+
+
+async def test_a_key_in_the_wrong_place_is_in_no_span_and_no_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    _, key, _ = new_key()
+    async with collecting(monkeypatch) as collector:
+        async with gateway_client(FakeFrontend(), otlp_traces_endpoint=collector.endpoint) as client:
+            await client.post("/v1/chat/completions", json=CHAT | {"model": key})
+            await client.post("/v1/responses", json={"model": key, "input": "Hi", "background": True})
+            await client.get(f"/v1/models/{key}")
+            await client.get("/" + "p" * 30_000)
+        assert len(collector.spans) == 4
+        assert not any(secret_of(key).encode() in one.span.SerializeToString() for one in collector.spans)
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("triptych")]
+    assert not any(secret_of(key) in line for line in lines)
+    assert max(map(len, lines)) < 400
 
 
 async def test_each_turn_of_a_websocket_is_a_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,3 +150,32 @@ def test_the_file_may_be_named_by_environment(path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("TRIPTYCH_GATEWAY_API_KEYS_FILE", str(path))
     done = CliRunner().invoke(app, ["keys", "create"], catch_exceptions=False)
     assert re.fullmatch(r"sk-triptych-[a-z0-9]{10}-\S{43}\n", done.stdout)
+
+
+def test_a_file_keeps_its_mode_and_its_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway may run as another user, to whom the file was given."""
+    create(path)
+    path.chmod(0o640)
+    before = path.stat()
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.fchown", lambda _, user, group: given.append((user, group)))
+    key_id = create(path).split("-")[2]
+    run(path, "revoke", key_id)
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert given == [(before.st_uid, before.st_gid)] * 2
+
+
+def test_a_file_whose_owner_cannot_be_kept_is_left_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(path)
+    before = path.read_bytes()
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.fchown", refuse)
+    done = run(path, "create")
+    assert done.exit_code == 1
+    assert f"cannot keep the owner of {path} (user {path.stat().st_uid}, group {path.stat().st_gid})" in done.output
+    assert "sk-triptych-" not in done.output
+    assert path.read_bytes() == before
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [".keys.json.lock", "keys.json"]

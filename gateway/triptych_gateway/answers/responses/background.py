@@ -17,6 +17,7 @@ from triptych_gateway.answers.responses.keeper import Keeper, Turn, ended_record
 from triptych_gateway.dialects.responses.encoder import ResponsesEncoder
 from triptych_gateway.dialects.responses.events import DONE, split_events
 from triptych_gateway.errors import ApiError, to_api_error
+from triptych_gateway.redaction import redacted
 from triptych_gateway.stores.store import Clock, StoredResponse, wall_clock
 
 log = logging.getLogger(__name__)
@@ -169,7 +170,8 @@ class Background:
             failed = encoder.is_finished
             await self._finish(run, b"" if failed else encoder.cancel())
         except Exception as error:
-            log.log(logging.INFO if isinstance(error, TriptychError) else logging.ERROR, "a background response failed: %s", error)
+            level = logging.INFO if isinstance(error, TriptychError) else logging.ERROR
+            log.log(level, "a background response failed: %s", redacted(str(error)))
             await self._finish(run, encoder.failure(to_api_error(error)))
         finally:
             run.is_ended = True

@@ -29,7 +29,9 @@ class ConnectionStore:
         self._own.pop(response_id, None)
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        return self._own.get(response_id) or await self._store.get(tenant, response_id)
+        own = self._own.get(response_id)
+        # The connection's key may have changed its tenant.
+        return own if own is not None and own.tenant == tenant else await self._store.get(tenant, response_id)
 
     async def put(self, record: StoredResponse) -> None:
         await self._store.put(record)

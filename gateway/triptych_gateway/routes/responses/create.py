@@ -28,7 +28,9 @@ async def create(request: Request, body: ResponseRequest) -> Response:
     gateway, request_id = gateway_of(request), request_id_of(request)
     tenant = request.state.principal.tenant
     turn = await gateway.keeper.begin(tenant, body, files_of(request))
-    dialect = ResponsesDialect(turn.context, turn.is_stored, bool(body.stream))
+    # What a cancelled run has made must be known, if its key pays for it.
+    is_streamed = bool(body.stream) or (bool(body.background) and grant_of(request).counts_tokens)
+    dialect = ResponsesDialect(turn.context, turn.is_stored, is_streamed)
     call = await dialect.parse(body, request_id, files_of(request))
     await grant_of(request).admit(call.calls)
     # The body is no longer needed. Reserve memory for its files only, until a frontend has answered.
@@ -51,11 +53,14 @@ async def create(request: Request, body: ResponseRequest) -> Response:
 def _kept(request: Request, run: Run) -> Callable[[], None]:
     """The release of a run that keeps the request's permission until it ends, and then writes to the audit log."""
     release = grant_of(request).keep(run.release)
+    record = request.state.record
 
     def ended() -> None:
+        # The client that closes its connection does not end the run. The one that cancels it does.
+        record.is_aborted = run.encoder.resource["status"] == "cancelled"
         release()
         if run.task is not None:
-            gateway_of(request).access.ended("background", request.state.record, request.scope, request.scope["path"])
+            gateway_of(request).access.ended("background", record, request.scope, request.scope["path"])
 
     return ended
 

@@ -17,9 +17,11 @@ import orjson
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.status import WS_1008_POLICY_VIOLATION
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError
 from triptych_common.rpc.interceptors import usable_request_id
+from triptych_common.rpc.principal import ANONYMOUS
 from triptych_common.telemetry.logs import request_id_var
 from triptych_common.telemetry.trace_context import trace_var
 
@@ -64,7 +66,7 @@ async def serve(websocket: WebSocket) -> None:
     if origin is not None and "*" not in allowed and origin not in allowed and not is_own:
         raise HTTPException(403, "pages of this origin may not call this server")
     await websocket.accept()
-    connection = _Connection(websocket, gateway, grant_of(websocket).key, websocket.state.principal.tenant)
+    connection = _Connection(websocket, gateway, grant_of(websocket).key)
     work = asyncio.create_task(connection.work())
     reading = asyncio.create_task(connection.read())
     waited: set[asyncio.Future[Any]] = {work, reading, gateway.stopping}
@@ -85,8 +87,8 @@ async def serve(websocket: WebSocket) -> None:
 class _Connection:
     """One connection: reads messages, and answers them in order."""
 
-    def __init__(self, websocket: WebSocket, gateway: Gateway, key: Key | None, tenant: str) -> None:
-        self._websocket, self._gateway, self._key, self._tenant = websocket, gateway, key, tenant
+    def __init__(self, websocket: WebSocket, gateway: Gateway, key: Key | None) -> None:
+        self._websocket, self._gateway, self._key = websocket, gateway, key
         #: Messages with the memory that is reserved for them, or why there is none.
         self._messages: asyncio.Queue[tuple[str, BodyHold] | QueueFullError] = asyncio.Queue(_MAX_WAITING)
         self._store = ConnectionStore(gateway.store, gateway.settings.max_stored_response_bytes)
@@ -121,7 +123,7 @@ class _Connection:
                 message[1].release()
 
     async def work(self) -> None:
-        """Answer messages until the connection's time is over."""
+        """Answer messages until the connection's time is over, or its key is no longer accepted."""
         ends_s = asyncio.get_running_loop().time() + MAX_CONNECTION_S
         while True:
             try:
@@ -139,6 +141,9 @@ class _Connection:
                     await self._answer(*message, request_id)
                 except Exception as error:
                     await self.refuse(error)
+                    if isinstance(error, AccessDeniedError) and error.status_code == 401:
+                        await self._websocket.close(WS_1008_POLICY_VIOLATION, "the API key is no longer valid")
+                        return
 
     async def refuse(self, error: Exception) -> None:
         """Tell the client of an error that is not part of a response."""
@@ -196,7 +201,9 @@ class _Connection:
         record: RequestRecord,
     ) -> None:
         gateway, request_id = self._gateway, record.request_id
-        turn = await gateway.keeper.begin(self._tenant, body, files, self._store)
+        # The key may have another tenant than when the connection was opened.
+        tenant = (grant.key.principal if grant.key is not None else ANONYMOUS).tenant
+        turn = await gateway.keeper.begin(tenant, body, files, self._store)
         dialect = ResponsesDialect(turn.context, turn.is_stored, is_streamed=True)
         call = await dialect.parse(body, request_id, files)
         encoder = dialect.encoder(body, request_id, None)
@@ -206,7 +213,7 @@ class _Connection:
                 one.request.options.sampling.max_tokens = 0
         await grant.admit(call.calls)
         meter = GenerationMeter(gateway.metrics, record, self._websocket.scope["path"])
-        context = call_context_of(self._tenant)
+        context = call_context_of(tenant)
         made = Answer(gateway.router.generate(call.calls, context, release), call, encoder, meter)
         await self._send(encoder, kept_events(made.events(), turn, encoder, gateway.keeper))
         if encoder.resource["status"] == "failed":

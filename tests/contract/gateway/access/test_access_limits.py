@@ -258,7 +258,9 @@ async def test_a_key_that_is_revoked_ends_on_a_websocket_too(keys: KeyStore, mon
             async with asyncio.timeout(10):
                 while (event := await turn(connection))["type"] != "error":
                     pass
+                await connection.wait_closed()
     assert (event["status"], event["error"]["code"]) == (401, "invalid_api_key")
+    assert (connection.close_code, connection.close_reason) == (1008, "the API key is no longer valid")
 
 
 async def test_the_official_client_understands_the_refusals(keys: KeyStore) -> None:

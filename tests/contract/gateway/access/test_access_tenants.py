@@ -158,3 +158,26 @@ async def test_pages_of_other_origins_are_kept_out_where_there_are_keys(settings
         assert ("access-control-allow-origin" in answer.headers) == is_allowed
         if is_allowed:
             assert "x-ratelimit-remaining-tokens" in answer.headers["access-control-expose-headers"]
+
+
+async def test_a_turn_on_a_websocket_is_of_the_tenant_that_its_key_has_now(keys: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych_gateway.access.key_ring.RELOAD_INTERVAL_S", 0.01)
+    frontend = FakeFrontend()
+    async with gateway_server(frontend, api_keys_file=keys.path) as (host, port):
+        address = f"ws://{host}:{port}/v1/responses"
+        async with websockets.connect(address, additional_headers=keys.headers("one")) as connection:
+
+            async def turn(**fields: Any) -> dict[str, Any]:
+                await connection.send(orjson.dumps({"type": "response.create", "store": False, **RESPONSE, **fields}).decode())
+                while (event := orjson.loads(await connection.recv()))["type"] not in ("response.completed", "error"):
+                    pass
+                return dict(event)
+
+            before = (await turn())["response"]["id"]
+            keys.change("one", tenant="moved")
+            async with asyncio.timeout(10):
+                while frontend.contexts[-1].tenant != "moved":
+                    await turn()
+            continued = await turn(previous_response_id=before)
+    assert frontend.contexts[0].tenant == keys.id("one")
+    assert (continued["type"], continued["status"]) == ("error", 404), "a response of the tenant from before"

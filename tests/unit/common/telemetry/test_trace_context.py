@@ -114,3 +114,18 @@ def test_empty_members_are_left_out() -> None:
     context = parse_trace_context(VALID, "a=1,, ,b=2,")
     assert context is not None
     assert context.tracestate == "a=1,b=2"
+
+
+def test_the_length_of_a_state_is_limited() -> None:
+    def carried(tracestate: str) -> str:
+        context = parse_trace_context(VALID, tracestate)
+        assert context is not None
+        return context.tracestate
+
+    longest = f"a={'v' * 254},b={'v' * 253}"
+    assert len(longest) == MAX_TRACESTATE_CHARS
+    assert carried(longest) == longest
+    assert carried(f"{longest}v") == ""
+    # Spaces around members do not count, but are not read without end.
+    assert carried(longest.replace(",", " " * MAX_TRACESTATE_CHARS + ",")) == longest
+    assert carried(longest.replace(",", " " * (MAX_TRACESTATE_CHARS + 1) + ",")) == ""

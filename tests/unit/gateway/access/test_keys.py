@@ -16,7 +16,8 @@ from support.keys import PAST, KeyStore, secret_of
 from triptych.errors import StartupError
 from triptych_gateway.access import key_ring
 from triptych_gateway.access.key_ring import Key, KeyRing
-from triptych_gateway.access.keys import KeyFileError, id_in, new_key, parse_key_file, redacted
+from triptych_gateway.access.keys import KeyFileError, id_in, new_key, parse_key_file
+from triptych_gateway.redaction import redacted
 
 
 def test_a_new_key_has_a_public_id_and_256_random_bits() -> None:

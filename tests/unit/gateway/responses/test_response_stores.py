@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +142,12 @@ async def test_two_processes_may_share_a_file(tmp_path: Path) -> None:
     assert await first.get("tenant", "resp_shared") == record("shared")
     await first.close()
     await second.close()
+
+
+async def test_more_calls_at_once_than_connections_wait(store: ResponseStore) -> None:
+    await store.put(record("busy"))
+    found = await asyncio.gather(*(store.get("tenant", "resp_busy") for _ in range(300)))
+    assert found == [record("busy")] * 300
 
 
 async def test_a_server_that_is_away_is_said_to_be() -> None:
