@@ -12,6 +12,7 @@ from pathlib import Path
 from triptych_gateway.access.keys import KeyFile, KeyFileError, parse_key_file, read_key_file
 
 from triptych_cli.errors import CommandError
+from triptych_cli.replacing import keep_owner_and_mode
 
 
 def load(path: Path, *, may_be_missing: bool = False) -> KeyFile:
@@ -52,7 +53,7 @@ def locked(path: Path) -> Iterator[Path]:
 
 
 def replace(path: Path, content: KeyFile) -> None:
-    """Write the file, which only its owner may read. Raises CommandError, and leaves the old file then."""
+    """Write the file. A new one only its owner may read. Raises CommandError, and leaves the old file then."""
     text = content.model_dump_json(indent=2, exclude_defaults=True).encode() + b"\n"
     written = ""
     try:
@@ -61,6 +62,7 @@ def replace(path: Path, content: KeyFile) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        keep_owner_and_mode(Path(written), path)
         os.replace(written, path)
     except OSError as error:
         if written:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -138,6 +139,18 @@ def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
     create(path)
     assert path.is_symlink()
     assert (tmp_path / "real" / "keys.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_file_keeps_its_owner_and_mode(path: Path) -> None:
+    text = create(path)
+    path.chmod(0o640)
+    if os.geteuid() == 0:  # nobody else can give files away
+        os.chown(path, 10001, 10002)
+    before = path.stat()
+    assert run(path, "revoke", text.split("-")[2]).exit_code == 0
+    after = path.stat()
+    assert after.st_ino != before.st_ino
+    assert (after.st_uid, after.st_gid, after.st_mode) == (before.st_uid, before.st_gid, before.st_mode)
 
 
 def test_a_folder_that_cannot_be_written_is_told(path: Path) -> None:
