@@ -93,7 +93,7 @@ RUN --mount=type=bind,source=tools/images,target=/tools python /tools/compile_im
 ENV TRIPTYCH_GATEWAY_HOST=0.0.0.0
 USER 10001:10001
 EXPOSE 8000
-HEALTHCHECK --start-period=60s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "http://127.0.0.1:8000"]
+HEALTHCHECK --start-period=60s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "gateway"]
 ENTRYPOINT ["python", "-m", "triptych_gateway"]
 ARG VERSION
 ARG REVISION
@@ -108,7 +108,7 @@ RUN --mount=type=bind,source=tools/images,target=/tools python /tools/compile_im
 ENV TRIPTYCH_FRONTEND_HOST=0.0.0.0 TRIPTYCH_FRONTEND_HEALTH_PORT=50251 TRIPTYCH_FRONTEND_METRICS_PORT=50351
 USER 10001:10001
 EXPOSE 50051 50251 50351
-HEALTHCHECK --start-period=120s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "grpc://127.0.0.1:50251"]
+HEALTHCHECK --start-period=120s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "frontend"]
 ENTRYPOINT ["python", "-m", "triptych_frontend"]
 ARG VERSION
 ARG REVISION
@@ -123,7 +123,7 @@ RUN --mount=type=bind,source=tools/images,target=/tools python /tools/compile_im
 ENV TRIPTYCH_ENCODER_HOST=0.0.0.0 TRIPTYCH_ENCODER_HEALTH_PORT=50252 TRIPTYCH_ENCODER_METRICS_PORT=50352
 USER 10001:10001
 EXPOSE 50052 50252 50352
-HEALTHCHECK --start-period=300s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "grpc://127.0.0.1:50252"]
+HEALTHCHECK --start-period=300s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "encoder"]
 ENTRYPOINT ["python", "-m", "triptych_encoder"]
 ARG VERSION
 ARG REVISION
@@ -139,7 +139,7 @@ RUN --mount=type=bind,source=tools/images,target=/tools python /tools/compile_im
 ENV TRIPTYCH_ENGINE_HOST=0.0.0.0 TRIPTYCH_ENGINE_HEALTH_PORT=50253 TRIPTYCH_ENGINE_METRICS_PORT=50353 TRIPTYCH_KERNEL_DIR=/opt/triptych/kernels
 USER 10001:10001
 EXPOSE 50053 50253 50353
-HEALTHCHECK --start-period=300s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "grpc://127.0.0.1:50253"]
+HEALTHCHECK --start-period=300s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "engine"]
 ENTRYPOINT ["python", "-m", "triptych_engine"]
 ARG VERSION
 ARG REVISION
@@ -200,7 +200,7 @@ ENV TRIPTYCH_GATEWAY_HOST=0.0.0.0 TRIPTYCH_FRONTEND_HOST=0.0.0.0 TRIPTYCH_KERNEL
 USER 10001:10001
 EXPOSE 8000 50051
 VOLUME /var/cache/triptych
-HEALTHCHECK --start-period=300s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "http://127.0.0.1:8000"]
+HEALTHCHECK --start-period=300s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "gateway"]
 ENTRYPOINT ["tini", "--", "triptych", "serve"]
 ARG VERSION
 ARG REVISION

@@ -12,6 +12,7 @@ from triptych_common.rpc.security.certificates import AUTHORITIES, CHAIN, KEY
 from triptych_common.rpc.security.roles import Role
 
 from triptych_cli.errors import CommandError
+from triptych_cli.replacing import keep_owner_and_mode
 
 try:
     from cryptography import x509
@@ -148,4 +149,5 @@ def _write(path: Path, content: bytes, *, is_secret: bool = False) -> None:
     temporary.unlink(missing_ok=True)
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if is_secret else 0o644), "wb") as file:
         file.write(content)
+    keep_owner_and_mode(temporary, path)
     temporary.replace(path)

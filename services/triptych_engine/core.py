@@ -238,6 +238,8 @@ class EngineCore:
             if request.media.items and self._fetcher is None:
                 raise UnimplementedError("this engine fetches no embeddings; media items cannot be taken", field="media")
             self._scheduler.add(request)
+            # No step may follow for long, if the request waits for embeddings.
+            self.load = self._measure_load()
         except Exception as error:
             self._publish(self._scheduler.refuse(request, self._reason("a request was added", error)))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from triptych_gateway.access.keys import KeyFile, KeyFileError, parse_key_file, read_key_file
 
 from triptych_cli.errors import CommandError
+from triptych_cli.replacing import keep_owner_and_mode
 
 
 def load(path: Path, *, may_be_missing: bool = False) -> KeyFile:
@@ -63,10 +63,10 @@ def replace(path: Path, content: KeyFile) -> None:
     try:
         descriptor, written = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # has the mode 0600
         with open(descriptor, "wb") as file:
-            _keep_owner(path, file.fileno())
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        keep_owner_and_mode(Path(written), path)
         os.replace(written, path)
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}") from error
@@ -74,18 +74,3 @@ def replace(path: Path, content: KeyFile) -> None:
         if written:
             # Is not there any more, if all went well.
             Path(written).unlink(missing_ok=True)
-
-
-def _keep_owner(path: Path, descriptor: int) -> None:
-    """Give a new file owner, group and mode of the one that it replaces, if there is one. Raises CommandError, OSError."""
-    try:
-        old = path.stat()
-    except FileNotFoundError:
-        return
-    try:
-        os.fchown(descriptor, old.st_uid, old.st_gid)
-    except PermissionError as error:
-        # The gateway runs as another user, and could not read the file of this one.
-        owner = f"user {old.st_uid}, group {old.st_gid}"
-        raise CommandError(f"cannot keep the owner of {path} ({owner}); run this command as that user or as root") from error
-    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))

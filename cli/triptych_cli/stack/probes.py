@@ -1,13 +1,14 @@
 """Readiness probes: gRPC health on the control port or the health port, and `GET /ready` for the gateway.
 
-Run as a program, this is the health check of containers: `python -m triptych_cli.stack.probes grpc://HOST:PORT` exits with 0 when
-the service is ready.
+Run as a program, this is the health check of containers: `python -m triptych_cli.stack.probes engine` exits with 0 when the engine
+that has the same environment is ready. A URL, such as grpc://HOST:PORT, may stand in place of the service's name.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
 import sys
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 from triptych_common.rpc.control import READINESS
+
+from triptych_cli.stack.ports import connect_host
 
 _TIMEOUT_S = 2.0
 
@@ -65,14 +68,25 @@ async def _get(host: str, port: int, path: str, context: ssl.SSLContext | None) 
     return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0
 
 
-def main(url: str) -> int:
-    """The exit code for one service, given as grpc://host:port, http://host:port or https://host:port."""
+def main(target: str) -> int:
+    """The exit code for one service, given by its name, or as grpc://host:port, http://host:port or https://host:port."""
+    url = target if "://" in target else _url(target)
     scheme, _, address = url.partition("://")
     host, _, port = address.rpartition(":")
     probe = grpc_ready(address) if scheme == "grpc" else http_ready(host, int(port), is_https=scheme == "https")
     with contextlib.suppress(OSError):
         return 0 if asyncio.run(_await(probe)) else 1
     return 1
+
+
+def _url(service: str) -> str:
+    """Where a service is probed that takes its settings from this environment."""
+    prefix = f"TRIPTYCH_{service.upper()}_"
+    host = connect_host(os.environ.get(f"{prefix}HOST", "127.0.0.1"))
+    if service != "gateway":
+        return f"grpc://{host}:{os.environ[f'{prefix}HEALTH_PORT']}"
+    scheme = "https" if f"{prefix}HTTPS_DIR" in os.environ else "http"
+    return f"{scheme}://{host}:{os.environ.get(f'{prefix}PORT', '8000')}"
 
 
 async def _await(probe: Callable[[], Awaitable[bool]]) -> bool:

@@ -8,11 +8,11 @@
 {{/* Labels that select the pods of a component. Argument: list $ component. */}}
 {{- define "triptych.selectorLabels" -}}
 {{- $root := index . 0 }}{{ $it := index . 1 -}}
-app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 app.kubernetes.io/component: {{ $it.role }}
 {{- with $it.model }}
-triptych.internal/model: {{ . }}
+triptych.internal/model: {{ . | quote }}
 {{- end }}
 {{- end }}
 

@@ -19,7 +19,8 @@ spec:
   replicas: {{ $it.config.replicas }}
   {{- end }}
   {{- with $it.config.strategy }}
-  strategy: {{- toYaml . | nindent 4 }}
+  # With Recreate, Kubernetes takes no options of the other type, which a values file may have given.
+  strategy: {{- eq (.type | default "") "Recreate" | ternary (omit . "rollingUpdate") . | toYaml | nindent 4 }}
   {{- end }}
   # Longer than a model takes to load.
   progressDeadlineSeconds: {{ add $it.config.startupSeconds 300 }}

@@ -19,6 +19,10 @@
 {{- if not (index $.Values.tls.existingSecrets $role) }}
 {{- fail (printf "\ntls.existingSecrets.%s: is missing; there must be one for each of gateway, frontend, encoder and engine" $role) }}{{ end }}
 {{- end }}{{ end }}
+{{- if and .Values.tls.enabled (not .Values.tls.existingSecrets) }}
+{{- if le (trimSuffix "h" .Values.tls.duration | int) (trimSuffix "h" .Values.tls.renewBefore | int) }}
+{{- fail (printf "\ntls.duration: is %s, and must be longer than tls.renewBefore, %s" .Values.tls.duration .Values.tls.renewBefore) }}{{ end }}
+{{- end }}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) }}
 {{- fail "\nhttpRoute.parentRefs: is empty; name the Gateway that the route belongs to" }}{{ end }}
 {{- if and .Values.ingress.enabled (not .Values.ingress.hosts) }}

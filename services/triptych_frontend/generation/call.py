@@ -119,6 +119,11 @@ class Generation:
         self._end_trace()
         self._on_end()
 
+    def abandon(self) -> None:
+        """Free the place of a call that did not get to an engine. It has used nothing."""
+        self._is_closed = True
+        self._on_end()
+
     # Called with the engine's outputs, see engines.router.Listener.
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:

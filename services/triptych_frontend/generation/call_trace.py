@@ -39,7 +39,7 @@ class CallTrace:
         """Note that the call has ended before an engine got it."""
         if self._span is not None:
             self._span.fail(error)
-            self._tracer.end(self._span)
+            self._end(self._span)
 
     def prepared(self, preprocess_s: float, num_choices: int) -> TraceContext | None:
         """Note that the call goes to an engine. Returns the parent of the engine's spans.
@@ -82,6 +82,10 @@ class CallTrace:
             noted[names.CANCELLED] = True
         if error is not None:
             span.fail(error)
+        self._end(span)
+
+    def _end(self, span: Span) -> None:
+        """End the span of the call, and that of its time in engines."""
         if self._engine is not None:
             self._engine.error = span.error
             self._tracer.end(self._engine)

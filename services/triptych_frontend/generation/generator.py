@@ -132,9 +132,8 @@ class Generator:
                     generation.attach(media, media)
                 else:
                     generation.attach(TextCall(self._engines, engine_request, generation))
-            except BaseException as error:
-                meter.failed(error)
-                generation.close()
+            except BaseException:
+                generation.abandon()
                 raise
             generation.trace = trace
             return generation

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 from support.fakes.frontend import MODEL, FakeFrontend
 from support.fakes.gateway import gateway_server
+from triptych.v1 import common_pb2, generation_pb2
 
 SCRIPT = Path(__file__).parents[3] / "helm" / "triptych" / "files" / "tests" / "chat.py"
 
@@ -23,23 +25,53 @@ async def run(place: tuple[str, int], *models: str, **environ: str) -> tuple[int
     return process.returncode, out.decode(), errors.decode()
 
 
-async def test_every_model_is_asked() -> None:
+def able(*tasks: common_pb2.Task) -> FakeFrontend:
+    """A frontend whose model has these tasks."""
     frontend = FakeFrontend()
+    frontend.model = common_pb2.ModelInfo()
+    frontend.model.CopyFrom(MODEL)
+    frontend.model.capabilities.tasks.extend(tasks)
+    return frontend
+
+
+async def test_a_model_that_generates_is_asked_a_question() -> None:
+    frontend = able(common_pb2.TASK_GENERATE)
     async with gateway_server(frontend, api_key="secret") as place:
-        code, out, errors = await run(place, f"{MODEL.name}=auto", f"{MODEL.name}=embed", API_KEY="secret")
-    assert (code, errors) == (0, "")
-    assert out == f"{MODEL.name}: Hello\n{MODEL.name}: a vector of 2 numbers\n"
-    assert len(frontend.requests) == len(frontend.pooling_requests) == 1
+        code, out, errors = await run(place, MODEL.name, API_KEY="secret")
+    assert (code, out, errors) == (0, f"{MODEL.name}: Hello\n", "")
+    assert len(frontend.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("tasks", "request_class", "path"),
+    [
+        (
+            [common_pb2.TASK_EMBED, common_pb2.TASK_TOKEN_EMBED, common_pb2.TASK_SCORE],
+            generation_pb2.EmbedRequest,
+            "/v1/embeddings",
+        ),
+        ([common_pb2.TASK_TOKEN_EMBED], generation_pb2.EmbedRequest, "/pooling"),
+        ([common_pb2.TASK_CLASSIFY], generation_pb2.ClassifyRequest, "/classify"),
+        ([common_pb2.TASK_SCORE], generation_pb2.ScoreRequest, "/score"),
+    ],
+)
+async def test_another_model_is_asked_for_what_it_does(tasks: list[common_pb2.Task], request_class: type, path: str) -> None:
+    frontend = able(*tasks)
+    async with gateway_server(frontend) as place:
+        code, out, errors = await run(place, MODEL.name)
+    assert (code, out, errors) == (0, f"{MODEL.name}: {path} answers\n", "")
+    assert [type(request) for request in frontend.pooling_requests] == [request_class]
+    assert not frontend.requests
 
 
 async def test_it_waits_until_the_gateway_is_ready() -> None:
-    frontend = FakeFrontend()
+    frontend = able(common_pb2.TASK_GENERATE)
     async with gateway_server(frontend) as place, httpx.AsyncClient(base_url=f"http://{place[0]}:{place[1]}") as client:
         await frontend.health.set_ready(False)
         async with asyncio.timeout(30):
             while (await client.get("/ready")).status_code != 503:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-        running = asyncio.create_task(run(place, f"{MODEL.name}=generate"))
+        running = asyncio.create_task(run(place, MODEL.name))
         await asyncio.sleep(0.5)
         assert not running.done()
         await frontend.health.set_ready(True)
@@ -48,14 +80,14 @@ async def test_it_waits_until_the_gateway_is_ready() -> None:
 
 async def test_what_is_wrong_is_said() -> None:
     async with gateway_server(FakeFrontend(), api_key="secret") as place:
-        code, _, errors = await run(place, f"{MODEL.name}=auto", API_KEY="wrong")
+        code, _, errors = await run(place, MODEL.name, API_KEY="wrong")
         assert code == 1
         assert "/v1/models: 401" in errors
-        code, _, errors = await run(place, "other=auto", API_KEY="secret")
+        code, _, errors = await run(place, "other", API_KEY="secret")
         assert (code, errors.strip()) == (1, f"other is not among the models of the gateway: {MODEL.name}")
 
 
 async def test_patience_ends() -> None:
-    code, _, errors = await run(("127.0.0.1", 9), "a=auto", PATIENCE_S="0.1")
+    code, _, errors = await run(("127.0.0.1", 9), "a", PATIENCE_S="0.1")
     assert code == 1
     assert "Connection refused" in errors

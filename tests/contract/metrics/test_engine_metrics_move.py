@@ -255,3 +255,15 @@ async def test_each_documented_metric_has_a_case_and_no_other_is_exported() -> N
     assert not missing(CASES, "engine")
     exported = (await run_once(one_process)).snapshots[-1]
     assert {name for name in exported.kinds if not name.startswith(("process_", "python_"))} == documented("engine").keys()
+
+
+async def test_a_sequence_that_waits_in_an_idle_engine_is_counted() -> None:
+    async with a_media_engine() as engine:
+        holding(engine.encoder, b"cat")
+        engine.encoder.fetch_gate = asyncio.Event()
+        call = asyncio.create_task(engine.generate(engine.message("a", [(b"cat", (6,)), 1])))
+        await until(lambda: engine.encoder.counts["fetch"] == 1)
+        waiting = snapshot(engine.metrics.families())
+        engine.encoder.fetch_gate.set()
+        await call
+    assert waiting.value(f"{PREFIX}_waiting_requests", {}) == 1

@@ -191,3 +191,16 @@ async def test_each_documented_metric_has_a_case_and_no_other_is_exported() -> N
         exported = await seen(bench)
     assert {name for name in exported.kinds if not name.startswith(("process_", "python_"))} == documented("frontend").keys()
     assert exported.values[f"{PREFIX}_spans_dropped_total", frozenset()] == 0, "tracing is off"
+
+
+async def test_a_call_that_gets_to_no_engine_has_used_nothing() -> None:
+    async with frontend_bench(metrics_port=0) as bench:
+        await bench.engine.go_down()
+        await bench.until_ready(False)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await bench.generation.Chat(chat_request())
+        after = await seen(bench)
+    assert after.value(f"{PREFIX}_calls_total", {"task": "chat", "outcome": "SERVICE_UNAVAILABLE"}) == 1
+    assert after.value(f"{PREFIX}_preprocess_seconds_count", {"task": "chat"}) == 1
+    assert after.value(f"{PREFIX}_prompt_tokens_total", {"task": "chat"}) == 0
+    assert after.value(f"{PREFIX}_live_requests", {}) == 0

@@ -103,6 +103,19 @@ async def test_a_frontend_that_does_not_trace_passes_traces_on() -> None:
     ]
 
 
+async def test_a_call_that_gets_to_no_engine_has_all_its_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with collecting(monkeypatch) as collector, frontend_bench(otlp_traces_endpoint=collector.endpoint) as bench:
+        await bench.engine.go_down()
+        await bench.until_ready(False)
+        with pytest.raises(grpc.aio.AioRpcError, match="no engine can take this request"):
+            await bench.generation.Chat(chat_request())
+        await until(lambda: len(collector.spans) == 3)
+        spans = {one.name.split()[0]: one for one in collector.spans}
+    assert spans.keys() == {"chat", "preprocess", "engine"}
+    assert spans["engine"].span.parent_span_id == spans["chat"].span.span_id
+    assert {spans[name].attributes[names.ERROR_TYPE] for name in ("chat", "engine")} == {"SERVICE_UNAVAILABLE"}
+
+
 async def test_the_requests_of_a_beam_search_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     options = generation_pb2.GenerationOptions(beam_search=generation_pb2.BeamSearch(width=2))
     async with (

@@ -174,13 +174,15 @@ def unusable_keys(directory: Path) -> Said:
 
 
 def wrong_certificate(directory: Path) -> Said:
-    tls = {role: str(write_role(directory / role, role)) for role in (Role.ENGINE, Role.GATEWAY)}
-    flags = {"engine": engine("--tls-dir", tls[Role.ENGINE]), "frontend": model("--tls-dir", tls[Role.GATEWAY])}
-    with trial(directory, ready=False, **flags) as one:
-        said = [one.log]
-        eventually(lambda: any("role" in one.log(kind) for kind in ("frontend", "engine")))
-        del said
-        return [one.log("engine"), one.log("frontend")]
+    tls_dir = str(write_role(directory / "tls", Role.ENCODER))
+    return ends_at_once("triptych_engine", *engine("--tls-dir", tls_dir, "--port", "0", "--control-port", "0"))
+
+
+def other_authority(directory: Path) -> Said:
+    ours, others = (str(write_role(directory / role, role, ca)) for role, ca in ((Role.ENGINE, "own"), (Role.FRONTEND, "other")))
+    with trial(directory, ready=False, engine=engine("--tls-dir", ours), frontend=model("--tls-dir", others)) as one:
+        eventually(lambda: "ready:" in one.log("engine") and "handshake" in one.log("frontend"))
+        return [one.log("frontend")]
 
 
 def full_queue(directory: Path) -> Said:

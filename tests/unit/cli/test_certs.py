@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import stat
 import subprocess
 import sys
@@ -56,6 +57,19 @@ def test_nothing_is_overwritten_unless_forced_and_the_authority_stays(tmp_path: 
     same = {path.relative_to(tmp_path) for path, content in before.items() if path.read_bytes() == content}
     assert {path.name for path in same} == {"ca.crt", "ca.key"}
     load_mutual(tmp_path / "engine", Role.ENGINE)
+
+
+def test_new_certificates_have_the_owner_and_the_mode_of_the_old_ones(tmp_path: Path) -> None:
+    run("certs", tmp_path)
+    key = tmp_path / "engine" / "tls.key"
+    key.chmod(0o640)
+    if os.geteuid() == 0:  # nobody else can give files away
+        os.chown(key, 10001, 10002)
+    before, content = key.stat(), key.read_bytes()
+    assert run("certs", tmp_path, "--force")[0] == 0
+    after = key.stat()
+    assert key.read_bytes() != content
+    assert (after.st_uid, after.st_gid, after.st_mode) == (before.st_uid, before.st_gid, before.st_mode)
 
 
 def test_an_authority_that_is_no_good_is_named(tmp_path: Path) -> None:

@@ -21,6 +21,17 @@ def test_two_models(rendered: Any) -> None:
     assert addresses == f"dns:{FULL}-vision-frontend.ai.svc:50051,dns:{FULL}-minilm-frontend.ai.svc:50051"
 
 
+def test_names_that_yaml_would_not_take_for_text(rendered: Any) -> None:
+    objects = rendered(models=[{"name": "123", "model": "org/a"}, {"name": "b", "model": "org/b", "servedModelName": "true"}])
+    for kind in ("Deployment", "Service", "ConfigMap"):
+        for name, found in of_kind(objects, kind).items():
+            assert all(isinstance(label, str) for label in found["metadata"]["labels"].values()), name
+    engine = of_kind(objects, "Deployment")[f"{FULL}-123-engine"]["spec"]
+    assert engine["selector"]["matchLabels"]["triptych.internal/model"] == "123"
+    (test,) = of_kind(objects, "Pod")[f"{FULL}-test"]["spec"]["containers"]
+    assert test["args"][1:] == ["123", "true"]
+
+
 def test_a_models_services_know_no_others(rendered: Any) -> None:
     objects = rendered(file="two-models")
     for model, other in (("vision", "minilm"), ("minilm", "vision")):

@@ -113,6 +113,14 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"tls": {"existingSecrets": {"gateway": "a", "frontend": "b", "encoder": "c"}}},
         ("tls.existingSecrets.engine", "is missing"),
     ),
+    "certificates that are never renewed": (
+        {"tls": {"duration": "720h"}},
+        ("tls.duration", "is 720h", "longer than tls.renewBefore, 720h"),
+    ),
+    "a comma in a model's name": (
+        {"models": [{**TWO[0], "servedModelName": "a,b"}]},
+        ("models.0.servedModelName", "^[^,]+$"),
+    ),
     "an ingress without host": ({"ingress": {"enabled": True}}, ("ingress.hosts", "is empty")),
     "a route without gateway": ({"httpRoute": {"enabled": True}}, ("httpRoute.parentRefs", "is empty")),
     "a name that is too long": ({"fullnameOverride": "x" * 60}, ("models:", "at most 63")),

@@ -162,6 +162,11 @@ def test_where_pods_run(rendered: Any) -> None:
     assert not where.keys() & other.keys()
 
 
+def test_a_type_of_strategy_goes_without_the_options_of_another(rendered: Any) -> None:
+    objects = rendered(file="gpu", engine={"strategy": {"type": "Recreate"}})
+    assert of_kind(objects, "Deployment")[ENGINE]["spec"]["strategy"] == {"type": "Recreate"}
+
+
 def test_gpus(rendered: Any) -> None:
     objects = rendered(file="gpu")
     for name in (ENGINE, ENCODER):

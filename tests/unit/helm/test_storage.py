@@ -93,6 +93,17 @@ def test_a_job_that_does_something_else_has_another_name(rendered: Any) -> None:
     assert len(different) == 4
 
 
+def test_the_name_of_a_job_is_cut_and_stays_unique(rendered: Any) -> None:
+    names = [f"a-model-whose-name-is-rather-long-{number:05}" for number in range(2)]
+    models = [{"name": name, "model": "org/a"} for name in names]
+    storage = {"type": "pvc", "pvc": {"existingClaim": "mine"}}
+    found = list(of_kind(rendered(models=models, storage=storage, nameOverride="llm"), "Job"))
+    assert [len(name) for name in found] == [len(name.rstrip("-")) for name in found]
+    assert all(len(name) <= 63 for name in found)
+    assert len(found) == 2
+    assert all(name.startswith("demo-llm-a-model-whose-name-is-rather-long-0000") for name in found)
+
+
 def test_a_claim_that_exists(rendered: Any) -> None:
     objects = rendered(models=HUB, storage={"type": "pvc", "pvc": {"existingClaim": "mine"}})
     assert not of_kind(objects, "PersistentVolumeClaim")

@@ -1,6 +1,6 @@
 """What `helm test` runs: the gateway is ready, and each model answers.
 
-Arguments: the gateway's URL, then NAME=TASK for each model. Environment: API_KEY, PATIENCE_S.
+Arguments: the gateway's URL, then the name of each model. Environment: API_KEY, PATIENCE_S.
 """
 
 import json
@@ -10,10 +10,20 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from typing import Any
 
 #: Seconds to wait for a model, which may be loading, or scaled to zero.
 PATIENCE_S = float(os.environ.get("PATIENCE_S", "300"))
+QUESTION = "What is the capital of France?"
+#: Task -> the route that a model with this task is asked by, and the body. The first that a model has counts.
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "generate": ("/v1/chat/completions", {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 16}),
+    "embed": ("/v1/embeddings", {"input": QUESTION}),
+    "classify": ("/classify", {"input": QUESTION}),
+    "score": ("/score", {"text_1": QUESTION, "text_2": "Paris"}),
+    "token_embed": ("/pooling", {"input": QUESTION, "task": "token_embed"}),
+}
 
 
 def ask(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -39,20 +49,16 @@ def ask(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         time.sleep(1)
 
 
-def main(gateway: str, models: list[str]) -> None:
+def main(gateway: str, models: Sequence[str]) -> None:
     """Ask each model. Exits with 1 and a message if one does not answer."""
     ask(f"{gateway}/ready")
-    served = {model["id"] for model in ask(f"{gateway}/v1/models")["data"]}
-    for name, _, task in (model.rpartition("=") for model in models):
+    served = {model["id"]: model["triptych"]["tasks"] for model in ask(f"{gateway}/v1/models")["data"]}
+    for name in models:
         if name not in served:
             sys.exit(f"{name} is not among the models of the gateway: {', '.join(sorted(served))}")
-        if task == "embed":
-            vector = ask(f"{gateway}/v1/embeddings", {"model": name, "input": "Paris"})["data"][0]["embedding"]
-            print(f"{name}: a vector of {len(vector)} numbers")
-        else:
-            question = [{"role": "user", "content": "What is the capital of France?"}]
-            answer = ask(f"{gateway}/v1/chat/completions", {"model": name, "messages": question, "max_tokens": 16})
-            print(f"{name}: {answer['choices'][0]['message']['content']}")
+        path, body = next(request for task, request in REQUESTS.items() if task in served[name])
+        answer = ask(gateway + path, {"model": name, **body})
+        print(f"{name}: {answer['choices'][0]['message']['content'] if 'choices' in answer else f'{path} answers'}")
 
 
 if __name__ == "__main__":
