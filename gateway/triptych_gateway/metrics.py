@@ -14,6 +14,7 @@ from triptych_common.telemetry.metrics import build_info, counter, labelled_gaug
 
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.cost_json import MODALITIES, encoder_cache
+from triptych_gateway.errors import ApiError
 from triptych_gateway.frontends.engine_loads import ModelLoad
 from triptych_gateway.tally import Tally
 
@@ -72,6 +73,9 @@ class Metrics:
         self.completion_tokens = self._counter("completion_tokens", "Output tokens of finished requests.")
         self.refused = self._counter("access_refused", "Requests refused because of their API key.", "reason")
         self.key_reload_failures = self._counter("api_keys_reload_failures", "Versions of the file of keys that were wrong.")
+        self.keys_current = Gauge(
+            "triptych_gateway_api_keys_current", "1 while the keys are those of the file.", registry=self.registry
+        )
         self.rate_store_failures = self._counter("rate_store_failures", "Times that the store of rates did not answer.")
         self.audit_lost = self._counter("audit_lines_lost", "Lines of the audit log that could not be written.")
         self.in_flight = Gauge("triptych_gateway_requests_in_flight", "HTTP requests being answered.", registry=self.registry)
@@ -85,6 +89,8 @@ class Metrics:
         self.latency, self.ttft, self.gaps = Histograms(SECONDS), Histograms(SECONDS), Histograms(GAP_SECONDS)
         #: Set before each scrape.
         self.engine_loads: Sequence[ModelLoad] = ()
+        #: Names of the models that requests can use.
+        self.served_models: Callable[[], Sequence[str]] = tuple
         #: Model -> requests that wait for a frontend of it.
         self.waiting_for_model: Mapping[str, int] = {}
         #: Spans that no collector got.
@@ -114,6 +120,13 @@ class Metrics:
         if record.error or record.stream_error:
             self.errors.labels(route, record.error or record.stream_error).inc()
 
+    def failed_later(self, route: str, error: ApiError) -> None:
+        """Count the error of a turn on a WebSocket, or of a response in the background. No HTTP status tells of it."""
+        code = error.code or error.type
+        self.errors.labels(route, code).inc()
+        if error.status >= 500:
+            self.stream_errors.labels(route, code).inc()
+
 
 class _Others(Collector):
     """The metrics that are made when they are read."""
@@ -124,7 +137,7 @@ class _Others(Collector):
     def collect(self) -> Iterator[Metric]:
         metrics, prefix = self._metrics, "triptych_gateway"
         yield build_info("gateway")
-        yield model_info("gateway", [load.model for load in metrics.engine_loads])
+        yield model_info("gateway", metrics.served_models())
         yield labelled_histogram(f"{prefix}_request_seconds", "From the head to the end.", "route", metrics.latency)
         yield labelled_histogram(f"{prefix}_time_to_first_token_seconds", "From the head to an event.", "route", metrics.ttft)
         yield labelled_histogram(f"{prefix}_inter_token_seconds", "Between two events of a stream.", "route", metrics.gaps)

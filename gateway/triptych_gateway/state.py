@@ -60,7 +60,9 @@ class Gateway:
             self.metrics.add_certificate("certificate", lambda: tls.watched.current.expiry_s)
         self.store = open_store(settings.response_store, settings.response_ttl_s, settings.response_store_max_bytes)
         self.keeper = Keeper(self.store, settings.max_stored_response_bytes, settings.max_body_bytes)
-        self.background = Background(self.keeper, settings.max_background_responses, LEASE_S)
+        self.background = Background(
+            self.keeper, settings.max_background_responses, LEASE_S, lambda error: self.metrics.failed_later("/v1/responses", error)
+        )
         self.metrics.background_responses.set_function(lambda: len(self.background.runs))
         self.metrics.bodies_waiting.set_function(lambda: self.bodies.num_waiting)
 
@@ -70,7 +72,7 @@ class Gateway:
         addresses = resolver_of(self.settings.frontend_addresses)
         self.pool = Pool("frontend", addresses, lambda address: FrontendConnection(address, self.tls), tls=self.tls)
         models = ServedModels(self.pool, self.settings.expected_models, self.settings.model_wait_s)
-        self.metrics.waiting_for_model = models.num_waiting
+        self.metrics.served_models, self.metrics.waiting_for_model = lambda: models.names, models.num_waiting
         self.router = FrontendRouter(self.pool, models)
         self.frontend = FrontendClient(self.pool, self.router, models)
         self.engine_loads = EngineLoads(self.pool, self.frontend)

@@ -53,7 +53,6 @@ def _variables() -> list[dict[str, Any]]:
             "sort": 1,
             "multi": True,
             "includeAll": True,
-            "allValue": ".*",
             "current": {"text": ["All"], "value": ["$__all"]},
         }
 

@@ -35,7 +35,8 @@ class AccessControl:
         self._metrics = metrics
         api_key = settings.api_key.get_secret_value() if settings.api_key is not None else None
         #: None: there are no keys, and everybody may do everything.
-        self._ring = KeyRing(api_key, settings.api_keys_file) if settings.has_keys else None
+        self._ring = ring = KeyRing(api_key, settings.api_keys_file) if settings.has_keys else None
+        metrics.keys_current.set_function(lambda: ring is None or ring.is_current)
         self._places = Places()
         self._rates: RateStore = (
             MemoryRates()

@@ -87,6 +87,8 @@ class KeyRing:
         self._default = Key(DEFAULT_ID, key_hash(default.encode())) if default is not None else None
         self._path = path
         self._keys: dict[str, Key] = {}
+        #: Whether the keys are those of the file as it is now.
+        self.is_current = True
         #: Hash of the file that the keys are from.
         self._version = b""
         if path is not None:
@@ -128,19 +130,21 @@ class KeyRing:
             try:
                 content = await asyncio.to_thread(read_key_file, self._path)
                 if key_hash(content) == self._version:
-                    failure = ""
+                    failure, self.is_current = "", True
                     continue
                 keys = _by_id((await asyncio.to_thread(parse_key_file, content)).keys)
             except (OSError, KeyFileError) as error:
+                self.is_current = False
                 if failure != (failure := _reason(error)):
                     log.error("the API keys in %s cannot be used, so the keys from before stay: %s", self._path, failure)
                     on_error()
                 continue
             except Exception:
                 # Without the watch, no key could be revoked.
+                self.is_current = False
                 log.exception("unexpected error while the API keys were read")
                 continue
-            failure, self._version = "", key_hash(content)
+            failure, self.is_current, self._version = "", True, key_hash(content)
             change = _difference(self._keys, keys)
             self._keys = keys
             log.info("%d API keys in %s: %s", len(keys), self._path, _told(change))

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import httpx
 import orjson
 import pytest
+import websockets
 from support.fakes.collector import refusing
 from support.fakes.frontend import MODEL, FakeFrontend, fails, running, says
 from support.fakes.gateway import CHAT, client_of, gateway_client, gateway_server, until_connected
@@ -90,6 +91,25 @@ async def a_response_in_the_background() -> Run:
         while last.value(f"{PREFIX}_background_responses", {}):
             last = await seen(client)
         return Run([*snapshots, last])
+
+
+async def turns_and_a_background_response_that_fail() -> Run:
+    """A turn on a WebSocket that is wrong, one that breaks, and a response in the background that breaks."""
+    frontend = FakeFrontend()
+    frontend.script = fails(InternalError("broken"), after=1)
+    asked = {"model": MODEL.name, "input": "Hi"}
+    async with gateway_server(frontend) as (host, port), httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
+        before = await seen(client)
+        async with websockets.connect(f"ws://{host}:{port}/v1/responses") as connection:
+            for fields in ({"background": True}, {}):
+                await connection.send(orjson.dumps({"type": "response.create", **asked, **fields}).decode())
+                while orjson.loads(await connection.recv())["type"] not in ("error", "response.failed"):
+                    pass
+        frontend.script = fails(InternalError("broken"))
+        made = (await client.post("/v1/responses", json=asked | {"background": True})).json()
+        while (await client.get(f"/v1/responses/{made['id']}")).json()["status"] == "in_progress":
+            pass
+        return Run([before, await seen(client)])
 
 
 async def a_body_that_waits() -> Run:
@@ -185,9 +205,12 @@ async def keys_and_what_goes_wrong() -> Run:
             failures = f"{PREFIX}_api_keys_reload_failures_total", {}
             lost = f"{PREFIX}_audit_lines_lost_total", {}
             async with asyncio.timeout(30):
-                while not ((last := await seen(client, headers)).value(*failures) and last.value(*lost)):
+                while not ((wrong := await seen(client, headers)).value(*failures) and wrong.value(*lost)):
                     pass
-        return Run([before, last])
+                keys.write()
+                while not (last := await seen(client, headers)).value(f"{PREFIX}_api_keys_current", {}):
+                    pass
+        return Run([before, wrong, last])
 
 
 async def a_chat_whose_span_nobody_takes() -> Run:
@@ -222,6 +245,18 @@ CASES = [
     *several(two_chats, {f"{PREFIX}_media_tokens": 5}, modality="image"),
     *several(two_chats, {f"{PREFIX}_media_items": 1}, modality="image", encoder_cache="hit"),
     *several(a_stream_that_fails, {f"{PREFIX}_errors": 1, f"{PREFIX}_stream_errors": 1}, route=ROUTE, code="internal_error"),
+    *several(
+        turns_and_a_background_response_that_fail,
+        {f"{PREFIX}_errors": 2, f"{PREFIX}_stream_errors": 2},
+        route="/v1/responses",
+        code="internal_error",
+    ),
+    *several(
+        turns_and_a_background_response_that_fail,
+        {f"{PREFIX}_errors": 1, f"{PREFIX}_stream_errors": 0},
+        route="/v1/responses",
+        code="invalid_request",
+    ),
     *several(a_client_that_leaves, {f"{PREFIX}_requests_aborted": 1}, route=ROUTE),
     *gauges(a_client_that_leaves, {f"{PREFIX}_requests_in_flight": (1, 2, 1)}),
     *gauges(a_response_in_the_background, {f"{PREFIX}_background_responses": (0, 1, 0)}),
@@ -229,12 +264,14 @@ CASES = [
     *gauges(a_model_that_is_not_there_yet, {f"{PREFIX}_model_requests_waiting": (0, 1, 0)}, model_name="big"),
     *several(keys_and_what_goes_wrong, {f"{PREFIX}_access_refused": 1}, reason="wrong_key"),
     *several(keys_and_what_goes_wrong, {f"{PREFIX}_api_keys_reload_failures": 1}),
+    *gauges(keys_and_what_goes_wrong, {f"{PREFIX}_api_keys_current": (1, 0, 1)}),
     *several(keys_and_what_goes_wrong, {f"{PREFIX}_rate_store_failures": lambda number: number >= 1}),
     *several(keys_and_what_goes_wrong, {f"{PREFIX}_audit_lines_lost": lambda number: number >= 1}),
     *several(a_chat_whose_span_nobody_takes, {f"{PREFIX}_spans_dropped": 1}),
     *gauges(a_frontend_that_drains, {f"{PREFIX}_frontend_ready": (1, 0, 1)}),
     *gauges(a_frontend_that_drains, {"triptych_build_info": (1, 1, 1)}, service="gateway", version=__version__),
     *gauges(two_engines, {"triptych_model_info": (1, 1, 1)}, service="gateway", model_name=MODEL.name),
+    *gauges(a_model_that_is_not_there_yet, {"triptych_model_info": (1, 1, 1)}, service="gateway", model_name="big"),
     *gauges(
         two_engines,
         {

@@ -19,7 +19,7 @@ RULES = FILE.parents[1] / "rules.yaml"
 RULES_TEST = Path(__file__).parent / "rules_test.yaml"
 SERVICES = ("gateway", "frontend", "encoder", "engine")
 #: Set by Prometheus, or part of a histogram.
-OTHER_LABELS = frozenset({"instance", "job", "le"})
+OTHER_LABELS = frozenset({"instance", "job", "namespace", "le"})
 #: Of prometheus_client's ProcessCollector.
 PROCESS = {
     "process_start_time_seconds", "process_resident_memory_bytes", "process_virtual_memory_bytes", "process_cpu_seconds_total",
@@ -29,7 +29,7 @@ PROCESS = {
 
 def exported() -> dict[str, frozenset[str]]:
     """All series that services export: name -> labels."""
-    series: dict[str, frozenset[str]] = dict.fromkeys(PROCESS, frozenset())
+    series: dict[str, frozenset[str]] = dict.fromkeys({*PROCESS, "up"}, frozenset())
     for service in SERVICES:
         for row in (documented(service) | documented_with_certificates(service)).values():
             suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}[row.kind]
@@ -110,6 +110,16 @@ def test_a_wrong_query_is_found(query: str) -> None:
 
 def test_the_file_is_what_the_script_writes() -> None:
     assert FILE.read_text(encoding="utf-8") == dashboard(), "run `make docs`"
+
+
+def test_each_variable_narrows_the_next_one() -> None:
+    datasource, *variables = json.loads(dashboard())["templating"]["list"]
+    names = [variable["name"] for variable in variables]
+    assert (datasource["name"], names) == ("datasource", ["model", "service", "instance"])
+    for index, variable in enumerate(variables):
+        assert [name for name in names if f"${name}" in variable["definition"]] == names[:index]
+        # "All" must stand for the values that are left, not for everything.
+        assert "allValue" not in variable
 
 
 def test_panels_do_not_overlap() -> None:

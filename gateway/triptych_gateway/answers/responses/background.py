@@ -81,10 +81,19 @@ class Background:
     Args:
         max_runs: further ones are refused.
         lease_s: see LEASE_S.
+        on_failure: called for each response that fails.
     """
 
-    def __init__(self, keeper: Keeper, max_runs: int, lease_s: float, clock: Clock = wall_clock) -> None:
+    def __init__(
+        self,
+        keeper: Keeper,
+        max_runs: int,
+        lease_s: float,
+        on_failure: Callable[[ApiError], None],
+        clock: Clock = wall_clock,
+    ) -> None:
         self._keeper, self._max_runs, self._lease_s, self._clock = keeper, max_runs, lease_s, clock
+        self._on_failure = on_failure
         self.runs: dict[str, Run] = {}
         self._renewing: asyncio.Task[None] | None = None
 
@@ -142,10 +151,11 @@ class Background:
             ended = asyncio.gather(*tasks, return_exceptions=True)
             waited: set[asyncio.Future[Any]] = {ended, stopping}
             await asyncio.wait(waited, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
-            error = ServiceUnavailableError("the gateway was stopped")
+            error = to_api_error(ServiceUnavailableError("the gateway was stopped"))
             for run in self.runs.values():
                 if run.task is not None and not run.encoder.is_finished:
-                    run.encoder.fail(to_api_error(error))
+                    run.encoder.fail(error)
+                    self._on_failure(error)
                     run.task.cancel()
             await asyncio.wait(tasks)
         if self._renewing is not None:
@@ -172,7 +182,9 @@ class Background:
         except Exception as error:
             level = logging.INFO if isinstance(error, TriptychError) else logging.ERROR
             log.log(level, "a background response failed: %s", redacted(str(error)))
-            await self._finish(run, encoder.failure(to_api_error(error)))
+            api_error = to_api_error(error)
+            self._on_failure(api_error)
+            await self._finish(run, encoder.failure(api_error))
         finally:
             run.is_ended = True
             run.note(b"")

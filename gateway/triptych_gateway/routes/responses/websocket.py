@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 MAX_CONNECTION_S = 3600.0
 #: Messages that wait while a turn is worked on. A client that sends more waits itself.
 _MAX_WAITING = 8
+#: The client has left.
+_GONE = (WebSocketDisconnect, OSError)
 #: The name of a turn in traces.
 _TURN = "WEBSOCKET /v1/responses"
 _LIMIT = ApiError(
@@ -74,7 +76,7 @@ async def serve(websocket: WebSocket) -> None:
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if not work.done() and not reading.done():
             with suppress(Exception):
-                await connection.refuse(ServiceUnavailableError("the gateway is stopping"))
+                await connection.send_error(to_api_error(ServiceUnavailableError("the gateway is stopping")))
     finally:
         work.cancel()
         reading.cancel()
@@ -130,7 +132,7 @@ class _Connection:
                 async with asyncio.timeout_at(ends_s):
                     message = await self._messages.get()
             except TimeoutError:
-                await self._send_error(_LIMIT)
+                await self.send_error(_LIMIT)
                 return
             request_id_var.set(request_id := usable_request_id(None))
             # The handshake may have named a trace.
@@ -140,18 +142,21 @@ class _Connection:
                         raise message
                     await self._answer(*message, request_id)
                 except Exception as error:
-                    await self.refuse(error)
+                    await self.send_error(self._failed(error))
                     if isinstance(error, AccessDeniedError) and error.status_code == 401:
                         await self._websocket.close(WS_1008_POLICY_VIOLATION, "the API key is no longer valid")
                         return
 
-    async def refuse(self, error: Exception) -> None:
-        """Tell the client of an error that is not part of a response."""
+    def _failed(self, error: Exception) -> ApiError:
+        """Count and trace the error that ends a turn. Returns what the client gets."""
         api_error = to_api_error(error)
         note_error(api_error.code or api_error.type, api_error.status)
-        await self._send_error(api_error)
+        if not isinstance(error, _GONE):
+            self._gateway.metrics.failed_later(self._websocket.scope["path"], api_error)
+        return api_error
 
-    async def _send_error(self, error: ApiError) -> None:
+    async def send_error(self, error: ApiError) -> None:
+        """Tell the client of an error that is not part of a response."""
         await self._websocket.send_text(f'{{"type":"error","status":{error.status},{error.body[1:].decode()}')
 
     async def _answer(self, text: str, hold: BodyHold, request_id: str) -> None:
@@ -180,7 +185,7 @@ class _Connection:
             grant = await access.begin_turn(self._key, record)
             yield grant
         except BaseException as error:
-            record.is_aborted = not isinstance(error, Exception) or isinstance(error, WebSocketDisconnect | OSError)
+            record.is_aborted = not isinstance(error, Exception) or isinstance(error, _GONE)
             record.status = CLIENT_CLOSED_REQUEST if record.is_aborted else status_of(error)
             record.refusal = error.reason if isinstance(error, AccessDeniedError) else ""
             raise
@@ -229,14 +234,12 @@ class _Connection:
                 async for written in events:
                     is_started = True
                     await self._send_events(written)
-        except (WebSocketDisconnect, OSError):
+        except _GONE:
             raise
         except Exception as error:
             if not is_started:
                 raise
-            api_error = to_api_error(error)
-            note_error(api_error.code or api_error.type, api_error.status)
-            await self._send_events(encoder.failure(api_error))
+            await self._send_events(encoder.failure(self._failed(error)))
 
     async def _send_events(self, written: bytes) -> None:
         for event in split_events(written):
