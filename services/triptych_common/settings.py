@@ -141,5 +141,6 @@ def startup_error(error: ValueError) -> StartupError:
         name = ".".join(map(str, detail["loc"]))
         # A URL may have a password.
         given = re.sub(r"//[^/@\s]*@", "//...@", f" (given: {detail['input']!r})") if name else ""
-        lines.append(f"{name}: {detail['msg']}{given}" if name else detail["msg"])
+        told = detail["msg"].removeprefix("Value error, ")  # pydantic's, before what our own checks say
+        lines.append(f"{name}: {told}{given}" if name else told)
     return StartupError("bad settings: " + "; ".join(lines))

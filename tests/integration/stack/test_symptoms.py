@@ -181,7 +181,7 @@ def wrong_certificate(directory: Path) -> Said:
 def other_authority(directory: Path) -> Said:
     ours, others = (str(write_role(directory / role, role, ca)) for role, ca in ((Role.ENGINE, "own"), (Role.FRONTEND, "other")))
     with trial(directory, ready=False, engine=engine("--tls-dir", ours), frontend=model("--tls-dir", others)) as one:
-        eventually(lambda: "ready:" in one.log("engine") and "handshake" in one.log("frontend"))
+        eventually(lambda: "is refused" in one.log("frontend"))
         return [one.log("frontend")]
 
 
@@ -221,12 +221,14 @@ def no_traces(directory: Path) -> Said:
 
 
 def broken_at_a_restart(directory: Path) -> Said:
-    with trial(directory, engine=engine("--shutdown-grace-s", "0.1"), frontend=model(), gateway=PLAIN) as one:
-        with ThreadPoolExecutor(1) as pool:
-            call = pool.submit(one.ask, max_tokens=1000, ignore_eos=True, stream=True)
-            eventually(lambda: one.get("/load").json()["engines"][0]["num_running"] == 1)
-            assert asyncio.run(one.service("engine").stop(_WAIT_S)) == 0
-            return [one.log("engine"), call.result().text]
+    with (
+        trial(directory, engine=engine("--shutdown-grace-s", "0.1"), frontend=model(), gateway=PLAIN) as one,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        call = pool.submit(one.ask, max_tokens=1000, ignore_eos=True, stream=True)
+        eventually(lambda: one.get("/load").json()["engines"][0]["num_running"] == 1)
+        assert asyncio.run(one.service("engine").stop(_WAIT_S)) == 0
+        return [one.log("engine"), call.result().text]
 
 
 def slow_tokens(directory: Path) -> Said:
@@ -241,14 +243,32 @@ def slow_tokens(directory: Path) -> Said:
     return [service.log.read_text()]
 
 
-SYMPTOMS: dict[str, Callable[[Path], Said]] = {}
+SYMPTOMS: dict[str, Callable[[Path], Said]] = {
+    "A service ends as soon as it starts": unknown_variable,
+    "A service ends as soon as it starts, and another program has its port": port_in_use,
+    "A service with certificates ends as soon as it starts": wrong_certificate,
+    "Every request gets 503": no_frontend,
+    "A frontend does not become ready although an engine runs": another_model,
+    "Services do not reach each other since they have certificates": other_authority,
+    "Text is answered, pictures get 503": encoder_killed,
+    "A new API key gets 401": unusable_keys,
+    "Requests get 429 `queue_full`": full_queue,
+    "The first token comes late": late_first_token,
+    "A long prompt gets 400": no_room_for_a_prompt,
+    "Tokens come slowly on a CPU": slow_tokens,
+    "Streams break when a service restarts": broken_at_a_restart,
+    "No traces arrive": no_traces,
+}
 
 
-if __name__ == "__main__":
-    import tempfile
+@pytest.mark.slow
+@pytest.mark.parametrize("symptom", SYMPTOMS)
+def test_it_says_what_the_page_quotes(symptom: str, tmp_path: Path) -> None:
+    quotes, said = rows()[symptom], SYMPTOMS[symptom](tmp_path)
+    assert quotes
+    for quote in quotes:
+        assert is_said(quote, said), f"nothing says {quote!r}:\n" + "\n".join(said)
 
-    for name in sys.argv[1:] or ["unknown_variable", "port_in_use", "no_frontend", "another_model", "encoder_killed", "unusable_keys", "wrong_certificate", "full_queue", "late_first_token","no_room_for_a_prompt","no_traces","broken_at_a_restart","slow_tokens"]:
-        with tempfile.TemporaryDirectory() as folder:
-            print("=====", name)
-            for text in globals()[name](Path(folder)):
-                print("---", text[-1800:])
+
+def test_each_symptom_of_the_page_is_tried() -> None:
+    assert set(rows()) == set(SYMPTOMS)
