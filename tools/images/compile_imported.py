@@ -18,6 +18,7 @@ def main(names: list[str]) -> None:
         importlib.import_module(name)
     # Objects of torch pretend to be modules with a file.
     files = {file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None)) and Path(file).is_file()}
+    files.discard(__file__)  # not part of the image
     for file in sorted(files):
         if file.endswith(".py") and not Path(importlib.util.cache_from_source(file)).exists():
             # Files of an image never change, so nobody needs to compare them with their source.
