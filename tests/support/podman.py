@@ -60,15 +60,21 @@ def until(what: str, look: Callable[[], T | None], timeout_s: float) -> T:
 
 @dataclass(frozen=True)
 class Project:
-    """One project of docker-compose.yml. All that it makes has its name."""
+    """One project of docker-compose.yml. All that it makes has its name.
+
+    Attributes:
+        files: further Compose files.
+    """
 
     name: str
     environment: Mapping[str, str]
     profiles: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
     def compose(self, *arguments: str) -> str:
+        files = [part for file in ("docker-compose.yml", *self.files) for part in ("--file", file)]
         profiles = [part for profile in self.profiles for part in ("--profile", profile)]
-        return run("podman-compose", "--project-name", self.name, *profiles, *arguments, **self.environment)
+        return run("podman-compose", "--project-name", self.name, *files, *profiles, *arguments, **self.environment)
 
     @property
     def volume(self) -> str:
