@@ -135,7 +135,7 @@ class Frontend:
         )
         defaults = sampling_defaults(path) if settings.generation_config == "auto" else common_pb2.SamplingParams()
         formats = AnswerFormats(self._tokenizer, tools, reasoning)
-        engines = EngineRouter(self._engines)
+        self._router = engines = EngineRouter(self._engines)
         statistics = CallStatistics()
         self._metrics = FrontendMetrics(
             statistics, self._engines, self._encoders, self._encoder_client, self._media.aliases, self._media.budget, self._fetcher
@@ -192,6 +192,7 @@ class Frontend:
             self._admission.close()
             self._generation.refuse("the frontend is stopping")
             await self.server.stop()
+            await self._router.close()
             await self._encoder_client.close()
             for task in (engines, encoders):
                 task.cancel()

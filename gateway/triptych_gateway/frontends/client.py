@@ -142,7 +142,7 @@ class FrontendClient:
             needs_engine: a frontend without an engine cannot answer.
             waits: if there is no frontend of this model, wait for one.
         """
-        tried: set[FrontendConnection] = set()
+        tried: set[str] = set()
         error: ServiceUnavailableError | None = None
         if waits:
             await self._models.until_served(model, [request], needs_engine=needs_engine)
@@ -152,14 +152,18 @@ class FrontendClient:
         def call(frontend: FrontendConnection) -> Awaitable[Response]:
             return method(frontend)(request, timeout=timeout_s, metadata=_metadata(request_id))
 
-        while (frontend := self._router.choose(model, tried)) is not None:
-            tried.add(frontend)
+        while True:
+            frontend = self._router.choose(model, tried)
+            if frontend is None:
+                if waits and await self._router.until_other(model, tried):
+                    continue
+                raise error or self._router.away()
+            tried.add(frontend.instance_id)
             try:
                 with frontend.in_use():
                     return await answered(call, frontend)
             except ServiceUnavailableError as failure:
                 error = failure
-        raise error or self._router.away()
 
 
 def _metadata(request_id: str) -> tuple[tuple[str, str], ...]:

@@ -47,6 +47,8 @@ class ServedModels:
     async def until_served(self, model: str, messages: Iterable[Message] = (), *, needs_engine: bool = True) -> None:
         """Wait until a frontend of this model is there, but not longer than `wait_s`. Then the caller finds none.
 
+        If one was there a moment ago, as in a rolling restart, the wait is at least the pool's time of grace.
+
         Args:
             messages: what the request keeps in memory while it waits.
             needs_engine: a frontend without an engine is not enough.
@@ -57,7 +59,10 @@ class ServedModels:
             ServiceUnavailableError: too many requests wait.
         """
         await self.check(model)
-        if not self._wait_s or self._is_served(model, needs_engine):
+        if self._is_served(model, needs_engine):
+            return
+        wait_s = max(self._wait_s, self._pool.grace_left_s(lambda one: one.serves(model)))
+        if wait_s <= 0:
             return
         num_bytes = _REQUEST_BYTES + sum(message.ByteSize() for message in messages)
         if self._num_waiting_bytes + num_bytes > MAX_WAITING_BYTES:
@@ -69,7 +74,7 @@ class ServedModels:
         self.num_waiting[name] += 1
         self._num_waiting_bytes += num_bytes
         try:
-            await self._pool.until(lambda: self._is_served(model, needs_engine), self._wait_s)
+            await self._pool.until(lambda: self._is_served(model, needs_engine), wait_s)
         finally:
             self.num_waiting[name] -= 1
             self._num_waiting_bytes -= num_bytes

@@ -47,10 +47,10 @@ class FrontendRouter:
         Args:
             on_accepted: called once, when the files of the calls are no longer kept.
         """
-        tried: set[FrontendConnection] = set()
+        tried: set[str] = set()
 
         def place_again(mailbox: Calls, error: TriptychError) -> bool:
-            if self.choose(mailbox.model, tried, mailbox.calls) is None:
+            if self.choose(mailbox.model, tried, mailbox.calls) is None and self._grace_left_s(mailbox.model) <= 0:
                 return False
             task = asyncio.create_task(self._place(mailbox, context, tried, error), name="calls to another frontend")
             self._placing.add(task)
@@ -66,13 +66,13 @@ class FrontendRouter:
         finally:
             mailbox.close()
 
-    def choose(self, model: str, tried: set[FrontendConnection], calls: Sequence[FrontendCall] = ()) -> FrontendConnection | None:
-        """The frontend for a request to this model; None if there is none."""
+    def choose(self, model: str, tried: set[str], calls: Sequence[FrontendCall] = ()) -> FrontendConnection | None:
+        """The frontend for a request to this model; None if there is none. `tried`: instances that are not chosen."""
 
         def suits(frontend: FrontendConnection) -> bool:
-            return frontend not in tried and frontend.serves(model)
+            return _suits(frontend, model, tried)
 
-        least = self._pool.least_loaded(suits=suits)
+        least = self._pool.least_loaded(suits)
         if least is None:
             # A connected frontend without an engine refuses the request with the reason.
             return next((one for one in self._pool.connections if one.takes_calls and suits(one)), None)
@@ -81,6 +81,14 @@ class FrontendRouter:
             return least
         own = next((one for one in self._pool.ranked(key) if suits(one)), least)
         return least if own.is_doubtful or own.load > _MAX_STICKY_LOAD + 2 * least.load else own
+
+    async def until_other(self, model: str, tried: set[str], calls: Sequence[FrontendCall] = ()) -> bool:
+        """Wait for a frontend that was not tried, if one was there a moment ago. Returns whether there is one."""
+        left_s = self._grace_left_s(model)
+        return left_s > 0 and await self._pool.until(lambda: self.choose(model, tried, calls) is not None, left_s)
+
+    def _grace_left_s(self, model: str) -> float:
+        return self._pool.grace_left_s(lambda frontend: frontend.serves(model))
 
     def away(self) -> ServiceUnavailableError:
         """The error for a request that finds no frontend. The addresses are written to the log and hidden from clients."""
@@ -97,7 +105,7 @@ class FrontendRouter:
         self,
         mailbox: Calls,
         context: common_pb2.CallContext,
-        tried: set[FrontendConnection],
+        tried: set[str],
         error: TriptychError | None,
     ) -> None:
         """Send the calls to a frontend. If none is left, fail them with the error of the last one that was tried."""
@@ -107,12 +115,14 @@ class FrontendRouter:
             mailbox.fail(failure)
         while not mailbox.is_closed:
             frontend = self.choose(mailbox.model, tried, mailbox.calls)
+            if frontend is None and await self.until_other(mailbox.model, tried, mailbox.calls):
+                continue
             if frontend is None:
                 mailbox.fail(error or self.away())
                 return
             if error is not None:
                 log.info("a request goes to the frontend at %s: %s", frontend.address, error)
-            tried.add(frontend)
+            tried.add(frontend.instance_id)
             frontend.num_coming += 1
             try:
                 for call in mailbox.calls:
@@ -143,6 +153,10 @@ async def _send_files(frontend: FrontendConnection, call: FrontendCall, context:
             file.item.upload_id = await answered(
                 partial(FrontendConnection.upload, content=file.content, context=context), frontend
             )
+
+
+def _suits(frontend: FrontendConnection, model: str, tried: set[str]) -> bool:
+    return frontend.instance_id not in tried and frontend.serves(model)
 
 
 def _sticky_key(calls: Sequence[FrontendCall]) -> bytes | None:

@@ -82,6 +82,11 @@ class Connection(ABC):
         return self.instance is not None
 
     @property
+    def instance_id(self) -> str:
+        """Of the connected service; another one after each start of it. Its address if it has none, empty while not connected."""
+        return "" if self.instance is None else self.instance.id or self.address
+
+    @property
     def is_ready(self) -> bool:
         """Whether new work can be sent."""
         return self.instance is not None and not self.is_going_away

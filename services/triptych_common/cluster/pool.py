@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -54,6 +55,8 @@ class Pool(Generic[C]):
         self._successors: dict[str, tuple[C, asyncio.Task[None]]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._ready: tuple[C, ...] = ()
+        #: Address -> when the service there last stopped to take new work, on the event loop's clock, in seconds.
+        self._left_s: dict[str, float] = {}
         self._has_ready = asyncio.Event()
         self._changed = asyncio.Event()
         #: Set at the next change, and then replaced by a new event.
@@ -78,13 +81,13 @@ class Pool(Generic[C]):
         """The connected service with this instance id, even if it takes no new work."""
         return next((c for c in self.connections if c.instance is not None and c.instance.id == instance_id), None)
 
-    def least_loaded(self, exclude: frozenset[C] = frozenset(), suits: Callable[[C], bool] = lambda one: True) -> C | None:
+    def least_loaded(self, suits: Callable[[C], bool] = lambda one: True) -> C | None:
         """The ready service with the least load, or None. A service in doubt is chosen only when there is no other.
 
         Args:
             suits: whether a service can be chosen at all, e.g. because it has the model.
         """
-        candidates = [c for c in self._ready if c not in exclude and suits(c)]
+        candidates = [c for c in self._ready if suits(c)]
         return min(candidates, key=lambda c: (c.is_doubtful, c.load), default=None)
 
     def ranked(self, key: bytes) -> list[C]:
@@ -128,6 +131,17 @@ class Pool(Generic[C]):
                     await self._next_change.wait()
         return condition()
 
+    def grace_left_s(self, suits: Callable[[C], bool] = lambda one: True) -> float:
+        """How long a request that finds no service should wait for one, in seconds; 0 or less if it should not.
+
+        In a rolling restart the last service may leave while the one before it is ready again, but not connected yet.
+
+        Args:
+            suits: whether a service could be chosen if it were ready.
+        """
+        left_s = (self._left_s.get(one.address, -math.inf) for one in self.connections if suits(one))
+        return max(left_s, default=-math.inf) + GRACE_S - asyncio.get_running_loop().time()
+
     async def wait_for_instance(self, instance_id: str, timeout_s: float) -> C | None:
         """The connected service with this instance id, which may still be connecting; None if it does not connect in time."""
         await self.until(lambda: self.by_instance(instance_id) is not None, timeout_s)
@@ -170,6 +184,7 @@ class Pool(Generic[C]):
                     self._retire(*connections.pop(address), "its address is no longer listed")
         self._connections = {address: self._connections[address] for address in addresses}
         self._note_change()
+        self._left_s = {address: left_s for address, left_s in self._left_s.items() if address in self._connections}
 
     def _start(self, address: str) -> tuple[C, asyncio.Task[None]]:
         connection = self._connect(address)
@@ -211,10 +226,12 @@ class Pool(Generic[C]):
         self._move_over()
         by_instance: dict[str, C] = {}
         for connection in self.connections:
-            if connection.is_ready and connection.instance is not None:
+            if connection.is_ready and connection.is_connected:
                 # A host name with an IPv4 and an IPv6 address is one service.
-                by_instance.setdefault(connection.instance.id or connection.address, connection)
+                by_instance.setdefault(connection.instance_id, connection)
         ready = tuple(by_instance.values())
+        now_s = asyncio.get_running_loop().time()
+        self._left_s |= {one.address: now_s for one in self._ready if one not in ready}
         if len(ready) < len(self._ready):
             self._resolver.resolve_now()
         self._ready = ready

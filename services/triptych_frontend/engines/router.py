@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Set
 from typing import Protocol
 
 from triptych.errors import InternalError, InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
@@ -43,15 +45,21 @@ class EngineCall:
         #: Indices of the sequences that have not ended.
         self._live = set(range(request.n or 1))
         self._connection: EngineConnection | None = None
-        #: Engines that refused the request, or were lost before they sent any output.
-        self._tried: frozenset[EngineConnection] = frozenset()
+        self._instance_id = ""
+        #: Sequences that are to end as soon as an engine has the request.
+        self._aborted: set[int] = set()
+        #: Instances of engines that refused the request, or were lost before they sent any output.
+        self.tried: set[str] = set()
         self._has_output = False
         #: What the engine's breaker gave for this call, and whether it was told of a failure.
         self._generation, self._has_reported = 0, False
 
     def abort(self, index: int) -> None:
         """End one sequence in the engine. Its last output still arrives."""
-        if index in self._live and self._connection is not None:
+        if index not in self._live:
+            return
+        self._aborted.add(index)
+        if self._connection is not None:
             if self._live == {index}:
                 self._connection.abort(self._request_id)
             else:
@@ -67,9 +75,16 @@ class EngineCall:
 
     def send_to(self, connection: EngineConnection) -> None:
         """Hand the request to an engine."""
-        self._connection = connection
+        self._connection, self._instance_id = connection, connection.instance_id
         self._generation, self._has_reported = connection.breaker.begin(), False
         connection.send(self)
+        for index in self._live & self._aborted:
+            connection.abort_sequence(self._request_id, index)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether anybody still waits for a sequence."""
+        return bool(self._live)
 
     def put(self, output: engine_pb2.SequenceOutput) -> None:
         index = output.index
@@ -93,9 +108,13 @@ class EngineCall:
         if self._connection is not None:
             self._connection.breaker.ended(self._generation)
         if not self._sent_elsewhere(error):
-            live, self._live = sorted(self._live), set()
-            for index in live:
-                self._listener.on_error(index, error)
+            self.fail(error)
+
+    def fail(self, error: TriptychError) -> None:
+        """End all live sequences with an error."""
+        live, self._live = sorted(self._live), set()
+        for index in live:
+            self._listener.on_error(index, error)
 
     def _report(self, error: TriptychError | None) -> None:
         """Tell the engine's breaker how the engine took the request. Of its sequences, only the first that fails counts."""
@@ -116,18 +135,19 @@ class EngineCall:
             self._connection.forget(self._request_id)
 
     def _sent_elsewhere(self, error: TriptychError) -> bool:
-        """Hand the request to another engine, if it has no output yet and another engine is available."""
+        """Hand the request to another engine, if it has no output yet and another engine is available, or will be in a moment."""
         if self._has_output or not isinstance(error, _RETRYABLE) or self._connection is None:
             return False
-        self._tried |= {self._connection}
-        other = self._router.choose(self.request, exclude=self._tried)
-        if other is None:
+        lost = self._connection
+        self.tried.add(self._instance_id)
+        if self._router.choose(self.request, self.tried) is None and self._router.grace_left_s() <= 0:
             return False
-        log.info("the engine at %s did not take a request (%s); it goes to %s", self._connection.address, error, other.address)
-        self._connection.forget(self._request_id)
+        log.info("the engine at %s did not take a request (%s); it goes to another one", lost.address, error)
+        lost.forget(self._request_id)
         if len(self._live) > 1:  # the engine may have accepted some of the sequences
-            self._connection.abort(self._request_id)
-        self.send_to(other)
+            lost.abort(self._request_id)
+        self._connection = None
+        self._router.send(self, error)
         return True
 
 
@@ -136,9 +156,22 @@ class EngineRouter:
 
     def __init__(self, pool: Pool[EngineConnection]) -> None:
         self._pool = pool
+        #: Calls that wait for an engine.
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """End the waits for engines, with their calls."""
+        for task in self._waiting:
+            task.cancel()
+        await asyncio.gather(*self._waiting, return_exceptions=True)
+
+    async def until_there(self) -> None:
+        """Wait for an engine, but only if there was one a moment ago, as in a rolling restart."""
+        if not self._pool.ready:
+            await self._pool.until(lambda: bool(self._pool.ready), self.grace_left_s())
 
     def start(self, request: engine_pb2.EngineRequest, listener: Listener) -> EngineCall:
-        """Hand a request to an engine.
+        """Hand a request to an engine. If the last one went away a moment ago, the request waits for another one.
 
         Raises:
             ServiceUnavailableError: no engine is available.
@@ -152,12 +185,43 @@ class EngineRouter:
                 limit=MAX_ADD_BYTES,
                 value=num_bytes,
             )
-        connection = self.choose(request)
-        if connection is None:
-            raise self._pool.none_left()
         call = EngineCall(self, request, listener)
-        call.send_to(connection)
+        if self.choose(request) is None and self.grace_left_s() <= 0:
+            raise self._pool.none_left()
+        self.send(call)
         return call
+
+    def send(self, call: EngineCall, error: TriptychError | None = None) -> None:
+        """Send a call to an engine that it was not sent to yet, as soon as there is one.
+
+        Args:
+            error: why the last engine did not do.
+        """
+        connection = self.choose(call.request, call.tried)
+        if connection is not None:
+            call.send_to(connection)
+            return
+        task = asyncio.create_task(self._send_later(call, error), name="a request that waits for an engine")
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+
+    async def _send_later(self, call: EngineCall, error: TriptychError | None) -> None:
+        try:
+            await self._pool.until(lambda: self.choose(call.request, call.tried) is not None, self.grace_left_s())
+            connection = self.choose(call.request, call.tried)
+            if connection is not None and call.is_live:
+                call.send_to(connection)
+            else:
+                call.fail(error or self._pool.none_left())
+        except TriptychError as failure:
+            call.fail(failure)
+        except asyncio.CancelledError:
+            call.fail(error or self._pool.none_left())
+            raise
+
+    def grace_left_s(self) -> float:
+        """How long a call that finds no engine should wait for one, in seconds; 0 or less if it should not."""
+        return self._pool.grace_left_s()
 
     async def embed(self, request: engine_pb2.EngineServiceEmbedRequest, request_id: str) -> engine_pb2.EngineServiceEmbedResponse:
         """Vectors of prompts, from the engine that `choose` gives the first one, or from another engine if that does not take them.
@@ -165,10 +229,16 @@ class EngineRouter:
         Raises:
             TriptychError: no engine took them, or one failed.
         """
-        tried: frozenset[EngineConnection] = frozenset()
+        tried: set[str] = set()
         failure: TriptychError | None = None
-        while (connection := self.choose(request.requests[0], tried)) is not None:
-            tried |= {connection}
+        while True:
+            connection = self.choose(request.requests[0], tried)
+            if connection is None:
+                if (left_s := self.grace_left_s()) <= 0:
+                    raise failure or self._pool.none_left()
+                await self._pool.until(lambda: self.choose(request.requests[0], tried) is not None, left_s)
+                continue
+            tried.add(connection.instance_id)
             generation = connection.breaker.begin()
             try:
                 response = await connection.embed(request, request_id)
@@ -181,14 +251,19 @@ class EngineRouter:
                 failure = error
             finally:
                 connection.breaker.ended(generation)
-        raise failure or self._pool.none_left()
 
-    def choose(
-        self, request: engine_pb2.EngineRequest, exclude: frozenset[EngineConnection] = frozenset()
-    ) -> EngineConnection | None:
-        """The engine for a request; None when there is none."""
-        least = self._pool.least_loaded(exclude)
+    def choose(self, request: engine_pb2.EngineRequest, tried: Set[str] = frozenset()) -> EngineConnection | None:
+        """The engine for a request; None when there is none.
+
+        Args:
+            tried: instances that are not chosen.
+        """
+
+        def suits(engine: EngineConnection) -> bool:
+            return engine.instance_id not in tried
+
+        least = self._pool.least_loaded(suits)
         if least is None or not request.media:
             return least
-        own = next((c for c in self._pool.ranked(request.media[0].key) if c not in exclude), least)
+        own = next(filter(suits, self._pool.ranked(request.media[0].key)), least)
         return least if own.is_doubtful or own.load > _MAX_STICKY_LOAD + 2 * least.load else own

@@ -125,6 +125,7 @@ class Generator:
                 call.method, request_id_var.get(), prompt, choices, on_news, place.pop_all().close, meter, num_best
             )
             try:
+                await self._engines.until_there()
                 if call.beams is not None:
                     generation.attach(self._beam_search(call, call.beams, engine_request, generation))
                 elif prompt.media:

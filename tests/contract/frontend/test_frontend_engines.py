@@ -106,6 +106,40 @@ async def test_an_engine_that_goes_away_gets_no_more_and_finishes_what_it_has() 
         assert rest[-1].usage.completion_tokens
 
 
+async def test_a_rolling_restart_refuses_nothing() -> None:
+    """The second engine leaves when the first one is ready again, but the frontend does not know that yet."""
+    async with two_engines() as (bench, first, second):
+        await first.go_down()
+        await until(lambda: len(bench.frontend._engines.ready) == 1)
+        await second.pause()
+        unbegun = asyncio.create_task(collect(bench.chat(chat_request())))
+        await until(lambda: len(second.requests) == 1)
+        await second.go_down()
+        await until(lambda: not bench.frontend._engines.ready)
+        fresh = asyncio.create_task(collect(bench.chat(chat_request())))
+        await asyncio.sleep(0.1)
+        assert not unbegun.done()
+        assert not fresh.done()
+        await first.come_back()
+        assert [joined(await answer) for answer in (unbegun, fresh)] == ["Hello there"] * 2
+
+
+async def test_what_waits_for_an_engine_may_be_cancelled_and_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych_common.cluster.pool.GRACE_S", 1.0)
+    async with two_engines() as (bench, first, second):
+        for engine in (first, second):
+            await engine.go_down()
+        await until(lambda: not bench.frontend._engines.ready)
+        cancelled = bench.chat(chat_request())
+        cancelled.cancel()
+        with pytest.raises(AioRpcError, match="no engine can take this request"):
+            await collect(bench.chat(chat_request()))
+        await first.come_back()
+        await until(lambda: bool(bench.frontend._engines.ready))
+        assert joined(await collect(bench.chat(chat_request()))) == "Hello there"
+        assert len(first.requests) == 1
+
+
 async def test_requests_with_the_same_media_go_to_the_same_engine_unless_it_is_overloaded() -> None:
     async with two_engines() as (bench, *_):
         router = EngineRouter(bench.frontend._engines)

@@ -61,6 +61,7 @@ async def test_counts_of_an_encoder() -> None:
 
 async def test_an_encoder_that_does_not_answer_has_no_counts() -> None:
     async with media_bench() as bench:
+        await until(lambda: bool(bench.bench.frontend._encoders.ready))
         bench.encoder.answers = asyncio.Event()
         [encoder] = (await load_of(bench.bench.channel)).encoders
         bench.encoder.answers.set()

@@ -13,6 +13,7 @@ from support.fakes.frontend import FakeFrontend, running, says
 from support.fakes.gateway import CHAT, client_of
 from support.waiting import until
 from triptych.v1 import common_pb2
+from triptych_cli.stack.ports import free_port
 from triptych_gateway.app import create_app
 from triptych_gateway.settings import GatewaySettings
 
@@ -181,6 +182,24 @@ async def test_a_request_waits_for_a_model_that_is_scaled_from_zero(tmp_path: Pa
             new.replace(addresses)
             answer = await waiting
     assert (answer.status_code, answer.json()["model"]) == (200, "big")
+
+
+async def test_a_request_waits_for_a_frontend_that_was_there_a_moment_ago() -> None:
+    """In a rolling restart the last frontend may leave before the gateway has found the one that was restarted first."""
+    port = free_port("127.0.0.1")
+    app = create_app(GatewaySettings(frontend_addresses=(f"127.0.0.1:{port}",)))
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        async with running(FakeFrontend(), port=port):
+            await until(lambda: bool(app.state.gateway.pool.ready))
+        await until(lambda: not app.state.gateway.pool.ready)
+        waiting = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        async with running(FakeFrontend(), port=port):
+            assert (await waiting).status_code == 200
+        refused = await client.post("/v1/chat/completions", json=CHAT)
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) >= 1
 
 
 async def test_what_needs_no_engine_does_not_wait_for_one() -> None:
