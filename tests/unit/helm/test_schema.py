@@ -123,6 +123,8 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "an ingress without host": ({"ingress": {"enabled": True}}, ("ingress.hosts", "is empty")),
     "a route without gateway": ({"httpRoute": {"enabled": True}}, ("httpRoute.parentRefs", "is empty")),
+    "a name that begins with a digit": ({"fullnameOverride": "7-demo"}, ("fullnameOverride", '"7-demo-gateway"', "a letter first")),
+    "a name with a dot": ({"fullnameOverride": "demo.v2"}, ("fullnameOverride", '"demo.v2-gateway"', "dashes")),
     "a name that is too long": ({"fullnameOverride": "x" * 60}, ("models:", "at most 63")),
 }
 
