@@ -8,9 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.fakes.frontend import MODEL, FakeFrontend
-from support.fakes.gateway import gateway_server
+from support.fakes.frontend import MODEL, FakeFrontend, running
+from support.fakes.gateway import gateway_server, serving_http
+from support.waiting import until
 from triptych.v1 import common_pb2, generation_pb2
+from triptych_gateway.app import create_app
+from triptych_gateway.settings import GatewaySettings
 
 SCRIPT = Path(__file__).parents[3] / "helm" / "triptych" / "files" / "tests" / "chat.py"
 
@@ -78,12 +81,27 @@ async def test_it_waits_until_the_gateway_is_ready() -> None:
         assert (await running)[0] == 0
 
 
+async def test_it_waits_for_the_frontend_of_each_model(tmp_path: Path) -> None:
+    first, second, addresses = able(common_pb2.TASK_GENERATE), able(common_pb2.TASK_GENERATE), tmp_path / "addresses"
+    second.model.name = "late"
+    async with running(first) as here, running(second) as there:
+        addresses.write_text(here)
+        app = create_app(GatewaySettings(frontend_addresses=(f"file:{addresses}",)))
+        async with serving_http(app) as place:
+            test = asyncio.create_task(run(place, MODEL.name, "late"))
+            await until(lambda: bool(first.requests))
+            await asyncio.sleep(0.5)
+            assert not test.done()
+            addresses.write_text(f"{here}\n{there}")
+            assert (await test)[:2] == (0, f"{MODEL.name}: Hello\nlate: Hello\n")
+
+
 async def test_what_is_wrong_is_said() -> None:
     async with gateway_server(FakeFrontend(), api_key="secret") as place:
         code, _, errors = await run(place, MODEL.name, API_KEY="wrong")
         assert code == 1
         assert "/v1/models: 401" in errors
-        code, _, errors = await run(place, "other", API_KEY="secret")
+        code, _, errors = await run(place, "other", API_KEY="secret", PATIENCE_S="0.1")
         assert (code, errors.strip()) == (1, f"other is not among the models of the gateway: {MODEL.name}")
 
 

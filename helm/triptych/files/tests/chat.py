@@ -52,10 +52,13 @@ def ask(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
 def main(gateway: str, models: Sequence[str]) -> None:
     """Ask each model. Exits with 1 and a message if one does not answer."""
     ask(f"{gateway}/ready")
-    served = {model["id"]: model["triptych"]["tasks"] for model in ask(f"{gateway}/v1/models")["data"]}
+    until = time.monotonic() + PATIENCE_S
     for name in models:
-        if name not in served:
-            sys.exit(f"{name} is not among the models of the gateway: {', '.join(sorted(served))}")
+        # The gateway is ready with its first frontend. That of another model may still start.
+        while name not in (served := {model["id"]: model["triptych"]["tasks"] for model in ask(f"{gateway}/v1/models")["data"]}):
+            if time.monotonic() > until:
+                sys.exit(f"{name} is not among the models of the gateway: {', '.join(sorted(served))}")
+            time.sleep(1)
         path, body = next(request for task, request in REQUESTS.items() if task in served[name])
         answer = ask(gateway + path, {"model": name, **body})
         print(f"{name}: {answer['choices'][0]['message']['content'] if 'choices' in answer else f'{path} answers'}")
