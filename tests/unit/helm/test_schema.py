@@ -117,6 +117,8 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"tls": {"duration": "720h"}},
         ("tls.duration", "is 720h", "longer than tls.renewBefore, 720h"),
     ),
+    # cert-manager wants 5 minutes at least.
+    "certificates that are renewed too late": ({"tls": {"renewBefore": "0h"}}, ("tls.renewBefore", "[1-9]")),
     "a comma in a model's name": (
         {"models": [{**TWO[0], "servedModelName": "a,b"}]},
         ("models.0.servedModelName", "^[^,]+$"),
