@@ -147,7 +147,12 @@ def _write(path: Path, content: bytes, *, is_secret: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if is_secret else 0o644), "wb") as file:
-        file.write(content)
-    keep_owner_and_mode(temporary, path)
-    temporary.replace(path)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if is_secret else 0o644)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        keep_owner_and_mode(temporary, path)
+        temporary.replace(path)
+    finally:
+        # Is not there any more, if all went well. No key must be left behind.
+        temporary.unlink(missing_ok=True)

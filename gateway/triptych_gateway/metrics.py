@@ -120,11 +120,15 @@ class Metrics:
         if record.error or record.stream_error:
             self.errors.labels(route, record.error or record.stream_error).inc()
 
-    def failed_later(self, route: str, error: ApiError) -> None:
-        """Count the error of a turn on a WebSocket, or of a response in the background. No HTTP status tells of it."""
+    def failed_later(self, route: str, error: ApiError, *, has_status: bool = False) -> None:
+        """Count the error of a turn on a WebSocket, or of a response in the background.
+
+        Args:
+            has_status: the status in `requests` tells of it.
+        """
         code = error.code or error.type
         self.errors.labels(route, code).inc()
-        if error.status >= 500:
+        if error.status >= 500 and not has_status:
             self.stream_errors.labels(route, code).inc()
 
 

@@ -26,7 +26,7 @@ volumeMounts: {{- include "triptych.volumeMounts" . | nindent 2 }}
 {{- define "triptych.env" -}}
 {{- range $setting, $ref := .it.config.secretSettings }}
 - name: TRIPTYCH_{{ upper $.it.role }}_{{ upper $setting }}
-  valueFrom: {secretKeyRef: {name: {{ $ref.name }}, key: {{ $ref.key }}}}
+  valueFrom: {secretKeyRef: {name: {{ $ref.name | quote }}, key: {{ $ref.key | quote }}}}
 {{- end }}
 {{- if .it.model }}{{ include "triptych.modelEnv" (list .root .it.entry) }}{{ end }}
 {{- with .it.config.env }}

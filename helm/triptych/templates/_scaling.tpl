@@ -36,7 +36,7 @@ clamp_max({{ join " + " $sums }}, 1)
 type: prometheus
 metricType: {{ .type }}
 metadata:
-  serverAddress: {{ .root.Values.keda.prometheusAddress }}
+  serverAddress: {{ .root.Values.keda.prometheusAddress | quote }}
   query: {{ .query | quote }}
   threshold: {{ .threshold | quote }}
   activationThreshold: {{ .activation | quote }}

@@ -23,7 +23,7 @@ name: models
 {{- if eq $storage.type "image" }}
 image: {reference: {{ $storage.image.reference | quote }}, pullPolicy: {{ $storage.image.pullPolicy }}}
 {{- else if eq $storage.type "pvc" }}
-persistentVolumeClaim: {claimName: {{ include "triptych.claimName" . }}}
+persistentVolumeClaim: {claimName: {{ include "triptych.claimName" . | quote }}}
 {{- else }}
 emptyDir: {{ with $storage.cache.sizeLimit }}{sizeLimit: {{ . | quote }}}{{ else }}{}{{ end }}
 {{- end }}
@@ -47,6 +47,6 @@ emptyDir: {{ with $storage.cache.sizeLimit }}{sizeLimit: {{ . | quote }}}{{ else
 {{- end }}
 {{- with .tokenSecret }}{{ if .name }}
 - name: HF_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ .name }}, key: {{ .key }}}}
+  valueFrom: {secretKeyRef: {name: {{ .name | quote }}, key: {{ .key | quote }}}}
 {{- end }}{{ end }}
 {{- end }}

@@ -44,6 +44,8 @@
 {{- $path := .model | empty | ternary .role (printf "%s of model %q" .role .model) }}
 {{- if gt (len .name) 63 }}
 {{- fail (printf "\nmodels: %q has %d characters; an object's name has at most 63: shorten the model's or the release's name" .name (len .name)) }}{{ end }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .name) }}
+{{- fail (printf "\nfullnameOverride: Kubernetes refuses %q as the name of a Service; set it to small letters, digits and dashes, a letter first" .name) }}{{ end }}
 {{- range $field := list "autoscaling" "scaling" }}{{ with index $.config $field }}
 {{- if gt (int .minReplicas) (int .maxReplicas) }}
 {{- fail (printf "\n%s: %s.minReplicas is %v, more than maxReplicas, %v" $path $field .minReplicas .maxReplicas) }}{{ end }}

@@ -26,13 +26,13 @@
 - {{ include "triptych.modelVolume" (list .root .it.entry) | nindent 2 | trim }}
 {{- end }}
 {{- if .root.Values.tls.enabled }}
-- {name: tls, secret: {secretName: {{ include "triptych.tlsSecret" (list .root .it.role) }}, defaultMode: 0440}}
+- {name: tls, secret: {secretName: {{ include "triptych.tlsSecret" (list .root .it.role) | quote }}, defaultMode: 0440}}
 {{- end }}
 {{- with .it.config.httpsSecret }}
-- {name: https, secret: {secretName: {{ . }}, defaultMode: 0440}}
+- {name: https, secret: {secretName: {{ . | quote }}, defaultMode: 0440}}
 {{- end }}
 {{- with .it.config.apiKeysSecret }}{{ if .name }}
-- {name: api-keys, secret: {secretName: {{ .name }}, defaultMode: 0440}}
+- {name: api-keys, secret: {secretName: {{ .name | quote }}, defaultMode: 0440}}
 {{- end }}{{ end }}
 {{- with .it.config.extraVolumes }}
 {{ toYaml . }}

@@ -6,11 +6,14 @@ import asyncio
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
-from support.fakes.frontend import MODEL, FakeFrontend
-from support.fakes.gateway import gateway_server
+from support.fakes.frontend import MODEL, FakeFrontend, fails, running
+from support.fakes.gateway import gateway_server, serving_http
+from support.waiting import until
+from triptych.errors import ServiceUnavailableError
 from triptych.v1 import common_pb2, generation_pb2
+from triptych_gateway.app import create_app
+from triptych_gateway.settings import GatewaySettings
 
 SCRIPT = Path(__file__).parents[3] / "helm" / "triptych" / "files" / "tests" / "chat.py"
 
@@ -64,18 +67,43 @@ async def test_another_model_is_asked_for_what_it_does(tasks: list[common_pb2.Ta
     assert not frontend.requests
 
 
-async def test_it_waits_until_the_gateway_is_ready() -> None:
+async def test_it_waits_until_a_model_answers() -> None:
     frontend = able(common_pb2.TASK_GENERATE)
-    async with gateway_server(frontend) as place, httpx.AsyncClient(base_url=f"http://{place[0]}:{place[1]}") as client:
-        await frontend.health.set_ready(False)
-        async with asyncio.timeout(30):
-            while (await client.get("/ready")).status_code != 503:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        running = asyncio.create_task(run(place, MODEL.name))
+    hello, frontend.script = frontend.script, fails(ServiceUnavailableError("no engine"))
+    async with gateway_server(frontend) as place:
+        test = asyncio.create_task(run(place, MODEL.name))
+        await until(lambda: bool(frontend.requests))
         await asyncio.sleep(0.5)
-        assert not running.done()
-        await frontend.health.set_ready(True)
-        assert (await running)[0] == 0
+        assert not test.done()
+        frontend.script = hello
+        assert (await test)[:2] == (0, f"{MODEL.name}: Hello\n")
+
+
+async def test_it_waits_for_the_frontend_of_each_model(tmp_path: Path) -> None:
+    first, second, addresses = able(common_pb2.TASK_GENERATE), able(common_pb2.TASK_GENERATE), tmp_path / "addresses"
+    second.model.name = "late"
+    async with running(first) as here, running(second) as there:
+        addresses.write_text(here)
+        app = create_app(GatewaySettings(frontend_addresses=(f"file:{addresses}",)))
+        async with serving_http(app) as place:
+            test = asyncio.create_task(run(place, MODEL.name, "late"))
+            await until(lambda: bool(first.requests))
+            await asyncio.sleep(0.5)
+            assert not test.done()
+            addresses.write_text(f"{here}\n{there}")
+            assert (await test)[:2] == (0, f"{MODEL.name}: Hello\nlate: Hello\n")
+
+
+async def test_a_request_wakes_a_model_that_is_scaled_to_zero() -> None:
+    """The frontend has no engine until a request waits."""
+    frontend = able(common_pb2.TASK_GENERATE)
+    async with running(frontend, ready=False) as address:
+        app = create_app(GatewaySettings(frontend_addresses=(address,), expected_models=(MODEL.name,), model_wait_s=30))
+        async with serving_http(app) as place:
+            test = asyncio.create_task(run(place, MODEL.name))
+            await until(lambda: app.state.gateway.metrics.waiting_for_model.get(MODEL.name, 0) > 0)
+            await frontend.health.set_ready(True)
+            assert (await test)[:2] == (0, f"{MODEL.name}: Hello\n")
 
 
 async def test_what_is_wrong_is_said() -> None:
@@ -83,7 +111,7 @@ async def test_what_is_wrong_is_said() -> None:
         code, _, errors = await run(place, MODEL.name, API_KEY="wrong")
         assert code == 1
         assert "/v1/models: 401" in errors
-        code, _, errors = await run(place, "other", API_KEY="secret")
+        code, _, errors = await run(place, "other", API_KEY="secret", PATIENCE_S="0.1")
         assert (code, errors.strip()) == (1, f"other is not among the models of the gateway: {MODEL.name}")
 
 

@@ -17,14 +17,14 @@ from support.fakes.gateway import CHAT, client_of, gateway_client, gateway_serve
 from support.keys import KeyStore
 from support.metrics import Case, Run, Snapshot, check, documented, gauges, missing, parsed, several
 from support.waiting import until
-from triptych.errors import InternalError
+from triptych.errors import InternalError, ServiceUnavailableError
 from triptych.v1 import common_pb2, encoder_pb2, engine_pb2, generation_pb2
 from triptych_common import __version__
 from triptych_gateway.app import create_app
 from triptych_gateway.frontends import engine_loads
 from triptych_gateway.settings import GatewaySettings
 
-PREFIX, ROUTE = "triptych_gateway", "/v1/chat/completions"
+PREFIX, ROUTE, RESPONSES = "triptych_gateway", "/v1/chat/completions", "/v1/responses"
 
 
 async def seen(client: httpx.AsyncClient, headers: Mapping[str, str] | None = None) -> Snapshot:
@@ -93,17 +93,21 @@ async def a_response_in_the_background() -> Run:
         return Run([*snapshots, last])
 
 
-async def turns_and_a_background_response_that_fail() -> Run:
-    """A turn on a WebSocket that is wrong, one that breaks, and a response in the background that breaks."""
+async def responses_that_fail() -> Run:
+    """Turns on a WebSocket: a wrong one, one that breaks, one that fails at once. Then a response in the background that breaks."""
     frontend = FakeFrontend()
-    frontend.script = fails(InternalError("broken"), after=1)
     asked = {"model": MODEL.name, "input": "Hi"}
     async with gateway_server(frontend) as (host, port), httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
         before = await seen(client)
         async with websockets.connect(f"ws://{host}:{port}/v1/responses") as connection:
-            for fields in ({"background": True}, {}):
+            for script, fields, end in (
+                (fails(InternalError("not asked")), {"background": True}, "error"),
+                (fails(InternalError("broken"), after=1), {}, "response.failed"),
+                (fails(ServiceUnavailableError("away")), {}, "error"),
+            ):
+                frontend.script = script
                 await connection.send(orjson.dumps({"type": "response.create", **asked, **fields}).decode())
-                while orjson.loads(await connection.recv())["type"] not in ("error", "response.failed"):
+                while orjson.loads(await connection.recv())["type"] != end:
                     pass
         frontend.script = fails(InternalError("broken"))
         made = (await client.post("/v1/responses", json=asked | {"background": True})).json()
@@ -245,18 +249,13 @@ CASES = [
     *several(two_chats, {f"{PREFIX}_media_tokens": 5}, modality="image"),
     *several(two_chats, {f"{PREFIX}_media_items": 1}, modality="image", encoder_cache="hit"),
     *several(a_stream_that_fails, {f"{PREFIX}_errors": 1, f"{PREFIX}_stream_errors": 1}, route=ROUTE, code="internal_error"),
+    *several(responses_that_fail, {f"{PREFIX}_errors": 2, f"{PREFIX}_stream_errors": 2}, route=RESPONSES, code="internal_error"),
+    *several(responses_that_fail, {f"{PREFIX}_errors": 1, f"{PREFIX}_stream_errors": 0}, route=RESPONSES, code="invalid_request"),
     *several(
-        turns_and_a_background_response_that_fail,
-        {f"{PREFIX}_errors": 2, f"{PREFIX}_stream_errors": 2},
-        route="/v1/responses",
-        code="internal_error",
+        responses_that_fail, {f"{PREFIX}_errors": 1, f"{PREFIX}_stream_errors": 0}, route=RESPONSES, code="service_unavailable"
     ),
-    *several(
-        turns_and_a_background_response_that_fail,
-        {f"{PREFIX}_errors": 1, f"{PREFIX}_stream_errors": 0},
-        route="/v1/responses",
-        code="invalid_request",
-    ),
+    *several(responses_that_fail, {f"{PREFIX}_requests": 1}, route=RESPONSES, status="400"),
+    *several(responses_that_fail, {f"{PREFIX}_requests": 1}, route=RESPONSES, status="503"),
     *several(a_client_that_leaves, {f"{PREFIX}_requests_aborted": 1}, route=ROUTE),
     *gauges(a_client_that_leaves, {f"{PREFIX}_requests_in_flight": (1, 2, 1)}),
     *gauges(a_response_in_the_background, {f"{PREFIX}_background_responses": (0, 1, 0)}),

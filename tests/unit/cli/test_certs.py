@@ -72,6 +72,24 @@ def test_new_certificates_have_the_owner_and_the_mode_of_the_old_ones(tmp_path: 
     assert (after.st_uid, after.st_gid, after.st_mode) == (before.st_uid, before.st_gid, before.st_mode)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_a_key_whose_owner_cannot_be_kept_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("certs", tmp_path)
+    key = tmp_path / "gateway" / "tls.key"
+    os.chown(key, 10001, 10002)
+    before = key.read_bytes()
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.chown", refuse)
+    code, output = run("certs", tmp_path, "--force")
+    assert code == 1
+    assert "cannot keep the owner" in output
+    assert key.read_bytes() == before
+    assert sorted(entry.name for entry in key.parent.iterdir()) == ["ca.crt", "tls.crt", "tls.key"]
+
+
 def test_an_authority_that_is_no_good_is_named(tmp_path: Path) -> None:
     run("certs", tmp_path)
     (tmp_path / "ca.key").write_text("nothing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from support.chart import FULL, container_of, environment, of_kind, pod_of
@@ -30,6 +31,43 @@ def test_names_that_yaml_would_not_take_for_text(rendered: Any) -> None:
     assert engine["selector"]["matchLabels"]["triptych.internal/model"] == "123"
     (test,) = of_kind(objects, "Pod")[f"{FULL}-test"]["spec"]["containers"]
     assert test["args"][1:] == ["123", "true"]
+
+
+def test_names_of_others_objects_that_yaml_would_not_take_for_text(rendered: Any) -> None:
+    secret = {"name": "007", "key": "1"}
+    objects = rendered(
+        gateway={"apiKeysSecret": secret, "httpsSecret": "12", "secretSettings": {"response_store": secret}},
+        ingress={"enabled": True, "className": "1", "hosts": ["a.example"], "tlsSecret": "34"},
+        hub={"tokenSecret": secret},
+        storage={"type": "pvc", "pvc": {"storageClassName": "2"}},
+        models=[
+            {"name": "a", "model": "org/a"},
+            {"name": "b", "storage": {"pvc": {"existingClaim": "56", "path": "b"}}},
+        ],
+        tls={"issuerRef": {"name": "78", "kind": "Issuer", "group": "9"}},
+        keda={"enabled": True, "prometheusAddress": "http://prometheus:9090/ #a"},
+        monitoring={"serviceMonitor": {"enabled": True, "apiKeySecret": secret}},
+        tests={"apiKeySecret": secret},
+    )
+    keys = {"name", "key", "group", "secretName", "claimName", "className", "ingressClassName", "storageClassName", "serverAddress"}
+    found = [value for one in objects for key, value in leaves(one) if key in keys]
+    assert not [value for value in found if not isinstance(value, str)]
+    assert {"007", "1", "12", "34", "2", "56", "78", "9", "http://prometheus:9090/ #a"} <= {*found}
+    existing = {"existingSecrets": dict.fromkeys(("gateway", "frontend", "encoder", "engine"), "007")}
+    volumes = pod_of(rendered(tls=existing), f"{FULL}-gateway")["volumes"]
+    assert [one["secret"]["secretName"] for one in volumes if one["name"] == "tls"] == ["007"]
+
+
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Texts and numbers in an object, each with the key that it stands under."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from leaves(inner, name)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from leaves(inner, key)
+    else:
+        yield key, value
 
 
 def test_a_models_services_know_no_others(rendered: Any) -> None:

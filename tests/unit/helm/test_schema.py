@@ -117,12 +117,16 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"tls": {"duration": "720h"}},
         ("tls.duration", "is 720h", "longer than tls.renewBefore, 720h"),
     ),
+    # cert-manager wants 5 minutes at least.
+    "certificates that are renewed too late": ({"tls": {"renewBefore": "0h"}}, ("tls.renewBefore", "[1-9]")),
     "a comma in a model's name": (
         {"models": [{**TWO[0], "servedModelName": "a,b"}]},
         ("models.0.servedModelName", "^[^,]+$"),
     ),
     "an ingress without host": ({"ingress": {"enabled": True}}, ("ingress.hosts", "is empty")),
     "a route without gateway": ({"httpRoute": {"enabled": True}}, ("httpRoute.parentRefs", "is empty")),
+    "a name that begins with a digit": ({"fullnameOverride": "7-demo"}, ("fullnameOverride", '"7-demo-gateway"', "a letter first")),
+    "a name with a dot": ({"fullnameOverride": "demo.v2"}, ("fullnameOverride", '"demo.v2-gateway"', "dashes")),
     "a name that is too long": ({"fullnameOverride": "x" * 60}, ("models:", "at most 63")),
 }
 

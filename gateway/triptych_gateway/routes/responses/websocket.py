@@ -142,17 +142,17 @@ class _Connection:
                         raise message
                     await self._answer(*message, request_id)
                 except Exception as error:
-                    await self.send_error(self._failed(error))
+                    await self.send_error(self._failed(error, has_status=True))
                     if isinstance(error, AccessDeniedError) and error.status_code == 401:
                         await self._websocket.close(WS_1008_POLICY_VIOLATION, "the API key is no longer valid")
                         return
 
-    def _failed(self, error: Exception) -> ApiError:
+    def _failed(self, error: Exception, *, has_status: bool) -> ApiError:
         """Count and trace the error that ends a turn. Returns what the client gets."""
         api_error = to_api_error(error)
         note_error(api_error.code or api_error.type, api_error.status)
         if not isinstance(error, _GONE):
-            self._gateway.metrics.failed_later(self._websocket.scope["path"], api_error)
+            self._gateway.metrics.failed_later(self._websocket.scope["path"], api_error, has_status=has_status)
         return api_error
 
     async def send_error(self, error: ApiError) -> None:
@@ -192,9 +192,12 @@ class _Connection:
         finally:
             if grant is not None:
                 grant.end()
+            route = self._websocket.scope["path"]
+            # Without the turns, one that fails would be more failures than requests: the connection counts once, at its end.
+            self._gateway.metrics.requests.labels(route, str(record.status)).inc()
             if record.refusal:
                 self._gateway.metrics.refused.labels(record.refusal).inc()
-            access.ended("turn", record, self._websocket.scope, self._websocket.scope["path"])
+            access.ended("turn", record, self._websocket.scope, route)
 
     async def _turn(
         self,
@@ -239,7 +242,7 @@ class _Connection:
         except Exception as error:
             if not is_started:
                 raise
-            await self._send_events(encoder.failure(self._failed(error)))
+            await self._send_events(encoder.failure(self._failed(error, has_status=False)))
 
     async def _send_events(self, written: bytes) -> None:
         for event in split_events(written):

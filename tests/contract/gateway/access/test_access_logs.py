@@ -160,11 +160,14 @@ async def test_secrets_are_nowhere(
                         answer = await client.post("/v1/chat/completions", json=body, headers=headers)
                         # What a client puts into its own body by mistake, it may get back.
                         answers.append(answer.text if text not in orjson.dumps(body).decode() else "")
+                    await client.post("/v1/responses", json={"model": mistaken, "input": "Hi", "background": True}, headers=headers)
                     frontend.script = fails(InternalError("broken"), after=1)
                     answers.append((await client.post("/v1/chat/completions", json={**SAID, "stream": True}, headers=headers)).text)
                     for path in ("/v1/models", f"/v1/{mistaken}", "/load", "/metrics", "/openapi.json"):
                         answer = await client.get(path, headers=headers)
                         answers.append(answer.text + repr(answer.headers))
+            await until(lambda: not app.state.gateway.background.runs)
+            assert "a background response failed" in shown.getvalue()
             keys.path.write_text(
                 '{"version": 1, "keys": [{"id": "abcdefgh", "hash": "' + texts[0] + '", "created": "' + texts[0] + '"}]}'
             )

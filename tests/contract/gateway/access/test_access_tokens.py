@@ -15,6 +15,7 @@ from support.fakes.frontend import MODEL, Delta, FakeFrontend, Script, running, 
 from support.fakes.gateway import CHAT, COMPLETION, serving_http, until_connected
 from support.keys import KeyStore
 from support.waiting import until
+from triptych.errors import InternalError
 from triptych.v1 import generation_pb2
 from triptych_gateway.access.rates.bucket import Draw
 from triptych_gateway.app import create_app
@@ -90,6 +91,16 @@ async def test_each_prompt_and_each_choice_is_counted(keys: KeyStore) -> None:
                     break
         await frontend.was_cancelled.wait()
         assert await used(app, keys) == 2 * 100 + 4
+
+
+@pytest.mark.parametrize(("after", "tokens"), [(0, 0), (1, 300 + 200)])
+async def test_a_stream_that_breaks_off_pays_what_came(keys: KeyStore, after: int, tokens: int) -> None:
+    frontend = FakeFrontend()
+    first = Delta(text="x" * 800, prompt_tokens=300)
+    frontend.script = Script([[first, Delta(text="more")]], error=InternalError("broken"), error_after=after)
+    async with still_server(frontend, keys) as (app, client):
+        await client.post("/v1/chat/completions", json=CHAT | {"stream": True, "max_tokens": 5000})
+        assert await used(app, keys) == tokens
 
 
 @pytest.mark.parametrize("stream", [False, True])
