@@ -233,13 +233,11 @@ class EngineCore:
     def _add(self, request: Request) -> None:
         try:
             if self._asleep or self._stopping:
-                state = "asleep" if self._asleep else "stopping"
-                raise ServiceUnavailableError(f"the engine is {state}", retry_after_s=5.0)
+                raise ServiceUnavailableError(f"the engine is {'asleep' if self._asleep else 'stopping'}", retry_after_s=5.0)
             if request.media.items and self._fetcher is None:
                 raise UnimplementedError("this engine fetches no embeddings; media items cannot be taken", field="media")
             self._scheduler.add(request)
-            # No step may follow for long, if the request waits for embeddings.
-            self.load = self._measure_load()
+            self.load = self._measure_load()  # no step may follow for long, if the request waits for embeddings
         except Exception as error:
             self._publish(self._scheduler.refuse(request, self._reason("a request was added", error)))
 

@@ -37,6 +37,7 @@ from triptych_frontend.engines.connection import EngineConnection
 from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.generator import Generator
+from triptych_frontend.generation.pooling.batches import EngineBatches
 from triptych_frontend.generation.pooling.embedder import Embedder
 from triptych_frontend.generation.pooling.inputs import PoolingInputs
 from triptych_frontend.generation.preparation.answer_format import AnswerFormats, choose_formats
@@ -157,8 +158,7 @@ class Frontend:
                 self._admission,
                 self._model,
                 PoolingInputs(self._preprocessor, self._tokenizer, pooling.prompt if pooling is not None else ""),
-                engines,
-                self._encoder_client,
+                EngineBatches(engines, self._encoder_client, tracer),
                 pooling,
                 statistics,
                 tracer,

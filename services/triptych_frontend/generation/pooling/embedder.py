@@ -1,41 +1,31 @@
-"""Answers Embed, Score and Classify: checks, token ids, and calls to engines in batches."""
+"""Answers Embed, Score and Classify: checks, token ids, answers of engines in the form of the client."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from triptych.errors import InvalidRequestError, TriptychError, UnimplementedError
-from triptych.v1 import common_pb2, engine_pb2, generation_pb2
+from triptych.errors import InvalidRequestError, UnimplementedError
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.model.pooling import PoolingModel, check_pooling
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.rpc.tensors import from_numpy
-from triptych_common.rpc.tracing import trace_of, usage_attributes
+from triptych_common.rpc.tracing import trace_of
 from triptych_common.telemetry import attributes as names
 from triptych_common.telemetry.logs import request_id_var
 from triptych_common.telemetry.trace_context import trace_var
-from triptych_common.telemetry.tracing import OFF, SpanKind, Tracer, request_span_var
+from triptych_common.telemetry.tracing import OFF, Tracer
 
-from triptych_frontend.encoders.client import EncoderClient
-from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.admission import Admission
-from triptych_frontend.generation.pooling.inputs import Caller, Input, PoolingInputs, below
-from triptych_frontend.generation.pooling.media import embed_with_media
+from triptych_frontend.generation.pooling.batches import EngineBatches, Pooled
+from triptych_frontend.generation.pooling.inputs import Caller, Input, PoolingInputs
 from triptych_frontend.generation.statistics import CallMeter, CallStatistics
 from triptych_frontend.served_model import ServedModel
 
-#: Inputs of one engine call. Few enough that calls of several clients take turns.
-_BATCH = 256
-#: Engine calls in flight of one client's call, and of all. Together they stay below the number of requests that may wait.
-_MAX_IN_FLIGHT, _MAX_IN_FLIGHT_OF_ALL = 2, 6
-#: What is summed over calls.
-_USAGE = ("prompt_tokens", "image_tokens", "audio_tokens", "video_tokens")
-_NO_TENSOR = common_pb2.Tensor()
 Request = generation_pb2.EmbedRequest | generation_pb2.ScoreRequest | generation_pb2.ClassifyRequest
 #: Room for everything but the vectors in a response.
 _MAX_VECTOR_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
@@ -51,15 +41,6 @@ class _LiveCall:
     on_exit: Callable[[Callable[[], None]], object]
 
 
-@dataclass(frozen=True, slots=True)
-class Pooled:
-    """The answers of engines, in the order of the inputs."""
-
-    values: np.ndarray  # float32 [sum(num_rows), size]
-    num_rows: list[int]
-    usage: common_pb2.Usage
-
-
 class Embedder:
     """Serves a pooling model.
 
@@ -73,8 +54,7 @@ class Embedder:
         admission: Admission,
         model: ServedModel,
         inputs: PoolingInputs,
-        engines: EngineRouter,
-        encoders: EncoderClient,
+        batches: EngineBatches,
         pooling: PoolingModel | None,
         statistics: CallStatistics,
         tracer: Tracer = OFF,
@@ -82,12 +62,10 @@ class Embedder:
         self._admission = admission
         self._model = model
         self._inputs = inputs
-        self._engines = engines
-        self._encoders = encoders
+        self._batches = batches
         self._pooling = pooling
         self._statistics = statistics
         self._tracer = tracer
-        self._in_flight = asyncio.Semaphore(_MAX_IN_FLIGHT_OF_ALL)
 
     async def embed(self, request: generation_pb2.EmbedRequest) -> generation_pb2.EmbedResponse:
         """Vectors of inputs. Raises TriptychError."""
@@ -216,67 +194,11 @@ class Embedder:
         return pooled.values[:, 0], pooled.usage
 
     async def _pool(self, inputs: Sequence[Input], params: common_pb2.PoolingParams, call: _LiveCall) -> Pooled:
-        """Send inputs to engines, a few calls at a time. Each input with media has its own call."""
         call.meter.preprocessed()
         self._check_answer_fits(inputs, params)
-        slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
-        tensors: list[common_pb2.Tensor] = [_NO_TENSOR] * len(inputs)
-        usage = common_pb2.Usage()
-
-        async def one(indices: Sequence[int]) -> None:
-            some = [inputs[index] for index in indices]
-            async with slots:
-                response = await self._call(some, params, call.caller)
-            for index, tensor in zip(indices, response.embeddings, strict=True):
-                tensors[index] = tensor
-            for name in _USAGE:
-                setattr(usage, name, getattr(usage, name) + getattr(response.usage, name))
-
-        texts = [index for index, one_ in enumerate(inputs) if one_.prompt is None]
-        calls = [texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH)]
-        calls += [[index] for index, one_ in enumerate(inputs) if one_.prompt is not None]
-        with self._tracer.part("engine", SpanKind.CLIENT):
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for indices in calls:
-                        group.create_task(one(indices))
-            except* Exception as errors:
-                raise errors.exceptions[0] from None
-        call.meter.used(usage)
-        if (span := request_span_var.get()) is not None:
-            span.attributes |= {names.NUM_INPUTS: len(inputs), **usage_attributes(usage)}
-        return _joined(tensors, usage)
-
-    async def _call(
-        self, inputs: Sequence[Input], params: common_pb2.PoolingParams, caller: Caller
-    ) -> engine_pb2.EngineServiceEmbedResponse:
-        seconds = [one.second_text_start for one in inputs]
-        request = engine_pb2.EngineServiceEmbedRequest(
-            requests=[self._engine_request(one.token_ids, caller) for one in inputs],
-            pooling=params,
-            second_text_starts=seconds if any(seconds) else (),
-        )
-        prompt = inputs[0].prompt
-        if prompt is None:
-            async with self._in_flight:
-                return await self._engines.embed(request, request_id_var.get())
-        try:
-            # It may wait for encoders, and it is only one request, so texts of other calls do not wait for it.
-            return await embed_with_media(self._engines, self._encoders, prompt, request, request_id_var.get())
-        except TriptychError as error:
-            raise below(inputs[0].field, error) if error.field.startswith("messages[") else error from error
-
-    @staticmethod
-    def _engine_request(token_ids: list[int], caller: Caller) -> engine_pb2.EngineRequest:
-        request_id = f"{request_id_var.get()}-{secrets.token_hex(8)}"
-        # Without the salt: an engine that embeds has no prefix cache, and the keys of media contain it.
-        return engine_pb2.EngineRequest(
-            request_id=request_id,
-            prompt_token_ids=token_ids,
-            priority=caller.priority,
-            # The trace is in the call's metadata.
-            context=common_pb2.CallContext(tenant=caller.principal.tenant),
-        )
+        pooled = await self._batches.pool(inputs, params, call.caller)
+        call.meter.used(pooled.usage)
+        return pooled
 
     def _check_answer_fits(self, inputs: Sequence[Input], params: common_pb2.PoolingParams) -> None:
         size = params.dimensions or (self._pooling.size if self._pooling is not None else 0)
@@ -309,9 +231,3 @@ def _embed_response(pooled: Pooled, *, packed: bool) -> generation_pb2.EmbedResp
     for end, count in zip(ends, pooled.num_rows, strict=True):
         response.embeddings.add(values=pooled.values[end - count : end].ravel().tolist(), num_vectors=count)
     return response
-
-
-def _joined(tensors: list[common_pb2.Tensor], usage: common_pb2.Usage) -> Pooled:
-    num_rows = [tensor.shape[0] if len(tensor.shape) == 2 else 1 for tensor in tensors]
-    values = np.frombuffer(b"".join(tensor.inline for tensor in tensors), np.float32).reshape(sum(num_rows), -1)
-    return Pooled(values, num_rows, usage)
