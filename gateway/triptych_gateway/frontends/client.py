@@ -155,7 +155,7 @@ class FrontendClient:
         while True:
             frontend = self._router.choose(model, tried)
             if frontend is None:
-                if waits and await self._router.until_other(model, tried):
+                if waits and await self._router.until_other(model, tried, error):
                     continue
                 raise error or self._router.away()
             tried.add(frontend.instance_id)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 import grpc
-from triptych.errors import InternalError, InvalidRequestError, ServiceUnavailableError, TriptychError
+from triptych.errors import InternalError, InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
 from triptych.status import from_rpc_error, has_details
 from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.cluster.pool import Pool
@@ -48,13 +48,15 @@ class FrontendRouter:
             on_accepted: called once, when the files of the calls are no longer kept.
         """
         tried: set[str] = set()
+        placing: list[asyncio.Task[None]] = []
 
         def place_again(mailbox: Calls, error: TriptychError) -> bool:
-            if self.choose(mailbox.model, tried, mailbox.calls) is None and self._grace_left_s(mailbox.model) <= 0:
+            if self.choose(mailbox.model, tried, mailbox.calls) is None and self._grace_left_s(mailbox.model, tried, error) <= 0:
                 return False
             task = asyncio.create_task(self._place(mailbox, context, tried, error), name="calls to another frontend")
             self._placing.add(task)
             task.add_done_callback(self._placing.discard)
+            placing.append(task)
             return True
 
         mailbox = Calls(calls, place_again, on_accepted)
@@ -65,12 +67,14 @@ class FrontendRouter:
                 yield responses
         finally:
             mailbox.close()
+            for task in placing:
+                task.cancel()
 
     def choose(self, model: str, tried: set[str], calls: Sequence[FrontendCall] = ()) -> FrontendConnection | None:
         """The frontend for a request to this model; None if there is none. `tried`: instances that are not chosen."""
 
         def suits(frontend: FrontendConnection) -> bool:
-            return _suits(frontend, model, tried)
+            return frontend.serves(model) and frontend.instance_id not in tried and self._may_try_another(tried)
 
         least = self._pool.least_loaded(suits)
         if least is None:
@@ -82,13 +86,23 @@ class FrontendRouter:
         own = next((one for one in self._pool.ranked(key) if suits(one)), least)
         return least if own.is_doubtful or own.load > _MAX_STICKY_LOAD + 2 * least.load else own
 
-    async def until_other(self, model: str, tried: set[str], calls: Sequence[FrontendCall] = ()) -> bool:
-        """Wait for a frontend that was not tried, if one was there a moment ago. Returns whether there is one."""
-        left_s = self._grace_left_s(model)
-        return left_s > 0 and await self._pool.until(lambda: self.choose(model, tried, calls) is not None, left_s)
+    async def until_other(self, model: str, tried: set[str], error: TriptychError | None) -> bool:
+        """Wait for a frontend that was not tried, if one was there a moment ago. Returns whether there is one.
 
-    def _grace_left_s(self, model: str) -> float:
+        Args:
+            error: why the last one did not do. What is refused by full frontends does not wait: that would fill this service too.
+        """
+        left_s = self._grace_left_s(model, tried, error)
+        return left_s > 0 and await self._pool.until(lambda: self.choose(model, tried) is not None, left_s)
+
+    def _grace_left_s(self, model: str, tried: set[str], error: TriptychError | None) -> float:
+        if isinstance(error, QueueFullError) or not self._may_try_another(tried):
+            return 0.0
         return self._pool.grace_left_s(lambda frontend: frontend.serves(model))
+
+    def _may_try_another(self, tried: set[str]) -> bool:
+        """Each service once, and one more that was restarted. A request that ends each frontend must not go round for ever."""
+        return len(tried) <= len(self._pool.connections)
 
     def away(self) -> ServiceUnavailableError:
         """The error for a request that finds no frontend. The addresses are written to the log and hidden from clients."""
@@ -115,19 +129,20 @@ class FrontendRouter:
             mailbox.fail(failure)
         while not mailbox.is_closed:
             frontend = self.choose(mailbox.model, tried, mailbox.calls)
-            if frontend is None and await self.until_other(mailbox.model, tried, mailbox.calls):
+            if frontend is None and await self.until_other(mailbox.model, tried, error):
                 continue
             if frontend is None:
                 mailbox.fail(error or self.away())
                 return
             if error is not None:
                 log.info("a request goes to the frontend at %s: %s", frontend.address, error)
-            tried.add(frontend.instance_id)
+            tried.add(instance_id := frontend.instance_id)
             frontend.num_coming += 1
             try:
                 for call in mailbox.calls:
                     await _send_files(frontend, call, context)
-                if not mailbox.is_closed and frontend.takes_calls:
+                # One that was restarted meanwhile does not have the files.
+                if not mailbox.is_closed and frontend.takes_calls and frontend.instance_id == instance_id:
                     frontend.start(mailbox, context)
                     return
                 error = ServiceUnavailableError(_AWAY)
@@ -153,10 +168,6 @@ async def _send_files(frontend: FrontendConnection, call: FrontendCall, context:
             file.item.upload_id = await answered(
                 partial(FrontendConnection.upload, content=file.content, context=context), frontend
             )
-
-
-def _suits(frontend: FrontendConnection, model: str, tried: set[str]) -> bool:
-    return frontend.instance_id not in tried and frontend.serves(model)
 
 
 def _sticky_key(calls: Sequence[FrontendCall]) -> bytes | None:

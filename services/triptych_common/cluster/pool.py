@@ -55,8 +55,8 @@ class Pool(Generic[C]):
         self._successors: dict[str, tuple[C, asyncio.Task[None]]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._ready: tuple[C, ...] = ()
-        #: Address -> when the service there last stopped to take new work, on the event loop's clock, in seconds.
-        self._left_s: dict[str, float] = {}
+        #: Address -> the connection that took new work there less than GRACE_S ago, and when it stopped, on the loop's clock.
+        self._left: dict[str, tuple[C, float]] = {}
         self._has_ready = asyncio.Event()
         self._changed = asyncio.Event()
         #: Set at the next change, and then replaced by a new event.
@@ -139,7 +139,9 @@ class Pool(Generic[C]):
         Args:
             suits: whether a service could be chosen if it were ready.
         """
-        left_s = (self._left_s.get(one.address, -math.inf) for one in self.connections if suits(one))
+        # Not by the resolver's addresses: where a successor has another address, the one that left may be unlisted already.
+        there = {one.address for one in self._ready}
+        left_s = (when_s for address, (one, when_s) in self._left.items() if address not in there and suits(one))
         return max(left_s, default=-math.inf) + GRACE_S - asyncio.get_running_loop().time()
 
     async def wait_for_instance(self, instance_id: str, timeout_s: float) -> C | None:
@@ -184,7 +186,6 @@ class Pool(Generic[C]):
                     self._retire(*connections.pop(address), "its address is no longer listed")
         self._connections = {address: self._connections[address] for address in addresses}
         self._note_change()
-        self._left_s = {address: left_s for address, left_s in self._left_s.items() if address in self._connections}
 
     def _start(self, address: str) -> tuple[C, asyncio.Task[None]]:
         connection = self._connect(address)
@@ -231,7 +232,8 @@ class Pool(Generic[C]):
                 by_instance.setdefault(connection.instance_id, connection)
         ready = tuple(by_instance.values())
         now_s = asyncio.get_running_loop().time()
-        self._left_s |= {one.address: now_s for one in self._ready if one not in ready}
+        left = self._left | {one.address: (one, now_s) for one in self._ready if one not in ready}
+        self._left = {address: (one, when_s) for address, (one, when_s) in left.items() if when_s + GRACE_S > now_s}
         if len(ready) < len(self._ready):
             self._resolver.resolve_now()
         self._ready = ready

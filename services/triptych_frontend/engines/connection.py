@@ -160,12 +160,12 @@ class EngineConnection(Connection):
     def _dispatch(self, response: engine_pb2.SessionResponse) -> None:
         if response.HasField("load"):
             self._reported, self._num_unreported = response.load, 0
+        if response.going_away:  # first: what is refused because of it must not come back
+            self.goes_away()
         for output in response.outputs:
             carried = self._carried.get(output.request_id)
             if carried is not None:
                 carried.put(output)
-        if response.going_away:
-            self.goes_away()
 
     async def _send(self, session: _Session) -> None:
         """Write all requests and aborts since the last message, until cancelled or the session is lost."""

@@ -46,6 +46,8 @@ class EngineCall:
         self._live = set(range(request.n or 1))
         self._connection: EngineConnection | None = None
         self._instance_id = ""
+        #: Waits for an engine.
+        self._waiting: asyncio.Task[None] | None = None
         #: Sequences that are to end as soon as an engine has the request.
         self._aborted: set[int] = set()
         #: Instances of engines that refused the request, or were lost before they sent any output.
@@ -72,6 +74,12 @@ class EngineCall:
             self._connection.abort(self._request_id)
             self._connection.breaker.ended(self._generation)
         self._live.clear()
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def begin(self) -> None:
+        """Hand the request to an engine, as soon as there is one."""
+        self._waiting = self._router.send(self)
 
     def send_to(self, connection: EngineConnection) -> None:
         """Hand the request to an engine."""
@@ -136,18 +144,18 @@ class EngineCall:
 
     def _sent_elsewhere(self, error: TriptychError) -> bool:
         """Hand the request to another engine, if it has no output yet and another engine is available, or will be in a moment."""
-        if self._has_output or not isinstance(error, _RETRYABLE) or self._connection is None:
+        if not self._live or self._has_output or not isinstance(error, _RETRYABLE) or self._connection is None:
             return False
         lost = self._connection
         self.tried.add(self._instance_id)
-        if self._router.choose(self.request, self.tried) is None and self._router.grace_left_s() <= 0:
+        if self._router.choose(self.request, self.tried) is None and self._router.grace_left_s(self.tried, error) <= 0:
             return False
-        log.info("the engine at %s did not take a request (%s); it goes to another one", lost.address, error)
+        log.info("the engine at %s did not take a request (%s); another one gets it", lost.address, error)
         lost.forget(self._request_id)
         if len(self._live) > 1:  # the engine may have accepted some of the sequences
             lost.abort(self._request_id)
         self._connection = None
-        self._router.send(self, error)
+        self._waiting = self._router.send(self, error)
         return True
 
 
@@ -158,9 +166,11 @@ class EngineRouter:
         self._pool = pool
         #: Calls that wait for an engine.
         self._waiting: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     async def close(self) -> None:
         """End the waits for engines, with their calls."""
+        self._is_closed = True
         for task in self._waiting:
             task.cancel()
         await asyncio.gather(*self._waiting, return_exceptions=True)
@@ -188,11 +198,11 @@ class EngineRouter:
         call = EngineCall(self, request, listener)
         if self.choose(request) is None and self.grace_left_s() <= 0:
             raise self._pool.none_left()
-        self.send(call)
+        call.begin()
         return call
 
-    def send(self, call: EngineCall, error: TriptychError | None = None) -> None:
-        """Send a call to an engine that it was not sent to yet, as soon as there is one.
+    def send(self, call: EngineCall, error: TriptychError | None = None) -> asyncio.Task[None] | None:
+        """Send a call to an engine that it was not sent to yet, as soon as there is one. Returns the wait for it.
 
         Args:
             error: why the last engine did not do.
@@ -200,14 +210,15 @@ class EngineRouter:
         connection = self.choose(call.request, call.tried)
         if connection is not None:
             call.send_to(connection)
-            return
+            return None
         task = asyncio.create_task(self._send_later(call, error), name="a request that waits for an engine")
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
+        return task
 
     async def _send_later(self, call: EngineCall, error: TriptychError | None) -> None:
         try:
-            await self._pool.until(lambda: self.choose(call.request, call.tried) is not None, self.grace_left_s())
+            await self._pool.until(lambda: self.choose(call.request, call.tried) is not None, self.grace_left_s(call.tried))
             connection = self.choose(call.request, call.tried)
             if connection is not None and call.is_live:
                 call.send_to(connection)
@@ -219,9 +230,18 @@ class EngineRouter:
             call.fail(error or self._pool.none_left())
             raise
 
-    def grace_left_s(self) -> float:
-        """How long a call that finds no engine should wait for one, in seconds; 0 or less if it should not."""
-        return self._pool.grace_left_s()
+    def grace_left_s(self, tried: Set[str] = frozenset(), error: TriptychError | None = None) -> float:
+        """How long a call that finds no engine should wait for one, in seconds; 0 or less if it should not.
+
+        Args:
+            error: why the last engine did not do. What is refused by full engines does not wait: that would fill this service too.
+        """
+        may_wait = not self._is_closed and not isinstance(error, QueueFullError) and self._may_try_another(tried)
+        return self._pool.grace_left_s() if may_wait else 0.0
+
+    def _may_try_another(self, tried: Set[str]) -> bool:
+        """Each service once, and one more that was restarted. A request that ends each engine must not go round for ever."""
+        return len(tried) <= len(self._pool.connections)
 
     async def embed(self, request: engine_pb2.EngineServiceEmbedRequest, request_id: str) -> engine_pb2.EngineServiceEmbedResponse:
         """Vectors of prompts, from the engine that `choose` gives the first one, or from another engine if that does not take them.
@@ -234,7 +254,7 @@ class EngineRouter:
         while True:
             connection = self.choose(request.requests[0], tried)
             if connection is None:
-                if (left_s := self.grace_left_s()) <= 0:
+                if (left_s := self.grace_left_s(tried, failure)) <= 0:
                     raise failure or self._pool.none_left()
                 await self._pool.until(lambda: self.choose(request.requests[0], tried) is not None, left_s)
                 continue
@@ -260,7 +280,7 @@ class EngineRouter:
         """
 
         def suits(engine: EngineConnection) -> bool:
-            return engine.instance_id not in tried
+            return engine.instance_id not in tried and self._may_try_another(tried)
 
         least = self._pool.least_loaded(suits)
         if least is None or not request.media:
