@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.harness.machine import REPOSITORY
 from benchmarks.harness.sitting import RESULTS, new_parser
-from benchmarks.report import clients, encoder, sampling, serving, steps
+from benchmarks.report import clients, encoder, sampling, serving, steps, telemetry
 from benchmarks.report.plots import Chart, draw
 
 DOCUMENT = REPOSITORY / "docs" / "performance.md"
@@ -49,6 +49,7 @@ KINDS = {
     "constraints.steps": Kind(sampling.render_steps),
     "sampling": Kind(sampling.render_options),
     "clients.python": Kind(clients.render_python),
+    "telemetry.tracing": Kind(telemetry.render_tracing),
 }
 
 

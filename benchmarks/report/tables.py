@@ -32,7 +32,7 @@ def origin(results: dict, source: str, load: str) -> str:
         f"- Load: {load}.",
     ]
     for server in results.get("servers", ()):
-        version = f" {server['version']}" if server["version"] else ""
+        version = f" {server['version']}" if server.get("version") else ""
         lines.append(f"- {server['name']}{version}: `{server['command']}`.")
     return "\n".join(lines)
 

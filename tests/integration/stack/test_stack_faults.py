@@ -128,8 +128,9 @@ def test_a_service_killed_under_a_stream(stack: Stack, victim: str) -> None:
     serving.wait_for(rf"{victim} died \(SIGKILL\); its last lines:")
     serving.wait_until_unready(stack.url)
     assert [stack.http.get(path).status_code for path in ("/ready", "/live", "/health")] == [503, 200, 200]
-    refused = stack.http.post("/v1/chat/completions", json=QUESTION)
-    assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (503, True)
+    # It waits for the service for a few seconds, in which a frontend may be back.
+    waited = stack.http.post("/v1/chat/completions", json=QUESTION)
+    assert waited.status_code == 200 or (waited.status_code, int(waited.headers["retry-after"]) >= 1) == (503, True)
     serving.wait_until_ready(stack.url, timeout_s=120)
     assert "Paris" in serving.ask(stack.url)
     after = serving.services()

@@ -74,7 +74,9 @@ def _chat(http: httpx.Client, *, picture: bool, stream: bool = False) -> dict[st
 def test_text_and_pictures_are_answered(secured: Secured) -> None:
     with secured.http() as http:
         for picture in (False, True):
-            answer = http.post("/v1/chat/completions", json=_chat(http, picture=picture)).raise_for_status().json()
+            response = http.post("/v1/chat/completions", json=_chat(http, picture=picture))
+            assert response.status_code == 200, f"{response.text}\n{secured.serving.log}"
+            answer = response.json()
             assert answer["usage"]["completion_tokens"] == 64
             assert len(answer["triptych"]["media"]) == picture
         assert "triptych_gateway_certificate_expiry_timestamp_seconds" in http.get("/metrics").text

@@ -17,7 +17,7 @@ from benchmarks.telemetry.tracing import SPANS_PER_TRACE, check, ratios, serve_f
 def a_kind(rate: float, traces: int, num_failed: int = 0, spans: int | None = None) -> dict:
     spans = traces * SPANS_PER_TRACE if spans is None else spans
     counts = {"num_ok": 100, "num_failed": num_failed, "failures": {}, "traces": traces, "spans": spans}
-    return {"output_tokens_per_s": rate, **counts}
+    return {"output_tokens_per_s": rate, "num_output_tokens": 1000, "cpu_s": {"engine": 10 / rate, "gateway": 1.0}, **counts}
 
 
 def a_round(**kinds: dict) -> dict:
@@ -26,7 +26,9 @@ def a_round(**kinds: dict) -> dict:
 
 def test_the_ratio_is_that_of_one_round() -> None:
     rounds = [a_round(), a_round(off=a_kind(200, 0), all=a_kind(180, 100)), a_round(off=a_kind(50, 0), all=a_kind(48, 100))]
-    assert ratios(rounds, "off")["all"] == pytest.approx(0.95)
+    found = ratios(rounds, "off")["all"]
+    assert found["speed"] == pytest.approx(0.95)
+    assert found["cpu"] == pytest.approx((1 + 10 / 180) / (1 + 10 / 200))
 
 
 def test_a_whole_sitting_is_accepted() -> None:
