@@ -58,7 +58,10 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     certs(directory, days=1, names=(), force=False)
     flags = ["--certs", str(directory), "--gateway.https-dir", str(directory / "https"), "--engine.kv-cache-memory", "16M"]
     with serving(str(media.checkpoint("llava_siglip")), *flags) as server:
-        yield Secured(server, server.wait_until_started(), directory)
+        url = server.wait_until_started()
+        for service in ("frontend", "engine"):  # both find the encoder by themselves, a little later on a busy machine
+            server.wait_for(rf"{service} +│? *\S+ INFO +{service} +encoder at \S+ serves")
+        yield Secured(server, url, directory)
 
 
 def _chat(http: httpx.Client, *, picture: bool, stream: bool = False) -> dict[str, Any]:
