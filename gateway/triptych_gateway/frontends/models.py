@@ -61,7 +61,7 @@ class ServedModels:
         await self.check(model)
         if self._is_served(model, needs_engine):
             return
-        wait_s = max(self._wait_s, self._pool.grace_left_s(lambda one: one.serves(model)))
+        wait_s = max(self._wait_s, self._pool.grace_left_s(suits=lambda one: one.serves(model)))
         if wait_s <= 0:
             return
         num_bytes = _REQUEST_BYTES + sum(message.ByteSize() for message in messages)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 import grpc
-from triptych.errors import InternalError, InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
+from triptych.errors import InternalError, InvalidRequestError, ServiceUnavailableError, TriptychError
 from triptych.status import from_rpc_error, has_details
 from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.cluster.pool import Pool
@@ -74,7 +74,7 @@ class FrontendRouter:
         """The frontend for a request to this model; None if there is none. `tried`: instances that are not chosen."""
 
         def suits(frontend: FrontendConnection) -> bool:
-            return frontend.serves(model) and frontend.instance_id not in tried and self._may_try_another(tried)
+            return frontend.serves(model) and frontend.instance_id not in tried and self._pool.may_try_another(tried)
 
         least = self._pool.least_loaded(suits)
         if least is None:
@@ -90,19 +90,13 @@ class FrontendRouter:
         """Wait for a frontend that was not tried, if one was there a moment ago. Returns whether there is one.
 
         Args:
-            error: why the last one did not do. What is refused by full frontends does not wait: that would fill this service too.
+            error: why the last one did not do.
         """
         left_s = self._grace_left_s(model, tried, error)
         return left_s > 0 and await self._pool.until(lambda: self.choose(model, tried) is not None, left_s)
 
     def _grace_left_s(self, model: str, tried: set[str], error: TriptychError | None) -> float:
-        if isinstance(error, QueueFullError) or not self._may_try_another(tried):
-            return 0.0
-        return self._pool.grace_left_s(lambda frontend: frontend.serves(model))
-
-    def _may_try_another(self, tried: set[str]) -> bool:
-        """Each service once, and one more that was restarted. A request that ends each frontend must not go round for ever."""
-        return len(tried) <= len(self._pool.connections)
+        return self._pool.grace_left_s(tried, error, lambda frontend: frontend.serves(model))
 
     def away(self) -> ServiceUnavailableError:
         """The error for a request that finds no frontend. The addresses are written to the log and hidden from clients."""

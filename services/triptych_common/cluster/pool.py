@@ -7,10 +7,10 @@ import contextlib
 import hashlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import Generic, TypeVar
 
-from triptych.errors import ServiceUnavailableError
+from triptych.errors import QueueFullError, ServiceUnavailableError, TriptychError
 
 from triptych_common.cluster.connection import Connection
 from triptych_common.cluster.endpoint import Endpoint
@@ -131,14 +131,33 @@ class Pool(Generic[C]):
                     await self._next_change.wait()
         return condition()
 
-    def grace_left_s(self, suits: Callable[[C], bool] = lambda one: True) -> float:
+    def may_try_another(self, tried: Set[str]) -> bool:
+        """Whether a request may go to one more service: to each once, and to one that was restarted meanwhile.
+
+        Without this limit, a request that ends each service it reaches would follow their restarts for ever.
+
+        Args:
+            tried: ids of the instances that did not do.
+        """
+        return len(tried) <= len(self._connections)
+
+    def grace_left_s(
+        self,
+        tried: Set[str] = frozenset(),
+        error: TriptychError | None = None,
+        suits: Callable[[C], bool] = lambda one: True,
+    ) -> float:
         """How long a request that finds no service should wait for one, in seconds; 0 or less if it should not.
 
         In a rolling restart the last service may leave while the one before it is ready again, but not connected yet.
 
         Args:
+            tried: see `may_try_another`.
+            error: why the last service did not do. What full services refuse does not wait: that would fill this process too.
             suits: whether a service could be chosen if it were ready.
         """
+        if isinstance(error, QueueFullError) or not self.may_try_another(tried):
+            return 0.0
         # Not by the resolver's addresses: where a successor has another address, the one that left may be unlisted already.
         there = {one.address for one in self._ready}
         left_s = (when_s for address, (one, when_s) in self._left.items() if address not in there and suits(one))

@@ -46,8 +46,8 @@ class EngineCall:
         self._live = set(range(request.n or 1))
         self._connection: EngineConnection | None = None
         self._instance_id = ""
-        #: Waits for an engine.
-        self._waiting: asyncio.Task[None] | None = None
+        #: The wait for an engine.
+        self.waiting: asyncio.Task[None] | None = None
         #: Sequences that are to end as soon as an engine has the request.
         self._aborted: set[int] = set()
         #: Instances of engines that refused the request, or were lost before they sent any output.
@@ -74,12 +74,8 @@ class EngineCall:
             self._connection.abort(self._request_id)
             self._connection.breaker.ended(self._generation)
         self._live.clear()
-        if self._waiting is not None:
-            self._waiting.cancel()
-
-    def begin(self) -> None:
-        """Hand the request to an engine, as soon as there is one."""
-        self._waiting = self._router.send(self)
+        if self.waiting is not None:
+            self.waiting.cancel()
 
     def send_to(self, connection: EngineConnection) -> None:
         """Hand the request to an engine."""
@@ -155,7 +151,7 @@ class EngineCall:
         if len(self._live) > 1:  # the engine may have accepted some of the sequences
             lost.abort(self._request_id)
         self._connection = None
-        self._waiting = self._router.send(self, error)
+        self._router.send(self, error)
         return True
 
 
@@ -198,11 +194,11 @@ class EngineRouter:
         call = EngineCall(self, request, listener)
         if self.choose(request) is None and self.grace_left_s() <= 0:
             raise self._pool.none_left()
-        call.begin()
+        self.send(call)
         return call
 
-    def send(self, call: EngineCall, error: TriptychError | None = None) -> asyncio.Task[None] | None:
-        """Send a call to an engine that it was not sent to yet, as soon as there is one. Returns the wait for it.
+    def send(self, call: EngineCall, error: TriptychError | None = None) -> None:
+        """Send a call to an engine that it was not sent to yet, as soon as there is one.
 
         Args:
             error: why the last engine did not do.
@@ -210,11 +206,10 @@ class EngineRouter:
         connection = self.choose(call.request, call.tried)
         if connection is not None:
             call.send_to(connection)
-            return None
-        task = asyncio.create_task(self._send_later(call, error), name="a request that waits for an engine")
+            return
+        call.waiting = task = asyncio.create_task(self._send_later(call, error), name="a request that waits for an engine")
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
-        return task
 
     async def _send_later(self, call: EngineCall, error: TriptychError | None) -> None:
         try:
@@ -231,17 +226,8 @@ class EngineRouter:
             raise
 
     def grace_left_s(self, tried: Set[str] = frozenset(), error: TriptychError | None = None) -> float:
-        """How long a call that finds no engine should wait for one, in seconds; 0 or less if it should not.
-
-        Args:
-            error: why the last engine did not do. What is refused by full engines does not wait: that would fill this service too.
-        """
-        may_wait = not self._is_closed and not isinstance(error, QueueFullError) and self._may_try_another(tried)
-        return self._pool.grace_left_s() if may_wait else 0.0
-
-    def _may_try_another(self, tried: Set[str]) -> bool:
-        """Each service once, and one more that was restarted. A request that ends each engine must not go round for ever."""
-        return len(tried) <= len(self._pool.connections)
+        """How long a call that finds no engine should wait for one, as `Pool.grace_left_s`; 0 once this router is closed."""
+        return 0.0 if self._is_closed else self._pool.grace_left_s(tried, error)
 
     async def embed(self, request: engine_pb2.EngineServiceEmbedRequest, request_id: str) -> engine_pb2.EngineServiceEmbedResponse:
         """Vectors of prompts, from the engine that `choose` gives the first one, or from another engine if that does not take them.
@@ -280,7 +266,7 @@ class EngineRouter:
         """
 
         def suits(engine: EngineConnection) -> bool:
-            return engine.instance_id not in tried and self._may_try_another(tried)
+            return engine.instance_id not in tried and self._pool.may_try_another(tried)
 
         least = self._pool.least_loaded(suits)
         if least is None or not request.media:
