@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow test-clients test-codegen test-ecosystem test-containers conformance coverage lint format protos protos-freeze clients-typescript clients-cpp docs bench bench-report images sbom clean
+.PHONY: help install serve models-of-tests test test-long test-levels test-qemu test-slow test-clients test-codegen test-ecosystem test-containers test-cluster conformance coverage lint format protos protos-freeze clients-typescript clients-cpp docs bench bench-report images push sbom clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -16,9 +16,20 @@ LANGUAGE ?=
 CONTAINER ?= docker
 BUILD_ARGS ?=
 TAG ?= latest
+# Registry and path in front of the images' names, for `make push`.
+REGISTRY ?=
+# Directory with kube-apiserver, kube-controller-manager and etcd, for `make test-cluster`.
+KUBERNETES_BIN ?=
 
 # Torch by itself and first: its CPU build where no NVIDIA GPU is visible and pip was not told where to look.
 TORCH := torch>=2.11,<2.14
+# What depends on the instruction set.
+ENGINE_TESTS := tests/unit/common/test_cpu.py tests/unit/common/test_torch_env.py tests/unit/engine tests/unit/encoder \
+	tests/integration/encoder tests/integration/parity
+QEMU_TESTS := tests/unit/common/test_cpu.py tests/unit/common/test_torch_env.py tests/unit/encoder/test_packed_linear.py \
+	$(addprefix tests/unit/engine/cpu/test_, cpu_attention.py cpu_kernels.py int8.py kernel_build.py layer_chain.py layer_kernel.py \
+	linear_bf16.py linear_int8.py optimize.py) tests/unit/engine/runner/test_sampling_kernels.py \
+	tests/integration/parity/test_bfloat16_parity.py
 INSTALL_TORCH := $(BIN)/python tools/install_torch.py -q -c constraints.txt '$(TORCH)'
 
 help: ## Show this list
@@ -47,10 +58,27 @@ install: $(VENV)/.dev ## Make the virtual environment with all that development 
 serve: $(VENV)/.run ## Serve a model: make serve [PORT=8000] [MODEL=directory, built-in name or hub id] [ARGS='--max-model-len 2048']
 	@exec $(BIN)/triptych serve $(MODEL) --port $(PORT) $(ARGS)
 
-test: $(VENV)/.dev ## Run the tests (minutes)
+models-of-tests: $(VENV)/.dev
 	$(BIN)/triptych fetch
 	$(BIN)/triptych fetch all-minilm-l6-v2
+
+test: models-of-tests ## Run the tests that a change should pass before it is shared (12 minutes on two cores)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+test-long: models-of-tests ## Run the longer tests of CI: services that are killed and replaced under load, statistics of sampling
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m long $(ARGS)
+
+test-levels: models-of-tests ## Run the tests of engine and encoder with each instruction set below this CPU's
+	for level in $$($(BIN)/python -m triptych_common.host.cpu); do echo "TRIPTYCH_CPU_ISA=$$level"; \
+		TRIPTYCH_CPU_ISA=$$level HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ENGINE_TESTS) $(ARGS) || exit 1; \
+	done
+
+# An emulator computes 10 to 30 times slower than the CPU: only the files in which instruction sets matter. Processes that these
+# tests start run on the real CPU.
+QEMU_CPU ?= EPYC-Milan
+test-qemu: models-of-tests ## Run tests of the CPU kernels and of parity on an emulated CPU with AVX2 only; needs qemu-x86_64
+	qemu-x86_64 -cpu $(QEMU_CPU),check=off $(BIN)/python -c 'from triptych_common.host.cpu import isas_of_this_cpu as isas; print(*isas())'
+	HF_HUB_OFFLINE=1 qemu-x86_64 -cpu $(QEMU_CPU),check=off $(BIN)/python -m pytest --timeout 1500 $(QEMU_TESTS) $(ARGS)
 
 test-slow: $(VENV)/.dev ## Run the tests that take long: real downloads, soak
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -66,16 +94,13 @@ test-clients: ## Check style and tests of the TypeScript and C++ clients; leaves
 test-codegen: $(VENV)/.dev ## Generate clients in TypeScript, C++, Go and Java, compile and run them; downloads the tools for it
 	$(BIN)/python -m pytest -m codegen tests/codegen $(ARGS)
 
-test-ecosystem: $(VENV)/.dev ## Use LangChain, LiteLLM, Instructor, Pydantic AI, openai of npm and Schemathesis; downloads them
-	$(BIN)/triptych fetch
+test-ecosystem: models-of-tests ## Use LangChain, LiteLLM, Instructor, Pydantic AI, openai of npm and Schemathesis; downloads them
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m ecosystem tests/ecosystem $(ARGS)
 
 conformance: $(VENV)/.dev ## Run the golden cases with the clients: make conformance [LANGUAGE=typescript] [ARGS='--server 127.0.0.1:50051']
 	PYTHONPATH=clients $(BIN)/python -m conformance $(LANGUAGE) $(ARGS)
 
-coverage: $(VENV)/.dev ## Run the tests and tell which lines they reach, in services' processes too (30 minutes); pages in build/coverage/html
-	$(BIN)/triptych fetch
-	$(BIN)/triptych fetch all-minilm-l6-v2
+coverage: models-of-tests ## Run the tests and tell which lines they reach, in services' processes too (30 minutes); pages in build/coverage/html
 	rm -rf build/coverage
 	@# tests/guard counts Python calls, which the measurement makes too.
 	HF_HUB_OFFLINE=1 $(BIN)/coverage run -m pytest --ignore tests/guard --timeout 900 $(ARGS); status=$$?; \
@@ -133,21 +158,32 @@ bench: $(VENV)/.dev ## Measure and write benchmarks/results (20 minutes): make b
 bench-report: $(VENV)/.dev ## Write tables and charts of docs/performance.md: make bench-report [ARGS='benchmarks/results/FILE.json ...']
 	$(BIN)/python -m benchmarks.report $(ARGS)
 
+IMAGES := gateway frontend encoder engine fetch
 # What every image is built with: labels, and whatever BUILD_ARGS adds.
 BUILD_IMAGE := $(CONTAINER) build --build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
 	--build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null)
 
 images: ## Build the container images: make images [CONTAINER=podman] [BUILD_ARGS='--build-arg TORCH_BACKEND=cu128'] [TAG=latest]
-	for target in gateway frontend encoder engine fetch; do \
+	for target in $(IMAGES); do \
 		$(BUILD_IMAGE) $(BUILD_ARGS) --target $$target --tag triptych-$$target:$(TAG) . || exit 1; \
 	done
 	$(BUILD_IMAGE) $(BUILD_ARGS) --tag triptych:$(TAG) .
+
+push: ## Tag the images and push them to a registry: make push REGISTRY=registry.example.com/triptych [CONTAINER=podman] [TAG=latest]
+	@[ -n "$(REGISTRY)" ] || { echo "REGISTRY is not set: make push REGISTRY=registry.example.com/triptych" >&2; exit 2; }
+	for name in triptych $(IMAGES:%=triptych-%); do \
+		$(CONTAINER) tag $$name:$(TAG) $(REGISTRY)/$$name:$(TAG) && $(CONTAINER) push $(REGISTRY)/$$name:$(TAG) || exit 1; \
+	done
 
 sbom: ## Write what the images contain to build/sbom, as CycloneDX: make sbom [CONTAINER=podman] [BUILD_ARGS=...]
 	$(BUILD_IMAGE) $(BUILD_ARGS) --target sbom --output build/sbom .
 
 test-containers: $(VENV)/.dev ## Build the images, run them with the compose file, measure and break them; needs podman and podman-compose
 	$(BIN)/python -m pytest -m podman tests/containers -s $(ARGS)
+
+test-cluster: $(VENV)/.dev ## Install, upgrade and roll back the chart on a real Kubernetes API server: make test-cluster KUBERNETES_BIN=DIR, the directory with kube-apiserver, kube-controller-manager and etcd
+	@[ -n "$(KUBERNETES_BIN)" ] || { echo "KUBERNETES_BIN is not set: name the directory with kube-apiserver, kube-controller-manager and etcd" >&2; exit 2; }
+	KUBERNETES_BIN="$(KUBERNETES_BIN)" $(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 clean: ## Remove what tools left behind; the virtual environment and fetched models stay
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

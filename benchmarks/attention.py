@@ -15,9 +15,10 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from triptych_common.host.cores import limit_openmp_spinning, num_usable_cores
+from triptych_common.host.cores import num_usable_cores
+from triptych_common.host.torch_env import set_torch_environment
 
-limit_openmp_spinning()  # as the engine does before torch is imported
+set_torch_environment()  # as the engine does before torch is imported
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

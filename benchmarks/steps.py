@@ -32,8 +32,9 @@ from benchmarks.engine.local import EngineCore, EngineSettings, LoadedEngine, Re
 from benchmarks.engine.outside import Outside
 from benchmarks.engine.stages import STAGES, TimedSteps
 from benchmarks.harness.machine import BusyMeter
-from benchmarks.harness.sitting import check_positive, describe, hold, new_parser
+from benchmarks.harness.sitting import check_positive, describe, new_parser
 from benchmarks.harness.targets import describe_load
+from benchmarks.report.hold import hold
 
 #: Steps before those that count: the first of a batch size finds no buffers.
 _NUM_WARM_UP = 2

@@ -1,18 +1,15 @@
 """Prepares the process before any test imports torch.
 
-OpenMP threads must not spin, because other programs run beside the tests. No instruction set is forced: the tests run with each one
-that this CPU has.
+OpenMP threads must not spin, because other programs run beside the tests. With TRIPTYCH_CPU_ISA, our kernels, ATen and oneDNN all
+use that instruction set, as on a CPU that has no better one.
 """
 
 import gc
-import os
 
 import pytest
-from triptych_common.host.cores import limit_openmp_spinning
-from triptych_common.host.cpu import ISA_VARIABLE
+from triptych_common.host.torch_env import set_torch_environment
 
-limit_openmp_spinning()
-os.environ.pop(ISA_VARIABLE, None)
+set_torch_environment()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,8 +8,8 @@ import sys
 
 from pydantic import ValidationError
 from pydantic_settings import CliApp
-from triptych_common.host.cores import limit_openmp_spinning
 from triptych_common.host.garbage import startup_objects_frozen
+from triptych_common.host.torch_env import set_torch_environment
 from triptych_common.model.store import WEIGHT_PATTERNS, has_towers, resolve_model, served_name
 from triptych_common.rpc.server import run_service
 from triptych_common.settings import startup_error
@@ -27,7 +27,7 @@ def run(settings: EncoderSettings) -> None:
         if not has_towers(path):
             log.info("%s takes text only: there is nothing to encode, and no encoder is needed", served_name(settings.model))
             return
-        limit_openmp_spinning()
+        set_torch_environment()
         with startup_objects_frozen():
             from triptych_encoder.service import EncoderService  # imports torch, only when it is needed
 

@@ -7,8 +7,8 @@ import sys
 
 from pydantic import ValidationError
 from pydantic_settings import CliApp
-from triptych_common.host.cores import limit_openmp_spinning
 from triptych_common.host.garbage import startup_objects_frozen
+from triptych_common.host.torch_env import set_torch_environment
 from triptych_common.rpc.server import run_service
 from triptych_common.settings import startup_error
 
@@ -17,11 +17,12 @@ from triptych_engine.settings import EngineSettings
 
 def run(settings: EngineSettings) -> None:
     """Serve until SIGINT or SIGTERM."""
-    limit_openmp_spinning()
-    with startup_objects_frozen():
-        from triptych_engine.service import EngineService  # imports torch, so only once the flags are valid
 
     async def serve(stop: asyncio.Event) -> None:
+        set_torch_environment()
+        with startup_objects_frozen():
+            from triptych_engine.service import EngineService  # imports torch, so only once the flags are valid
+
         await EngineService(settings).run(stop)
 
     run_service("engine", settings, serve)

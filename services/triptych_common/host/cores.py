@@ -9,9 +9,6 @@ from pathlib import Path
 
 import psutil
 
-#: Iterations for which a thread of GNU's OpenMP spins at a barrier before it sleeps, about 200 microseconds. With a quarter of this
-#: value, a gateway and a frontend on the same cores cost the engine a tenth of its tokens. With this value they cost nothing.
-_SPIN_COUNT = "4000"
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _LOAD = Path("/proc/loadavg")
 _LOOKS, _LOOK_INTERVAL_S = 4, 0.001
@@ -49,17 +46,3 @@ def num_idle_cores(num_cores: int) -> int:
 def default_encoder_threads(num_cores: int) -> int:
     """Default number of an encoder's threads: one on up to four cores, else half of the cores."""
     return 1 if num_cores <= 4 else num_cores // 2
-
-
-def limit_openmp_spinning() -> None:
-    """Let OpenMP's threads spin only briefly at a barrier and then sleep, unless the environment says otherwise.
-
-    A step has hundreds of barriers. By default threads spin there for milliseconds. When another process computes on the same
-    cores, the thread that the others wait for has often lost its core to that process, and the spinning threads keep their cores
-    from both. A step of 20 ms took 180 ms beside one busy process. With this setting it takes
-    about 42 ms, and 20.6 ms without the other process.
-
-    Call it before torch is imported: the runtime reads the setting once.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)

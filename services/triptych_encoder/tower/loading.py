@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 from transformers.utils import is_torchvision_available
 from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.dtype import checkpoint_dtype
+from triptych_common.model.weights import check_weight_files
 
 from triptych_encoder.media.processors import PROCESSOR_FILES
 from triptych_encoder.tower.packed_linear import compute_dtype, pack_linears
@@ -62,11 +64,15 @@ def load_towers(
         StartupError: the model's files cannot be read or lack weights.
     """
     cls = _model_class(config, name)
+    check_weight_files(path)
     embedding_dtype: torch.dtype = dtype or getattr(torch, checkpoint_dtype(path))
     dtype = compute_dtype(embedding_dtype, device)
     try:
         model, info = _towers_only(cls).from_pretrained(path, config=config, dtype=dtype, output_loading_info=True)
-    except (OSError, RuntimeError) as error:
+    except ImportError as error:
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        raise StartupError(f"the towers of {name} ({config.model_type}) need a package that is not installed: {reason}") from error
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise StartupError(f"cannot load {name}: {str(error).splitlines()[0]}") from error
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])

@@ -66,6 +66,7 @@ def assert_invariant(driver: EngineDriver) -> None:
     assert answers(again) == {name: (ids, logprobs, []) for name, (ids, logprobs, _) in alone.items()}
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(

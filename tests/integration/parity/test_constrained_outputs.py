@@ -81,6 +81,7 @@ def check(
     return counts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("temperature", "async_scheduling"), [(0.0, False), (1.0, True)])
 def test_200_schemas(
     tiny: EngineDriver, default_model: Path, tokenizer: Tokenizer, temperature: float, async_scheduling: bool

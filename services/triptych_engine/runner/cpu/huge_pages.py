@@ -57,6 +57,10 @@ class HugePages:
         return taken
 
 
+#: A large cache is not filled at once, and the machine may need the memory for something else until then.
+_MAX_PREFAULTED_BYTES = 1 << 30
+
+
 def _region(num_bytes: int) -> torch.Tensor:
     """A uint8 tensor that starts at a page boundary."""
     try:
@@ -78,7 +82,7 @@ class Prefault:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        """tensors: prefaulted from start to end, in turn, one page of each tensor at a time."""
+        """tensors: prefaulted from the start up to 1 GiB in all, in turn, one page of each tensor at a time."""
         self._tensors = tensors  # held until the thread has ended
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prefault", daemon=True)
@@ -108,6 +112,8 @@ class Prefault:
                 log.info("the KV cache is not prefaulted: %s", os.strerror(ctypes.get_errno()))
                 return
             num_bytes += size
+            if num_bytes >= _MAX_PREFAULTED_BYTES:
+                break
         log.info("prefaulted %.0f MB of KV cache in %.1f s", num_bytes / 1e6, time.monotonic() - started)
 
     def _pages(self) -> Iterator[tuple[int, int]]:

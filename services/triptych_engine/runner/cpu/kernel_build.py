@@ -23,6 +23,7 @@ from triptych_common.host.cores import num_usable_cores
 from triptych_common.host.cpu import isas
 
 log = logging.getLogger(__name__)
+_DIGEST_BYTES = 32
 _CSRC = Path(__file__).parent / "csrc"
 _SOURCES = sorted(path for path in _CSRC.rglob("*") if path.suffix in (".cpp", ".h"))
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
@@ -37,8 +38,6 @@ _ISA_FLAGS = {
     "x86-64-v4-vnni": ("-march=x86-64-v4", "-mavx512vnni"),
     "x86-64-v4": ("-march=x86-64-v4",),
     "x86-64-v3": ("-march=x86-64-v3",),
-    "x86-64-v2": ("-march=x86-64-v2",),
-    "x86-64": ("-march=x86-64",),
     "armv8-a": ("-march=armv8-a",),
 }
 
@@ -53,9 +52,17 @@ def find(isa: str, extra_flags: tuple[str, ...] = ()) -> Path | None:
     """The library for an instruction set, prebuilt or built earlier; None if there is none. extra_flags as in `build`."""
     prebuilt = os.environ.get("TRIPTYCH_KERNEL_DIR")
     for folder in (Path(prebuilt) if prebuilt else None, cache_dir() / "kernels"):
-        if folder is not None and (folder / _file_name(isa, extra_flags)).is_file():
-            return folder / _file_name(isa, extra_flags)
+        path = folder / _file_name(isa, extra_flags) if folder is not None else None
+        if path is not None and path.is_file():
+            if _is_whole(path.read_bytes()):
+                return path
+            log.warning("%s is damaged and is not used", path)
     return None
+
+
+def _is_whole(library: bytes) -> bool:
+    """Whether the library ends with its own checksum. To load one that was cut off would end the process with a bus error."""
+    return hashlib.sha256(library[:-_DIGEST_BYTES]).digest() == library[-_DIGEST_BYTES:]
 
 
 def build(isa: str, folder: Path, extra_flags: tuple[str, ...] = ()) -> Path:
@@ -84,6 +91,8 @@ def build(isa: str, folder: Path, extra_flags: tuple[str, ...] = ()) -> Path:
             list(pool.map(_run, commands))
         library = Path(tmp, target.name)
         _run([compiler, "-shared", *objects.values(), "-o", str(library)])  # without -fopenmp: torch's runtime is used
+        content = library.read_bytes()
+        library.write_bytes(content + hashlib.sha256(content).digest())  # a loader ignores what follows the sections
         library.replace(target)
     log.info("built the CPU kernels for %s", isa)
     return target

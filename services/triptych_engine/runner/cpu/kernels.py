@@ -86,8 +86,6 @@ class CpuKernels:
         self._int8_pack, self._linear_int8 = library.triptych_linear_int8_pack, library.triptych_linear_int8
         self._int8_pack.argtypes = [pointer, pointer, count, count]
         self._linear_int8.argtypes = [pointer, count, pointer, pointer, pointer, pointer, count, count, count]
-        self._refine_logits = library.triptych_refine_logits
-        self._refine_logits.argtypes = [pointer] * 5 + [count] * 3
         library.triptych_decoder_layer_args_size.restype = library.triptych_decoder_step_args_size.restype = count
         sizes = library.triptych_decoder_layer_args_size(), library.triptych_decoder_step_args_size()
         if sizes != (ctypes.sizeof(DecoderLayerArgs), ctypes.sizeof(DecoderStepArgs)):
@@ -225,19 +223,6 @@ class CpuKernels:
         size = gate_up.shape[-1] // 2
         out = torch.empty(*gate_up.shape[:-1], size, dtype=gate_up.dtype)
         self._silu_mul[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), gate_up.numel() // (2 * size), size)
-        return out
-
-    def refine_logits(
-        self, logits: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        """bf16 logits [n, vocab] as fp32. The largest logits of each row are computed exactly, from hidden [n, size] and weight
-        [vocab, size], both bf16."""
-        hidden = hidden.contiguous()
-        out = torch.empty(logits.shape, dtype=torch.float32)
-        self._refine_logits(
-            logits.data_ptr(), hidden.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
-            logits.shape[0], logits.shape[1], hidden.shape[1],
-        )  # fmt: skip
         return out
 
 

@@ -137,6 +137,13 @@ def multiplies_bfloat16(kernels: CpuKernels) -> bool:
     return kernels.linear_method != "fp32" or not cpu_computes_bfloat16()
 
 
+def can_pack(kernels: CpuKernels | None, dtype: torch.dtype) -> bool:
+    """Whether `pack` takes weights of this dtype. oneDNN takes bfloat16 only on CPUs with AVX-512; our kernels do on any."""
+    if dtype == torch.bfloat16:
+        return kernels is not None or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+
 class SharedProduct:
     """One product for several layers that are called with the same input, one after the other."""
 
@@ -184,22 +191,6 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self._kernels.silu_mul(self.gate_up(x)))
-
-
-class ExactTopHead(nn.Module):
-    """The output head: bf16 hidden [1, n, hidden_size] -> fp32 logits [1, n, vocab_size], the largest of each row not rounded."""
-
-    def __init__(self, linear: nn.Linear, kernels: CpuKernels, *, tied: bool) -> None:
-        super().__init__()
-        self._kernels = kernels
-        self._weight, self._bias = linear.weight.data, None if linear.bias is None else linear.bias.data.float()
-        # The refinement needs the unpacked weight, so a packed weight would be a second copy. It is only packed if the embedding
-        # keeps the unpacked weight anyway.
-        self._linear = pack(kernels, linear) if tied else linear
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = x[0]
-        return self._kernels.refine_logits(self._linear(hidden), hidden, self._weight, self._bias)[None]
 
 
 class WideHead(nn.Module):

@@ -11,7 +11,7 @@ On CPUs, in bfloat16 and float32:
 In bfloat16 also:
 - if all norms could be replaced, the residual stream is kept in float32: the embedding returns float32, type promotion keeps it
   from layer to layer, and the norms convert it to bfloat16 for the matrix products. This costs almost nothing;
-- the output head returns float32 logits, of which at least the largest are exact (a bfloat16 logit of 25 is a multiple of 1/8).
+- the output head returns float32 logits that are not rounded (a bfloat16 logit of 25 is a multiple of 1/8).
 With both, the output distribution is closer to the float32 model's than that of transformers' own bfloat16 (docs/performance.md).
 
 On request, linear layers compute with 8-bit integers. Modules that are built from them are verified first, with the original
@@ -32,7 +32,7 @@ from transformers import PreTrainedModel
 from triptych_engine.runner.cpu.decoder_layer import fuse_layers, join_layers
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.modules import (
-    ExactTopHead,
+    Bf16Linear,
     FusedRMSNorm,
     GatedMLP,
     Int8Linear,
@@ -41,7 +41,7 @@ from triptych_engine.runner.cpu.modules import (
     PackedLinear,
     SharedProduct,
     WideHead,
-    multiplies_bfloat16,
+    can_pack,
     pack,
 )
 
@@ -68,7 +68,7 @@ def optimize(
         int8: prepare the linear layers for `quantize`; needs kernels.
         batch_invariant: the linear layers' result for a row must not depend on the number of rows.
     """
-    if model.device.type != "cpu" or not _can_pack(model.dtype):
+    if model.device.type != "cpu" or not can_pack(kernels, model.dtype):
         return
     embedding = model.get_input_embeddings().weight
     _detach_from_file(embedding)  # before the head, which may share it, is replaced
@@ -80,10 +80,10 @@ def optimize(
         others = [m for m in model.modules() if "Norm" in type(m).__name__ and not isinstance(m, FusedRMSNorm)]
         wide = model.dtype == torch.bfloat16 and num_norms > 0 and not others
         if model.dtype == torch.bfloat16:
-            _replace_head(model, kernels, pack_linears, plain=int8 or multiplies_bfloat16(kernels))
+            _replace_head(model, kernels, Int8Linear if int8 else Bf16Linear)
         _replace(model, lambda module: _gated_mlp(module, kernels, pack_linears))
-    _share_products(model, pack_linears)
-    num_linears = _replace(model, lambda module: _packed_linear(module, pack_linears))
+    _share_products(model, kernels, pack_linears)
+    num_linears = _replace(model, lambda module: _packed_linear(module, kernels, pack_linears))
     for parameter in model.parameters():
         if parameter is not embedding:
             _detach_from_file(parameter)
@@ -121,12 +121,6 @@ def quantize(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torc
     return Quantized(len(sizes), sum(before for before, _ in sizes), sum(after for _, after in sizes))
 
 
-def _can_pack(dtype: torch.dtype) -> bool:
-    if not torch.backends.mkldnn.is_available():
-        return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
 def _detach_from_file(parameter: nn.Parameter) -> None:
     """Copy a parameter that is kept. The other weights were packed, so the memory-mapped checkpoint is then no longer needed."""
     parameter.data = parameter.data.clone()
@@ -139,7 +133,7 @@ def _widen(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tenso
 def _replace(model: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> int:
     num_replaced = 0
     for parent in model.modules():  # no list: it would keep replaced modules and their weights alive to the end
-        if isinstance(parent, (PackedLinear, ExactTopHead, WideHead, GatedMLP)):
+        if isinstance(parent, (PackedLinear, WideHead, GatedMLP)):
             continue
         for name, child in list(parent.named_children()):
             replacement = make(child)
@@ -149,22 +143,22 @@ def _replace(model: nn.Module, make: Callable[[nn.Module], nn.Module | None]) ->
     return num_replaced
 
 
-def _packed_linear(module: nn.Module, pack: Pack) -> nn.Module | None:
-    return pack(module) if type(module) is nn.Linear and _can_pack(module.weight.dtype) else None
+def _packed_linear(module: nn.Module, kernels: CpuKernels | None, pack: Pack) -> nn.Module | None:
+    return pack(module) if type(module) is nn.Linear and can_pack(kernels, module.weight.dtype) else None
 
 
-def _linears(module: nn.Module, *names: str) -> list[nn.Linear] | None:
+def _linears(module: nn.Module, kernels: CpuKernels | None, *names: str) -> list[nn.Linear] | None:
     """The module's linear layers with these names; None unless all exist and are plain `nn.Linear`."""
     found = [getattr(module, name, None) for name in names]
-    linears = [layer for layer in found if type(layer) is nn.Linear and _can_pack(layer.weight.dtype)]
+    linears = [layer for layer in found if type(layer) is nn.Linear and can_pack(kernels, layer.weight.dtype)]
     return linears if len(linears) == len(names) else None
 
 
-def _share_products(model: nn.Module, pack: Pack) -> None:
+def _share_products(model: nn.Module, kernels: CpuKernels | None, pack: Pack) -> None:
     """Join the q, k and v projections of each attention."""
     names = ("q_proj", "k_proj", "v_proj")
     for module in model.modules():
-        linears = _linears(module, *names)
+        linears = _linears(module, kernels, *names)
         if linears and len({(linear.in_features, linear.bias is None) for linear in linears}) == 1:
             product = SharedProduct(linears, pack)
             for index, name in enumerate(names):
@@ -172,7 +166,7 @@ def _share_products(model: nn.Module, pack: Pack) -> None:
 
 
 def _gated_mlp(module: nn.Module, kernels: CpuKernels, pack: Pack) -> nn.Module | None:
-    linears = _linears(module, "gate_proj", "up_proj", "down_proj")
+    linears = _linears(module, kernels, "gate_proj", "up_proj", "down_proj")
     if linears is None or not type(module).__name__.endswith("MLP"):
         return None
     gate, up, down = linears
@@ -189,16 +183,11 @@ def _same(expected: torch.Tensor, got: torch.Tensor) -> bool:
     return torch.allclose(expected, got, rtol=tolerance, atol=tolerance * expected.abs().max().item())
 
 
-def _replace_head(model: PreTrainedModel, kernels: CpuKernels, pack: Pack, *, plain: bool) -> None:
-    """plain: the head's own product gives logits that are not rounded."""
+def _replace_head(model: PreTrainedModel, kernels: CpuKernels, kind: type[Bf16Linear] | type[Int8Linear]) -> None:
     head = model.get_output_embeddings()
-    if type(head) is not nn.Linear:
-        return
-    if plain:
-        model.set_output_embeddings(WideHead(pack(head)))
-    else:
-        tied = head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
-        model.set_output_embeddings(ExactTopHead(head, kernels, tied=tied))
+    if type(head) is nn.Linear:
+        bias = None if head.bias is None else head.bias.data
+        model.set_output_embeddings(WideHead(kind(head.weight.data, bias, kernels)))
 
 
 def _fused_norm(module: nn.Module, kernels: CpuKernels) -> nn.Module | None:

@@ -54,5 +54,5 @@ def check_int8(device: torch.device, dtype: torch.dtype | None, has_kernels: boo
 
 
 def cpu_computes_bfloat16() -> bool:
-    """Whether this CPU has instructions for bfloat16 matrix products, and oneDNN is available to use them."""
-    return torch.backends.mkldnn.is_available() and cpu.computes_bfloat16()
+    """Whether this CPU has instructions for bfloat16 matrix products, and oneDNN uses them."""
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported() and cpu.computes_bfloat16()

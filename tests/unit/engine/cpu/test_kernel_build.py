@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +77,8 @@ def test_a_library_that_does_not_load_is_built_again(
     monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path))
     bad = tmp_path / "kernels" / good.name
     bad.parent.mkdir()
-    bad.write_text("for another system")
+    content = b"for another system"
+    bad.write_bytes(content + hashlib.sha256(content).digest())
     monkeypatch.setattr(kernel_build, "build", lambda isa, folder: Path(shutil.copy(good, folder)))
     assert load_kernels.__wrapped__() is not None
     assert f"{bad} does not load and is built again" in caplog.text

@@ -108,6 +108,7 @@ def test_a_constraint_takes_the_tokens_of_its_mask_and_no_others(
     assert num_forced or "capital" not in text
 
 
+@pytest.mark.long
 def test_constrained_draws_follow_the_distribution_also_where_the_end_may_come(cache: ConstraintCache) -> None:
     num_rows, generator = 1000, np.random.default_rng(2)
     logits = generator.standard_normal(520).astype(np.float32)

@@ -157,6 +157,7 @@ class _Accepts:
         return TokenMasks(np.tile(words, (len(rows), 1)), np.zeros(len(rows), np.bool_), 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["kernels", "sorted"])
 @pytest.mark.parametrize("case", ["plain", "cold", "top-k", "top-p", "min-p", "all"])
 def test_constrained_draws_follow_the_distribution_of_the_accepted_tokens(way: str, case: str):
