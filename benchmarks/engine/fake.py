@@ -21,7 +21,8 @@ from triptych_cli.stack.ports import free_port
 from triptych_common.model.store import model_info, resolve_model
 from triptych_common.rpc.channels import SERVER_OPTIONS
 
-from benchmarks.harness.child import BenchmarkError, Child
+from benchmarks.errors import BenchmarkError
+from benchmarks.harness.child import Child
 from benchmarks.harness.stack import HOST, Stack, ask, checkout_env
 from benchmarks.load.requests import Target
 

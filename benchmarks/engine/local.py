@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from triptych_common.host.cores import limit_openmp_spinning
+from triptych_common.host.torch_env import set_torch_environment
 from triptych_common.model import store as model_store
 
-limit_openmp_spinning()  # as the engine does before torch is imported
+set_torch_environment()  # as the engine does before torch is imported
 
 from triptych_engine.core import EngineCore, Load, new_device_thread  # noqa: E402
 from triptych_engine.executor.in_process import InProcessExecutor  # noqa: E402

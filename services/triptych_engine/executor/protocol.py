@@ -10,7 +10,7 @@ from triptych_common.constraints.spec import ConstraintSpec
 
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.scheduling.output import SchedulerOutput, StepResult
-from triptych_engine.scheduling.pacer import StepCosts
+from triptych_engine.scheduling.step_costs import StepCosts
 
 
 @dataclass(frozen=True, slots=True)

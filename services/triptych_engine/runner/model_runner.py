@@ -26,8 +26,8 @@ from triptych_engine.runner.sampling.sampler import Sampler
 from triptych_engine.runner.transfer import HostToDevice, check_device, end_of_work
 from triptych_engine.runner.warm_up import WarmUp
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
-from triptych_engine.scheduling.pacer import StepCosts
 from triptych_engine.scheduling.request import SamplingParams
+from triptych_engine.scheduling.step_costs import StepCosts
 
 _PROBE_ID = "probe"
 

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from statistics import median
 from typing import Protocol
 
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
-from triptych_engine.scheduling.pacer import StepCosts
 from triptych_engine.scheduling.request import SamplingParams
+from triptych_engine.scheduling.step_costs import StepCosts
 
 log = logging.getLogger(__name__)
 #: Number of tokens, or of sequences, in the measured steps.
 _MEASURED_SIZE = 64
+#: A longer prompt is measured until a step with it takes this many times as long as a step with one token. In shorter prompts, the
+#: cost of a token is lost in the noise.
+_CLEAR_RATIO = 3.0
+_LONGEST_PROMPT = 256
+#: The three steps are measured in turn, so many times and at most for so many seconds, until their durations are stable.
+_LEAST_ROUNDS, _MOST_ROUNDS, _MAX_S = 3, 9, 1.0
+#: Durations are stable when at least half of them are within this fraction of the median.
+_STABLE_SPREAD = 0.1
 _SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)
 
 
@@ -29,31 +39,53 @@ class WarmUp:
         runner: a runner without sequences; its KV blocks from 0 on are used.
         max_tokens: length of the longest prompt that it can compute.
         max_num_seqs: maximum number of sequences, with one block each.
+        clock: seconds.
     """
 
-    def __init__(self, runner: StepRunner, block_size: int, max_tokens: int, max_num_seqs: int) -> None:
-        self._runner, self._block_size = runner, block_size
+    def __init__(
+        self,
+        runner: StepRunner,
+        block_size: int,
+        max_tokens: int,
+        max_num_seqs: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._runner, self._block_size, self._clock = runner, block_size, clock
         self._max_tokens, self._max_num_seqs = max_tokens, max_num_seqs
 
     def run(self, *, largest: bool) -> StepCosts:
         """Run a prefill, the largest possible one or one of the measured size. Then measure the cost of steps."""
-        started = time.monotonic()
-        num_tokens = min(self._max_tokens, _MEASURED_SIZE)
-        self._time_prefill(self._max_tokens if largest else num_tokens)
-        costs = self._measure(num_tokens, min(self._max_num_seqs, _MEASURED_SIZE))
+        started = self._clock()
+        self._time_prefill(self._max_tokens if largest else min(self._max_tokens, _MEASURED_SIZE))
+        costs = self._measure(min(self._max_num_seqs, _MEASURED_SIZE))
         log.info("warmed up in %.1f s; a step takes %.1f ms, %.2f more per decoding sequence, %.2f per prompt token",
-                 time.monotonic() - started, costs.fixed_s * 1e3, costs.decode_s * 1e3, costs.prompt_token_s * 1e3)  # fmt: skip
+                 self._clock() - started, costs.fixed_s * 1e3, costs.decode_s * 1e3, costs.prompt_token_s * 1e3)  # fmt: skip
         return costs
 
-    def _measure(self, num_tokens: int, num_seqs: int) -> StepCosts:
-        # Other services may be starting on the same cores, so the faster of two runs is closer to the true cost.
-        one_s, several_s, prompt_s = (
-            min(time_step(size) for _ in range(2))
-            for time_step, size in ((self._time_decode, 1), (self._time_decode, num_seqs), (self._time_prefill, num_tokens))
-        )
-        decode_s = max(0.0, several_s - one_s) / max(1, num_seqs - 1)
-        prompt_token_s = max(0.0, prompt_s - one_s) / max(1, num_tokens - 1)
-        return StepCosts(max(one_s - decode_s, 1e-6), decode_s, prompt_token_s)
+    def _measure(self, num_seqs: int) -> StepCosts:
+        """Measure the three steps in turn. Another service that starts meanwhile then slows all three down, not one of them."""
+        num_tokens = self._clear_prompt()
+        ended_s = self._clock() + _MAX_S
+        rounds: list[tuple[float, float, float]] = []
+        while len(rounds) < _MOST_ROUNDS:
+            rounds.append((self._time_decode(1), self._time_decode(num_seqs), self._time_prefill(num_tokens)))
+            if len(rounds) >= _LEAST_ROUNDS and all(map(_is_stable, zip(*rounds, strict=True))):
+                break
+            if len(rounds) > 1 and self._clock() > ended_s:
+                break
+        one_s, several_s, prompt_s = (median(durations) for durations in zip(*rounds, strict=True))
+        decode_s = (several_s - one_s) / max(1, num_seqs - 1)
+        return StepCosts(one_s - max(0.0, decode_s), decode_s, (prompt_s - one_s) / max(1, num_tokens - 1)).plausible()
+
+    def _clear_prompt(self) -> int:
+        """Length of the prompt to measure. Also runs each of the steps once, which may take longer than later ones."""
+        self._time_decode(min(self._max_num_seqs, _MEASURED_SIZE))
+        one_s = self._time_decode(1)
+        num_tokens = min(self._max_tokens, _MEASURED_SIZE)
+        longest = min(self._max_tokens, _LONGEST_PROMPT)
+        while self._time_prefill(num_tokens) < _CLEAR_RATIO * one_s and num_tokens < longest:
+            num_tokens = min(longest, 2 * num_tokens)
+        return num_tokens
 
     def _time_prefill(self, num_tokens: int) -> float:
         """Seconds of a step with one prompt in it."""
@@ -65,9 +97,17 @@ class WarmUp:
         return self._time([NewSequence(f"warm-up-{i}", [0], 1, 0, [i], _SAMPLING) for i in range(num_seqs)], 1)
 
     def _time(self, sequences: list[NewSequence], num_tokens: int) -> float:
+        """Seconds of a step of sequences that were admitted before it, as those that decode were."""
         ids = [sequence.request_id for sequence in sequences]
-        started = time.perf_counter()
-        self._runner.execute(SchedulerOutput(new=sequences, num_scheduled_tokens=dict.fromkeys(ids, num_tokens)))
-        elapsed_s = time.perf_counter() - started
+        self._runner.execute(SchedulerOutput(new=sequences))
+        started_s = self._clock()
+        self._runner.execute(SchedulerOutput(num_scheduled_tokens=dict.fromkeys(ids, num_tokens)))
+        elapsed_s = self._clock() - started_s
         self._runner.execute(SchedulerOutput(dropped=ids))
         return elapsed_s
+
+
+def _is_stable(durations: tuple[float, ...]) -> bool:
+    """Whether the durations so far agree on their median."""
+    middle_s = median(durations)
+    return median(abs(one_s - middle_s) for one_s in durations) <= _STABLE_SPREAD * middle_s
