@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from triptych_common.cluster.resolver import resolver_of
 from triptych_common.constraints.cache import warm_up
 from triptych_common.constraints.spec import KINDS
 from triptych_common.host.cores import num_usable_cores
+from triptych_common.host.memory import private_memory, usable_memory
 from triptych_common.model import store as model_store
 from triptych_common.model.pooling import PoolingModel, served_model
 from triptych_common.rpc.control import State
@@ -35,6 +37,7 @@ from triptych_engine.metrics import EngineMetrics
 from triptych_engine.rpc.outbox import Outbox
 from triptych_engine.rpc.servicer import EngineServicer
 from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.runner.memory import fitting_context
 from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.scheduler import Scheduler
@@ -153,6 +156,10 @@ class EngineService:
 
     async def _serve(self, executor: Executor, config: RunnerConfig, model: common_pb2.ModelInfo, loaded: ExecutorInfo) -> None:
         settings, traits = self._settings, loaded.media_traits
+        model.max_model_len = fitting_context(
+            model.max_model_len, loaded.num_blocks * loaded.block_size, is_explicit=settings.max_model_len is not None
+        )
+        config = dataclasses.replace(config, max_model_len=model.max_model_len)
         model.vocab_size = loaded.vocab_size
         model.quantization = settings.quantization
         model.capabilities.constraints.extend(KINDS if config.pooling is None else ())
@@ -262,6 +269,9 @@ def runner_config(
         max_num_batched_tokens=budget,
         block_size=settings.block_size or (16 if device.type == "cpu" else 256),
         kv_cache_bytes=settings.kv_cache_memory,
+        memory_limit=settings.memory_limit or usable_memory().available + private_memory(),
+        memory_utilization=settings.memory_utilization,
+        reserved_bytes=settings.embedding_cache_memory if settings.encoder_addresses else 0,
         dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
         kv_cache_dtype=None if settings.kv_cache_dtype == "auto" else getattr(torch, settings.kv_cache_dtype),
         prefault_kv_cache=settings.prefault_kv_cache,

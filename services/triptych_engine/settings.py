@@ -62,7 +62,7 @@ class EngineSettings(GrpcServiceSettings):
         Field(
             gt=0,
             description="Longest step while other requests decode, in milliseconds; prompts are cut to fit. The first twelve steps "
-            "after a time without decoding may take five times as long.",
+            "after a time without decoding may take longer if several prompts wait, up to five times as long.",
         ),
     ] = 70.0
     max_waiting: Annotated[int, Field(ge=0, description="Requests that may wait; further ones are refused.")] = 2048
@@ -76,8 +76,28 @@ class EngineSettings(GrpcServiceSettings):
         Field(ge=1, le=256, description="Tokens per KV block; by default 16 on a CPU, and 256 on a GPU, whose kernel needs it."),
     ] = None
     kv_cache_memory: Annotated[
-        int, BeforeValidator(parse_bytes), Field(gt=0, description="Memory of the KV cache, e.g. 512M or 2G.")
-    ] = 1 << 30
+        Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)] | None,
+        Field(
+            description="Memory of the KV cache, e.g. 512M or 2G; by default half of what the weights leave, and not more than "
+            "max_num_seqs requests of max_model_len tokens can use."
+        ),
+    ] = None
+    memory_limit: Annotated[
+        Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)] | None,
+        Field(
+            description="Memory that the engine may take on a CPU, weights and KV cache included; by default what is available at "
+            "its start. `triptych serve` divides the available memory among its services."
+        ),
+    ] = None
+    memory_utilization: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=1,
+            description="Share of memory_limit, or of a GPU's memory, that the engine takes, weights and KV cache included. By "
+            "default 0.8 on a GPU.",
+        ),
+    ] = None
     kv_cache_dtype: Annotated[
         Literal["auto", "bfloat16", "float32"],
         Field(

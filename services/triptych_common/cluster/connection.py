@@ -202,6 +202,10 @@ class Connection(ABC):
                 f"it serves another model: {model.name} (fingerprint {model.fingerprint[:12]}), not "
                 f"{expected.name} (fingerprint {expected.fingerprint[:12]})"
             )
+        # A frontend that has only the tokenizer cannot know the weights.
+        ours, theirs = expected.weights_fingerprint, model.weights_fingerprint
+        if ours and theirs and ours != theirs:
+            raise ConnectionRefusedByUsError(f"it has other weights of {model.name} (fingerprint {theirs[:12]}, not {ours[:12]})")
 
     async def _live_once(self) -> bool:
         """One life of the connection. Returns True if the service was connected."""

@@ -1,9 +1,14 @@
-"""How this process allocates memory and returns it to the system."""
+"""How this process allocates memory and returns it to the system, and how much there is."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import psutil
 
 _M_MMAP_THRESHOLD = -3
 _LARGE_BYTES = 1 << 20
@@ -17,3 +22,52 @@ def return_large_blocks() -> None:
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory in bytes: what this process could have at most, and what is free of it now."""
+
+    total: int
+    available: int
+
+
+def usable_memory(cgroup: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Memory:
+    """The memory of this machine, or of the tightest cgroup that this process is in, e.g. its container's.
+
+    Args:
+        cgroup: the file that names the process's groups.
+        mount: where the system shows cgroups, of version 1 or 2.
+    """
+    machine = psutil.virtual_memory()
+    memory = Memory(machine.total, machine.available)
+    for directory, (limit_file, usage_file, inactive) in _groups(cgroup, mount):
+        with contextlib.suppress(OSError, ValueError):
+            limit = int((directory / limit_file).read_text())  # version 2 writes "max" for none
+            usage = int((directory / usage_file).read_text())
+            # Cached pages of files count as used, and the kernel drops them when memory is short.
+            stat = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
+            free = max(0, limit - max(0, usage - int(stat.get(inactive, 0))))
+            memory = Memory(min(memory.total, limit), min(memory.available, free))
+    return memory
+
+
+def _groups(cgroup: Path, mount: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """The directories of this process's groups with their parents, and the names in them of limit, usage and inactive pages."""
+    for line in cgroup.read_text().splitlines() if cgroup.is_file() else ():
+        _, controllers, name = line.split(":", 2)
+        if controllers == "":
+            root, names = mount, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            root, names = mount / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        group = PurePosixPath(name.lstrip("/"))
+        for part in (group, *group.parents):
+            yield root / part, names
+
+
+def private_memory() -> int:
+    """Bytes that this process alone holds in memory."""
+    info = psutil.Process().memory_info()
+    return int(info.rss - getattr(info, "shared", 0))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from triptych.errors import StartupError
+
+from triptych_common.model.weights import read_header, weight_files
+
 #: safetensors' name -> torch's name. Types of quantized weights are left out: they do not tell the compute dtype.
 _FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float32"}
 _DTYPES = frozenset(_FLOATS.values())
-#: Largest header of a safetensors file; the format allows no more.
-_MAX_HEADER_BYTES = 100_000_000
 
 
 def checkpoint_dtype(path: Path) -> str:
@@ -24,7 +25,7 @@ def checkpoint_dtype(path: Path) -> str:
     then its parts. The result is float32 when no configuration names a type.
     """
     counts: Counter[str] = Counter()
-    for file in _weight_files(path):
+    for file in weight_files(path):
         counts += _num_parameters(file)
     most = [name for name, count in counts.items() if count == max(counts.values())]
     if len(most) == 1:
@@ -33,29 +34,16 @@ def checkpoint_dtype(path: Path) -> str:
     return _declared(config) or "float32"
 
 
-def _weight_files(path: Path) -> list[Path]:
-    """The files that transformers loads. The directory may also hold other copies of the weights, or adapters."""
-    if (path / "model.safetensors").is_file():
-        return [path / "model.safetensors"]
-    index = _read_json(path / "model.safetensors.index.json")
-    parts = index.get("weight_map") if isinstance(index, dict) else None
-    if isinstance(parts, dict):
-        return [path / name for name in sorted({name for name in parts.values() if isinstance(name, str)})]
-    return sorted(path.glob("*.safetensors"))
-
-
 def _num_parameters(file: Path) -> Counter[str]:
     """Type -> number of parameters, from the file's header; empty for an invalid file, which fails later when it is loaded."""
     counts: Counter[str] = Counter()
     try:
-        with file.open("rb") as stream:
-            (size,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(size)) if size <= _MAX_HEADER_BYTES else {}
-        for tensor in header.values():
-            if tensor.get("dtype") in _FLOATS:
-                counts[_FLOATS[tensor["dtype"]]] += math.prod(tensor["shape"])
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, struct.error):
-        return Counter()
+        header = read_header(file)
+    except StartupError:
+        return counts
+    for tensor in header.values():
+        if tensor["dtype"] in _FLOATS:
+            counts[_FLOATS[tensor["dtype"]]] += math.prod(tensor["shape"])
     return counts
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from triptych.errors import StartupError
 from triptych.v1 import common_pb2
 
 from triptych_common.host.cache import cache_dir
+from triptych_common.model.weights import weights_fingerprint
 
 #: Files whose content makes the fingerprint. Services that differ in one of them must not work together.
 _FINGERPRINT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -117,18 +119,52 @@ def resolve_model(model: str, patterns: tuple[str, ...] = TOKENIZER_PATTERNS) ->
 
 
 def _from_hub(model: str, patterns: tuple[str, ...]) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
     known = f"known built-in names: {', '.join(sorted(BUILTIN_MODELS))}"
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise StartupError(f"{model!r} is neither a directory nor a built-in name nor a hub id (org/name); {known}")
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
     try:
-        return Path(snapshot_download(model, allow_patterns=list(patterns)))
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise StartupError(f"{model} is not in the hub's cache and the hub cannot be reached (or offline mode is on)") from error
-    except (HFValidationError, HfHubHTTPError) as error:
-        raise StartupError(f"cannot get {model} from the hub: {str(error).splitlines()[0]}") from error
+        path = Path(snapshot_download(model, allow_patterns=list(patterns)))
+    except (HFValidationError, HfHubHTTPError, OSError) as error:
+        raise StartupError(_hub_reason(model, error, constants.HF_HUB_CACHE)) from error
+    if not (path / "config.json").is_file():
+        raise StartupError(
+            f"{model} has no config.json at the hub, so it is no model that can be served; GGUF files are not served"
+        )
+    return path
+
+
+def _hub_reason(model: str, error: Exception, cache: str) -> str:
+    """What is wrong, and what to do."""
+    from huggingface_hub import constants, get_token
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    page = f"{constants.ENDPOINT}/{model}"
+    log_in = "run `hf auth login`, or set HF_TOKEN" if get_token() is None else "the token in use must belong to that account"
+    # It wraps what the hub said about a file.
+    cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None else error
+    status = cause.response.status_code if isinstance(cause, HfHubHTTPError) and cause.response is not None else None
+    if isinstance(cause, GatedRepoError):
+        return f"{model} is gated: accept its licence at {page}, then {log_in}"
+    # To somebody who is not logged in, the hub answers 401 for what does not exist.
+    if isinstance(cause, RepositoryNotFoundError) or (status == 401 and get_token() is None):
+        return f"the hub has no model {model}, or it is private: check the name at {page}; for a private model, {log_in}"
+    if status in (401, 403):
+        return f"the hub does not let this token read {model} ({status}): {log_in}, with read access to {page}"
+    if status == 429:
+        return (
+            f"the hub refuses more requests for {model} for now (429); wait a few minutes, or log in for a higher limit: {log_in}"
+        )
+    if status is not None:
+        return f"the hub failed to send {model} ({status}); try again later"
+    if isinstance(error, LocalEntryNotFoundError):
+        why = "offline mode is on (HF_HUB_OFFLINE)" if constants.is_offline_mode() else f"{constants.ENDPOINT} cannot be reached"
+        return f"{model} is not in the hub's cache, or not complete, and {why}; with a network: triptych fetch {model}"
+    if isinstance(cause, OSError) and cause.errno is not None:
+        return f"cannot write {model} to {cache}: {os.strerror(cause.errno)}; HF_HUB_CACHE names another directory"
+    return f"cannot get {model} from the hub: {str(error).splitlines()[0]}"
 
 
 def read_json(path: Path) -> dict:
@@ -171,7 +207,8 @@ def model_info(path: Path, name: str, max_model_len: int | None = None) -> commo
         max_model_len: lowers the model's own context length; None keeps it.
 
     Raises:
-        StartupError: the context length is unknown and none was given, or the given one is longer than the model's.
+        StartupError: the context length is unknown and none was given, or the given one is longer than the model's; or a file of
+            the weights is damaged.
     """
     config = read_json(path / "config.json")
     text = text_config(config)
@@ -192,4 +229,5 @@ def model_info(path: Path, name: str, max_model_len: int | None = None) -> commo
         max_model_len=max_model_len or longest,
         vocab_size=text.get("vocab_size", 0),
         eos_token_ids=eos_token_ids(path),
+        weights_fingerprint=weights_fingerprint(path),
     )

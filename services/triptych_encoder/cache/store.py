@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from triptych_encoder.cache.item import EncodedItem
@@ -46,13 +46,13 @@ class SharedStore:
         try:
             value = await self._redis.get(_PREFIX + key)
         except (RedisError, OSError, TimeoutError) as error:
-            self._failed("read", error)
+            await self._failed("read", error)
             return None
         if value is None:
             return None
         item = await asyncio.to_thread(from_stored, value)
         if item is None:
-            self._failed("read", ValueError("a value is damaged or of another version"))
+            await self._failed("read", ValueError("a value is damaged or of another version"))
         return item
 
     async def put(self, key: bytes, item: EncodedItem) -> None:
@@ -63,7 +63,7 @@ class SharedStore:
         try:
             await self._redis.set(_PREFIX + key, value, px=self._ttl_ms)
         except (RedisError, OSError, TimeoutError) as error:
-            self._failed("write", error)
+            await self._failed("write", error)
 
     async def has(self, keys: Sequence[bytes]) -> list[bool]:
         """Whether the store has each key; False for all if the store is unavailable."""
@@ -75,7 +75,7 @@ class SharedStore:
                     pipeline.exists(_PREFIX + key)
                 return [bool(answer) for answer in await pipeline.execute()]
         except (RedisError, OSError, TimeoutError) as error:
-            self._failed("read", error)
+            await self._failed("read", error)
             return [False] * len(keys)
 
     async def evict(self, keys: Sequence[bytes]) -> None:
@@ -84,7 +84,7 @@ class SharedStore:
             if keys:
                 await self._redis.delete(*(_PREFIX + key for key in keys))
         except (RedisError, OSError, TimeoutError) as error:
-            self._failed("write", error)
+            await self._failed("write", error)
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -93,11 +93,14 @@ class SharedStore:
     def _is_paused(self) -> bool:
         return asyncio.get_running_loop().time() < self._paused_until_s
 
-    def _failed(self, what: str, error: Exception) -> None:
+    async def _failed(self, what: str, error: Exception) -> None:
         self.num_failures += 1
         now = asyncio.get_running_loop().time()
         if isinstance(error, (TimeoutError, RedisTimeoutError)):
             self._paused_until_s = now + _PAUSE_S
+        if isinstance(error, ReadOnlyError):
+            # The server became a replica, in a fail-over. It keeps its connections; new ones may reach its successor.
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
         if now - self._last_warning_s >= _WARN_EVERY_S:
             self._last_warning_s = now
             log.warning("the shared store cannot be used to %s (%d failures so far): %s", what, self.num_failures, error)

@@ -19,6 +19,7 @@ from triptych_engine.runner.cpu.optimize import optimize, quantize
 from triptych_engine.runner.cuda.graphed_decode import Recorder
 from triptych_engine.runner.encoder_runner import EncoderRunner
 from triptych_engine.runner.media_inputs import MediaInputs
+from triptych_engine.runner.memory import measured_kv_cache_bytes
 from triptych_engine.runner.model.loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
 from triptych_engine.runner.model.media_traits import media_traits
 from triptych_engine.runner.model.precision import check_int8, kv_cache_dtype
@@ -84,7 +85,12 @@ def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
     if int8:
         check_int8(config.device, config.dtype, kernels is not None)
     model = load_model(
-        config.model_path, config.model_name, dtype=config.dtype, device=config.device, max_model_len=config.max_model_len
+        config.model_path,
+        config.model_name,
+        dtype=config.dtype,
+        device=config.device,
+        max_model_len=config.max_model_len,
+        generates=config.pooling is None,
     )
     optimize(model.model, kernels, *_trial(config, model), int8=int8, batch_invariant=config.batch_invariant)
     gc.collect()
@@ -118,10 +124,15 @@ def _trial(config: RunnerConfig, model: LoadedModel) -> tuple[torch.Tensor, torc
 def _num_blocks(config: RunnerConfig, model: LoadedModel, cache_dtype: torch.dtype) -> int:
     """Number of KV blocks that fit in the configured memory. Raises StartupError if the checks at start need more."""
     block_bytes = config.block_size * sum(shape.bytes_per_token(cache_dtype) for shape in model.layers.values())
-    num_blocks = config.kv_cache_bytes // block_bytes
+    most = config.max_num_seqs * -(-config.max_model_len // config.block_size) * block_bytes
+    size = measured_kv_cache_bytes(config, most) if config.kv_cache_bytes is None else config.kv_cache_bytes
+    num_blocks = size // block_bytes
     if num_blocks < _num_probe_blocks(config):
+        what = (
+            "a KV cache of" if config.kv_cache_bytes is not None else "too little memory is left beside the weights: a KV cache of"
+        )
         raise StartupError(
-            f"a KV cache of {config.kv_cache_bytes} bytes holds {num_blocks} blocks of {block_bytes} bytes; "
+            f"{what} {size} bytes holds {num_blocks} blocks of {block_bytes} bytes; "
             f"at least {_num_probe_blocks(config)} are needed (--kv-cache-memory)"
         )
     return num_blocks
@@ -178,7 +189,7 @@ def _quantize(runner: ModelRunner, parts: RunnerParts) -> None:
     token_ids, position_ids = _trial(parts.config, model)
     done = quantize(model.model, token_ids, position_ids)
     if not done.num_layers:
-        raise StartupError(f"--quantization int8 supports no layer of this model in {model.dtype} on this CPU (--dtype)")
+        raise StartupError("--quantization int8 supports no layer of this model")
     gc.collect()
     log.info("quantised %d linear layers to int8: %.0f MB instead of %.0f", done.num_layers, done.bytes_after / 1e6,
              done.bytes_before / 1e6)  # fmt: skip

@@ -21,7 +21,13 @@ class RunnerConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int
-    kv_cache_bytes: int
+    #: Size of the KV cache; None follows from the memory that is left.
+    kv_cache_bytes: int | None
+    #: Memory that this process may take on a CPU, in bytes, and its share of that or of a GPU's; None: see memory.py.
+    memory_limit: int = 0
+    memory_utilization: float | None = None
+    #: Memory that the process needs later, besides the model and the KV cache, in bytes.
+    reserved_bytes: int = 0
     dtype: torch.dtype | None = None
     #: Dtype of keys and values; None chooses it by the model (precision.py).
     kv_cache_dtype: torch.dtype | None = None

@@ -49,7 +49,7 @@ def test_a_directory_without_a_configuration_is_told(tmp_path: Path) -> None:
 
 def test_a_hub_that_is_not_asked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(StartupError, match=r"org/model is not in the hub's cache and the hub cannot be reached"):
+    with pytest.raises(StartupError, match=r"org/model is not in the hub's cache, or not complete, and offline mode is on"):
         resolve_model("org/model")
 
 

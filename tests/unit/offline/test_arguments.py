@@ -24,6 +24,7 @@ def test_arguments_become_settings_that_exist() -> None:
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
             "kv_cache_memory_bytes": 1 << 20,
+            "gpu_memory_utilization": 0.5,
             "enable_prefix_caching": False,
             "enforce_eager": True,
             "block_size": 32,
@@ -44,6 +45,7 @@ def test_arguments_become_settings_that_exist() -> None:
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
             "kv_cache_memory": 1 << 20,
+            "memory_utilization": 0.5,
             "enable_prefix_caching": False,
             "cuda_graphs": False,
             "block_size": 32,
@@ -60,7 +62,6 @@ def test_arguments_become_settings_that_exist() -> None:
     ("name", "value", "message"),
     [
         ("tensor_parallel_size", 2, "tensor_parallel_size=2 is not supported: an engine computes on one device"),
-        ("gpu_memory_utilization", 0.9, "kv_cache_memory"),
         ("trust_remote_code", True, "never run"),
         ("seed", 0, "seeds belong to requests"),
         ("runner", "draft", "known are generate, pooling"),

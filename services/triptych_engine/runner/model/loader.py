@@ -14,15 +14,18 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.dtype import checkpoint_dtype
+from triptych_common.model.weights import check_weight_files
 
 from triptych_engine.runner.attention.paged import ATTENTION_NAME, AttentionBackend, LayerObserver, LayerShape, attending
 from triptych_engine.runner.model.precision import compute_dtype
 from triptych_engine.runner.model.refusals import check_supported, is_multimodal
+from triptych_engine.runner.model.towers import language_model_only
 
 log = logging.getLogger(__name__)
 #: Maximum length of the sequence on which the paged path is compared with the ordinary one.
@@ -30,8 +33,6 @@ NUM_PROBE_TOKENS = 24
 #: Required similarity between the logits of a quantised model and of the unquantised one, on average over the probe's tokens: in a
 #: mixture of experts, single tokens can go to another expert. Tiny random models reach 0.997 and more, SmolLM2-135M 0.9999.
 _INT8_SIMILARITY = 0.99
-#: Parts of Omni checkpoints besides the thinker.
-_OMNI_SPEECH = ("talker", "token2wav", "code2wav")
 
 
 @dataclass(slots=True)
@@ -114,15 +115,18 @@ class LoadedModel:
         return inputs
 
 
-def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torch.device, max_model_len: int) -> LoadedModel:
+def load_model(
+    path: Path, name: str, *, dtype: torch.dtype | None, device: torch.device, max_model_len: int, generates: bool = True
+) -> LoadedModel:
     """Load the language model of a checkpoint.
 
     Args:
         dtype: None chooses the best one for the checkpoint on the device.
+        generates: the checkpoint must have the weights of the output head.
 
     Raises:
         UnsupportedModelError: it could not be run correctly.
-        StartupError: its files cannot be read.
+        StartupError: its files cannot be read, are damaged, or lack weights.
     """
     try:
         config = AutoConfig.from_pretrained(path)
@@ -130,20 +134,30 @@ def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torc
     except (ValueError, OSError) as error:
         raise UnsupportedModelError(f"cannot serve {name}: {str(error).splitlines()[0]}") from error
     check_supported(config, name, max_model_len)
+    check_weight_files(path)
     checkpoint: torch.dtype = getattr(torch, checkpoint_dtype(path))
     if dtype is None:
         dtype = compute_dtype(checkpoint, device)
         if dtype != checkpoint:
             log.info("computing in %s: this CPU has no instructions for the checkpoint's %s", dtype, checkpoint)
     try:
-        model = _model_class(config).from_pretrained(path, config=config, dtype=dtype, attn_implementation="eager")
-    except OSError as error:
+        model, info = _model_class(config).from_pretrained(
+            path, config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True
+        )
+    except (OSError, SafetensorError) as error:
         raise StartupError(f"cannot load {name}: {str(error).splitlines()[0]}") from error
+    except RuntimeError as error:
+        reason = next((line for line in str(error).splitlines() if "mismatch" in line), str(error).splitlines()[0])
+        raise StartupError(f"the weights in {path} do not fit its config.json: {reason.strip()}") from error
+    missing = sorted(info["missing_keys"])
+    if not generates:  # models for embeddings are often saved without a head
+        missing = [key for key in missing if key.startswith(f"{model.base_model_prefix}.")]
+    if missing:
+        raise StartupError(f"the checkpoint in {path} lacks {len(missing)} weights, e.g. {missing[0]}; fetch the model again")
     model = model.eval().requires_grad_(False).to(device)
     num_probe_tokens = min(NUM_PROBE_TOKENS, max_model_len)
     probe = torch.arange(num_probe_tokens, device=device) * 7919 % config.get_text_config().vocab_size
-    with torch.inference_mode():
-        reference = model(input_ids=probe[None], use_cache=False).logits[0].clone()
+    reference = _reference_logits(model, config, name, probe)
     return LoadedModel(
         model=model,
         config=config,
@@ -160,6 +174,18 @@ def load_model(path: Path, name: str, *, dtype: torch.dtype | None, device: torc
     )
 
 
+def _reference_logits(model: PreTrainedModel, config: PretrainedConfig, name: str, probe: torch.Tensor) -> torch.Tensor:
+    """[num_probe_tokens, vocab] of transformers' ordinary forward pass. Refuses language models that need their towers."""
+    with torch.inference_mode():
+        try:
+            return model(input_ids=probe[None], use_cache=False).logits[0].clone()
+        except (AttributeError, TypeError) as error:
+            if not is_multimodal(config):
+                raise
+            why = f"its language model does not run without its towers ({error})"
+            raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {why}") from error
+
+
 def _model_class(config: PretrainedConfig) -> Any:
     if not is_multimodal(config):
         return getattr(transformers, _name(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]))
@@ -169,40 +195,6 @@ def _model_class(config: PretrainedConfig) -> Any:
 
 def _name(entry: str | tuple[str, ...]) -> str:
     return entry if isinstance(entry, str) else entry[0]
-
-
-def language_model_only(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """A class that builds the model without its towers.
-
-    Under from_pretrained this happens on the meta device, so the towers' weights are never read.
-
-    The class keeps its name, because transformers uses it to look up conversions and configurations.
-    """
-
-    class LanguageModelOnly(cls):
-        def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
-            super().__init__(config, *args, **kwargs)
-            inner: Any = getattr(self, self.base_model_prefix, self)
-            language_model = inner.get_decoder() if hasattr(inner, "get_decoder") else inner.language_model
-            towers = [n for n, child in inner.named_children() if not any(m is language_model for m in child.modules())]
-            for tower in towers:
-                stand_in = _AbsentTower() if isinstance(getattr(inner, tower), PreTrainedModel) else None
-                delattr(inner, tower)
-                setattr(inner, tower, stand_in)
-            names = {parameter for parameter, _ in self.named_parameters(remove_duplicate=False)}
-            tied = getattr(self, "all_tied_weights_keys", None) or {}
-            self.all_tied_weights_keys = {a: b for a, b in tied.items() if a in names and b in names}
-            self._keys_to_ignore_on_load_unexpected = {rf"(^|\.){tower}\." for tower in (*towers, *_OMNI_SPEECH)}
-
-    LanguageModelOnly.__name__, LanguageModelOnly.__qualname__ = cls.__name__, cls.__qualname__
-    LanguageModelOnly.__module__ = cls.__module__
-    return LanguageModelOnly
-
-
-class _AbsentTower(nn.Module):
-    """Replaces a tower. Some forward passes read its device before they check that there is nothing to encode."""
-
-    device = torch.device("cpu")
 
 
 def _observe_layers(model: PreTrainedModel, config: PretrainedConfig, name: str, probe: torch.Tensor) -> dict[int, LayerShape]:

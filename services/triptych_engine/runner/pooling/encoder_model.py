@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.dtype import checkpoint_dtype
 from triptych_common.model.pooling import PoolingModel
+from triptych_common.model.weights import check_weight_files
 
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.model.precision import compute_dtype
@@ -150,13 +152,14 @@ def load_encoder(config: RunnerConfig, pooling: PoolingModel) -> EncoderModel:
         StartupError: its files cannot be read.
     """
     path, name = config.model_path, config.model_name
+    check_weight_files(path)
     dtype = config.dtype or compute_dtype(getattr(torch, checkpoint_dtype(path)), config.device)
     auto = AutoModelForSequenceClassification if pooling.kind == "classify" else AutoModel
     try:
         model = auto.from_pretrained(path, config=AutoConfig.from_pretrained(path), dtype=dtype)
     except ValueError as error:
         raise UnsupportedModelError(f"cannot serve {name}: {str(error).splitlines()[0]}") from error
-    except OSError as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise StartupError(f"cannot load {name}: {str(error).splitlines()[0]}") from error
     model = model.eval().requires_grad_(False).to(config.device)
     if pooling.kind == "embed":

@@ -14,6 +14,7 @@ from torch import nn
 from triptych.errors import StartupError
 from triptych_common.model.pooling import Activation, PoolingModel
 from triptych_common.model.store import read_json
+from triptych_common.model.weights import read_header
 
 from triptych_engine.scheduling.request import PoolingParams
 
@@ -101,6 +102,7 @@ def _dense(folder: Path, device: torch.device) -> nn.Module:
         raise StartupError(f"{folder}/config.json names the activation {name}, which is not supported")
     if not file.is_file():
         raise StartupError(f"{file} is missing")
+    read_header(file)
     weights = load_file(file)
     linear = nn.Linear(config["in_features"], config["out_features"], bias="linear.bias" in weights)
     linear.load_state_dict({name.removeprefix("linear."): tensor.float() for name, tensor in weights.items()})

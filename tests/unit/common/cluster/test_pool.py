@@ -135,6 +135,19 @@ async def test_a_service_that_is_not_the_one_wanted_is_not_used() -> None:
             stranger.check_fingerprint(common_pb2.ModelInfo(name="x", fingerprint="other"), MODEL)
 
 
+async def test_a_service_with_other_weights_is_not_used() -> None:
+    def with_weights(weights: str) -> common_pb2.ModelInfo:
+        return common_pb2.ModelInfo(name="x", fingerprint="same", weights_fingerprint=weights)
+
+    async with a_pool("a:1") as (pool, _):
+        connection = pool.connections[0]
+        with pytest.raises(ConnectionRefusedByUsError, match=r"it has other weights of x \(fingerprint b, not a\)"):
+            connection.check_fingerprint(with_weights("b"), with_weights("a"))
+        # A service without the weights goes with any.
+        for theirs, ours in (("a", "a"), ("", "a"), ("a", "")):
+            connection.check_fingerprint(with_weights(theirs), with_weights(ours))
+
+
 async def test_one_that_drains_gets_no_work_and_can_still_be_found() -> None:
     async with a_pool("a:1", "b:1") as (pool, _):
         draining = pool.connections[0]

@@ -1,0 +1,70 @@
+"""How large the KV cache is unless a setting determines it, and whether the context fits into it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+
+import torch
+from triptych.errors import StartupError
+from triptych_common.host.memory import private_memory
+
+from triptych_engine.runner.config import RunnerConfig
+
+log = logging.getLogger(__name__)
+#: Share of a GPU's memory that an engine takes by default. The rest is for activations, and for an encoder on the same GPU.
+_GPU_UTILIZATION = 0.8
+#: Room for a step's intermediate results on a CPU.
+_WORKSPACE_BYTES = 256 << 20
+
+
+def kv_cache_bytes(*, limit: int, used: int, reserved: int, most: int, utilization: float | None) -> int:
+    """The size of the KV cache, in bytes; 0 if there is no room.
+
+    Args:
+        limit: bytes that the engine may take in all.
+        used: what it takes without the cache, mostly weights.
+        reserved: what it will need besides.
+        most: more than this is never of use.
+        utilization: share of `limit` that it takes in all; None takes half of what is left.
+    """
+    budget = (limit + used) // 2 if utilization is None else int(limit * utilization)
+    return max(0, min(budget - used - reserved, most))
+
+
+def measured_kv_cache_bytes(config: RunnerConfig, most: int) -> int:
+    """The same for this process, whose model is loaded."""
+    if config.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(config.device)
+        share = config.memory_utilization or _GPU_UTILIZATION
+        return kv_cache_bytes(limit=total, used=total - free, reserved=0, most=most, utilization=share)
+    gc.collect()
+    return kv_cache_bytes(
+        limit=config.memory_limit,
+        used=private_memory(),
+        reserved=config.reserved_bytes + _WORKSPACE_BYTES,
+        most=most,
+        utilization=config.memory_utilization,
+    )
+
+
+def fitting_context(max_model_len: int, capacity: int, *, is_explicit: bool) -> int:
+    """The longest sequence, in tokens, lowered to what the KV cache holds (`capacity`).
+
+    Raises:
+        StartupError: it would have to be lowered, but the user asked for it.
+    """
+    if max_model_len <= capacity:
+        return max_model_len
+    if is_explicit:
+        raise StartupError(
+            f"max_model_len {max_model_len} does not fit: the KV cache holds {capacity} tokens; lower max_model_len to that, "
+            "or raise kv_cache_memory"
+        )
+    log.warning(
+        "the model's context of %d tokens does not fit: the KV cache holds %d tokens, which max_model_len is lowered to; raise "
+        "kv_cache_memory for longer sequences",
+        max_model_len,
+        capacity,
+    )
+    return capacity
