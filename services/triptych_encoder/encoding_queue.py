@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from triptych.errors import InvalidRequestError, QueueFullError
 from triptych.v1 import common_pb2
+from triptych_common.host.fair_share import FairShare, ServiceShare
 from triptych_common.telemetry.histogram import SECONDS, Histograms
 from triptych_common.telemetry.trace_context import TraceContext
 
@@ -44,6 +45,7 @@ class ItemRequest:
     options: dict[str, Any]
     #: The place of the caller's work in its trace.
     trace: TraceContext | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,9 @@ class EncodingQueue:
         self._preprocessor, self._device_loop, self._pool = preprocessor, device_loop, pool
         self._limits, self._on_encoded = limits, on_encoded
         self._tasks: dict[bytes, SharedTask[EncodeOutcome]] = {}  # key -> its computation
-        self._num_bytes = 0
-        self._prepared = asyncio.Semaphore(limits.max_prepared)
+        self._items, self._bytes = ServiceShare(limits.max_items), ServiceShare(limits.max_bytes)
+        # All of it may be one tenant's. Of those who wait, the tenant that has least in it is next.
+        self._prepared = FairShare(limits.max_prepared, max_tenants=1)
         self._idle = asyncio.Event()
         self._idle.set()
         #: Number of items that could not be encoded.
@@ -130,18 +133,23 @@ class EncodingQueue:
         """Start to encode an item whose key is not in the queue.
 
         Raises:
-            QueueFullError: the queue is at one of its limits.
+            QueueFullError: the queue is at one of its limits, or the tenant holds its share of it.
         """
-        num_items, num_bytes = len(self._tasks), self._num_bytes + len(request.data)
-        if num_items >= self._limits.max_items:
+        tenant, num_items, num_bytes = request.tenant, len(self._tasks), self._bytes.used + len(request.data)
+        if not self._items.may_take(tenant):
             message = f"{num_items} items are being encoded or wait for it; at most {self._limits.max_items} may"
+            if num_items < self._limits.max_items:
+                message = f"{self._items.used_by(tenant)} items of this tenant are being encoded or wait, its share of the queue"
             raise QueueFullError(message, limit=self._limits.max_items, value=num_items, retry_after_s=_RETRY_AFTER_S)
-        if self._tasks and num_bytes > self._limits.max_bytes:
+        if self._tasks and not self._bytes.may_take(tenant, len(request.data)):
             message = f"the files in the queue would have {num_bytes} bytes; at most {self._limits.max_bytes} may"
+            if num_bytes <= self._limits.max_bytes:
+                message = f"this tenant's files in the queue have {self._bytes.used_by(tenant)} bytes, its share"
             raise QueueFullError(message, limit=self._limits.max_bytes, value=num_bytes, retry_after_s=_RETRY_AFTER_S)
+        self._items.add(tenant)
+        self._bytes.add(tenant, len(request.data))
         task = SharedTask(self._encode(request), on_end=lambda: self._remove(request))
         self._tasks[request.key] = task
-        self._num_bytes = num_bytes
         self._idle.clear()
         return task
 
@@ -156,14 +164,15 @@ class EncodingQueue:
 
     def _remove(self, request: ItemRequest) -> None:
         del self._tasks[request.key]
-        self._num_bytes -= len(request.data)
+        self._items.give_back(request.tenant)
+        self._bytes.give_back(request.tenant, len(request.data))
         if not self._tasks:
             self._idle.set()
 
     async def _encode(self, request: ItemRequest) -> EncodeOutcome:
         start_s = time.perf_counter()
         try:
-            async with self._prepared:
+            async with self._prepared.held(request.tenant):
                 loop = asyncio.get_running_loop()
                 prepared: PreprocessResult = await loop.run_in_executor(
                     self._pool, self._preprocessor.prepare, request.modality, request.data, request.options

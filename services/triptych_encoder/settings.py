@@ -59,6 +59,10 @@ class EncoderSettings(MediaLimitSettings):
     cache_memory: Annotated[Bytes, Field(description="Memory for cached embeddings, e.g. 512M or 2G.")] = 1 << 30
     store_url: Annotated[
         str | None,
-        Field(description="Address of a Valkey or Redis that encoders share, e.g. redis://host:6379/0; none by default."),
+        Field(
+            repr=False,
+            description="Address of a Valkey or Redis that encoders share, e.g. redis://host:6379/0; none by default. A URL with a "
+            "password is better set by environment.",
+        ),
     ] = None
     store_ttl_s: Annotated[float, Field(ge=1, description="How long the shared store keeps an item, in seconds.")] = 86_400.0

@@ -27,3 +27,9 @@ class Principal:
 
 
 ANONYMOUS = Principal()
+
+
+def tenant_of_salt(scoped_salt: str) -> str:
+    """The tenant of a salt that `Principal.scoped_salt` made. Any other text is of no tenant."""
+    length, _, rest = scoped_salt.partition(":")
+    return rest[: int(length)] if length.isascii() and length.isdecimal() and len(length) < 6 else ""

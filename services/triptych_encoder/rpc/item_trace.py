@@ -9,8 +9,9 @@ from triptych.v1 import common_pb2, encoder_pb2
 from triptych_common.rpc.tracing import modality_name
 from triptych_common.telemetry import attributes as names
 from triptych_common.telemetry.logs import request_id_var
+from triptych_common.telemetry.span import SpanKind
 from triptych_common.telemetry.trace_context import TraceContext, trace_var
-from triptych_common.telemetry.tracing import SpanKind, Tracer
+from triptych_common.telemetry.tracing import Tracer
 
 from triptych_encoder.pipeline import LeasedItem
 

@@ -11,6 +11,7 @@ import grpc
 from triptych.errors import InvalidRequestError, MediaNotFoundError, ServiceUnavailableError, TriptychError
 from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.media.key import canonical_options, media_key
+from triptych_common.rpc.principal import tenant_of_salt
 from triptych_common.rpc.status import to_request_error
 from triptych_common.telemetry.trace_context import TraceContext
 from triptych_common.telemetry.tracing import OFF, Tracer
@@ -152,7 +153,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                     limit=expected.hex(),
                     value=item.key.hex(),
                 )
-        return ItemRequest(item.key, item.modality, data, options, trace)
+        return ItemRequest(item.key, item.modality, data, options, trace, tenant_of_salt(item.tenant_salt))
 
     async def Fetch(
         self, request: encoder_pb2.FetchRequest, context: grpc.aio.ServicerContext

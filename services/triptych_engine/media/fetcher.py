@@ -22,8 +22,9 @@ from triptych_common.rpc.tensors import DTYPE_NAMES, num_bytes
 from triptych_common.rpc.tracing import trace_metadata
 from triptych_common.telemetry.attributes import MEDIA_KEY, MEDIA_NUM_BYTES
 from triptych_common.telemetry.histogram import SECONDS, Histogram
+from triptych_common.telemetry.span import SpanKind
 from triptych_common.telemetry.trace_context import trace_var
-from triptych_common.telemetry.tracing import OFF, SpanKind, Tracer
+from triptych_common.telemetry.tracing import OFF, Tracer
 
 from triptych_engine.media.item import Embeddings, EmbeddingTensor, FetchOrder, MediaTraits, Modality
 

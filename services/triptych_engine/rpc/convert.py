@@ -81,6 +81,7 @@ def to_requests(
             priority=message.priority,
             # Tenants never share keys and values, whatever salt they choose.
             cache_salt=scoped_salt(message),
+            tenant=message.context.tenant,
         )
         for index in range(n)
     ]

@@ -113,6 +113,7 @@ def _to_request(
         sampling=_NO_SAMPLING,
         priority=message.priority,
         cache_salt=scoped_salt(message),
+        tenant=message.context.tenant,
         pooling=replace(params, second_text_start=second_text_start) if second_text_start else params,
     )
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from triptych_common.telemetry.tracing import OFF, Span, Tracer
+from triptych_common.telemetry.span import Span
+from triptych_common.telemetry.tracing import OFF, Tracer
 
 from triptych_engine.core import Load
 from triptych_engine.rpc.sequence_trace import end_sequence

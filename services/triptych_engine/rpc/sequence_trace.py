@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from triptych.v1 import engine_pb2
 from triptych_common.rpc.tracing import trace_of
 from triptych_common.telemetry import attributes as names
-from triptych_common.telemetry.tracing import Span, SpanKind, Tracer
+from triptych_common.telemetry.span import Span, SpanKind
+from triptych_common.telemetry.tracing import Tracer
 
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import FinishReason, Request

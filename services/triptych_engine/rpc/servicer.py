@@ -21,7 +21,8 @@ from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.model.pooling import PoolingModel
 from triptych_common.rpc.tracing import usage_attributes
 from triptych_common.telemetry.attributes import NUM_INPUTS
-from triptych_common.telemetry.tracing import OFF, Span, SpanKind, Tracer
+from triptych_common.telemetry.span import Span, SpanKind
+from triptych_common.telemetry.tracing import OFF, Tracer
 
 from triptych_engine.core import EngineCore, Load
 from triptych_engine.media.item import TEXT_ONLY, MediaTraits

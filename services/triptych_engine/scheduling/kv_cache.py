@@ -68,8 +68,11 @@ class KVCacheManager:
 
     def can_allocate(self, request: Request, cached_blocks: list[int]) -> bool:
         """Whether enough blocks are free for all tokens of a request that holds none."""
-        needed = self.num_blocks_for(request.num_tokens) - len(cached_blocks) + self.pool.num_free_among(cached_blocks)
-        return needed <= self.pool.num_free_blocks
+        return self.num_free_blocks_for(request, cached_blocks) <= self.pool.num_free_blocks
+
+    def num_free_blocks_for(self, request: Request, cached_blocks: list[int]) -> int:
+        """How many free blocks a request takes that holds none."""
+        return self.num_blocks_for(request.num_tokens) - len(cached_blocks) + self.pool.num_free_among(cached_blocks)
 
     def allocate(self, request: Request, cached_blocks: list[int]) -> None:
         """Give a request without blocks its cached prefix, and new blocks for its other tokens. Requires `can_allocate`.

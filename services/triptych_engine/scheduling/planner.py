@@ -1,7 +1,8 @@
 """Plans a step: asks the policies, and carries out their decisions.
 
-The blocks for output tokens are allocated one by one. When no block is free, the running request with the lowest rank is preempted:
-it loses its blocks and is computed again later. Requests with media compute the tokens that their embeddings allow (media/gate.py).
+The blocks for output tokens are allocated one by one. When no block is free, a running request of the lowest priority is preempted,
+the last one of the tenant that holds most blocks: it loses its blocks and is computed again later. Requests with media compute the
+tokens that their embeddings allow (media/gate.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from triptych_engine.scheduling.prompt_policy import Admit, Compute, Decision, F
 from triptych_engine.scheduling.request import FinishReason, Request
 from triptych_engine.scheduling.states import RequestStates
 from triptych_engine.scheduling.step_plan import Reservation, StepPlan
+from triptych_engine.scheduling.tenant_reserve import TenantReserve
 
 
 class StepPlanner:
@@ -46,7 +48,8 @@ class StepPlanner:
         self._max_new_tokens = max_new_tokens
         self._can_chunk = can_chunk
         self._pacer = pacer
-        self._prompts = PromptPolicy(states, kv_cache, gate, max_num_seqs)
+        self._reserve = TenantReserve(states, kv_cache, max_num_seqs)
+        self._prompts = PromptPolicy(states, kv_cache, gate, self._reserve, max_num_seqs)
         self._steps_decoding = 0  # consecutive, including the last planned step
         self._shortest_first = True  # in the last step
         self._reservation: Reservation | None = None  # for the next step
@@ -110,10 +113,10 @@ class StepPlanner:
 
     def _preempt(self) -> None:
         """Preempt running requests until enough blocks are free for those that decode."""
-        running = self._states.running
         while self._lacks_blocks:
-            # The request with the lowest rank, preferably one whose embeddings are all here: the encoder may have dropped others.
-            victim = next((request for request in reversed(running) if self._needs.can_recompute(request)), running[-1])
+            # Preferably one whose embeddings are all here: the encoder may have dropped others.
+            victims = self._reserve.victims()
+            victim = next((request for request in victims if self._needs.can_recompute(request)), victims[0])
             self._states.preempt(victim)
             self.park_unless_ready(victim)
 
@@ -162,9 +165,11 @@ class StepPlanner:
         match decision:
             case Compute(request, num_tokens):
                 plan.put(request, num_tokens)
+                self._states.waiting.charge(request.tenant, num_tokens)
             case Admit(request, cached_blocks, num_tokens):
                 self._states.admit(request, cached_blocks)
                 plan.put_new(request, num_tokens)
+                self._states.waiting.charge(request.tenant, num_tokens)
             case Park(request, start):
                 self._states.park(request, start)
 

@@ -1,14 +1,15 @@
 """Policy for the prompts of a step: the order in which they are computed, and which waiting requests are admitted. It changes no
 state.
 
-Waiting requests are admitted with blocks for their whole prompt, so an admitted prompt can always finish. A request with media that
+Waiting requests are admitted with blocks for their whole prompt, so an admitted prompt can always finish. Tenants take turns
+(queue.py), and leave something to each other (tenant_reserve.py). A request with media that
 could compute too few tokens to justify its blocks is parked until its next embeddings arrive. Other requests overtake it meanwhile.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 
 from triptych_engine.media.gate import MediaGate
@@ -16,6 +17,10 @@ from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.request import Request
 from triptych_engine.scheduling.states import RequestStates
 from triptych_engine.scheduling.step_plan import StepPlan
+from triptych_engine.scheduling.tenant_reserve import TenantReserve
+
+#: At most so many tenants whose request has to wait are passed over in a step.
+_MAX_HELD = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +79,14 @@ class PromptPolicy:
         states: the states of the requests.
         kv_cache: knows which blocks are free, and which prefixes are cached.
         gate: knows which tokens have their embeddings.
+        reserve: knows what a tenant leaves to others.
         max_num_seqs: maximum number of running requests.
     """
 
-    def __init__(self, states: RequestStates, kv_cache: KVCacheManager, gate: MediaGate, max_num_seqs: int) -> None:
-        self._states, self._kv_cache, self._gate = states, kv_cache, gate
+    def __init__(
+        self, states: RequestStates, kv_cache: KVCacheManager, gate: MediaGate, reserve: TenantReserve, max_num_seqs: int
+    ) -> None:
+        self._states, self._kv_cache, self._gate, self._shares = states, kv_cache, gate, reserve
         self._max_num_seqs = max_num_seqs
 
     def decide(self, plan: StepPlan, *, may_admit: bool, shortest_first: bool) -> Iterator[Decision]:
@@ -89,19 +97,31 @@ class PromptPolicy:
         wait for all long prompts before it, and the long prompts still make progress.
         """
         yield from self._serve_reservation(plan, may_admit=may_admit)
-        key = _shortness_key if shortest_first else _queue_key
+        key = self._key_of(_shortness_key if shortest_first else _queue_key)
         running = deque(sorted((request for request in self._states.running if _has_prompt(request, plan)), key=key))
+        held = set[str]()  # tenants whose next request has to wait for a seat or blocks
         while not plan.is_full:
-            waiting = self._next_waiting(shortest_first=shortest_first) if may_admit else None
+            waiting = self._next_waiting(held, shortest_first=shortest_first) if may_admit else None
             if running and (waiting is None or key(running[0]) < key(waiting)):
                 yield from self._compute(plan, running.popleft())
             elif waiting is not None:
-                decisions = self._admit(plan, waiting)
+                decisions = self._admit(plan, waiting, is_passing=bool(held))
+                if decisions is None:
+                    held.add(waiting.tenant)
+                    # Behind a request that has to wait, only tenants that hold little are served.
+                    may_admit = len(held) < _MAX_HELD and self._shares.may_be_passed(waiting)
+                    continue
                 yield from decisions
-                # If this request has to wait, no request behind it is admitted.
                 may_admit = any(isinstance(decision, (Admit, Park, Fail)) for decision in decisions)
             else:
                 break
+
+    def _key_of(self, key: Callable[[Request], tuple[int, ...]]) -> Callable[[Request], tuple[int, ...]]:
+        """The order of all prompts: as `key` says, but among those of the same priority, tenants take turns."""
+        waiting = self._states.waiting
+        if not waiting.has_several_tenants:
+            return key
+        return lambda request: (request.priority, waiting.counter(request.tenant), *key(request))
 
     def _serve_reservation(self, plan: StepPlan, *, may_admit: bool) -> Iterator[Decision]:
         """The span that did not fit in the last step is computed before all other prompts, independent of the order."""
@@ -111,16 +131,19 @@ class PromptPolicy:
         if request.is_running:
             yield from self._compute(plan, request)
         elif may_admit and request.request_id in self._states.waiting and len(self._states.running) < self._max_num_seqs:
-            yield from self._admit(plan, request)
+            yield from self._admit(plan, request) or ()
         yield SettleReservation()
 
-    def _next_waiting(self, *, shortest_first: bool) -> Request | None:
-        """The request to admit next; None if no request waits or `max_num_seqs` requests are running."""
+    def _next_waiting(self, held: Container[str], *, shortest_first: bool) -> Request | None:
+        """The request to admit next; None if no request waits or `max_num_seqs` requests are running.
+
+        Args:
+            held: tenants that get nothing more in this step.
+        """
         waiting = self._states.waiting
-        first = waiting.first()
-        if first is None or len(self._states.running) >= self._max_num_seqs:
+        if len(self._states.running) >= self._max_num_seqs or (first := waiting.first(held)) is None:
             return None
-        shortest = waiting.shortest() if shortest_first else None
+        shortest = waiting.shortest(held) if shortest_first else None
         if shortest is None or shortest is first:
             return first
         # The first in the queue may be waiting for blocks. The shortest overtakes it only if there are blocks for both.
@@ -136,7 +159,12 @@ class PromptPolicy:
         except Exception as error:
             return [Fail(request, error)]
 
-    def _admit(self, plan: StepPlan, request: Request) -> list[Decision]:
+    def _admit(self, plan: StepPlan, request: Request, *, is_passing: bool = False) -> list[Decision] | None:
+        """The decisions about a waiting request; None if it has to wait for a seat or for blocks.
+
+        Args:
+            is_passing: see `TenantReserve.may_admit`.
+        """
         try:
             cached_blocks = self._kv_cache.find_cached_prefix(request)
             start = len(cached_blocks) * self._kv_cache.block_size
@@ -145,8 +173,10 @@ class PromptPolicy:
                 if not self._gate.may_start(request, start, num_blocks):
                     return [Park(request, start)]
             # A request that cannot get its blocks does not reserve room either.
-            if not self._kv_cache.can_allocate(request, cached_blocks):
-                return []
+            num_blocks = self._kv_cache.num_free_blocks_for(request, cached_blocks)
+            can_allocate = num_blocks <= self._kv_cache.pool.num_free_blocks
+            if not can_allocate or not self._shares.may_admit(request, num_blocks, is_passing=is_passing):
+                return None
             if num_tokens := plan.chunk(request, start):
                 return [Admit(request, cached_blocks, num_tokens)]
             return self._reserve(plan, request, start)

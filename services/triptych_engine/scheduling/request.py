@@ -103,6 +103,8 @@ class Request:
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    #: Whose request it is; empty for anonymous callers, who are one tenant.
+    tenant: str = ""
     #: Keeps what the executor prepared for the request, such as its compiled constraint, while the request lives.
     prepared: object = None
     media: PromptMedia = NO_MEDIA

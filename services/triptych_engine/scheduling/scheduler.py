@@ -120,20 +120,20 @@ class Scheduler:
             QueueFullError: too many requests wait already.
         """
         if request.request_id in self._states.live:
-            raise DuplicateRequestError(
-                f"request id {request.request_id!r} is in use", field="request_id", value=request.request_id
-            )
+            name = request.request_id
+            raise DuplicateRequestError(f"request id {name!r} is in use", field="request_id", value=name)
         self.kv_cache.check(request)
         self._gate.check(request)
         # Requests that will run in the next step do not count as waiting.
-        num_free_seats = self._max_num_seqs - self.num_running
-        if self.num_waiting >= self._max_waiting + num_free_seats:
-            raise QueueFullError(
-                f"{self.num_waiting} requests are waiting, the limit is {self._max_waiting}",
-                limit=self._max_waiting,
-                value=self.num_waiting,
-                retry_after_s=1.0,
-            )
+        num_free = self._max_waiting + self._max_num_seqs - self.num_running - self.num_waiting
+        if num_free <= 0:
+            message = f"{self.num_waiting} requests are waiting, the limit is {self._max_waiting}"
+            raise QueueFullError(message, limit=self._max_waiting, value=self.num_waiting, retry_after_s=1.0)
+        # Each tenant leaves as many places as it takes, so others always find some.
+        waiting, num_own = self._states.waiting, self._states.num_waiting_of(request.tenant)
+        if num_own >= num_free and waiting.has_other_than(request.tenant):
+            message = f"{num_own} requests of this tenant are waiting, and {num_free} places are left for all"
+            raise QueueFullError(message, limit=num_free, value=num_own, retry_after_s=1.0)
         request.max_num_tokens = min(request.max_num_tokens, self._max_model_len)
         self._states.add(request)
         self._planner.park_unless_ready(request)
@@ -219,8 +219,7 @@ class Scheduler:
         """Learn how long a step took."""
         self.statistics.completed(scheduled, step_s)
         if self._pacer is not None and scheduled.num_scheduled_tokens:
-            counts, encoding = (scheduled.num_decoding, scheduled.num_prompt_tokens), scheduled.awaits_embeddings
-            self._pacer.observe(*counts, step_s, encoding=encoding)
+            self._pacer.observe(scheduled.num_decoding, scheduled.num_prompt_tokens, step_s, encoding=scheduled.awaits_embeddings)
 
     def update_from_output(self, scheduled: SchedulerOutput, result: StepResult) -> list[SequenceOutput]:
         """Process the result of a step; returns an output for each request that got tokens, failed or ended.
@@ -278,6 +277,7 @@ class Scheduler:
         # Of the new tokens that were kept, all but the last were also computed: each was the input for the next one.
         self._commit(request, scheduled.num_tokens + num_new_tokens - (num_new_tokens > 0))
         self.num_generated_tokens += num_new_tokens
+        self._states.waiting.charge(request.tenant, 0, num_new_tokens)
         output = SequenceOutput(request_id) if reason is None else self._finish(request, reason)
         output.token_ids = request.token_ids[num_before:]
         if request_id in result.logprobs:

@@ -64,6 +64,10 @@ class RequestStates:
         """Number of live requests without blocks."""
         return len(self.waiting) + len(self.parked)
 
+    def num_waiting_of(self, tenant: str) -> int:
+        """Number of a tenant's live requests without blocks."""
+        return self.waiting.num_of(tenant) + sum(one.tenant == tenant for one in self.parked.values())
+
     # -- transitions; each raises InvalidTransitionError, and changes nothing, if the state does not allow it ---------------------
 
     def add(self, request: Request) -> None:
@@ -78,7 +82,7 @@ class RequestStates:
         """Waiting -> running, with blocks for all its tokens; the first blocks are from the prefix cache. Enough must be free."""
         self._check(request, "admit")
         self._kv_cache.allocate(request, cached_blocks)
-        self.waiting.remove(request.request_id)
+        self.waiting.take(request)
         request.status = _RUNNING
         insort(self.running, request, key=_queue_key)
         if request.first_scheduled_time is None:

@@ -32,14 +32,17 @@ from triptych.errors import (
 from triptych.status import from_request_error, from_rpc_error, has_details
 from triptych.v1 import encoder_pb2
 from triptych_common.cluster.encoder import EncoderConnection
+from triptych_common.host.fair_share import ServiceShare
 from triptych_common.rpc.channels import was_closed
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
+from triptych_common.rpc.principal import tenant_of_salt
 from triptych_common.rpc.structs import to_struct
 from triptych_common.rpc.tracing import trace_metadata
 from triptych_common.telemetry.attributes import MEDIA_KEY, MEDIA_MODALITY
 from triptych_common.telemetry.histogram import SECONDS, Histograms
 from triptych_common.telemetry.logs import request_id_var
-from triptych_common.telemetry.tracing import OFF, SpanKind, Tracer
+from triptych_common.telemetry.span import SpanKind
+from triptych_common.telemetry.tracing import OFF, Tracer
 
 from triptych_frontend.encoders.item import Encoded, Lease
 from triptych_frontend.encoders.pool import EncoderPool
@@ -71,7 +74,7 @@ class EncoderClient:
         self._tracer = tracer
         self._timeout_s = encode_timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
-        self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
+        self._uploads = ServiceShare(_MAX_UPLOADS)
         #: Counts of events. Written here: local, shared, joined, miss (tiers of results), bytes_sent, same_encoder, other_encoder
         #: (steps 2 and 3). Written by MediaEncoding and MediaCall: again (embeddings were encoded again because the engine could
         #: not fetch them), resubmitted (requests were sent to the engine again), failed (items that could not be encoded).
@@ -150,7 +153,7 @@ class EncoderClient:
             if content is None:
                 raise EmbeddingUnavailableError(f"the encoder no longer holds {item.field}; send the item itself")
             self.counts["bytes_sent"] += 1
-            async with self._uploads:
+            async with self._uploads.held(tenant_of_salt(item.tenant_salt)):
                 result = await self._call(encoder, item, content)
         if result.HasField("error"):
             if result.error.field == "key":

@@ -1,4 +1,4 @@
-"""Admission control: limits the number of concurrent calls, and tells when the frontend is idle."""
+"""Admission control: limits the number of concurrent calls, of all tenants and of each, and tells when the frontend is idle."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from triptych.errors import QueueFullError, ServiceUnavailableError
+from triptych_common.host.fair_share import ServiceShare
 
 _RETRY_AFTER_S = 1.0
 
@@ -19,30 +20,33 @@ class Admission:
     """
 
     def __init__(self, max_live: int) -> None:
-        self._max_live = max_live
+        self._shares = ServiceShare(max_live)
         self._idle = asyncio.Event()
         self._idle.set()
-        self.num_live = 0
         self.is_draining = False
 
+    @property
+    def num_live(self) -> int:
+        """Live calls of all tenants."""
+        return self._shares.used
+
     @contextmanager
-    def admit(self) -> Iterator[None]:
-        """Count one call while the block runs. Raises ServiceUnavailableError or QueueFullError."""
+    def admit(self, tenant: str = "") -> Iterator[None]:
+        """Count one call of a tenant while the block runs. Raises ServiceUnavailableError or QueueFullError."""
         if self.is_draining:
             raise ServiceUnavailableError("the frontend is draining and takes no more requests", retry_after_s=_RETRY_AFTER_S)
-        if self.num_live >= self._max_live:
-            raise QueueFullError(
-                f"the frontend works on {self.num_live} requests, its limit (max_live_requests)",
-                limit=self._max_live,
-                value=self.num_live,
-                retry_after_s=_RETRY_AFTER_S,
-            )
-        self.num_live += 1
+        if not self._shares.take(tenant):
+            limit, own = self._shares.capacity, self._shares.used_by(tenant)
+            message = f"the frontend works on {self.num_live} requests, its limit is {limit} (max_live_requests)"
+            if self.num_live < limit:
+                limit = self._shares.share(tenant)
+                message = f"the frontend works on {own} requests of this tenant, whose share is {limit} (max_live_requests)"
+            raise QueueFullError(message, limit=limit, value=self.num_live, retry_after_s=_RETRY_AFTER_S)
         self._idle.clear()
         try:
             yield
         finally:
-            self.num_live -= 1
+            self._shares.give_back(tenant)
             if not self.num_live:
                 self._idle.set()
 

@@ -9,8 +9,9 @@ from triptych.errors import TriptychError
 from triptych.v1 import common_pb2
 from triptych_common.rpc.tracing import finish_reason_name, usage_attributes
 from triptych_common.telemetry import attributes as names
+from triptych_common.telemetry.span import Span, SpanKind
 from triptych_common.telemetry.trace_context import TraceContext, trace_var
-from triptych_common.telemetry.tracing import Span, SpanKind, Tracer
+from triptych_common.telemetry.tracing import Tracer
 
 _NS = 1e9
 

@@ -103,10 +103,10 @@ class Generator:
         keeps_request: bool,
     ) -> Generation:
         with contextlib.ExitStack() as place:
-            place.enter_context(self._admission.admit())
+            principal = Principal(context.tenant) if context is not None else ANONYMOUS
+            place.enter_context(self._admission.admit(principal.tenant))
             self._model.check_name(request.model)
             self._model.check_task(common_pb2.TASK_GENERATE)
-            principal = Principal(context.tenant) if context is not None else ANONYMOUS
             call = await self._preparer.prepare(request, principal, is_final_only, place.callback)
             prompt, params = call.prompt, call.params
             meter.preprocessed(prompt.preprocess_s)

@@ -232,11 +232,11 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
     async def Preprocess(
         self, request: preprocess_pb2.PreprocessRequest, context: grpc.aio.ServicerContext
     ) -> preprocess_pb2.PreprocessResponse:
-        with self._admission.admit():
+        principal = Principal(trusted_tenant(request.context))
+        with self._admission.admit(principal.tenant):
             kind = request.WhichOneof("input")
             if kind is None:
                 raise InvalidRequestError("an input is needed: chat or complete", field="input")
-            principal = Principal(trusted_tenant(request.context))
             if kind == "chat":
                 self._model.check_name(request.chat.model)
                 prompt = await self._preprocessor.chat(request.chat, principal)

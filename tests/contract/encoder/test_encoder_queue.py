@@ -9,6 +9,7 @@ import pytest
 from support.drivers.encoder_of_fakes import BYTES_PER_TOKEN, HIDDEN, encoder_of_fakes
 from support.waiting import until
 from triptych.v1 import encoder_pb2
+from triptych_common.rpc.principal import Principal
 
 Tier = encoder_pb2.CacheTier
 
@@ -136,3 +137,27 @@ async def test_what_options_make_impossible_is_the_requests_fault(data: bytes) -
     assert (own.error.reason, asked.error.reason) == ("INTERNAL", "INVALID_REQUEST")
     assert asked.error.field == "processor_options"
     assert (stats.num_entries, stats.num_failed) == (0, 2)
+
+
+async def test_a_tenants_items_leave_room_for_anothers_and_do_not_delay_them() -> None:
+    async with encoder_of_fakes(gated=True, max_queue=32) as served:
+        flood, quiet = (Principal(name).scoped_salt("") for name in ("flood", "quiet"))
+        assert served.tower.gate is not None
+
+        async def encode(name: str, salt: str) -> str:
+            [result] = await served.client.encode(served.item(name.encode(), tenant_salt=salt))
+            return str(result.error.reason)
+
+        calls = [asyncio.create_task(encode(f"item {number}", flood)) for number in range(40)]
+        await until(lambda: sum(call.done() for call in calls) == 24)
+        assert {call.result() for call in calls if call.done()} == {"QUEUE_FULL"}
+        other = asyncio.create_task(encode("own", quiet))
+        await until(lambda: served.pipeline.queue._prepared.num_waiting == 9)
+        while not other.done():
+            served.tower.gate.release()
+            await asyncio.sleep(0.01)
+        assert other.result() == ""
+        # Eight of the flood were in work, and those that wait are behind the other tenant's.
+        assert sum(call.done() for call in calls) - 24 <= 10
+        served.tower.gate.release(100)
+        await asyncio.gather(*calls)

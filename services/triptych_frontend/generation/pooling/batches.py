@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from triptych.errors import TriptychError
 from triptych.v1 import common_pb2, engine_pb2
+from triptych_common.host.fair_share import ServiceShare
 from triptych_common.rpc.tracing import usage_attributes
 from triptych_common.telemetry import attributes as names
 from triptych_common.telemetry.logs import request_id_var
-from triptych_common.telemetry.tracing import OFF, SpanKind, Tracer, request_span_var
+from triptych_common.telemetry.span import SpanKind
+from triptych_common.telemetry.tracing import OFF, Tracer, request_span_var
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.engines.router import EngineRouter
@@ -39,13 +41,13 @@ class Pooled:
 
 
 class EngineBatches:
-    """Calls to engines, of which all clients together have only a few in flight."""
+    """Calls to engines, of which all clients together have only a few in flight. Tenants share them."""
 
     def __init__(self, engines: EngineRouter, encoders: EncoderClient, tracer: Tracer = OFF) -> None:
         self._engines = engines
         self._encoders = encoders
         self._tracer = tracer
-        self._in_flight = asyncio.Semaphore(_MAX_IN_FLIGHT_OF_ALL)
+        self._in_flight = ServiceShare(_MAX_IN_FLIGHT_OF_ALL)
 
     async def pool(self, inputs: Sequence[Input], params: common_pb2.PoolingParams, caller: Caller) -> Pooled:
         """Send inputs to engines, a few calls at a time. Each input with media has its own call. Raises TriptychError."""
@@ -87,7 +89,7 @@ class EngineBatches:
         )
         prompt = inputs[0].prompt
         if prompt is None:
-            async with self._in_flight:
+            async with self._in_flight.held(caller.principal.tenant):
                 return await self._engines.embed(request, request_id_var.get())
         try:
             # It may wait for encoders, and it is only one request, so texts of other calls do not wait for it.

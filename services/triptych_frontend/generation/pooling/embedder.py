@@ -151,8 +151,9 @@ class Embedder:
                         names.GEN_AI_OPERATION_NAME: operation,
                         names.GEN_AI_REQUEST_MODEL: model,
                     }
-                place.enter_context(self._admission.admit())
-                yield _LiveCall(Caller.of(request), meter, place.callback)
+                caller = Caller.of(request)
+                place.enter_context(self._admission.admit(caller.principal.tenant))
+                yield _LiveCall(caller, meter, place.callback)
         except BaseException as error:
             meter.failed(error)
             raise

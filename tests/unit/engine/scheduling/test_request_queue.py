@@ -50,5 +50,5 @@ def test_long_requests_that_left_are_not_held_by_short_ones_that_wait():
         queue.push(long)
         assert queue.first() is long
         queue.remove(long.request_id)
-    assert len(queue._by_length) < 100
+    assert len(queue._tenants[""]._by_length) < 100
     assert queue.shortest() is queue.first()

@@ -16,8 +16,9 @@ from support.fakes.runner import FakeRunner, expected_output, fake_embeddings, s
 from triptych.errors import EmbeddingUnavailableError, InternalError, NeverFitsError, QueueFullError
 from triptych_engine.media.item import Bidirectional, FetchOrder
 from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput
-from triptych_engine.scheduling.pacer import StepCosts, StepPacer
+from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.request import FinishReason, Request
+from triptych_engine.scheduling.step_costs import StepCosts
 
 # Few distinct tokens, lengths around block borders and some prompts that come again, so that prefixes collide.
 PROMPTS = st.one_of(st.sampled_from([[0] * 9, [0] * 13, [0, 1] * 8]), st.lists(st.integers(0, 1), min_size=1, max_size=21))
@@ -108,7 +109,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             min_tokens=min(min_tokens, max_tokens),
             stop_token_ids=stop,
         )
-        request.priority, request.cache_salt = priority, salt
+        request.priority, request.cache_salt, request.tenant = priority, salt, salt
         try:
             self.scheduler.add(request)
         except NeverFitsError:

@@ -1,0 +1,67 @@
+"""Policy: the seats and KV blocks that no tenant may take from those that hold few. It changes no state.
+
+Without it, a tenant that sends many requests would hold all of both, and another tenant's request would wait until one of them
+ends.
+"""
+
+from __future__ import annotations
+
+from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.request import Request
+from triptych_engine.scheduling.states import RequestStates
+
+#: The reserve is this part of the seats, and of the blocks.
+_PART = 8
+#: With fewer seats than this, none is kept free.
+_MIN_SEATS = 4
+
+
+class TenantReserve:
+    """Decides whether a tenant may take more, while several tenants send requests. A tenant that is alone may take everything.
+
+    Args:
+        max_num_seqs: the seats: the maximum number of running requests.
+    """
+
+    def __init__(self, states: RequestStates, kv_cache: KVCacheManager, max_num_seqs: int) -> None:
+        self._states, self._kv_cache, self._max_num_seqs = states, kv_cache, max_num_seqs
+        self._num_seats = max(1, max_num_seqs // _PART) if max_num_seqs >= _MIN_SEATS else 0
+        self._num_blocks = kv_cache.pool.num_blocks // _PART
+
+    def may_admit(self, request: Request, num_blocks: int, *, is_passing: bool) -> bool:
+        """Whether a waiting request may take a free seat, and this many free blocks.
+
+        Args:
+            is_passing: another tenant's request is before it in the queue, but has to wait. So it may use the reserve only.
+        """
+        states = self._states
+        if not states.running or not states.waiting.has_several_tenants:
+            return not is_passing
+        own = [one for one in states.running if one.tenant == request.tenant]
+        has_few_seats = len(own) < self._num_seats
+        has_few_blocks = sum(len(one.block_ids) for one in own) + num_blocks <= self._num_blocks
+        if is_passing:
+            return has_few_seats and has_few_blocks
+        num_free_blocks = self._kv_cache.pool.num_free_blocks
+        leaves_seats = self._max_num_seqs - len(states.running) > self._num_seats
+        leaves_blocks = num_free_blocks - num_blocks >= self._num_blocks
+        return (leaves_seats or has_few_seats) and (leaves_blocks or has_few_blocks)
+
+    def may_be_passed(self, request: Request) -> bool:
+        """Whether other tenants' requests may be admitted before one that has to wait.
+
+        One that needs nearly all blocks would wait forever, if others always held some.
+        """
+        num_blocks = self._kv_cache.num_blocks_for(request.num_tokens)
+        return self._states.waiting.has_several_tenants and num_blocks + 2 * self._num_blocks <= self._kv_cache.pool.num_blocks
+
+    def victims(self) -> list[Request]:
+        """The running requests to preempt, in order: of those with the lowest priority, those of the tenant that holds most blocks,
+        the newest first."""
+        last = self._states.running[-1]
+        lowest = [one for one in reversed(self._states.running) if one.priority == last.priority]
+        held = dict[str, int]()
+        for one in lowest:
+            held[one.tenant] = held.get(one.tenant, 0) + len(one.block_ids)
+        most = max(held, key=held.__getitem__)
+        return [one for one in lowest if one.tenant == most]
