@@ -16,6 +16,7 @@ from triptych_common import __version__
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 
 from triptych_gateway.access.grant import RATE_HEADERS
+from triptych_gateway.access.hosts import HostCheck
 from triptych_gateway.access.middleware import AccessMiddleware, ErrorMiddleware, RequestMiddleware
 from triptych_gateway.access.routes import Access, AccessPaths, AccessRouter, ErrorBodies
 from triptych_gateway.errors import handle_error
@@ -102,6 +103,8 @@ def _middleware(gateway: Gateway, routers: Sequence[AccessRouter]) -> list[Middl
     settings = gateway.settings
     # FastAPI adds this route itself. /docs reads it.
     paths = AccessPaths(routers, ["/openapi.json"])
+    # A foreign site has no key.
+    hosts = HostCheck(settings.allowed_hosts) if settings.allowed_hosts or not settings.has_keys else None
     return [
         Middleware(
             RequestMiddleware,
@@ -119,5 +122,5 @@ def _middleware(gateway: Gateway, routers: Sequence[AccessRouter]) -> list[Middl
             expose_headers=[REQUEST_ID_KEY, "request-id", "retry-after", *RATE_HEADERS],
         ),
         Middleware(ErrorMiddleware),
-        Middleware(AccessMiddleware, access=gateway.access, paths=paths),
+        Middleware(AccessMiddleware, access=gateway.access, paths=paths, hosts=hosts),
     ]

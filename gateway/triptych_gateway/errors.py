@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -58,6 +58,18 @@ class PreviousResponseNotFoundError(NotFoundError):
     reason = "PREVIOUS_RESPONSE_NOT_FOUND"
 
 
+class ShareExceededError(QueueFullError):
+    """The caller's tenant holds its share of something finite, or nothing of it is left.
+
+    Args:
+        resource: what the metrics call it.
+    """
+
+    def __init__(self, resource: str, message: str, *, limit: object, value: object, retry_after_s: float) -> None:
+        super().__init__(message, limit=limit, value=value, retry_after_s=retry_after_s)
+        self.resource = resource
+
+
 class ClientDisconnectedError(Exception):
     """The client went away before its answer was complete."""
 
@@ -93,6 +105,21 @@ class AccessDeniedError(HTTPException):
         self.error = ApiError(status, message, kind, param, code, headers)
 
 
+class InvalidBodyError(HTTPException):
+    """A body that does not fit the schema of its route.
+
+    It is an HTTPException for the same reason.
+
+    Args:
+        errors: pydantic's, with `loc` starting with "body".
+        body: the JSON value that was validated.
+    """
+
+    def __init__(self, errors: Sequence[Any], body: Any) -> None:
+        super().__init__(400)
+        self.errors, self.body = errors, body
+
+
 @dataclass(frozen=True)
 class ApiError:
     """An error as the client gets it."""
@@ -122,6 +149,7 @@ def error_response(error: Exception, scope: Scope) -> Response:
     record.error = api_error.code or api_error.type
     if isinstance(error, AccessDeniedError):
         record.refusal = error.reason
+    record.refused_resource = refused_resource(error)
     note_error(api_error.code or api_error.type, api_error.status)
     write: ErrorBody | None = scope["app"].state.error_bodies.of(scope["path"])
     body = api_error.body if write is None else write(api_error, record.request_id)
@@ -151,8 +179,8 @@ def to_api_error(error: Exception) -> ApiError:
     """The client's view of any error. An unexpected exception is logged, and the client does not see its text."""
     if isinstance(error, TriptychError):
         return _of_triptych(error)
-    if isinstance(error, RequestValidationError):
-        problem = describe(error.errors(), error.body)
+    if isinstance(error, RequestValidationError | InvalidBodyError):
+        problem = describe(error.errors() if isinstance(error, RequestValidationError) else error.errors, error.body)
         return ApiError(400, problem.message, "invalid_request_error", problem.param, problem.code)
     if isinstance(error, AccessDeniedError):
         return error.error
@@ -160,6 +188,15 @@ def to_api_error(error: Exception) -> ApiError:
         return _of_http(error)
     log.error("unexpected error", exc_info=error)
     return ApiError(500, "internal error; the gateway's log has the details", "server_error", code="internal_error")
+
+
+def refused_resource(error: Exception) -> str:
+    """What there was too little of for a request that was refused with 429; empty for all other errors. Logs nothing."""
+    if status_of(error) != 429:
+        return ""
+    if isinstance(error, ShareExceededError):
+        return error.resource
+    return error.reason if isinstance(error, AccessDeniedError) else "queue_full"
 
 
 def status_of(error: BaseException) -> int:

@@ -8,9 +8,11 @@ guess replaces each payload.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import re
 import secrets
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import pybase64
@@ -28,8 +30,20 @@ _BEFORE = {
 #: Between the mark and the payload.
 _OPENING = {b";base64,": re.compile(rb""), b'"data"': re.compile(rb'\s{0,8}:\s{0,8}"')}
 _WINDOW_BYTES = 512
+#: Most marks in one body. Looking at a mark takes microseconds, and a body of 32 MiB has space for five million.
+MAX_MARKS = 10_000
 #: A larger body is parsed and converted in a thread, because that takes up to hundreds of milliseconds per megabyte.
 _LARGE_BYTES = 64 << 10
+#: One thread for all bodies: with several, the event loop would wait for each of them before it gets the interpreter's lock.
+_THREAD = ThreadPoolExecutor(1, thread_name_prefix="bodies")
+
+
+async def run_sized(num_bytes: int, work: Callable[[], T]) -> T:
+    """Run work on the content of a body: in a thread if the body is large. Work in the thread is done in order."""
+    if num_bytes <= _LARGE_BYTES:
+        return work()
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, lambda: context.run(work))
 
 
 class FileParts:
@@ -38,10 +52,13 @@ class FileParts:
     Args:
         body: the request's body. It stays in memory until the last payload is decoded.
         num_bytes: its size, if the body came in another form.
+
+    Raises:
+        ValueError: the body has too many places that look like files. The message continues a sentence that begins with the body.
     """
 
     def __init__(self, body: bytes | bytearray, num_bytes: int = 0) -> None:
-        self._is_large = max(len(body), num_bytes) > _LARGE_BYTES
+        self.num_bytes = max(len(body), num_bytes)
         self._nonce = f"~{secrets.token_hex(8)}:"
         self._payloads: dict[str, memoryview] = {}
         self.rest = self._cut(body)
@@ -52,7 +69,7 @@ class FileParts:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run work on the body's content, in a thread if the body is large."""
-        return await asyncio.to_thread(work) if self._is_large else work()
+        return await run_sized(self.num_bytes, work)
 
     def take(self, address: str) -> bytes | None:
         """The file of a URL or a data field whose payload was cut out; None for any other. It decodes, so use `run`.
@@ -71,6 +88,9 @@ class FileParts:
 
     def _cut(self, body: bytes | bytearray) -> bytes | bytearray:
         """The body without the payloads."""
+        if sum(map(body.count, _BEFORE)) > MAX_MARKS:
+            marks = " and ".join(mark.decode() for mark in _BEFORE)
+            raise ValueError(f"has {marks} more than {MAX_MARKS} times")
         view, kept, position = memoryview(body), list[bytes | memoryview](), 0
         for start, end in _payloads(body):
             name = f"{self._nonce}{len(self._payloads)}"

@@ -17,6 +17,7 @@ from triptych_gateway.dialects.cost_json import MODALITIES, encoder_cache
 from triptych_gateway.errors import ApiError
 from triptych_gateway.frontends.engine_loads import ModelLoad
 from triptych_gateway.tally import Tally
+from triptych_gateway.tenant_metrics import TenantMetrics
 
 # A series per counter with the time at which it was made. Nothing reads it.
 disable_created_metrics()
@@ -44,6 +45,8 @@ class RequestRecord:
     model: str = ""
     #: Why it was refused, if that was because of its key.
     refusal: str = ""
+    #: What there was too little of for it. Empty if it was not refused with 429.
+    refused_resource: str = ""
     #: Headers of the answer that say how much the key may still do.
     rate_headers: dict[bytes, bytes] = field(default_factory=dict)
 
@@ -54,11 +57,16 @@ class RequestRecord:
 
 
 class Metrics:
-    """The metrics of one gateway, in a registry of its own, so that one process can run several gateways."""
+    """The metrics of one gateway, in a registry of its own, so that one process can run several gateways.
 
-    def __init__(self) -> None:
+    Args:
+        max_tenants: how many tenants have series of their own.
+    """
+
+    def __init__(self, max_tenants: int) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        self.tenants = TenantMetrics(self.registry, max_tenants)
         self.requests = self._counter("requests", "HTTP requests by route and status.", "route", "status")
         self.aborted = self._counter("requests_aborted", "Requests whose client went away before the end.", "route")
         self.errors = self._counter("errors", "Requests that ended with an error.", "route", "code")
@@ -192,6 +200,7 @@ class GenerationMeter:
         """Record the cost of a complete answer."""
         usage, metrics = cost.usage, self._metrics
         self._record.usage = usage
+        metrics.tenants.used(self._record.tenant, usage)
         metrics.prompt_tokens.inc(usage.prompt_tokens)
         metrics.cached_tokens.inc(usage.cached_tokens)
         metrics.completion_tokens.inc(usage.completion_tokens)

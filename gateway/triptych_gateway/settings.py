@@ -77,6 +77,16 @@ class GatewaySettings(ServiceSettings):
             "By default any, or none if there are API keys."
         ),
     ] = None
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        NoDecode,
+        Field(
+            description="Names, separated by commas, by which the gateway is reached; *.example.com is all below one, * any. "
+            "Without API keys a request for another host is refused with 403, because a foreign site's page may have sent it (DNS "
+            "rebinding). Addresses, names without a dot, and names that no site can have (.localhost, .local, .internal, .svc) are "
+            "always taken."
+        ),
+    ] = ()
     max_body_bytes: Annotated[
         int, Field(ge=1024, le=MAX_MESSAGE_BYTES // 2, description="Largest request body; larger ones are refused with 413.")
     ] = MAX_MESSAGE_BYTES // 2
@@ -85,14 +95,24 @@ class GatewaySettings(ServiceSettings):
         BeforeValidator(parse_bytes),
         Field(
             ge=1024,
-            description="Memory for the bodies of live requests. A body takes two and a half times its length while it is "
-            "read and decoded, then the length of its files until a frontend has answered. Further bodies wait.",
+            description="Memory for the bodies of live requests. A body takes two and a half times what has arrived of it until it "
+            "is decoded, then the length of its files until a frontend has answered. Further bodies wait. With API keys, tenants "
+            "have fair shares of it.",
         ),
     ] = 512 << 20
     body_wait_s: Annotated[
         float,
         Field(ge=0, le=600, description="Longest wait of a body for memory, in seconds; then its request is refused with 429."),
     ] = 30.0
+    body_timeout_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=3600,
+            description="Longest time in which a body arrives, in seconds; then its request is refused with 408. A body that has "
+            "less than 16 KiB for each second after its first ten seconds is refused earlier.",
+        ),
+    ] = 300.0
     response_store: Annotated[
         str,
         AfterValidator(check_target),
@@ -110,7 +130,8 @@ class GatewaySettings(ServiceSettings):
         BeforeValidator(parse_bytes),
         Field(
             ge=1024,
-            description="Size of all stored responses; the oldest are dropped first. A server has a limit of its own.",
+            description="Size of all stored responses. When it is reached, the tenant that keeps most loses its oldest. A server "
+            "has a limit of its own.",
         ),
     ] = 256 << 20
     max_stored_response_bytes: Annotated[
@@ -123,13 +144,31 @@ class GatewaySettings(ServiceSettings):
         ),
     ] = 16 << 20
     max_background_responses: Annotated[
-        int, Field(ge=0, le=10_000, description="Responses that are made in the background at the same time; further ones get 429.")
+        int,
+        Field(
+            ge=0,
+            le=10_000,
+            description="Responses that are made in the background at the same time; further ones, and those beyond a "
+            "tenant's share, get 429.",
+        ),
     ] = 256
+    max_websockets: Annotated[
+        int, Field(ge=0, le=100_000, description="WebSockets that are open at the same time; further ones get 429.")
+    ] = 1024
+    max_metric_tenants: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=10_000,
+            description="Tenants with metrics of their own: the first ones that send a request. The others share series with the "
+            "tenant `(other)`.",
+        ),
+    ] = 100
     playground: Annotated[bool, Field(description="Serve the playground, a page for chats in the browser, at /.")] = True
     access_log: Annotated[bool, Field(description="Log one line per request.")] = True
     trace_sampling_ratio: SamplingRatio = 1.0
 
-    @field_validator("cors_allow_origins", "expected_models", mode="before")
+    @field_validator("allowed_hosts", "cors_allow_origins", "expected_models", mode="before")
     @classmethod
     def _split_commas(cls, value: Any) -> Any:
         if value is None:

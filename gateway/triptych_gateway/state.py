@@ -23,11 +23,11 @@ from triptych_gateway.access.grant import Grant
 from triptych_gateway.answers.lifecycle import until_disconnect
 from triptych_gateway.answers.responses.background import LEASE_S, Background
 from triptych_gateway.answers.responses.keeper import Keeper
-from triptych_gateway.body_budget import BodyBudget
+from triptych_gateway.body_budget import MEMORY_FACTOR, BodyBudget
 from triptych_gateway.frontends.client import FrontendClient
 from triptych_gateway.frontends.connection import FrontendConnection
 from triptych_gateway.frontends.engine_loads import EngineLoads
-from triptych_gateway.frontends.models import ServedModels
+from triptych_gateway.frontends.models import MAX_WAITING_BYTES, ServedModels
 from triptych_gateway.frontends.router import FrontendRouter
 from triptych_gateway.metrics import GenerationMeter, Metrics
 from triptych_gateway.settings import GatewaySettings
@@ -48,20 +48,26 @@ class Gateway:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = Metrics(settings.max_metric_tenants)
         self.access = AccessControl(settings, self.metrics)
         self.start_time = int(time.time())
         endpoint, ratio = settings.otlp_traces_endpoint, settings.trace_sampling_ratio
         self.tracer = Tracer.to_collector("gateway", secrets.token_hex(8), endpoint, ratio)
         self.metrics.dropped_spans = self.tracer.dropped_spans
-        self.bodies = BodyBudget(settings.max_live_body_bytes, settings.body_wait_s)
+        # Without keys nobody tells callers apart: an address is a proxy's as often as a client's.
+        max_tenants = None if settings.has_keys else 1
+        largest = int(settings.max_body_bytes * MEMORY_FACTOR)
+        self.bodies = BodyBudget(settings.max_live_body_bytes, settings.body_wait_s, largest, max_tenants)
         self.tls = Tls.of(settings.tls_dir, Role.GATEWAY)
         if (tls := self.tls) is not None:
             self.metrics.add_certificate("certificate", lambda: tls.watched.current.expiry_s)
         self.store = open_store(settings.response_store, settings.response_ttl_s, settings.response_store_max_bytes)
         self.keeper = Keeper(self.store, settings.max_stored_response_bytes, settings.max_body_bytes)
         self.background = Background(
-            self.keeper, settings.max_background_responses, LEASE_S, lambda error: self.metrics.failed_later("/v1/responses", error)
+            self.keeper,
+            self.access.shares(settings.max_background_responses),
+            LEASE_S,
+            lambda error: self.metrics.failed_later("/v1/responses", error),
         )
         self.metrics.background_responses.set_function(lambda: len(self.background.runs))
         self.metrics.bodies_waiting.set_function(lambda: self.bodies.num_waiting)
@@ -71,7 +77,8 @@ class Gateway:
         self.stopping = asyncio.get_running_loop().create_future()
         addresses = resolver_of(self.settings.frontend_addresses)
         self.pool = Pool("frontend", addresses, lambda address: FrontendConnection(address, self.tls), tls=self.tls)
-        models = ServedModels(self.pool, self.settings.expected_models, self.settings.model_wait_s)
+        waiting = self.access.shares(MAX_WAITING_BYTES)
+        models = ServedModels(self.pool, self.settings.expected_models, self.settings.model_wait_s, waiting)
         self.metrics.served_models, self.metrics.waiting_for_model = lambda: models.names, models.num_waiting
         self.router = FrontendRouter(self.pool, models)
         self.frontend = FrontendClient(self.pool, self.router, models)

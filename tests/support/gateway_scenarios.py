@@ -216,6 +216,19 @@ async def keys_and_what_goes_wrong() -> Run:
         return Run([before, wrong, last])
 
 
+async def a_tenant_that_is_refused() -> Run:
+    """A tenant that asks twice, and may once a minute."""
+    with TemporaryDirectory() as directory:
+        keys = KeyStore(Path(directory) / "keys.json")
+        keys.add("operator", operator=True)
+        keys.add("limited", tenant="acme", requests_per_minute=1)
+        async with gateway_client(api_keys_file=keys.path) as client:
+            before = await seen(client, keys.headers("operator"))
+            for _ in range(2):
+                await client.post(ROUTE, json=CHAT, headers=keys.headers("limited"))
+            return Run([before, await seen(client, keys.headers("operator"))])
+
+
 async def a_chat_whose_span_nobody_takes() -> Run:
     async with refusing() as endpoint, gateway_client(otlp_traces_endpoint=endpoint) as client:
         before = last = await seen(client)

@@ -146,6 +146,17 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Requests refused because of their key", [(rate(f"{G}_access_refused", "reason"), "{{reason}}")], "reqps", stacked=True
         ),
+        Panel(
+            "Tokens/s by tenant",
+            [(f"{rate(f'{G}_tenant_prompt_tokens', 'tenant')} + {rate(f'{G}_tenant_completion_tokens', 'tenant')}", "{{tenant}}")],
+            stacked=True,
+        ),
+        Panel(
+            "Requests refused with 429, by tenant",
+            [(rate(f"{G}_tenant_refused", "tenant, resource"), "{{tenant}} {{resource}}")],
+            "reqps",
+            stacked=True,
+        ),
         Panel("Responses in the background", [(total(f"{G}_background_responses"), "responses")]),
         Panel(
             "Clients that left, broken streams",

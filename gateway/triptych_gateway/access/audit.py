@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -9,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import IO, Any
+from typing import Any
 
 import orjson
 from triptych.errors import StartupError
@@ -19,13 +20,15 @@ log = logging.getLogger(__name__)
 _MAX_WAITING = 10_000
 #: Longest wait for the last lines when the gateway stops, in seconds.
 _CLOSE_TIMEOUT_S = 5.0
+#: Time between two attempts to write, while that fails, in seconds.
+_RETRY_S = 0.5
 
 
 class AuditLog:
     """Appends lines to a file from a thread of its own, so that no request waits for a disk.
 
-    A file that was moved away or deleted is made anew, so that it can be rotated. Lines that cannot be written, or that come faster
-    than they are written, are lost and counted.
+    A file that was moved away or deleted is made anew, so that it can be rotated. While lines cannot be written, for example
+    because the disk is full, they wait. Those that find no room, and those that still wait at the end, are lost and counted.
 
     Args:
         target: path of the file, which only its owner may read; `-` is standard error.
@@ -39,7 +42,10 @@ class AuditLog:
         self._target, self._on_loss = target, on_loss
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue(_MAX_WAITING)
         self._failure = ""
-        self._file: IO[bytes] | None = None
+        #: Lines that are not written yet; of the first one perhaps only its end.
+        self._unwritten = b""
+        self._file: int | None = None
+        self._is_closing = threading.Event()
         try:
             self._file = self._open()
         except OSError as error:
@@ -59,58 +65,68 @@ class AuditLog:
         """Write the lines that wait, and close the file. May be called twice."""
         if not self._thread.is_alive():
             return
-        try:
-            self._lines.put(None, timeout=_CLOSE_TIMEOUT_S)
-        except queue.Full:
-            return
+        self._is_closing.set()
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
         self._thread.join(_CLOSE_TIMEOUT_S)
 
-    def _open(self) -> IO[bytes]:
+    def _open(self) -> int:
         if self._target == "-":
-            return sys.stderr.buffer
-        return open(os.open(self._target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
+            return sys.stderr.fileno()
+        return os.open(self._target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def _run(self) -> None:
-        entry: dict[str, Any] | None = {}
-        while entry is not None:
-            entries = []
-            # All that wait are one write.
-            while (entry := self._lines.get()) is not None:
-                entries.append(entry)
-                if self._lines.empty() or len(entries) >= _MAX_WAITING:
-                    break
-            if entries:
-                self._write(entries)
+        while self._read_lines():
+            # What is left is tried again, while further lines wait in the queue.
+            while not self._write_out() and not self._is_closing.wait(_RETRY_S):
+                pass
+        self._read_lines()
+        if self._unwritten and not self._write_out():
+            for _ in range(self._unwritten.count(b"\n")):
+                self._on_loss()
         self._close_file()
 
-    def _write(self, entries: list[dict[str, Any]]) -> None:
+    def _read_lines(self) -> bool:
+        """Take all lines that wait, as one write; wait for the first. Returns False if the log is closing."""
+        entries: list[dict[str, Any]] = []
+        entry: dict[str, Any] | None = {}
+        with contextlib.suppress(queue.Empty):
+            while entry is not None and len(entries) < _MAX_WAITING:
+                entry = self._lines.get(block=not entries and not self._is_closing.is_set())
+                if entry is not None:
+                    entries.append(entry)
+        self._unwritten += b"".join(orjson.dumps(one) + b"\n" for one in entries)
+        return not self._is_closing.is_set()
+
+    def _write_out(self) -> bool:
+        """Write what waits. Returns False if something is left."""
         try:
             if self._file is None or self._was_moved(self._file):
                 self._close_file()
                 self._file = self._open()
-            self._file.write(b"".join(orjson.dumps(entry) + b"\n" for entry in entries))
-            self._file.flush()
-            self._failure = ""
+            while self._unwritten:
+                # A full disk takes a part of it. The next attempt goes on where this one ended, so that no line is broken.
+                self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
         except OSError as error:
             if self._failure != (failure := error.strerror or str(error)):
-                log.error("lines of the audit log %s are lost: %s", self._target, failure)
+                log.error("the audit log %s cannot be written: %s; %d lines can wait", self._target, failure, _MAX_WAITING)
                 self._failure = failure
-            self._close_file()
-            for _ in entries:
-                self._on_loss()
+            return False
+        if self._failure:
+            log.info("the audit log %s is written again", self._target)
+            self._failure = ""
+        return True
 
-    def _was_moved(self, file: IO[bytes]) -> bool:
+    def _was_moved(self, file: int) -> bool:
         if self._target == "-":
             return False
         try:
-            return not os.path.samestat(os.stat(self._target), os.fstat(file.fileno()))
+            return not os.path.samestat(os.stat(self._target), os.fstat(file))
         except FileNotFoundError:
             return True
 
     def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None and self._target != "-":
-            try:
-                file.close()
-            except OSError:
-                log.debug("the audit log could not be closed", exc_info=True)
+            with contextlib.suppress(OSError):
+                os.close(file)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
+from triptych_common.host.fair_share import FairShare
+from triptych_common.rpc.principal import ANONYMOUS
 
 from triptych_gateway.access.audit import AuditLog
 from triptych_gateway.access.grant import Grant, Places
 from triptych_gateway.access.key_ring import Key, KeyChange, KeyRing, Refusal
 from triptych_gateway.access.rates.bucket import MemoryRates, RateStore
 from triptych_gateway.access.rates.shared import SharedRates
-from triptych_gateway.errors import AccessDeniedError
+from triptych_gateway.errors import AccessDeniedError, ShareExceededError
 from triptych_gateway.metrics import Metrics, RequestRecord
 from triptych_gateway.redaction import redacted
 from triptych_gateway.settings import GatewaySettings
@@ -37,7 +40,9 @@ class AccessControl:
         #: None: there are no keys, and everybody may do everything.
         self._ring = ring = KeyRing(api_key, settings.api_keys_file) if settings.has_keys else None
         metrics.keys_current.set_function(lambda: ring is None or ring.is_current)
-        self._places = Places()
+        self._places, self._websocket_places = Places(), Places()
+        self._shares: list[FairShare] = []
+        self._websockets = self.shares(settings.max_websockets)
         self._rates: RateStore = (
             MemoryRates()
             if settings.rate_limit_store == "memory"
@@ -104,12 +109,39 @@ class AccessControl:
         """A permission without limits."""
         return Grant(None, record, self._rates, self._places)
 
+    def shares(self, capacity: int) -> FairShare:
+        """Fair shares of something finite, for as many tenants as there are. Without keys, one tenant gets all of it."""
+        shares = FairShare(capacity, self._num_tenants)
+        self._shares.append(shares)
+        return shares
+
+    @contextmanager
+    def websocket(self, key: Key | None) -> Iterator[None]:
+        """Count an open WebSocket while the block runs.
+
+        Raises:
+            AccessDeniedError: the key has as many as it may have concurrent requests.
+            ShareExceededError: there are too many, or too many of this tenant.
+        """
+        tenant, shares = (key.principal if key is not None else ANONYMOUS).tenant, self._websockets
+        with self._websocket_places.taken(key):
+            if not shares.take(tenant):
+                used, limit = shares.used_by(tenant), shares.share(tenant)
+                message = f"{used} of your WebSockets are open, and {shares.used} of all; try again later"
+                raise ShareExceededError("websockets", message, limit=limit, value=used, retry_after_s=10.0)
+            try:
+                yield
+            finally:
+                shares.give_back(tenant)
+
     def ended(self, event: Event, record: RequestRecord, scope: Scope, route: str) -> None:
-        """Write to the audit log what was done.
+        """Count what was done for its tenant, and write it to the audit log.
 
         Args:
             route: the path template; empty if it is not known.
         """
+        if event != "background":  # its request is counted already
+            self._metrics.tenants.ended(record.tenant, record.refused_resource)
         if self._audit is None:
             return
         usage, client = record.usage, scope.get("client")
@@ -131,7 +163,13 @@ class AccessControl:
             duration_ms=record.duration_ms,
         )
 
+    @property
+    def _num_tenants(self) -> int:
+        return 1 if self._ring is None else self._ring.num_tenants
+
     def _note_keys(self, change: KeyChange) -> None:
+        for shares in self._shares:
+            shares.max_tenants = self._num_tenants
         if self._audit is not None:
             self._audit.write("keys", added=change.added, removed=change.removed, changed=change.changed)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 from triptych.v1 import generation_pb2
 
@@ -29,7 +30,7 @@ PoolingMessage = generation_pb2.EmbedRequest | generation_pb2.ClassifyRequest | 
 
 
 class Places:
-    """The requests of each key that are being answered. Not thread-safe: used only on the event loop."""
+    """The requests of each key that are being answered, or its open WebSockets. Not thread-safe: used only on the event loop."""
 
     def __init__(self) -> None:
         self._taken: dict[str, int] = {}
@@ -43,6 +44,17 @@ class Places:
                 429, message, "concurrent_requests", code="rate_limit_exceeded", kind="requests", retry_after_s=1.0
             )
         self._taken[key.id] = taken + 1
+
+    @contextmanager
+    def taken(self, key: Key | None) -> Iterator[None]:
+        """Take a place while the block runs, if there is a key."""
+        if key is not None:
+            self.take(key)
+        try:
+            yield
+        finally:
+            if key is not None:
+                self.release(key)
 
     def release(self, key: Key) -> None:
         """Give a place back."""

@@ -115,6 +115,11 @@ class KeyRing:
         now = self._default if key.id == DEFAULT_ID else self._keys.get(key.id)
         return "wrong" if now is None or now.digest != key.digest else now.refusal() or now
 
+    @property
+    def num_tenants(self) -> int:
+        """How many tenants have keys."""
+        return len({key.principal.tenant for key in (*self._keys.values(), *([self._default] if self._default else []))})
+
     async def watch(self, on_change: Callable[[KeyChange], None], on_error: Callable[[], None]) -> None:
         """Read the file again whenever it changes, until cancelled. A file that is wrong changes nothing.
 

@@ -13,10 +13,12 @@ from triptych_common.rpc.interceptors import REQUEST_ID_KEY, usable_request_id
 from triptych_common.rpc.principal import ANONYMOUS
 from triptych_common.telemetry import attributes as names
 from triptych_common.telemetry.logs import request_id_var
+from triptych_common.telemetry.span import Span
 from triptych_common.telemetry.trace_context import TRACEPARENT, TRACESTATE, TraceContext, parse_trace_context, trace_var
-from triptych_common.telemetry.tracing import Span, Tracer
+from triptych_common.telemetry.tracing import Tracer
 
 from triptych_gateway.access.control import AccessControl
+from triptych_gateway.access.hosts import HostCheck
 from triptych_gateway.access.routes import Access, AccessPaths
 from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, ClientDisconnectedError, error_response
 from triptych_gateway.http_protocol import MAX_HEADER_BYTES, TOO_LARGE
@@ -175,10 +177,12 @@ class AccessMiddleware:
 
     Args:
         paths: which paths need a key.
+        hosts: refuses foreign hosts; None to take all.
     """
 
-    def __init__(self, app: ASGIApp, access: AccessControl, paths: AccessPaths) -> None:
+    def __init__(self, app: ASGIApp, access: AccessControl, paths: AccessPaths, hosts: HostCheck | None) -> None:
         self._app = app
+        self._hosts = hosts
         self._access = access
         self._paths = paths
 
@@ -188,6 +192,8 @@ class AccessMiddleware:
             return
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
             raise HTTPException(431, TOO_LARGE)
+        if self._hosts is not None:
+            self._hosts.check(Headers(scope=scope).getlist("host"))
         state, record = scope["state"], scope["state"]["record"]
         state.update(principal=ANONYMOUS, grant=self._access.free(record))
         needed = self._paths.of(scope["path"])
@@ -202,7 +208,10 @@ class AccessMiddleware:
             if scope["type"] == "websocket":
                 # Each of its turns has a grant of its own.
                 grant.end()
-            await self._app(scope, receive, send)
+                with self._access.websocket(key):
+                    await self._app(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
         except ClientDisconnectedError:
             record.is_aborted = True
             raise

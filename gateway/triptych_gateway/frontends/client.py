@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -34,7 +35,12 @@ class FrontendClient:
     def fingerprint(self, model: str) -> str | None:
         """OpenAI's system_fingerprint of a model; None if no ready frontend serves it."""
         served = (info for frontend in self._pool.ready for info in frontend.models)
-        return next((f"fp_{info.fingerprint[:12]}" for info in served if info.name == model and info.fingerprint), None)
+        known = next((info for info in served if info.name == model and info.fingerprint), None)
+        if known is None:
+            return None
+        # Two revisions of a model may differ in nothing but their weights.
+        whole = hashlib.sha256(f"{known.fingerprint} {known.weights_fingerprint}".encode()).hexdigest()
+        return f"fp_{whole[:12] if known.weights_fingerprint else known.fingerprint[:12]}"
 
     async def models(self, request_id: str) -> Sequence[common_pb2.ModelInfo]:
         """The models that requests can name now. Raises ServiceUnavailableError if no frontend answers."""
@@ -145,7 +151,9 @@ class FrontendClient:
         tried: set[str] = set()
         error: ServiceUnavailableError | None = None
         if waits:
-            await self._models.until_served(model, [request], needs_engine=needs_engine)
+            context: common_pb2.CallContext | None = getattr(request, "context", None)
+            tenant = context.tenant if context is not None else ""
+            await self._models.until_served(model, [request], tenant=tenant, needs_engine=needs_engine)
         else:
             await self._pool.until_tried()
 

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from google.protobuf.message import Message
 from triptych.errors import InvalidRequestError, ModelNotFoundError, ServiceUnavailableError
 from triptych_common.cluster.pool import Pool
+from triptych_common.host.fair_share import FairShare
 
 from triptych_gateway.frontends.connection import FrontendConnection
 
@@ -28,15 +29,22 @@ class ServedModels:
         pool: the frontends.
         expected: names of models that count as known before any of their frontends was reached, e.g. as they are scaled to zero.
         wait_s: how long a request waits for a frontend of a known model, in seconds.
+        waiting: shares of the bytes of requests that wait.
     """
 
-    def __init__(self, pool: Pool[FrontendConnection], expected: tuple[str, ...] = (), wait_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        pool: Pool[FrontendConnection],
+        expected: tuple[str, ...] = (),
+        wait_s: float = 0.0,
+        waiting: FairShare | None = None,
+    ) -> None:
         self._pool = pool
         self._expected = expected
         self._wait_s = wait_s
         #: Model -> requests that wait for a frontend of it.
         self.num_waiting: Counter[str] = Counter()
-        self._num_waiting_bytes = 0
+        self._waiting = waiting or FairShare(MAX_WAITING_BYTES, max_tenants=1)
 
     @property
     def names(self) -> list[str]:
@@ -44,19 +52,22 @@ class ServedModels:
         heard = (info.name for frontend in self._pool.connections for info in frontend.models)
         return list(dict.fromkeys([*self._expected, *heard]))
 
-    async def until_served(self, model: str, messages: Iterable[Message] = (), *, needs_engine: bool = True) -> None:
+    async def until_served(
+        self, model: str, messages: Iterable[Message] = (), *, tenant: str = "", needs_engine: bool = True
+    ) -> None:
         """Wait until a frontend of this model is there, but not longer than `wait_s`. Then the caller finds none.
 
         If one was there a moment ago, as in a rolling restart, the wait is at least the pool's time of grace.
 
         Args:
             messages: what the request keeps in memory while it waits.
+            tenant: whose request it is.
             needs_engine: a frontend without an engine is not enough.
 
         Raises:
             ModelNotFoundError: no model has this name.
             InvalidRequestError: the name is empty, and there are several models.
-            ServiceUnavailableError: too many requests wait.
+            ServiceUnavailableError: too many requests wait, or too many of this tenant.
         """
         await self.check(model)
         if self._is_served(model, needs_engine):
@@ -65,19 +76,18 @@ class ServedModels:
         if wait_s <= 0:
             return
         num_bytes = _REQUEST_BYTES + sum(message.ByteSize() for message in messages)
-        if self._num_waiting_bytes + num_bytes > MAX_WAITING_BYTES:
+        if not self._waiting.take(tenant, num_bytes):
             message = "the model's frontend is away, and too many requests wait for one; try again later"
             raise ServiceUnavailableError(message, retry_after_s=_RETRY_AFTER_S)
         # Other names are the clients', and would be as many series of a metric. Without a name, the only model is meant.
         names = self.names
         name = model if model in names else names[0] if len(names) == 1 and not model else ""
         self.num_waiting[name] += 1
-        self._num_waiting_bytes += num_bytes
         try:
             await self._pool.until(lambda: self._is_served(model, needs_engine), wait_s)
         finally:
             self.num_waiting[name] -= 1
-            self._num_waiting_bytes -= num_bytes
+            self._waiting.give_back(tenant, num_bytes)
             if not self.num_waiting[name]:
                 del self.num_waiting[name]
 

@@ -118,7 +118,8 @@ class FrontendRouter:
     ) -> None:
         """Send the calls to a frontend. If none is left, fail them with the error of the last one that was tried."""
         try:
-            await self._models.until_served(mailbox.model, [call.request for call in mailbox.calls])
+            requests = [call.request for call in mailbox.calls]
+            await self._models.until_served(mailbox.model, requests, tenant=context.tenant)
         except TriptychError as failure:
             mailbox.fail(failure)
         while not mailbox.is_closed:

@@ -5,29 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 from triptych.errors import QueueFullError
 
-from triptych_gateway.body_budget import BodyHold
-from triptych_gateway.file_parts import FileParts
+from triptych_gateway.body_budget import MEMORY_FACTOR, BodyHold
+from triptych_gateway.errors import InvalidBodyError
+from triptych_gateway.file_parts import FileParts, run_sized
 from triptych_gateway.state import gateway_of, grant_of
 
-#: Memory to read and decode a body, as a multiple of its length: its bytes, the decoded files, and the overhead of the allocator.
-#: A body whose files contain escapes takes more for a moment.
-MEMORY_FACTOR = 2.5
-
-#: Longest pause within a body, in seconds. It is limited because the body holds memory that other requests wait for.
-READ_TIMEOUT_S = 30.0
-
-#: Limit on the commas and opening brackets of a body without its files. Each may be a JSON value, which takes about 50 times the
-#: memory of its text. Parsing a million of them blocks the event loop for a fifth of a second. Of valid bodies, prompts of token
-#: ids come nearest to the limit.
+#: A body may take this time, in seconds, and then has to keep up with the rate. Its memory is what other requests wait for.
+FIRST_BYTES_S = 10.0
+MIN_BYTES_PER_S = 16 << 10
+#: Limits on what a body has beside its files. Each comma and bracket may be a JSON value, which takes about 50 times the memory of
+#: its text, and nothing else runs while one of them is parsed into Python objects: a million take a twentieth of a second, and the
+#: names of a million fields half a second. Of valid bodies, prompts of token ids come nearest to the first limit.
 MAX_SEPARATORS = 1_000_000
+MAX_BRACKETS = 200_000
+MAX_STRINGS = 100_000
 
 
 class JsonRequest(Request):
@@ -35,6 +35,9 @@ class JsonRequest(Request):
 
     A body larger than the limit is refused with 413. A body waits while other bodies use all of the memory budget.
     """
+
+    #: The schema of the body; None if it is no JSON.
+    schema: TypeAdapter[Any] | None = None
 
     async def body(self) -> bytes:
         """The bytes of the body. JSON and forms are not copied to `bytes`: FastAPI only checks whether the body is empty."""
@@ -45,16 +48,18 @@ class JsonRequest(Request):
             num_bytes = int(length[:20]) if length.isascii() and length.isdecimal() else limit
             if length and num_bytes > limit:
                 raise _too_large(limit)
-            try:
-                self.state.body_hold = await gateway.bodies.take(int(num_bytes * MEMORY_FACTOR))
-            except QueueFullError as error:  # FastAPI re-raises only HTTPException
-                raise HTTPException(429, error.message, {"retry-after": "1"}) from error
+            self.state.body_hold = hold = gateway.bodies.hold(self.state.principal.tenant, int(num_bytes * MEMORY_FACTOR))
             body = bytearray()
-            chunks = self.stream()
-            while (chunk := await _next_chunk(chunks)) is not None:
-                body += chunk
-                if len(body) > limit:
+            reader = _Reader(self.stream(), gateway.settings.body_timeout_s)
+            while (chunk := await reader.next(len(body))) is not None:
+                if len(body) + len(chunk) > limit:
                     raise _too_large(limit)
+                try:
+                    await hold.grow(int(len(chunk) * MEMORY_FACTOR))
+                except QueueFullError as error:  # FastAPI re-raises only HTTPException
+                    raise HTTPException(429, error.message, {"retry-after": "1", "connection": "close"}) from error
+                body += chunk
+            hold.complete()
             kind = self.headers.get("content-type", "json")
             self._body = cast("bytes", body) if "json" in kind or "form-data" in kind else bytes(body)
         return self._body
@@ -71,30 +76,90 @@ class JsonRequest(Request):
             HTTPException: the JSON cannot be served.
         """
         if not hasattr(self, "_json"):
-            files = FileParts(await self.body())
-            if sum(map(files.rest.count, (b",", b"[", b"{"))) > MAX_SEPARATORS:
-                raise HTTPException(400, f"the body has more than {MAX_SEPARATORS} commas and opening brackets beside its files")
-            value = await files.run(lambda: _parsed(files.rest))
+            body = await self.body()
+            value, files = await run_sized(len(body), lambda: _parsed_with_files(body))
             grant_of(self).use_model(value.get("model") if isinstance(value, dict) else None, gateway_of(self).served_models)
-            self._json = value
+            self._json = await self._validated(value, files)
             files.rest = b""  # otherwise the body stays in memory until the answer is complete
             self.state.files = files
         return self._json
 
+    async def _validated(self, value: Any, files: FileParts) -> Any:
+        """The value as an object of the route's schema, which FastAPI takes as it is: it would validate on the event loop."""
+        schema = self.schema
+        if schema is None:
+            return value
+        try:
+            return await files.run(lambda: schema.validate_python(value, from_attributes=True))
+        except ValidationError as error:
+            raise InvalidBodyError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()], value) from None
 
-def _parsed(body: bytes | bytearray) -> Any:
-    value = orjson.loads(body)
-    check_names(body)
-    return value
 
-
-async def _next_chunk(chunks: AsyncGenerator[bytes, None]) -> bytes | None:
-    """The next chunk of a body, or None at its end."""
+def _parsed_with_files(body: bytes | bytearray) -> tuple[Any, FileParts]:
+    """The JSON value of a body without its files, and the files."""
     try:
-        async with asyncio.timeout(READ_TIMEOUT_S):
-            return await anext(chunks, None)
-    except TimeoutError:
-        raise HTTPException(408, f"the body stopped: nothing came for {READ_TIMEOUT_S:g} s") from None
+        files = FileParts(body)
+    except ValueError as error:
+        raise HTTPException(400, f"the body {error}") from None
+    if problem := too_many_parts(files.rest):
+        raise HTTPException(400, f"the body has {problem} beside its files")
+    value = orjson.loads(files.rest)
+    check_names(files.rest)
+    return value, files
+
+
+def too_many_parts(text: bytes | bytearray | str) -> str:
+    """What JSON has too much of to be parsed; empty if it is within the limits. Nothing here takes memory."""
+    count: Callable[[str], int] = text.count if isinstance(text, str) else lambda part: text.count(part.encode())
+    brackets = count("[") + count("{")
+    if brackets > MAX_BRACKETS:
+        return f"more than {MAX_BRACKETS} opening brackets"
+    if brackets + count(",") > MAX_SEPARATORS:
+        return f"more than {MAX_SEPARATORS} commas and opening brackets"
+    # A quoted quote belongs to a string.
+    if count('"') - count('\\"') > 2 * MAX_STRINGS:
+        return f"more than {MAX_STRINGS} strings"
+    return ""
+
+
+class _Reader:
+    """Reads a body whose sender keeps to a pace.
+
+    Args:
+        timeout_s: longest time for all of the body, without the waits for memory.
+    """
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None], timeout_s: float) -> None:
+        self._chunks = chunks
+        self._timeout_s = timeout_s
+        #: Time in which the gateway waited for the sender, in seconds.
+        self._waited_s = 0.0
+
+    async def next(self, num_read: int) -> bytes | None:
+        """The next chunk, or None at the end of the body.
+
+        Args:
+            num_read: bytes that were read so far.
+
+        Raises:
+            HTTPException: the sender is too slow.
+        """
+        allowed_s = min(self._timeout_s, FIRST_BYTES_S + num_read / MIN_BYTES_PER_S)
+        clock = asyncio.get_running_loop().time
+        begin_s = clock()
+        try:
+            async with asyncio.timeout(max(0.0, allowed_s - self._waited_s)):
+                return await anext(self._chunks, None)
+        except TimeoutError:
+            message = (
+                f"the body is too slow: it has {num_read} bytes after {self._waited_s + clock() - begin_s:.1f} s. It must have "
+                f"{MIN_BYTES_PER_S} bytes a second after its first {FIRST_BYTES_S:g} s, and all after {self._timeout_s:g} s "
+                "(body_timeout_s)"
+            )
+            # The rest of the body is not read.
+            raise HTTPException(408, message, {"connection": "close"}) from None
+        finally:
+            self._waited_s += clock() - begin_s
 
 
 def files_of(request: Request) -> FileParts:
@@ -106,7 +171,8 @@ def files_of(request: Request) -> FileParts:
 def check_names(body: bytes | bytearray) -> None:
     """Refuse objects with duplicate names, because their meaning is ambiguous. Raises HTTPException."""
     try:
-        json.loads(body, object_pairs_hook=_object)
+        # Numbers were checked by orjson; `len` takes less time than converting them again.
+        json.loads(body, object_pairs_hook=_object, parse_int=len, parse_float=len)
     except _DuplicateNameError as error:
         raise HTTPException(400, f"the body has the name {str(error)[:100]!r} twice in one object") from None
     except RecursionError:
@@ -133,10 +199,12 @@ class JsonRoute(APIRoute):
     """A route that reads its body with JsonRequest."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
+        handle, body = super().get_route_handler(), get_type_hints(self.endpoint, include_extras=True).get("body")
+        schema = None if body is None else TypeAdapter(body)
 
         async def handle_json(request: Request) -> Response:
             json_request = JsonRequest(request.scope, request.receive)
+            json_request.schema = schema
             try:
                 return await handle(json_request)
             finally:

@@ -129,7 +129,9 @@ async def _answer(
         response = await gateway_of(request).until_disconnect(request, call)
     except TriptychError as error:
         raise in_client_terms(error, names) from error
-    request.state.record.usage = response.usage
+    record = request.state.record
+    record.usage = response.usage
+    gateway_of(request).metrics.tenants.used(record.tenant, response.usage)
     note_usage(response.usage)
     # Ten thousand vectors take a quarter of a second to encode.
     content = await asyncio.to_thread(lambda: _dumps(to_json(response)))

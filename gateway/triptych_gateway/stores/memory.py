@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from triptych_gateway.stores.store import Clock, StoredResponse, wall_clock
 
@@ -12,19 +12,22 @@ class MemoryStore:
 
     Args:
         ttl_s: how long a response is kept after it was put.
-        max_bytes: size of all responses; the oldest are dropped first.
+        max_bytes: size of all responses. When it is full, the tenant that keeps most loses its oldest.
     """
 
     def __init__(self, ttl_s: float, max_bytes: int, clock: Clock = wall_clock) -> None:
         self._ttl_s, self._max_bytes, self._clock = ttl_s, max_bytes, clock
         #: id -> (record, when it expires), oldest first
         self._records: OrderedDict[str, tuple[StoredResponse, float]] = OrderedDict()
-        self._num_bytes = 0
+        #: tenant -> ids of its responses, oldest first, and their size
+        self._ids: dict[str, OrderedDict[str, None]] = {}
+        self._num_bytes: Counter[str] = Counter()
 
     async def put(self, record: StoredResponse) -> None:
         self._drop(record.id)
         self._records[record.id] = record, self._clock() + self._ttl_s
-        self._num_bytes += record.num_bytes
+        self._ids.setdefault(record.tenant, OrderedDict())[record.id] = None
+        self._num_bytes[record.tenant] += record.num_bytes
         self._make_room()
 
     async def replace(self, record: StoredResponse) -> bool:
@@ -32,7 +35,7 @@ class MemoryStore:
         if entry is None or entry[0].tenant != record.tenant or not entry[0].is_live:
             return False
         self._records[record.id] = record, entry[1]
-        self._num_bytes += record.num_bytes - entry[0].num_bytes
+        self._num_bytes[record.tenant] += record.num_bytes - entry[0].num_bytes
         self._make_room()
         return True
 
@@ -50,16 +53,26 @@ class MemoryStore:
 
     async def close(self) -> None:
         self._records.clear()
+        self._ids.clear()
+        self._num_bytes.clear()
 
     def _make_room(self) -> None:
         now = self._clock()
         while self._records:
             oldest, (_, expires_s) = next(iter(self._records.items()))
-            if expires_s > now and self._num_bytes <= self._max_bytes:
-                return
+            if expires_s > now:
+                break
             self._drop(oldest)
+        while self._num_bytes.total() > self._max_bytes:
+            most = max(self._num_bytes, key=self._num_bytes.__getitem__)
+            self._drop(next(iter(self._ids[most])))
 
     def _drop(self, response_id: str) -> None:
         entry = self._records.pop(response_id, None)
-        if entry is not None:
-            self._num_bytes -= entry[0].num_bytes
+        if entry is None:
+            return
+        tenant = entry[0].tenant
+        self._num_bytes[tenant] -= entry[0].num_bytes
+        del self._ids[tenant][response_id]
+        if not self._ids[tenant]:
+            del self._ids[tenant], self._num_bytes[tenant]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -28,10 +28,19 @@ CREATE TABLE IF NOT EXISTS responses (
     expires_s REAL NOT NULL,
     num_bytes INTEGER NOT NULL
 );
-CREATE INDEX IF NOT EXISTS responses_by_age ON responses (expires_s, num_bytes);
+DROP INDEX IF EXISTS responses_by_age;
+CREATE INDEX IF NOT EXISTS responses_by_expiry ON responses (expires_s);
+CREATE INDEX IF NOT EXISTS responses_by_tenant ON responses (tenant, expires_s, num_bytes);
 """
 #: How long a statement waits for another process that writes to the file, in seconds.
 _BUSY_TIMEOUT_S = 5.0
+#: Why a statement fails that others before and after it do not fail for. A system's limit on files looks like a damaged disk.
+_REASONS = {
+    sqlite3.SQLITE_FULL: "its disk is full",
+    sqlite3.SQLITE_IOERR: "its disk is full or damaged",
+    sqlite3.SQLITE_BUSY: "another process writes to it",
+    sqlite3.SQLITE_READONLY: "its file cannot be written",
+}
 #: Room is made when this many bytes were written, because counting all bytes reads the whole index.
 _CHECK_EVERY_BYTES = 8 << 20
 
@@ -42,7 +51,7 @@ class SqliteStore:
     Args:
         path: the file; it is created with its folder. `:memory:` keeps all in memory.
         ttl_s: how long a response is kept after it was put.
-        max_bytes: size of all responses; the oldest are dropped first.
+        max_bytes: size of all responses. When it is full, the tenants that keep most lose their oldest.
 
     Raises:
         StartupError: the file cannot be opened.
@@ -82,7 +91,7 @@ class SqliteStore:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except sqlite3.Error as error:
             log.warning("the store of responses failed: %s", error)
-            raise ServiceUnavailableError("the store of responses is away; try again") from error
+            raise ServiceUnavailableError(f"the store of responses cannot be used ({_reason(error)}); try again") from error
 
     def _put(self, record: StoredResponse) -> None:
         row = (*_row(record), self._clock() + self._ttl_s, record.num_bytes)
@@ -116,17 +125,31 @@ class SqliteStore:
         return done.rowcount == 1
 
     def _make_room(self, num_new_bytes: int) -> None:
-        """Drop what has expired, and the oldest responses beyond the limit."""
+        """Drop what has expired, and beyond the limit the oldest responses of the tenants that keep most."""
         self._num_unchecked_bytes += num_new_bytes
         if self._num_unchecked_bytes < min(_CHECK_EVERY_BYTES, self._max_bytes // 8):
             return
         self._num_unchecked_bytes = 0
         self._database.execute("DELETE FROM responses WHERE expires_s <= ?", (self._clock(),))
-        self._database.execute(
-            "DELETE FROM responses WHERE id IN (SELECT id FROM "
-            "(SELECT id, SUM(num_bytes) OVER (ORDER BY expires_s DESC, rowid DESC) AS total FROM responses) WHERE total > ?)",
-            (self._max_bytes,),
-        )
+        sizes = dict(self._database.execute("SELECT tenant, SUM(num_bytes) FROM responses GROUP BY tenant"))
+        part = equal_part(sizes.values(), self._max_bytes)
+        for tenant in (tenant for tenant, size in sizes.items() if size > part):
+            self._database.execute(
+                "DELETE FROM responses WHERE id IN (SELECT id FROM (SELECT id, SUM(num_bytes) OVER "
+                "(ORDER BY expires_s DESC, rowid DESC) AS total FROM responses WHERE tenant = ?) WHERE total > ?)",
+                (tenant, part),
+            )
+
+
+def equal_part(sizes: Iterable[int], limit: int) -> int:
+    """The largest size that each one may have so that all have at most `limit` together. Those that have less keep all of it."""
+    ordered = sorted(sizes)
+    for number, size in enumerate(ordered):
+        num_left = len(ordered) - number
+        if size * num_left > limit:
+            return limit // num_left
+        limit -= size
+    return ordered[-1] if ordered else limit
 
 
 def _open(path: str) -> sqlite3.Connection:
@@ -138,6 +161,11 @@ def _open(path: str) -> sqlite3.Connection:
     database.execute("PRAGMA synchronous = NORMAL")
     database.executescript(_SCHEMA)
     return database
+
+
+def _reason(error: sqlite3.Error) -> str:
+    """What a client may know of it: SQLite's texts may name files."""
+    return _REASONS.get((error.sqlite_errorcode if hasattr(error, "sqlite_errorcode") else 0) & 0xFF, "it failed")
 
 
 def _row(record: StoredResponse) -> tuple[str, str, str | None, bytes, bytes, bytes, float]:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.exceptions import RedisError
+from redis.exceptions import ReadOnlyError, RedisError
 from triptych.errors import ServiceUnavailableError
 
 from triptych_gateway.stores.store import StoredResponse
@@ -64,7 +64,7 @@ class ValkeyStore:
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hset(key, mapping=cast("Any", fields))
             pipeline.pexpire(key, self._ttl_ms)
-            await _answered(pipeline.execute())
+            await _answered(pipeline.execute(), self._redis)
 
     async def replace(self, record: StoredResponse) -> bool:
         fields = (record.response, record.input_items, record.events, _seconds(record))
@@ -88,16 +88,19 @@ class ValkeyStore:
 
     async def _eval(self, script: str, response_id: str, *arguments: str | bytes) -> Any:
         answer = self._redis.eval(script, 1, _PREFIX + response_id, *cast("tuple[str, ...]", arguments))
-        return await _answered(cast("Awaitable[Any]", answer))
+        return await _answered(cast("Awaitable[Any]", answer), self._redis)
 
 
 def _seconds(record: StoredResponse) -> str:
     return repr(record.live_until_s) if record.is_live else "0"
 
 
-async def _answered(answer: Awaitable[T]) -> T:
+async def _answered(answer: Awaitable[T], redis: Redis) -> T:
     try:
         return await answer
     except (RedisError, OSError, TimeoutError) as error:
+        if isinstance(error, ReadOnlyError):
+            # The server became a replica, in a fail-over. It keeps its connections; new ones may reach its successor.
+            await redis.connection_pool.disconnect(inuse_connections=False)
         log.warning("the store of responses failed: %s", error)
         raise ServiceUnavailableError("the store of responses is away; try again") from error

@@ -11,6 +11,7 @@ import pytest
 from support.fakes.gateway import CHAT, COMPLETION, gateway_client
 from support.waiting import until
 from triptych_gateway.body_budget import BodyBudget
+from triptych_gateway.file_parts import MAX_MARKS
 from triptych_gateway.routes import json_body
 
 
@@ -71,21 +72,36 @@ async def test_too_large_body(announced: bool) -> None:
     assert "1024" in response.json()["error"]["message"]
 
 
-async def test_a_body_of_nothing_but_separators() -> None:
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b'{"prompt": [' + b"1," * json_body.MAX_SEPARATORS + b"1]}", "commas and opening brackets"),
+        (b'{"prompt": [' + b"[]," * json_body.MAX_BRACKETS + b"[]]}", "opening brackets"),
+        (b'{"prompt": [' + b'"",' * json_body.MAX_STRINGS + b'""]}', "strings"),
+        (b'{"prompt": [' + b'"data",' * MAX_MARKS + b'"data"]}', '"data" more than'),
+    ],
+    ids=["separators", "brackets", "strings", "marks"],
+)
+async def test_a_body_of_nothing_but_structure(body: bytes, problem: str) -> None:
     async with gateway_client() as client:
-        body = b'{"prompt": [' + b"[]," * json_body.MAX_SEPARATORS + b"[]]}"
         response = await client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400
-    assert "commas and opening brackets" in response.json()["error"]["message"]
+    assert problem in response.json()["error"]["message"]
 
 
-async def test_a_body_that_stops_halfway_gives_its_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_quotes_within_a_text_are_no_strings() -> None:
+    body = CHAT | {"messages": [{"role": "user", "content": '"' * 3 * json_body.MAX_STRINGS}]}
+    async with gateway_client() as client:
+        response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200
+
+
+async def test_a_body_that_stops_halfway_gives_its_room_back() -> None:
     async def chunks() -> Any:
         yield b" " * 2000
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(json_body, "READ_TIMEOUT_S", 0.05)
-    async with gateway_client() as client:
+    async with gateway_client(body_timeout_s=0.05) as client:
         headers = {"content-type": "application/json"}
         response = await asyncio.wait_for(client.post("/v1/completions", content=chunks(), headers=headers), 10)
         assert bodies_of(client).used_bytes == 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import ReadOnlyError, RedisError
 
 from triptych_gateway.access.rates.bucket import Draw, Level, MemoryRates, Taken
 
@@ -109,6 +109,9 @@ class SharedRates:
                 answer = await self._script(keys=[_PREFIX + key_id], args=arguments)
         except (RedisError, OSError, TimeoutError) as error:
             self._on_failure()
+            if isinstance(error, ReadOnlyError):
+                # The server became a replica, in a fail-over. It keeps its connections; new ones may reach its successor.
+                await self._redis.connection_pool.disconnect(inuse_connections=False)
             if not self._is_away:
                 # The error's text may have the URL, which may have a password.
                 log.warning("the store of rates is away (%s); until it is back, this gateway counts alone", type(error).__name__)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
+from triptych.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
+from triptych_common.host.fair_share import FairShare
 from triptych_common.telemetry.tracing import request_span_var
 
 from triptych_gateway.answers.responses.keeper import Keeper, Turn, ended_record
 from triptych_gateway.dialects.responses.encoder import ResponsesEncoder
 from triptych_gateway.dialects.responses.events import DONE, split_events
-from triptych_gateway.errors import ApiError, to_api_error
+from triptych_gateway.errors import ApiError, ShareExceededError, to_api_error
 from triptych_gateway.redaction import redacted
 from triptych_gateway.stores.store import Clock, StoredResponse, wall_clock
 
@@ -79,7 +80,7 @@ class Background:
     """All responses that this gateway makes in the background.
 
     Args:
-        max_runs: further ones are refused.
+        shares: how many each tenant may have. Further ones are refused.
         lease_s: see LEASE_S.
         on_failure: called for each response that fails.
     """
@@ -87,26 +88,38 @@ class Background:
     def __init__(
         self,
         keeper: Keeper,
-        max_runs: int,
+        shares: FairShare,
         lease_s: float,
         on_failure: Callable[[ApiError], None],
         clock: Clock = wall_clock,
     ) -> None:
-        self._keeper, self._max_runs, self._lease_s, self._clock = keeper, max_runs, lease_s, clock
+        self._keeper, self._shares, self._lease_s, self._clock = keeper, shares, lease_s, clock
         self._on_failure = on_failure
         self.runs: dict[str, Run] = {}
+        keeper.own_live = self.runs
         self._renewing: asyncio.Task[None] | None = None
 
     async def start(self, run: Run) -> None:
         """Store the response as queued, and begin to make it.
 
         Raises:
-            QueueFullError: there are too many.
+            ShareExceededError: there are too many, or too many of this tenant.
             ServiceUnavailableError: the store is away.
         """
-        if len(self.runs) >= self._max_runs:
+        tenant, shares = run.turn.tenant, self._shares
+        if not shares.take(tenant):
             run.release()
-            raise QueueFullError(f"{self._max_runs} responses run in the background; try again later", retry_after_s=10.0)
+            limit = shares.share(tenant)
+            message = f"{shares.used_by(tenant)} of your responses run in the background, and {shares.used} of all; try again later"
+            used = shares.used_by(tenant)
+            raise ShareExceededError("background_responses", message, limit=limit, value=used, retry_after_s=10.0)
+        release = run.release
+
+        def release_all() -> None:
+            shares.give_back(tenant)
+            release()
+
+        run.release = release_all
         response_id = run.turn.context.response_id
         self.runs[response_id] = run
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Container, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,6 +63,8 @@ class Keeper:
         self.max_bytes = max_bytes
         self._max_chain_bytes = max_chain_bytes
         self._clock = clock
+        #: Ids of the responses that this gateway works on now.
+        self.own_live: Container[str] = ()
 
     async def begin(self, tenant: str, body: ResponseRequest, files: FileParts, store: ResponseStore | None = None) -> Turn:
         """Find all that the request continues.
@@ -117,7 +119,8 @@ class Keeper:
         record = await self.store.get(tenant, response_id)
         if record is None:
             raise NotFoundError(f"no response {response_id[:64]!r}", field="response_id")
-        if record.is_live and record.live_until_s < self._clock():
+        # The wall clock may have jumped, so that it decides only about responses of other gateways.
+        if record.is_live and record.live_until_s < self._clock() and record.id not in self.own_live:
             record = ended_record(record, failed(orjson.loads(record.response), _LOST))
             await self.store.replace(record)
         return record
@@ -163,18 +166,25 @@ def ended_record(record: StoredResponse, resource: dict[str, Any]) -> StoredResp
 async def kept_events(
     events: AsyncGenerator[bytes, None], turn: Turn, encoder: ResponsesEncoder, keeper: Keeper
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a response. It is stored before its last event is sent, so that a client can use it as soon as it has ended."""
+    """The events of a response. It is stored before its last event is sent, so that a client can use it as soon as it has ended.
+
+    Until then `store` says what shall be done, as in OpenAI's API. The last event says what was done: to continue a response that
+    was not stored, a client sends its items again.
+    """
     is_started = False
     try:
         async with aclosing(events):
             async for written in events:
                 if encoder.is_finished:
                     await keeper.keep(turn, encoder)
+                    if encoder.resource["store"] != turn.is_stored:
+                        written = encoder.restated(written)
                 is_started = True
                 yield written
     except Exception as error:
         # Without a first event, the error becomes an HTTP status, and there is no response.
         if is_started and not encoder.is_finished:
+            # The stream writes the failure afterwards, with what `keep` has found out.
             encoder.fail(to_api_error(error))
             await keeper.keep(turn, encoder)
         raise

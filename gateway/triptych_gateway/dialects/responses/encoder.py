@@ -11,7 +11,7 @@ from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.dialect import Choice
-from triptych_gateway.dialects.responses.events import DONE, EventWriter
+from triptych_gateway.dialects.responses.events import DONE, EventWriter, data_of, split_events
 from triptych_gateway.dialects.responses.output import FunctionCall, Message, OutputItem, Reasoning
 from triptych_gateway.dialects.responses.resource import ended, failed, new_resource
 from triptych_gateway.errors import ApiError
@@ -89,6 +89,12 @@ class ResponsesEncoder:
         self.is_finished = True
         self.resource = ended(self.resource, self._done, self._is_cut, cost)
         return written + self._state(self.resource["status"]) + DONE
+
+    def restated(self, written: bytes) -> bytes:
+        """What `closing` wrote, with the response object as it is now."""
+        *earlier, state, done = split_events(written)
+        event = orjson.loads(data_of(state)) | {"response": self.resource}
+        return b"".join([*earlier, state.partition(b"data: ")[0], b"data: ", orjson.dumps(event), b"\n\n", done])
 
     def failure(self, error: ApiError) -> bytes:
         """The error, the response object, and [DONE]."""

@@ -30,14 +30,14 @@ from triptych_gateway.access.key_ring import Key
 from triptych_gateway.answers.answer import Answer
 from triptych_gateway.answers.responses.connection import ConnectionStore
 from triptych_gateway.answers.responses.keeper import kept_events
-from triptych_gateway.body_budget import BodyHold
+from triptych_gateway.body_budget import MEMORY_FACTOR, BodyHold
 from triptych_gateway.dialects.responses.dialect import ResponsesDialect
 from triptych_gateway.dialects.responses.encoder import ResponsesEncoder
 from triptych_gateway.dialects.responses.events import DONE, data_of, split_events
-from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, AccessDeniedError, ApiError, status_of, to_api_error
+from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, AccessDeniedError, ApiError, refused_resource, status_of, to_api_error
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.metrics import GenerationMeter, RequestRecord
-from triptych_gateway.routes.json_body import MAX_SEPARATORS, MEMORY_FACTOR, check_names
+from triptych_gateway.routes.json_body import check_names, too_many_parts
 from triptych_gateway.schemas.responses.request import ResponseRequest
 from triptych_gateway.state import Gateway, call_context_of, gateway_of, grant_of
 from triptych_gateway.tracing import note_error
@@ -91,6 +91,7 @@ class _Connection:
 
     def __init__(self, websocket: WebSocket, gateway: Gateway, key: Key | None) -> None:
         self._websocket, self._gateway, self._key = websocket, gateway, key
+        self._tenant = (key.principal if key is not None else ANONYMOUS).tenant
         #: Messages with the memory that is reserved for them, or why there is none.
         self._messages: asyncio.Queue[tuple[str, BodyHold] | QueueFullError] = asyncio.Queue(_MAX_WAITING)
         self._store = ConnectionStore(gateway.store, gateway.settings.max_stored_response_bytes)
@@ -107,8 +108,12 @@ class _Connection:
     async def _put(self, text: str) -> None:
         try:
             # Characters take up to four bytes.
-            hold = await self._gateway.bodies.take(int(sys.getsizeof(text) * MEMORY_FACTOR))
+            num_bytes = int(sys.getsizeof(text) * MEMORY_FACTOR)
+            hold = self._gateway.bodies.hold(self._tenant, num_bytes)
+            await hold.grow(num_bytes)
+            hold.complete()
         except QueueFullError as error:
+            hold.release()
             await self._messages.put(error)
             return
         try:
@@ -188,6 +193,8 @@ class _Connection:
             record.is_aborted = not isinstance(error, Exception) or isinstance(error, _GONE)
             record.status = CLIENT_CLOSED_REQUEST if record.is_aborted else status_of(error)
             record.refusal = error.reason if isinstance(error, AccessDeniedError) else ""
+            if isinstance(error, Exception) and not record.is_aborted:
+                record.refused_resource = refused_resource(error)
             raise
         finally:
             if grant is not None:
@@ -252,8 +259,8 @@ class _Connection:
 
 def _parsed(text: str) -> tuple[ResponseRequest, bool]:
     """The request in a message, and whether text shall be generated. Raises an error that names what is wrong."""
-    if sum(map(text.count, ",[{")) > MAX_SEPARATORS:
-        raise InvalidRequestError(f"the message has more than {MAX_SEPARATORS} commas and opening brackets")
+    if problem := too_many_parts(text):
+        raise InvalidRequestError(f"the message has {problem}")
     try:
         message = orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -204,6 +204,16 @@ async def test_two_gateways_share_a_server(tmp_path: Path) -> None:
             assert await other.responses.retrieve(made.id) == made
 
 
+async def test_the_last_event_of_a_stream_says_whether_the_response_was_stored() -> None:
+    async with sdk(FakeFrontend(), response_store="redis://127.0.0.1:1/0") as client:
+        events = [event async for event in await client.responses.create(model=MODEL.name, input="Hi", stream=True)]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response.output_text == "Hello"
+    assert last.response.to_dict()["store"] is False
+
+
 async def test_a_store_that_is_away_does_not_take_the_answer() -> None:
     async with sdk(FakeFrontend(), response_store="redis://127.0.0.1:1/0") as client:
         made = await client.responses.create(model=MODEL.name, input="Hi")

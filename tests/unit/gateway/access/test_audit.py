@@ -54,29 +54,40 @@ def test_a_file_that_was_moved_or_deleted_is_made_anew(tmp_path: Path) -> None:
     assert events(old) == ["first"]
 
 
-def test_lines_that_cannot_be_written_are_counted_and_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_wait_while_they_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "_RETRY_S", 0.01)
     folder = tmp_path / "logs"
     folder.mkdir()
-    path, lost = folder / "audit.jsonl", list[None]()
-    log = AuditLog(str(path), lambda: lost.append(None))
+    path = folder / "audit.jsonl"
+    log = AuditLog(str(path), no_loss)
     log.write("first")
     wait_for(path, "first")
     path.unlink()
     folder.rmdir()
     for number in range(3):
-        log.write("lost")
-        deadline = time.monotonic() + 10
-        while len(lost) < number + 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        log.write(f"waits {number}")
+    deadline = time.monotonic() + 10
+    while not caplog.records:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
     folder.mkdir()
     log.write("again")
-    wait_for(path, "again")
+    wait_for(path, "waits 0", "waits 1", "waits 2", "again")
+    log.close()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        f"the audit log {path} cannot be written: No such file or directory; 10000 lines can wait"
+    ]
+
+
+def test_lines_that_were_never_written_are_counted(tmp_path: Path) -> None:
+    lost = list[None]()
+    log = AuditLog("/dev/full", lambda: lost.append(None))
+    for _ in range(3):
+        log.write("lost")
     log.close()
     assert len(lost) == 3
-    assert [record.getMessage() for record in caplog.records] == [
-        f"lines of the audit log {path} are lost: No such file or directory"
-    ]
 
 
 def test_lines_that_come_too_fast_are_lost_and_do_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.shared_store import running_store, server_program
 from triptych.errors import ServiceUnavailableError, StartupError
 from triptych_gateway.stores.memory import MemoryStore
 from triptych_gateway.stores.opening import check_target, open_store
-from triptych_gateway.stores.sqlite import SqliteStore
+from triptych_gateway.stores.sqlite import SqliteStore, equal_part
 from triptych_gateway.stores.store import ResponseStore, StoredResponse, chain
 
 KINDS = ("memory", "sqlite", "valkey")
@@ -122,6 +124,29 @@ async def test_the_oldest_are_dropped_when_it_is_full(kind: str, tmp_path: Path)
     kept = [number for number in range(10) if await store.get("tenant", f"resp_n{number}")]
     assert kept == [6, 7, 8, 9]
     await store.close()
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_the_tenant_that_keeps_most_loses_its_oldest(kind: str, tmp_path: Path) -> None:
+    store = open_store("memory" if kind == "memory" else f"sqlite:{tmp_path}/responses.db", 60, 10_000)
+    for tenant in ("quiet", "other"):
+        await store.put(record(tenant, tenant=tenant, response=b"x" * 2000))
+    for number in range(100):
+        await store.put(record(f"n{number}", tenant="flood", response=b"x" * 1000))
+    assert await store.get("quiet", "resp_quiet")
+    assert await store.get("other", "resp_other")
+    kept = [number for number in range(100) if await store.get("flood", f"resp_n{number}")]
+    assert kept == list(range(kept[0], 100))
+    assert 4 <= len(kept) <= 6
+    await store.close()
+
+
+@given(st.lists(st.integers(0, 100), max_size=8), st.integers(1, 200))
+def test_equal_parts_fill_the_limit(sizes: list[int], limit: int) -> None:
+    part = equal_part(sizes, limit)
+    kept = sum(min(size, part) for size in sizes)
+    assert kept <= limit
+    assert sum(sizes) <= limit or kept > limit - max(1, len(sizes))
 
 
 async def test_sqlite_survives_a_restart(tmp_path: Path) -> None:

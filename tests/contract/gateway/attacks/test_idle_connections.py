@@ -1,0 +1,49 @@
+"""Connections that send nothing, or headers without an end, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+from support.fakes.frontend import FakeFrontend
+from support.fakes.gateway import gateway_server
+from triptych_gateway import http_protocol
+
+
+async def _end_of(host: str, port: int, start: bytes) -> bytes:
+    """What a connection gets that sends a start and nothing more."""
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(start)
+    async with asyncio.timeout(20):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("start", [b"", b"GET /live HT", b"GET /live HTTP/1.1\r\nhost: x\r\nx-slow: "])
+async def test_headers_that_do_not_come(monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
+    monkeypatch.setattr(http_protocol, "HEADER_TIMEOUT_S", 0.2)
+    async with gateway_server(FakeFrontend()) as (host, port):
+        assert (await _end_of(host, port, start)).startswith(b"HTTP/1.1 408")
+
+
+async def test_headers_of_a_second_request_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "HEADER_TIMEOUT_S", 0.2)
+    async with gateway_server(FakeFrontend()) as (host, port):
+        answer = await _end_of(host, port, b"GET /live HTTP/1.1\r\nhost: x\r\n\r\nGET /live HTTP/1.1\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"HTTP/1.1 408" in answer
+
+
+async def test_connections_have_a_limit_and_are_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "MAX_CONNECTIONS", 3)
+    async with gateway_server(FakeFrontend()) as (host, port):
+        idle = [(await asyncio.open_connection(host, port))[1] for _ in range(3)]
+        assert (await _end_of(host, port, b"")).startswith(b"HTTP/1.1 503")
+        for writer in idle:
+            writer.close()
+            await writer.wait_closed()
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as client, asyncio.timeout(20):
+            while (await client.get("/live")).status_code != 200:
+                pass
