@@ -83,7 +83,8 @@ COPY services/triptych_engine/runner/cpu/csrc triptych_engine/runner/cpu/csrc
 COPY services/triptych_engine/runner/cpu/kernel_build.py triptych_engine/runner/cpu/
 RUN python -m triptych_engine.runner.cpu.kernel_build /kernels
 
-# --- what runs: each listens on all addresses of its container, and on its own loopback for control --------------------------
+# --- what runs: each listens on all addresses of its container, and on its own loopback for control. A service with gRPC starts only
+#     with TLS or with TRIPTYCH_<SERVICE>_INSECURE_GRPC=true. --------------------------------------------------------------------
 
 FROM base AS gateway
 COPY --from=build-gateway /opt/triptych /opt/triptych
@@ -189,16 +190,16 @@ COPY --from=sbom-engine /triptych-engine.cdx.json /
 # --- all services in one image, and the last stage: docker run -p 8000:8000 triptych MODEL -------------------------------------
 
 FROM base AS suite
-# The services are children of the first process, which has to reap what they leave behind.
+# Neighbours reach the gateway only, which asks for keys. The services are children of the first process, which has to reap what they leave behind.
 RUN apt-get update && apt-get install -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/*
 COPY --from=build-all /opt/triptych /opt/triptych
 COPY --from=kernels /kernels /opt/triptych/kernels
 COPY --from=code /opt/triptych/lib /opt/triptych/lib
 COPY --from=code /opt/triptych/bin/triptych /opt/triptych/bin/
 RUN --mount=type=bind,source=tools/images,target=/tools python /tools/compile_imported.py triptych_gateway.app triptych_frontend.service triptych_encoder.service triptych_engine.service triptych_cli.serve triptych_cli.stack.probes
-ENV TRIPTYCH_GATEWAY_HOST=0.0.0.0 TRIPTYCH_FRONTEND_HOST=0.0.0.0 TRIPTYCH_KERNEL_DIR=/opt/triptych/kernels
+ENV TRIPTYCH_GATEWAY_HOST=0.0.0.0 TRIPTYCH_KERNEL_DIR=/opt/triptych/kernels
 USER 10001:10001
-EXPOSE 8000 50051
+EXPOSE 8000
 VOLUME /var/cache/triptych
 HEALTHCHECK --start-period=300s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "gateway"]
 ENTRYPOINT ["tini", "--", "triptych", "serve"]

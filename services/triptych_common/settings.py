@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from triptych.errors import StartupError
 
-from triptych_common.targets import parse_target
+from triptych_common.targets import is_loopback, parse_target
 from triptych_common.telemetry.logs import LogFormat
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -92,6 +92,13 @@ class GrpcServiceSettings(ServiceSettings):
     ] = None
     control_host: Annotated[str, Field(description="Address of the control port.")] = "127.0.0.1"
     control_port: Annotated[Port | None, Field(description="Control port; by default the port plus 100.")] = None
+    insecure_grpc: Annotated[
+        bool,
+        Field(
+            description="Allow gRPC without TLS on an address that other machines reach. Whoever reaches it then needs no API key "
+            "and may act as any tenant, so a network policy or a private network must keep others out."
+        ),
+    ] = False
     metrics_port: Annotated[Port | None, Field(description="Port of GET /metrics for Prometheus; off by default.")] = None
 
     health_port: Annotated[
@@ -104,6 +111,23 @@ class GrpcServiceSettings(ServiceSettings):
         if self.control_port is None and self.port + CONTROL_PORT_OFFSET > 65535:
             raise ValueError(f"port {self.port} leaves no room for the control port (port + {CONTROL_PORT_OFFSET})")
         return self
+
+    @model_validator(mode="after")
+    def _plaintext_stays_here(self) -> Self:
+        secured = {"host": self.has_tls, "control_host": self.tls_dir is not None}
+        for field, has_tls in secured.items():
+            host = getattr(self, field)
+            if not (has_tls or self.insecure_grpc or is_loopback(host)):
+                raise ValueError(
+                    f"{field} {host} lets other machines reach a gRPC port without TLS; set tls_dir for mutual TLS, or "
+                    "insecure_grpc where nobody else reaches that address"
+                )
+        return self
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether the service's own port has TLS."""
+        return self.tls_dir is not None
 
     @property
     def resolved_control_port(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 
 #: All forms of a target, for messages.
 FORMS = "host:port, dns:host:port, static:host:port or file:/path"
@@ -35,6 +36,24 @@ def parse_address(address: str) -> tuple[str, int]:
     if not host or not 0 < port < 65536 or is_bad_ipv6:
         raise ValueError(f"{address!r} is not host:port")
     return host, port
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a socket that listens at this IP address or name is reachable from this machine only."""
+    try:
+        found = [ipaddress.ip_address(host)]
+    except ValueError:
+        found = _looked_up(host)
+    # ::ffff:127.0.0.1 is loopback, too.
+    return bool(found) and all((getattr(address, "ipv4_mapped", None) or address).is_loopback for address in found)
+
+
+def _looked_up(name: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """The addresses of a name; none if nobody knows it."""
+    try:
+        return [ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in socket.getaddrinfo(name or "*", None)]
+    except (OSError, UnicodeError):
+        return []
 
 
 def _is_ipv6(host: str) -> bool:

@@ -42,3 +42,7 @@ class MockSettings(GrpcServiceSettings):
         if self.otlp_traces_endpoint is not None:
             raise ValueError("the mock makes no traces: otlp_traces_endpoint cannot be set")
         return self
+
+    @property
+    def has_tls(self) -> bool:
+        return self.tls_dir is not None or self.tls_certificate is not None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -23,6 +25,10 @@ from triptych_common.telemetry.tracing import Tracer
 Collect = Callable[[], Iterable[Metric]]
 #: Longest wait for the event loop, in seconds.
 _COLLECT_TIMEOUT_S = 5.0
+#: Connections at the same time at most, and longest wait for one to send or read, in seconds.
+_MAX_SCRAPES, _SCRAPE_TIMEOUT_S = 16, 10.0
+#: Time until a connection is accepted again after no file descriptor was free, in seconds.
+_ACCEPT_PAUSE_S = 0.2
 
 
 class MetricsServer:
@@ -93,9 +99,37 @@ class MetricsServer:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread per scrape."""
+    """A thread per scrape, and few at a time: others are closed. So no flood takes the threads and descriptors of the service."""
 
     daemon_threads = True
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._places = threading.BoundedSemaphore(_MAX_SCRAPES)
+        super().__init__(*args, **options)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            # No descriptor is free. `serve_forever` would ask again at once, and spin.
+            time.sleep(_ACCEPT_PAUSE_S)
+            raise
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return self._places.acquire(blocking=False)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread began
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
 
 class _Server6(_Server):
@@ -103,7 +137,13 @@ class _Server6(_Server):
 
 
 class _Handler(WSGIRequestHandler):
-    """Logs nothing."""
+    """Logs nothing, and waits for no client longer than a scrape takes."""
+
+    timeout = _SCRAPE_TIMEOUT_S
+
+    def handle(self) -> None:
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            super().handle()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the base class
         pass

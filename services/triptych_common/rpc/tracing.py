@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from triptych.v1 import common_pb2
 
 from triptych_common.telemetry import attributes as names
+from triptych_common.telemetry.span import Value
 from triptych_common.telemetry.trace_context import TRACEPARENT, TRACESTATE, TraceContext, parse_trace_context, trace_var
-from triptych_common.telemetry.tracing import Value
 
 Metadata = tuple[tuple[str, str], ...]
 _MODALITIES = {common_pb2.MODALITY_IMAGE: "image", common_pb2.MODALITY_AUDIO: "audio", common_pb2.MODALITY_VIDEO: "video"}

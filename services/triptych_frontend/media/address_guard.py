@@ -1,19 +1,31 @@
-"""Prevents fetches for clients from reaching this network. A name is resolved once, and the checked address is connected to."""
+"""Prevents fetches for clients from reaching this network.
+
+`check_url` looks at each URL, also at a redirect's. GuardedConnector resolves a name once, and connects to an address that was
+checked.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from aiohttp import ClientRequest, ClientTimeout, TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.connector import Connection
 from aiohttp.resolver import ThreadedResolver
+from aiohttp.tracing import Trace
+from yarl import URL
 
 #: Most lookups at the same time: as many as there may be connections.
 _MAX_LOOKUPS = 64
+#: The last part of a host that some program takes for an IPv4 address.
+_NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
+_NAME = re.compile(r"[0-9A-Za-z_-]+(\.[0-9A-Za-z_-]+)*\.?")
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 #: IPv6 prefixes whose last 32 bits are an IPv4 address that a gateway may forward to (NAT64, RFC 6052 and 8215).
 _NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
@@ -25,11 +37,7 @@ _SPECIAL = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv6Network("3fff::
 
 
 class ForbiddenAddressError(Exception):
-    """The address is not on the public internet."""
-
-    def __init__(self, host: str, address: str) -> None:
-        named = host if host == address else f"{host} ({address})"
-        super().__init__(f"{named} is a private, loopback, link-local or otherwise special address")
+    """The URL may not be fetched: the message says what it leads to, and which rule forbids that."""
 
 
 def is_public(address: str) -> bool:
@@ -39,7 +47,7 @@ def is_public(address: str) -> bool:
         return False
     if isinstance(parsed, ipaddress.IPv6Address) and not any(parsed in network for network in _IPV6_ROUTED):
         return False
-    return all(inner.is_global and not inner.is_multicast for inner in _embedded(parsed))
+    return all(is_public(str(inner)) for inner in _embedded(parsed))
 
 
 def _embedded(address: _Address) -> list[ipaddress.IPv4Address]:
@@ -53,14 +61,60 @@ def _embedded(address: _Address) -> list[ipaddress.IPv4Address]:
     return [inner for inner in found if inner is not None]
 
 
-def check_literal(host: str) -> None:
-    """Raise ForbiddenAddressError for an IP address that is not public. Names pass here; GuardedResolver checks them."""
+def check_url(url: URL) -> None:
+    """Raise ForbiddenAddressError unless the URL has a public IP address or a name. GuardedConnector checks what a name stands for.
+
+    Programs disagree on other hosts: some take `127.1` or `2130706433` for 127.0.0.1. So an IP address must be in its usual form.
+    """
+    # With percent signs and letters of other scripts resolved as far as aiohttp resolves them: it connects to this.
+    host = url.raw_host or ""
+    if url.raw_user is not None or url.raw_password is not None:
+        raise ForbiddenAddressError(f"has a user name or a password before {host}; media are fetched without")
+    if "%" in host:
+        raise ForbiddenAddressError(f"has the host {host}, and a host may have neither a zone nor a percent sign")
     try:
-        public = is_public(host)
+        _check_address(host, host)
     except ValueError:
-        return
-    if not public:
-        raise ForbiddenAddressError(host, host)
+        _check_name(host)
+
+
+def _check_name(host: str) -> None:
+    if _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
+        raise ForbiddenAddressError(f"has the host {host}, which is a number; an IPv4 address must be four decimal numbers")
+    if not _NAME.fullmatch(host):
+        raise ForbiddenAddressError(f"has the host {host}, which is neither a name nor an IP address")
+
+
+def _check_address(host: str, address: str) -> None:
+    """Raise ForbiddenAddressError for an address that is not public, ValueError for what is no address."""
+    if not is_public(address):
+        named = host if host == address else f"{host} ({address})"
+        rule = "a private, loopback, link-local or otherwise special address (allow_private_media_addresses)"
+        raise ForbiddenAddressError(f"leads to {named}, which is {rule}")
+
+
+class GuardedConnector(TCPConnector):
+    """Connects to public addresses only. It looks a name up once for each connection, and connects to the address that was checked.
+
+    The peer of each connection is checked again before anything is sent, so that no other way to spell or to find an address leads
+    into this network.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, resolver=GuardedResolver())
+
+    async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:
+        """Same as TCPConnector's. Raises ForbiddenAddressError if the peer is not public."""
+        connection = await super().connect(req, traces, timeout)
+        try:
+            peer = connection.transport.get_extra_info("peername") if connection.transport is not None else None
+            if peer is None:
+                raise ForbiddenAddressError(f"leads to {req.url.raw_host}, and the connection has no address to check")
+            _check_address(req.url.raw_host or "", peer[0])
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
 
 class GuardedResolver(AbstractResolver):
@@ -74,8 +128,7 @@ class GuardedResolver(AbstractResolver):
         """Addresses of the host. Raises ForbiddenAddressError if any is not public, OSError if there are none."""
         results = await self._inner.resolve(host, port, family)
         for result in results:
-            if not is_public(result["host"]):
-                raise ForbiddenAddressError(host, result["host"])
+            _check_address(host, result["host"])
         return results
 
     async def close(self) -> None:

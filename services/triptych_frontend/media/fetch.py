@@ -14,11 +14,12 @@ from pathlib import Path
 import aiohttp
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2
+from triptych_common.host.fair_share import ServiceShare
 from triptych_common.media.data_url import decode_data_url
 from triptych_common.telemetry.histogram import SECONDS, Histograms
 from yarl import URL
 
-from triptych_frontend.media.address_guard import ForbiddenAddressError, GuardedResolver, check_literal
+from triptych_frontend.media.address_guard import ForbiddenAddressError, GuardedConnector, check_url
 from triptych_frontend.media.item import AUDIO, IMAGE, VIDEO
 from triptych_frontend.settings import FrontendSettings
 
@@ -40,6 +41,7 @@ class MediaFetcher:
     def __init__(self, settings: FrontendSettings) -> None:
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
+        self._connections = ServiceShare(_MAX_CONNECTIONS)
         #: Durations of fetches, and failures, by the scheme of the address.
         self.seconds = Histograms(SECONDS)
         self.num_failures: Counter[str] = Counter()
@@ -50,12 +52,18 @@ class MediaFetcher:
             await self._session.close()
 
     async def fetch(
-        self, url: str, modality: common_pb2.Modality, field: str, take: Callable[[int], None] = lambda num_bytes: None
+        self,
+        url: str,
+        modality: common_pb2.Modality,
+        field: str,
+        take: Callable[[int], None] = lambda num_bytes: None,
+        tenant: str = "",
     ) -> bytes:
         """The file at a URL.
 
         Args:
             field: the item's field in the request, for errors.
+            tenant: whose request it is. Tenants share the connections.
             take: called with the number of bytes as they arrive. If it raises, the fetch ends with that error.
 
         Raises:
@@ -64,17 +72,19 @@ class MediaFetcher:
         scheme, start_s = url.partition(":")[0].lower(), time.perf_counter()
         name = scheme if scheme in _SCHEMES else "other"
         try:
-            content = await self._fetch(url, scheme, modality, f"{field}.url", take)
+            content = await self._fetch(url, scheme, modality, f"{field}.url", take, tenant)
         except Exception:
             self.num_failures[name] += 1
             raise
         self.seconds[name].observe(time.perf_counter() - start_s)
         return content
 
-    async def _fetch(self, url: str, scheme: str, modality: common_pb2.Modality, field: str, take: Callable[[int], None]) -> bytes:
+    async def _fetch(
+        self, url: str, scheme: str, modality: common_pb2.Modality, field: str, take: Callable[[int], None], tenant: str
+    ) -> bytes:
         try:
             if scheme in ("http", "https"):
-                return await self._download(url, modality, take)
+                return await self._download(url, modality, take, tenant)
             if scheme in ("data", "file"):
                 read = self._read_file if scheme == "file" else self._read_data
                 content = await asyncio.to_thread(read, url)
@@ -114,11 +124,12 @@ class MediaFetcher:
             raise _TooLargeError(self._settings.max_media_bytes)
         return content
 
-    async def _download(self, url: str, modality: common_pb2.Modality, take: Callable[[int], None]) -> bytes:
+    async def _download(self, url: str, modality: common_pb2.Modality, take: Callable[[int], None], tenant: str) -> bytes:
         limit_s = self._settings.media_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                return await self._follow(URL(url), modality, take)
+                async with self._connections.held(tenant):
+                    return await self._follow(URL(url), modality, take)
         except TimeoutError:
             raise ValueError(f"was not read within {limit_s:g} s (media_timeout_s)") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -140,8 +151,7 @@ class MediaFetcher:
         if url.scheme not in ("http", "https") or not url.host:
             raise ValueError(f"leads to {_shown(str(url))}, which is no http: or https: address")
         if not self._settings.allow_private_media_addresses:
-            # Names are checked when they are resolved. aiohttp does not pass IP addresses to the resolver.
-            check_literal(url.host)
+            check_url(url)
 
     async def _body(self, response: aiohttp.ClientResponse, modality: common_pb2.Modality, take: Callable[[int], None]) -> bytes:
         if response.status != 200:
@@ -165,9 +175,10 @@ class MediaFetcher:
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            resolver = None if self._settings.allow_private_media_addresses else GuardedResolver()
+            guarded = not self._settings.allow_private_media_addresses
+            connector = GuardedConnector if guarded else aiohttp.TCPConnector
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=_MAX_CONNECTIONS, resolver=resolver, use_dns_cache=False),
+                connector=connector(limit=_MAX_CONNECTIONS, use_dns_cache=False),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"accept-encoding": "identity", "user-agent": "triptych"},
                 auto_decompress=False,

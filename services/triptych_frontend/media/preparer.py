@@ -14,7 +14,8 @@ from triptych_common.media.processor_options import check_option_numbers
 from triptych_common.rpc.principal import Principal
 from triptych_common.rpc.structs import from_struct
 from triptych_common.telemetry.attributes import MEDIA_NUM_BYTES
-from triptych_common.telemetry.tracing import OFF, SpanKind, Tracer
+from triptych_common.telemetry.span import SpanKind
+from triptych_common.telemetry.tracing import OFF, Tracer
 
 from triptych_frontend.media.aliases import KnownMedia, UuidAliases
 from triptych_frontend.media.budget import MediaBudget, MediaHold
@@ -197,7 +198,7 @@ class MediaPreparer:
         if kind == "url":
             with self._tracer.part(f"fetch {MODALITY_NAMES[item.modality]}", SpanKind.CLIENT) as span:
                 content = await self._fetcher.fetch(
-                    item.url, item.modality, media.field, lambda num_bytes: hold.take(num_bytes, media.field)
+                    item.url, item.modality, media.field, lambda num_bytes: hold.take(num_bytes, media.field), principal.tenant
                 )
                 if span is not None:  # of the address nothing is noted: it may hold a key
                     span.attributes[MEDIA_NUM_BYTES] = len(content)

@@ -40,8 +40,43 @@ def test_every_service_gets_its_own_certificate() -> None:
     secured = services(FILES[1])
     assert secured.keys() == services(FILES[0]).keys()
     for name, service in secured.items():
-        assert service["environment"] == {f"TRIPTYCH_{kind(name).upper()}_TLS_DIR": "/etc/triptych/tls"}
+        prefix = f"TRIPTYCH_{kind(name).upper()}_"
+        plaintext = {} if name == "gateway" else {f"{prefix}INSECURE_GRPC": "false"}
+        assert service["environment"] == {f"{prefix}TLS_DIR": "/etc/triptych/tls"} | plaintext
         assert service["volumes"] == [f"${{TRIPTYCH_CERTS:-./certs}}/{kind(name)}:/etc/triptych/tls:ro"]
+
+
+def image_environment(target: str) -> dict[str, str]:
+    """What a target of the Dockerfile sets itself."""
+    (stage,) = re.findall(
+        rf"^FROM base AS {target}\n(.*?)(?=^FROM |\Z)", (ROOT / "Dockerfile").read_text(), re.MULTILINE | re.DOTALL
+    )
+    return dict(re.findall(r"\b(TRIPTYCH_[A-Z_]+)=(\S+)", "\n".join(re.findall(r"^ENV (.*)$", stage, re.MULTILINE))))
+
+
+def test_no_image_opens_grpc_without_tls_by_itself() -> None:
+    suite = image_environment("suite")
+    assert suite["TRIPTYCH_GATEWAY_HOST"] == "0.0.0.0"
+    assert not {name for name in suite if name.endswith(("INSECURE_GRPC", "_TLS_DIR"))}
+    for service in ("frontend", "encoder", "engine"):
+        assert f"TRIPTYCH_{service.upper()}_HOST" not in suite, "gRPC stays on the container's loopback"
+        alone = image_environment(service)
+        assert alone[f"TRIPTYCH_{service.upper()}_HOST"] == "0.0.0.0"
+        assert f"TRIPTYCH_{service.upper()}_INSECURE_GRPC" not in alone, "who runs the image decides"
+
+
+@pytest.mark.parametrize("name", ["engine", "encoder", "frontend", "engine-gpu", "encoder-gpu"])
+def test_compose_starts_each_service_with_and_without_certificates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image's environment and each file's make settings that the service accepts."""
+    for variable, value in image_environment(kind(name)).items():
+        monkeypatch.setenv(variable, value)
+    for path in FILES[:2]:
+        for variable, value in services(path)[name]["environment"].items():
+            if value is not None and variable.startswith("TRIPTYCH_"):
+                monkeypatch.setenv(variable, re.sub(r"\$\{\w+:-(.*)\}", r"\1", value))
+        settings: Any = SETTINGS[kind(name)]()
+        assert settings.insecure_grpc == (path is FILES[0])
+        assert settings.has_tls == (path is FILES[1])
 
 
 def test_each_variable_of_the_example_is_used() -> None:

@@ -18,8 +18,9 @@ from support.fakes.spans import KeptSpans
 from triptych.errors import QueueFullError
 from triptych_common.telemetry import attributes as names
 from triptych_common.telemetry.logs import request_id_var
+from triptych_common.telemetry.span import SpanKind
 from triptych_common.telemetry.trace_context import TraceContext, trace_var
-from triptych_common.telemetry.tracing import OFF, SpanKind, Tracer, request_span_var
+from triptych_common.telemetry.tracing import OFF, Tracer, request_span_var
 
 SAMPLED, UNSAMPLED = TraceContext(1, 2, True, "a=1"), TraceContext(1, 2, False, "a=1")
 

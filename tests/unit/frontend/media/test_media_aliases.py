@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from triptych.v1 import common_pb2
+from triptych_common.rpc.principal import Principal
 from triptych_frontend.media.aliases import KnownMedia, UuidAliases
 from triptych_frontend.media.item import AudioHeader, ImageHeader
 
@@ -29,3 +30,16 @@ def test_a_corrected_alias_is_counted() -> None:
     for content in (b"1", b"1", b"2"):
         aliases.learn("", "cat", KnownMedia(common_pb2.MODALITY_AUDIO, content, AudioHeader(1, 1)))
     assert aliases.num_corrections == 1
+
+
+def test_a_tenant_with_many_names_loses_its_own() -> None:
+    aliases, quiet = UuidAliases(10), Principal("quiet").scoped_salt("")
+    aliases.learn(quiet, "cat", KnownMedia(IMAGE, b"cat", ImageHeader(1, 1)))
+    for number in range(100):
+        # A salt of the client's own does not make it another tenant.
+        salt = Principal("flood").scoped_salt(f"salt {number}")
+        aliases.learn(salt, "dog", KnownMedia(IMAGE, b"dog", ImageHeader(1, 1)))
+    assert aliases.find(quiet, "cat") is not None
+    assert aliases.find(Principal("flood").scoped_salt("salt 99"), "dog") is not None
+    assert aliases.find(Principal("flood").scoped_salt("salt 50"), "dog") is None
+    assert len(aliases) == 10

@@ -1,0 +1,31 @@
+"""The metrics port serves a few connections at once, and does not start a thread for each further one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import urllib.request
+
+from prometheus_client import CollectorRegistry
+from triptych_common.rpc import metrics_server
+
+
+def test_connections_that_send_nothing_take_few_threads_and_end(monkeypatch) -> None:
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 1.0)
+    server = metrics_server._listen("127.0.0.1", 0, CollectorRegistry())
+    serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+    serving.start()
+    before = threading.active_count()
+    idle = [socket.create_connection(server.server_address) for _ in range(40)]
+    try:
+        assert idle[-1].recv(1) == b""  # closed: the last of them is one too many
+        assert threading.active_count() - before <= metrics_server._MAX_SCRAPES
+        assert idle[0].recv(1) == b""  # closed after the timeout
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as answer:
+            assert answer.status == 200
+    finally:
+        for one in idle:
+            one.close()
+        server.shutdown()
+        server.server_close()
+        serving.join()
