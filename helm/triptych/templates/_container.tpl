@@ -17,7 +17,7 @@ ports:
 {{- include "triptych.probes" . }}
 lifecycle:
   preStop: {sleep: {seconds: {{ .root.Values.preStopSeconds }}}}
-resources: {{- toYaml $config.resources | nindent 2 }}
+resources: {{- include "triptych.resources" .it | nindent 2 }}
 securityContext: {{- include "triptych.containerSecurity" . | nindent 2 }}
 volumeMounts: {{- include "triptych.volumeMounts" . | nindent 2 }}
 {{- end }}
@@ -32,4 +32,13 @@ volumeMounts: {{- include "triptych.volumeMounts" . | nindent 2 }}
 {{- with .it.config.env }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{/* Fetched files are ephemeral storage where each pod has its own, so that a limit would evict a pod with a large model. Argument: a component. */}}
+{{- define "triptych.resources" -}}
+{{- $resources := deepCopy .config.resources }}
+{{- if and .model (eq .entry.storage.type "cache") }}
+{{- $_ := set $resources "limits" (omit ($resources.limits | default dict) "ephemeral-storage") }}
+{{- end }}
+{{- toYaml $resources }}
 {{- end }}

@@ -10,7 +10,15 @@
 name: fetch
 image: {{ include "triptych.image" (list $root "fetch" $fetch.image) | quote }}
 imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-command: [sh, -ec, 'triptych fetch "$1"; mkdir -p "${2%/*}"; touch "$2"', fetch]
+# The shell is the container's first process, which a signal reaches only through a trap.
+command:
+  - sh
+  - -ec
+  - |
+    trap 'kill -TERM $!; exit 143' TERM
+    triptych fetch "$1" & wait $!
+    mkdir -p "${2%/*}"; touch "$2"
+  - fetch
 args: [{{ $entry.model | quote }}, {{ include "triptych.fetchedFile" . }}]
 env:
   - {name: TRIPTYCH_CACHE, value: /models/triptych}
@@ -34,10 +42,51 @@ volumeMounts:
 name: wait-for-model
 image: {{ include "triptych.image" (list .root .it.role .it.config.image) | quote }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-command: [sh, -c, 'until [ -e "$1" ]; do sleep 2; done', wait, {{ include "triptych.fetchedFile" (list .root .it.entry) }}]
+command:
+  - sh
+  - -c
+  - |
+    trap 'exit 143' TERM
+    waited=0
+    until [ -e "$1" ]; do
+      if [ $waited -ge "$2" ]; then
+        echo "$1 is missing after $2 s: look at the log of the Job that fetches the model (kubectl get jobs)" >&2
+        exit 1
+      fi
+      sleep 2 & wait $!
+      waited=$((waited + 2))
+    done
+  - wait
+  - {{ include "triptych.fetchedFile" (list .root .it.entry) }}
+  - {{ .it.config.startupSeconds | quote }}
+terminationMessagePolicy: FallbackToLogsOnError
 resources: {requests: {cpu: 10m, memory: 16Mi}, limits: {memory: 64Mi}}
 securityContext: {{- include "triptych.containerSecurity" . | nindent 2 }}
 volumeMounts:
   - {name: models, mountPath: /models, readOnly: true}
 {{- end }}
+{{- end }}
+
+{{/* What the Job does. Its name has the hash of this text, because a Job cannot be changed. Argument: list $ entry. */}}
+{{- define "triptych.fetchJobSpec" -}}
+{{- $root := index . 0 }}{{ $it := dict "role" "fetch" "model" (index . 1).name -}}
+backoffLimit: 6
+template:
+  metadata:
+    labels: {{- include "triptych.selectorLabels" (list $root $it) | nindent 6 }}
+  spec:
+    restartPolicy: OnFailure
+    serviceAccountName: {{ include "triptych.serviceAccountName" (list $root "fetch") }}
+    automountServiceAccountToken: false
+    enableServiceLinks: false
+    {{- include "triptych.podSecurity" $root | indent 4 }}
+    {{- with include "triptych.oneNode" . }}
+    affinity: {{- . | nindent 6 }}
+    {{- end }}
+    containers:
+      - {{ include "triptych.fetchContainer" . | nindent 8 | trim }}
+    volumes:
+      - {name: tmp, emptyDir: {}}
+      - {name: home, emptyDir: {}}
+      - {{ include "triptych.modelVolume" . | nindent 8 | trim }}
 {{- end }}

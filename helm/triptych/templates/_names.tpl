@@ -25,12 +25,15 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 helm.sh/chart: {{ $root.Chart.Name }}-{{ $root.Chart.Version }}
 {{- end }}
 
-{{/* Image of a component. Argument: list $ role image, where `image` has the keys that differ from those of all services. */}}
+{{/*
+Image of a component: by its digest if one is given, else by its tag. Argument: list $ role image, where `image` has the keys that
+differ from those of all services.
+*/}}
 {{- define "triptych.image" -}}
 {{- $root := index . 0 }}{{ $own := index . 2 | default dict }}
 {{- $tag := $own.tag | default $root.Values.image.tag | default $root.Chart.AppVersion }}
 {{- with $own.registry | default $root.Values.image.registry }}{{ trimSuffix "/" . }}/{{ end -}}
-{{ $own.name | default (printf "triptych-%s" (index . 1)) }}:{{ $tag }}
+{{ $own.name | default (printf "triptych-%s" (index . 1)) }}{{ with $own.digest }}@{{ . }}{{ else }}:{{ $tag }}{{ end }}
 {{- end }}
 
 {{- define "triptych.serviceAccountName" -}}

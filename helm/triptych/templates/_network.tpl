@@ -52,6 +52,9 @@ podSelector:
     - ipBlock: {cidr: 0.0.0.0/0, except: [10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10, 169.254.0.0/16]}
     - ipBlock: {cidr: "::/0", except: ["fc00::/7", "fe80::/10"]}
 {{- end }}
+{{- with index $policy (printf "%sTo" $it.role) }}
+{{ toYaml . }}
+{{- end }}
 {{- with $policy.extraEgress }}
 {{ toYaml . }}
 {{- end }}

@@ -30,7 +30,7 @@ WARNING: the gateway has API keys, and Prometheus has none: set monitoring.servi
 
 WARNING: tls.enabled is false, so that the services speak plaintext and let everybody in who reaches their ports.
 {{- end }}
-{{- if or (gt (int .Values.gateway.replicas) 1) .Values.gateway.autoscaling.enabled }}
+{{- if or (gt (int .Values.gateway.replicas) 1) (and .Values.keda.enabled (gt (int .Values.gateway.scaling.maxReplicas) 1)) }}
 {{- range $setting := list "response_store" "rate_limit_store" }}
 {{- if not (or (hasKey $settings $setting) (hasKey $secrets $setting)) }}
 
@@ -38,13 +38,19 @@ WARNING: there are several gateways, and each keeps its own {{ $setting }} in me
 {{- end }}
 {{- end }}
 {{- end }}
+{{- $unnamed := false }}
 {{- range include "triptych.components" . | fromJsonArray }}
 {{- if and (eq .role "engine") (eq .entry.storage.type "pvc") }}
-{{- $modes := .entry.storage.pvc.accessModes }}
-{{- if not (or (has "ReadWriteMany" $modes) (has "ReadOnlyMany" $modes)) }}
+{{- with .entry.storage.pvc }}{{ if not (or .existingClaim .storageClassName) }}{{ $unnamed = true }}{{ end }}{{ end }}
+{{- $replicas := max (int .config.replicas) ($.Values.keda.enabled | ternary (int .config.scaling.maxReplicas) 0) }}
+{{- if and (gt $replicas 1) (not (include "triptych.manyNodes" (list $ .entry))) }}
 
-WARNING: the claim of {{ .model }} is {{ join ", " $modes }}: the model's pods must all run on one node.
+WARNING: the claim of {{ .model }} is {{ include "triptych.accessModes" (list $ .entry) | fromJsonArray | join ", " }}: all pods of the model run on one node. Set storage.pvc.accessModes to [ReadWriteMany] where the class can.
 {{- end }}
 {{- end }}
+{{- end }}
+{{- if $unnamed }}
+
+The models' claims are of the cluster's default StorageClass. If it has none, they stay pending: set storage.pvc.storageClassName, or storage.type to cache.
 {{- end }}
 {{- end }}

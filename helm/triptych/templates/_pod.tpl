@@ -5,8 +5,7 @@ Deployment of a component, and the ConfigMap with its settings. Argument: dict
   set   settings that the chart determines
 */}}
 {{- define "triptych.service" -}}
-{{- $config := include "triptych.config" . }}{{ $it := .it }}{{ $values := .root.Values }}
-{{- $scaling := $it.config.autoscaling | default (dict "enabled" $values.keda.enabled) -}}
+{{- $config := include "triptych.config" . }}{{ $it := .it -}}
 {{ $config }}
 ---
 apiVersion: apps/v1
@@ -15,9 +14,7 @@ metadata:
   name: {{ $it.name }}
   labels: {{- include "triptych.labels" (list .root $it) | nindent 4 }}
 spec:
-  {{- if not $scaling.enabled }}
-  replicas: {{ $it.config.replicas }}
-  {{- end }}
+  replicas: {{ include "triptych.replicas" . }}
   {{- with $it.config.strategy }}
   # With Recreate, Kubernetes takes no options of the other type, which a values file may have given.
   strategy: {{- eq (.type | default "") "Recreate" | ternary (omit . "rollingUpdate") . | toYaml | nindent 4 }}
@@ -28,7 +25,9 @@ spec:
     matchLabels: {{- include "triptych.selectorLabels" (list .root $it) | nindent 6 }}
   template:
     metadata:
-      labels: {{- include "triptych.selectorLabels" (list .root $it) | nindent 8 }}
+      labels:
+        {{- include "triptych.selectorLabels" (list .root $it) | nindent 8 }}
+        {{- with $it.config.podLabels }}{{ toYaml . | nindent 8 }}{{ end }}
       annotations:
         checksum/settings: {{ $config | sha256sum }}
         {{- with $it.config.annotations }}{{ toYaml . | nindent 8 }}{{ end }}
@@ -45,10 +44,15 @@ enableServiceLinks: false
 # preStop, then the requests' time to end, then 15 s for the process.
 terminationGracePeriodSeconds: {{ add $values.preStopSeconds (ceil $grace) 15 }}
 {{- include "triptych.podSecurity" .root }}
-{{- range $field := list "priorityClassName" "runtimeClassName" "nodeSelector" "tolerations" "affinity" }}
+{{- range $field := list "priorityClassName" "runtimeClassName" "nodeSelector" "tolerations" }}
 {{- with index $config $field }}
 {{ $field }}: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
+{{- $affinity := dict }}
+{{- if .it.model }}{{ $affinity = include "triptych.oneNode" (list .root .it.entry) | fromYaml }}{{ end }}
+{{- with mergeOverwrite $affinity ($config.affinity | default dict) }}
+affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with $values.topologySpread }}
 topologySpreadConstraints:

@@ -1,4 +1,8 @@
-{{/* The kubelet's gRPC probes speak no TLS, so they ask the health port. A start may take as long as the model loads. */}}
+{{/*
+The kubelet's gRPC probes speak no TLS, so they ask the health port. An engine or encoder has started when its model is loaded: until
+then nothing asks whether it is alive, because loading may stall its event loop. A frontend that has loaded waits for an engine, and a
+gateway for a frontend, so that these have started as soon as they answer.
+*/}}
 {{- define "triptych.probes" }}
 {{- $live := "" }}{{ $ready := "" }}
 {{- if eq .it.role "gateway" }}
@@ -10,7 +14,7 @@
 {{- $live = printf "grpc: {port: %v, service: liveness}" $port }}{{ $ready = printf "grpc: {port: %v, service: readiness}" $port }}
 {{- end }}
 startupProbe:
-  {{ $live }}
+  {{ has .it.role (list "engine" "encoder") | ternary $ready $live }}
   periodSeconds: 5
   timeoutSeconds: 3
   failureThreshold: {{ div .it.config.startupSeconds 5 }}

@@ -1,3 +1,13 @@
+{{/*
+Replicas of a Deployment. Where KEDA scales it, an upgrade leaves the number as it is: a number from the values would undo KEDA's, and
+no number at all would become 1 when KEDA is turned on. Argument: as for triptych.service.
+*/}}
+{{- define "triptych.replicas" -}}
+{{- $live := dict }}
+{{- if .root.Values.keda.enabled }}{{ $live = lookup "apps/v1" "Deployment" .root.Release.Namespace .it.name }}{{ end }}
+{{- $live | empty | ternary .it.config.replicas (dig "spec" "replicas" .it.config.replicas $live) | int }}
+{{- end }}
+
 {{/* Whether a model of this release may have no engine, so that the gateway must take requests while no frontend is ready. */}}
 {{- define "triptych.scalesToZero" -}}
 {{- $found := "" }}

@@ -21,7 +21,8 @@ Those of the component win over those of every service, and what the chart deter
 */}}
 {{- define "triptych.config" -}}
 {{- $settings := mergeOverwrite (deepCopy .root.Values.settings) (.it.config.settings | default dict) .set }}
-{{- if .root.Values.tls.enabled }}{{ $_ := set $settings "tls_dir" "/etc/triptych/tls" }}{{ end -}}
+{{- if .root.Values.tls.enabled }}{{ $_ := set $settings "tls_dir" "/etc/triptych/tls" }}
+{{- else if ne .it.role "gateway" }}{{ $_ := set $settings "insecure_grpc" true }}{{ end -}}
 apiVersion: v1
 kind: ConfigMap
 metadata:

@@ -29,6 +29,36 @@ emptyDir: {{ with $storage.cache.sizeLimit }}{sizeLimit: {{ . | quote }}}{{ else
 {{- end }}
 {{- end }}
 
+{{/*
+Affinity that keeps a model's pods on one node, where the claim can be mounted by one node only; else nothing. Without it, a pod on
+another node would wait for the volume for ever. Argument: list $ entry.
+*/}}
+{{- define "triptych.oneNode" -}}
+{{- $root := index . 0 }}{{ $entry := index . 1 }}
+{{- if and (eq $entry.storage.type "pvc") (not (include "triptych.manyNodes" .)) -}}
+podAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    - topologyKey: kubernetes.io/hostname
+      labelSelector:
+        matchLabels:
+          app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
+          triptych.internal/model: {{ $entry.name | quote }}
+{{- end }}
+{{- end }}
+
+{{/* Access modes of a model's claim, as JSON. Those of a claim that is there cannot change. Argument: list $ entry. */}}
+{{- define "triptych.accessModes" -}}
+{{- $pvc := (index . 1).storage.pvc }}
+{{- $live := lookup "v1" "PersistentVolumeClaim" (index . 0).Release.Namespace (include "triptych.claimName" .) }}
+{{- $pvc.existingClaim | empty | ternary (dig "spec" "accessModes" $pvc.accessModes $live) $pvc.accessModes | toJson }}
+{{- end }}
+
+{{/* Whether several nodes may mount a model's claim. Argument: list $ entry. */}}
+{{- define "triptych.manyNodes" -}}
+{{- $modes := include "triptych.accessModes" . | fromJsonArray }}
+{{- if or (has "ReadWriteMany" $modes) (has "ReadOnlyMany" $modes) }}yes{{ end }}
+{{- end }}
+
 {{/* Where the libraries find the files, and whether they may ask the hub. Argument: list $ entry. */}}
 {{- define "triptych.modelEnv" -}}
 {{- $hub := (index . 0).Values.hub }}{{ $by := include "triptych.fetchedBy" (index . 1) }}

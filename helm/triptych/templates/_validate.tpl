@@ -19,7 +19,9 @@
 {{- if not (index $.Values.tls.existingSecrets $role) }}
 {{- fail (printf "\ntls.existingSecrets.%s: is missing; there must be one for each of gateway, frontend, encoder and engine" $role) }}{{ end }}
 {{- end }}{{ end }}
-{{- if and .Values.tls.enabled (not .Values.tls.existingSecrets) }}
+{{- if and .Values.tls.issuerRef (not .Values.tls.certManager) }}
+{{- fail "\ntls.issuerRef: is given, and tls.certManager is false; set it to true, because only cert-manager asks an issuer" }}{{ end }}
+{{- if and .Values.tls.enabled .Values.tls.certManager (not .Values.tls.existingSecrets) }}
 {{- if le (trimSuffix "h" .Values.tls.duration | int) (trimSuffix "h" .Values.tls.renewBefore | int) }}
 {{- fail (printf "\ntls.duration: is %s, and must be longer than tls.renewBefore, %s" .Values.tls.duration .Values.tls.renewBefore) }}{{ end }}
 {{- end }}
@@ -46,10 +48,10 @@
 {{- fail (printf "\nmodels: %q has %d characters; an object's name has at most 63: shorten the model's or the release's name" .name (len .name)) }}{{ end }}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .name) }}
 {{- fail (printf "\nfullnameOverride: Kubernetes refuses %q as the name of a Service; set it to small letters, digits and dashes, a letter first" .name) }}{{ end }}
-{{- range $field := list "autoscaling" "scaling" }}{{ with index $.config $field }}
+{{- with .config.scaling }}
 {{- if gt (int .minReplicas) (int .maxReplicas) }}
-{{- fail (printf "\n%s: %s.minReplicas is %v, more than maxReplicas, %v" $path $field .minReplicas .maxReplicas) }}{{ end }}
-{{- end }}{{ end }}
+{{- fail (printf "\n%s: scaling.minReplicas is %v, more than maxReplicas, %v" $path .minReplicas .maxReplicas) }}{{ end }}
+{{- end }}
 {{- range $setting, $_ := .config.secretSettings }}
 {{- if hasKey ($.config.settings | default dict) $setting }}
 {{- fail (printf "\n%s: %s is both in settings and in secretSettings; leave one out" $path $setting) }}{{ end }}

@@ -44,9 +44,9 @@ def test_names_of_others_objects_that_yaml_would_not_take_for_text(rendered: Any
             {"name": "a", "model": "org/a"},
             {"name": "b", "storage": {"pvc": {"existingClaim": "56", "path": "b"}}},
         ],
-        tls={"issuerRef": {"name": "78", "kind": "Issuer", "group": "9"}},
+        tls={"certManager": True, "issuerRef": {"name": "78", "kind": "Issuer", "group": "9"}},
         keda={"enabled": True, "prometheusAddress": "http://prometheus:9090/ #a"},
-        monitoring={"serviceMonitor": {"enabled": True, "apiKeySecret": secret}},
+        monitoring={"serviceMonitor": {"enabled": True, "apiKeySecret": secret, "https": {"serverName": "5", "caSecret": secret}}},
         tests={"apiKeySecret": secret},
     )
     keys = {"name", "key", "group", "secretName", "claimName", "className", "ingressClassName", "storageClassName", "serverAddress"}
@@ -102,8 +102,16 @@ def test_an_entry_overrides_the_defaults_of_all_models(rendered: Any) -> None:
     first, second = (environment(objects, f"{FULL}-{name}-engine") for name in "ab")
     assert (first["TRIPTYCH_ENGINE_MAX_NUM_SEQS"], second["TRIPTYCH_ENGINE_MAX_NUM_SEQS"]) == ("64", "8")
     assert first["TRIPTYCH_ENGINE_MAX_WAITING"] == second["TRIPTYCH_ENGINE_MAX_WAITING"] == "9"
-    assert container_of(objects, f"{FULL}-a-engine")["resources"]["requests"] == {"cpu": "3", "memory": "9Gi"}
-    assert container_of(objects, f"{FULL}-b-engine")["resources"]["requests"] == {"cpu": "3", "memory": "4Gi"}
+    assert container_of(objects, f"{FULL}-a-engine")["resources"]["requests"] == {
+        "cpu": "3",
+        "memory": "9Gi",
+        "ephemeral-storage": "256Mi",
+    }
+    assert container_of(objects, f"{FULL}-b-engine")["resources"]["requests"] == {
+        "cpu": "3",
+        "memory": "4Gi",
+        "ephemeral-storage": "256Mi",
+    }
     assert pod_of(objects, f"{FULL}-b-engine")["nodeSelector"] == {"a": "b"}
     replicas = {name: found["spec"]["replicas"] for name, found in of_kind(objects, "Deployment").items()}
     assert (replicas[f"{FULL}-a-engine"], replicas[f"{FULL}-b-engine"]) == (3, 1)

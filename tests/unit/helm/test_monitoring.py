@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.chart import FULL, of_kind
 
-from tools.helm.render import CHART, render
+from tools.helm.render import CHART, HelmError, render
 
 RULES = """groups:
   - name: triptych
@@ -40,9 +41,21 @@ def test_every_service_is_scraped(rendered: Any) -> None:
 
 
 def test_a_gateway_with_https_is_scraped_so(rendered: Any) -> None:
-    objects = rendered(monitoring={"serviceMonitor": {"enabled": True}}, gateway={"httpsSecret": "host"})
+    https: dict[str, Any] = {"serverName": "triptych.example.com"}
+    monitor = {"enabled": True, "https": https}
+    objects = rendered(monitoring={"serviceMonitor": monitor}, gateway={"httpsSecret": "host"})
     (_, gateway) = of_kind(objects, "ServiceMonitor")[FULL]["spec"]["endpoints"]
     assert (gateway["port"], gateway["scheme"]) == ("http", "https")
+    assert gateway["tlsConfig"] == {"serverName": "triptych.example.com"}
+    https["caSecret"] = {"name": "host"}
+    objects = rendered(monitoring={"serviceMonitor": monitor}, gateway={"httpsSecret": "host"})
+    (_, gateway) = of_kind(objects, "ServiceMonitor")[FULL]["spec"]["endpoints"]
+    assert gateway["tlsConfig"]["ca"] == {"secret": {"name": "host", "key": "ca.crt"}}
+
+
+def test_a_gateway_with_https_is_never_scraped_unverified(rendered: Any) -> None:
+    with pytest.raises(HelmError, match=r"monitoring\.serviceMonitor\.https\.serverName"):
+        rendered(monitoring={"serviceMonitor": {"enabled": True}}, gateway={"httpsSecret": "host"})
 
 
 def test_a_gateway_with_keys_is_scraped_with_one(rendered: Any) -> None:

@@ -35,6 +35,12 @@ def test_how_to_ask(notes: Any) -> None:
     assert "helm test --namespace ai demo" in text
 
 
+def test_a_claim_without_class_is_mentioned(notes: Any) -> None:
+    assert "set storage.pvc.storageClassName, or storage.type to cache" in notes()
+    for storage in ({"pvc": {"storageClassName": "fast"}}, {"pvc": {"existingClaim": "mine"}}, {"type": "cache"}):
+        assert "StorageClass" not in notes(storage=storage)
+
+
 def test_where_the_ingress_is(notes: Any) -> None:
     text = notes(ingress={"enabled": True, "hosts": ["x.example.com"], "tlsSecret": "host"})
     assert "https://x.example.com/v1" in text
@@ -56,6 +62,11 @@ def test_warnings(notes: Any) -> None:
     assert [line.partition(" in memory")[0].rpartition(" ")[2] for line in stores] == ["response_store", "rate_limit_store"]
     (no_key,) = warnings(notes(gateway=keys, monitoring={"serviceMonitor": {"enabled": True}}))
     assert "monitoring.serviceMonitor.apiKeySecret" in no_key
-    storage = {"type": "pvc", "pvc": {"accessModes": ["ReadWriteOnce"]}}
-    (one_node,) = warnings(notes(gateway=keys, storage=storage))
-    assert one_node == "the claim of smollm2-135m-vision is ReadWriteOnce: the model's pods must all run on one node."
+    (one_node,) = warnings(notes(gateway=keys, engine={"replicas": 2}))
+    assert one_node.startswith("the claim of smollm2-135m-vision is ReadWriteOnce: all pods of the model run on one node.")
+    many_nodes = {"pvc": {"accessModes": ["ReadWriteMany"]}}
+    assert not warnings(notes(gateway=keys, engine={"replicas": 2}, storage=many_nodes))
+    assert not warnings(notes(gateway=keys, keda={"enabled": True}, storage=many_nodes))
+    scaled = {**keys, "scaling": {"maxReplicas": 2}}
+    stores = warnings(notes(gateway=scaled, keda={"enabled": True}, storage=many_nodes))
+    assert len(stores) == 2

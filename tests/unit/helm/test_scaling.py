@@ -1,4 +1,4 @@
-"""autoscalers.yaml, scaledobjects.yaml, disruptionbudgets.yaml, and the spread of pods."""
+"""scaledobjects.yaml, disruptionbudgets.yaml, and the spread of pods."""
 
 from __future__ import annotations
 
@@ -20,33 +20,46 @@ GATEWAY, FRONTEND, ENCODER, ENGINE = (
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
 
 
-def replicas(objects: Any) -> dict[str, int | None]:
-    return {name: found["spec"].get("replicas") for name, found in of_kind(objects, "Deployment").items()}
+def replicas(objects: Any) -> dict[str, int]:
+    return {name: found["spec"]["replicas"] for name, found in of_kind(objects, "Deployment").items()}
 
 
 def test_off_by_default(rendered: Any) -> None:
-    assert not of_kind(rendered(), "HorizontalPodAutoscaler")
     assert not of_kind(rendered(), "ScaledObject")
     assert replicas(rendered()) == {GATEWAY: 1, FRONTEND: 1, ENCODER: 1, ENGINE: 1}
 
 
-def test_gateway_and_frontend_by_cpu(rendered: Any) -> None:
-    auto = {"enabled": True, "maxReplicas": 7, "targetCPUUtilizationPercentage": 55}
-    objects = rendered(gateway={"autoscaling": auto}, frontend={"autoscaling": {"enabled": True}})
-    scalers = of_kind(objects, "HorizontalPodAutoscaler")
-    assert set(scalers) == {GATEWAY, FRONTEND}
-    spec = scalers[GATEWAY]["spec"]
-    assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": GATEWAY}
-    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 7)
-    assert spec["metrics"][0]["resource"]["target"] == {"type": "Utilization", "averageUtilization": 55}
-    # A number in the Deployment would undo the autoscaler's at each upgrade.
-    assert replicas(objects) == {GATEWAY: None, FRONTEND: None, ENCODER: 1, ENGINE: 1}
+def test_gateways_and_frontends_by_what_is_in_flight(rendered: Any) -> None:
+    scaling = {"minReplicas": 2, "maxReplicas": 7, "liveRequests": 50}
+    objects = rendered(keda={"enabled": True}, gateway={"replicas": 3, "scaling": scaling})
+    scaled = of_kind(objects, "ScaledObject")
+    spec = scaled[GATEWAY]["spec"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (2, 7)
+    (flight,) = spec["triggers"]
+    assert flight["metadata"]["query"] == f'sum(triptych_gateway_requests_in_flight{{namespace="ai",service="{GATEWAY}"}})'
+    assert (flight["metricType"], flight["metadata"]["threshold"]) == ("AverageValue", "50")
+    (calls,) = scaled[FRONTEND]["spec"]["triggers"]
+    assert calls["metadata"]["query"] == f'sum(triptych_frontend_live_requests{{namespace="ai",service="{FRONTEND}"}})'
+    # Several gateways need stores that they share.
+    assert of_kind(rendered(keda={"enabled": True}), "ScaledObject")[GATEWAY]["spec"]["maxReplicaCount"] == 1
+    # A Deployment without a number has 1. Where there is a release, its own number stays: tests/cluster.
+    assert replicas(objects) == {GATEWAY: 3, FRONTEND: 1, ENCODER: 1, ENGINE: 1}
+
+
+def test_the_pace_of_scaling(rendered: Any) -> None:
+    def behavior(**keda: Any) -> Any:
+        (found, *others) = of_kind(rendered(keda={"enabled": True, **keda}), "ScaledObject").values()
+        assert all(other["spec"].get("advanced") == found["spec"].get("advanced") for other in others)
+        return found["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+
+    assert behavior()["scaleDown"]["stabilizationWindowSeconds"] == 300
+    assert behavior(behavior={"scaleUp": {"stabilizationWindowSeconds": 60}})["scaleUp"] == {"stabilizationWindowSeconds": 60}
 
 
 def test_engines_and_encoders_by_their_queues(rendered: Any) -> None:
     objects = rendered(keda={"enabled": True}, engine={"scaling": {"maxReplicas": 9, "waitingRequests": 3}})
     scaled = of_kind(objects, "ScaledObject")
-    assert set(scaled) == {ENCODER, ENGINE}
+    assert set(scaled) == {GATEWAY, FRONTEND, ENCODER, ENGINE}
     spec = scaled[ENGINE]["spec"]
     assert spec["scaleTargetRef"] == {"name": ENGINE}
     assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (1, 9)
@@ -57,7 +70,6 @@ def test_engines_and_encoders_by_their_queues(rendered: Any) -> None:
     assert (cache["metricType"], cache["metadata"]["threshold"]) == ("Value", "0.8")
     (queue,) = scaled[ENCODER]["spec"]["triggers"]
     assert queue["metadata"]["query"] == f'sum(triptych_encoder_queue_length{{namespace="ai",service="{ENCODER}"}})'
-    assert replicas(objects) == {GATEWAY: 1, FRONTEND: 1, ENCODER: None, ENGINE: None}
 
 
 def test_an_idle_model_goes_to_zero_and_comes_back_with_a_call(rendered: Any) -> None:
@@ -92,7 +104,7 @@ def test_queries_name_metrics_that_exist(rendered: Any) -> None:
     triggers = [trigger for found in of_kind(objects, "ScaledObject").values() for trigger in found["spec"]["triggers"]]
     names = {name for trigger in triggers for name in re.findall(r"triptych_\w+", trigger["metadata"]["query"].replace(ENGINE, ""))}
     generic = {name.replace("<service>", "frontend") for name in re.findall(r"`(triptych_<service>\w+)`", METRICS_PAGE.read_text())}
-    assert len(names) == 6
+    assert len(names) == 7
     assert {name.removesuffix("_total") for name in names} <= {*known, *generic}
 
 

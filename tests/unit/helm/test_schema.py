@@ -77,9 +77,14 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("models.0.task", '"auto", "generate", "embed"'),
     ),
     "no such storage": ({"storage": {"type": "s3"}}, ("storage.type", '"cache", "pvc", "image"')),
-    "a percentage above 100": (
-        {"gateway": {"autoscaling": {"targetCPUUtilizationPercentage": 150}}},
-        ("gateway.autoscaling.targetCPUUtilizationPercentage", "less than or equal to 100"),
+    "a gateway that nobody could wake": (
+        {"gateway": {"scaling": {"minReplicas": 0}}},
+        ("gateway.scaling.minReplicas", "greater than or equal to 1"),
+    ),
+    "no digest": ({"engine": {"image": {"digest": "sha256:1"}}}, ("engine.image.digest", "[0-9a-f]")),
+    "an issuer without cert-manager": (
+        {"tls": {"issuerRef": {"name": "a", "kind": "Issuer"}}},
+        ("tls.issuerRef", "tls.certManager is false"),
     ),
     "a ratio above 1": ({"engine": {"scaling": {"kvCacheUsage": 80}}}, ("engine.scaling.kvCacheUsage", "less than or equal to 1")),
     "a secret's reference without key": (
@@ -114,7 +119,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("tls.existingSecrets.engine", "is missing"),
     ),
     "certificates that are never renewed": (
-        {"tls": {"duration": "720h"}},
+        {"tls": {"certManager": True, "duration": "720h"}},
         ("tls.duration", "is 720h", "longer than tls.renewBefore, 720h"),
     ),
     # cert-manager wants 5 minutes at least.

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from support.chart import DEFAULT_MODEL, FULL, Object, container_of, environment, of_kind, pod_of
+from triptych_common.rpc.security.roles import Role
+from triptych_common.rpc.security.tls import Tls
 
 GATEWAY, FRONTEND, ENCODER, ENGINE = (
     f"{FULL}-gateway",
@@ -23,23 +31,80 @@ def secret_volumes(objects: Any, deployment: str) -> dict[str, str]:
     }
 
 
-def test_a_certificate_per_role(rendered: Any) -> None:
-    certificates = of_kind(rendered(), "Certificate")
-    assert set(certificates) == {f"{FULL}-{role}" for role in (*ROLES, "operator", "ca")}
+CERT_MANAGER = {"tls": {"certManager": True}}
+
+
+def test_cert_manager_makes_a_certificate_per_role(rendered: Any) -> None:
+    objects = rendered(**CERT_MANAGER)
+    assert not of_kind(objects, "Secret")
+    certificates = of_kind(objects, "Certificate")
+    assert set(certificates) == {f"{FULL}-{role}" for role in (*ROLES, "operator", "client", "ca")}
     for role, deployment in ROLES.items():
         spec = certificates[f"{FULL}-{role}"]["spec"]
         assert spec["dnsNames"] == [f"{role}.triptych.internal"]
         assert {"server auth", "client auth"} <= set(spec["usages"])
         assert spec["privateKey"]["rotationPolicy"] == "Always"
         assert spec["issuerRef"]["name"] == f"{FULL}-ca"
-        assert secret_volumes(rendered(), deployment) == {"tls": spec["secretName"]}
-        assert environment(rendered(), deployment)[f"TRIPTYCH_{role.upper()}_TLS_DIR"] == "/etc/triptych/tls"
-        mount = {"name": "tls", "mountPath": "/etc/triptych/tls", "readOnly": True}
-        assert mount in container_of(rendered(), deployment)["volumeMounts"]
+        assert secret_volumes(objects, deployment) == {"tls": spec["secretName"]}
+        check_mount(objects, role)
+
+
+def check_mount(objects: Any, role: str) -> None:
+    assert environment(objects, ROLES[role])[f"TRIPTYCH_{role.upper()}_TLS_DIR"] == "/etc/triptych/tls"
+    mount = {"name": "tls", "mountPath": "/etc/triptych/tls", "readOnly": True}
+    assert mount in container_of(objects, ROLES[role])["volumeMounts"]
+
+
+def test_helm_makes_certificates_that_the_services_take(rendered: Any, tmp_path: Path) -> None:
+    objects = rendered()
+    assert not {"Certificate", "Issuer"} & {one["kind"] for one in objects}
+    secrets = of_kind(objects, "Secret")
+    assert set(secrets) == {f"{FULL}-{role}-certificate" for role in Role}
+    for role in Role:
+        secret = secrets[f"{FULL}-{role}-certificate"]
+        assert secret["type"] == "kubernetes.io/tls"
+        assert secret["data"].keys() == {"tls.crt", "tls.key", "ca.crt"}
+        folder = tmp_path / role
+        folder.mkdir()
+        for name, content in secret["data"].items():
+            (folder / name).write_bytes(base64.b64decode(content))
+        # Checked as at the start of a service, which no peer would refuse.
+        assert Tls.of(folder, role) is not None
+    for role, deployment in ROLES.items():
+        assert secret_volumes(objects, deployment) == {"tls": f"{FULL}-{role}-certificate"}
+        check_mount(objects, role)
+    check_handshake(tmp_path / Role.FRONTEND, tmp_path / Role.ENGINE)
+
+
+def check_handshake(caller: Path, service: Path) -> None:
+    """gRPC takes the certificates on both sides."""
+    authorities, *caller_files = [(caller / name).read_bytes() for name in ("ca.crt", "tls.key", "tls.crt")]
+    service_files = tuple((service / name).read_bytes() for name in ("tls.key", "tls.crt"))
+    server = grpc.server(ThreadPoolExecutor(1))
+    credentials = grpc.ssl_server_credentials([service_files], authorities, require_client_auth=True)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    options = [("grpc.ssl_target_name_override", Role.ENGINE.dns_name)]
+    with grpc.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(authorities, *caller_files), options) as channel:
+        grpc.channel_ready_future(channel).result(30)
+    server.stop(None).wait()
+
+
+def test_a_key_for_one_role_serves_no_other(rendered: Any) -> None:
+    secrets = of_kind(rendered(), "Secret").values()
+    assert len({secret["data"]["tls.key"] for secret in secrets}) == len(Role)
+    # Nobody can make a further certificate: the key of the CA is in no object.
+    (authority,) = {secret["data"]["ca.crt"] for secret in secrets}
+    public = x509.load_pem_x509_certificate(base64.b64decode(authority)).public_key()
+    keys = [serialization.load_pem_private_key(base64.b64decode(secret["data"]["tls.key"]), None) for secret in secrets]
+    assert public not in [key.public_key() for key in keys]
 
 
 def test_the_release_has_a_ca_of_its_own(rendered: Any) -> None:
-    issuers, ca = of_kind(rendered(), "Issuer"), of_kind(rendered(), "Certificate")[f"{FULL}-ca"]["spec"]
+    issuers, ca = (
+        of_kind(rendered(**CERT_MANAGER), "Issuer"),
+        of_kind(rendered(**CERT_MANAGER), "Certificate")[f"{FULL}-ca"]["spec"],
+    )
     assert ca["isCA"] is True
     assert ca["privateKey"]["rotationPolicy"] == "Never"  # what it signed stays valid when it is renewed
     assert ca["issuerRef"]["name"] == f"{FULL}-self-signed"
@@ -48,7 +113,9 @@ def test_the_release_has_a_ca_of_its_own(rendered: Any) -> None:
 
 
 def test_an_issuer_of_the_cluster(rendered: Any) -> None:
-    objects = rendered(tls={"issuerRef": {"name": "vault", "kind": "ClusterIssuer"}, "duration": "24h", "renewBefore": "8h"})
+    objects = rendered(
+        tls={"certManager": True, "issuerRef": {"name": "vault", "kind": "ClusterIssuer"}, "duration": "24h", "renewBefore": "8h"}
+    )
     assert not of_kind(objects, "Issuer")
     certificates = of_kind(objects, "Certificate")
     assert f"{FULL}-ca" not in certificates
@@ -59,17 +126,20 @@ def test_an_issuer_of_the_cluster(rendered: Any) -> None:
 
 def test_certificates_that_exist(rendered: Any) -> None:
     objects = rendered(tls={"existingSecrets": {role: f"own-{role}" for role in ROLES}})
-    assert not of_kind(objects, "Certificate")
-    assert not of_kind(objects, "Issuer")
+    assert not {"Certificate", "Issuer", "Secret"} & {one["kind"] for one in objects}
     assert secret_volumes(objects, ENGINE) == {"tls": "own-engine"}
 
 
 def test_without_certificates(rendered: Any) -> None:
     objects = rendered(tls={"enabled": False})
-    assert not of_kind(objects, "Certificate")
+    assert not {"Certificate", "Issuer", "Secret"} & {one["kind"] for one in objects}
     for role, deployment in ROLES.items():
         assert not secret_volumes(objects, deployment)
         assert f"TRIPTYCH_{role.upper()}_TLS_DIR" not in environment(objects, deployment)
+        # Plaintext is asked for, where there are no certificates and nowhere else.
+        plaintext = f"TRIPTYCH_{role.upper()}_INSECURE_GRPC"
+        assert environment(objects, deployment).get(plaintext) == (None if role == "gateway" else "true")
+        assert plaintext not in environment(rendered(), deployment)
 
 
 def test_api_keys(rendered: Any) -> None:
@@ -158,7 +228,8 @@ def internet(objects: Any, name: str) -> bool:
 
 def test_who_reaches_the_internet(rendered: Any) -> None:
     # Each pod fetches its model, and frontends fetch media.
-    assert {name for name in ROLES.values() if internet(rendered(), name)} == {FRONTEND, ENCODER, ENGINE}
+    cache = rendered(storage={"type": "cache"})
+    assert {name for name in ROLES.values() if internet(cache, name)} == {FRONTEND, ENCODER, ENGINE}
     fetched = {"type": "pvc"}
     assert {name for name in ROLES.values() if internet(rendered(storage=fetched), name)} == {FRONTEND}
     assert internet(rendered(storage=fetched), f"{DEFAULT_MODEL}-fetch")
@@ -183,3 +254,25 @@ def test_further_egress_and_no_policies(rendered: Any, name: str) -> None:
     rule = {"ports": [{"port": 4317}], "to": [{"namespaceSelector": {}}]}
     assert rule in rules(rendered(networkPolicy={"extraEgress": [rule]}), name, "egress")
     assert not of_kind(rendered(networkPolicy={"enabled": False}), "NetworkPolicy")
+
+
+def test_egress_of_single_services(rendered: Any) -> None:
+    rule = {"ports": [{"port": 6379}], "to": [{"namespaceSelector": {}}]}
+    for role, name in ROLES.items():
+        objects = rendered(networkPolicy={f"{role}To": [rule]})
+        assert {other for other in ROLES.values() if rule in rules(objects, other, "egress")} == {name}
+
+
+def test_production_opens_redis_to_those_that_use_it_and_shares_no_url(rendered: Any) -> None:
+    objects = rendered(file="production")
+    reaching = {name for name, policy in of_kind(objects, "NetworkPolicy").items() if "6379" in str(policy["spec"].get("egress"))}
+    assert reaching == {GATEWAY, ENCODER}
+    references = [
+        (variable["valueFrom"]["secretKeyRef"]["name"], variable["valueFrom"]["secretKeyRef"]["key"])
+        for deployment in ROLES.values()
+        for variable in container_of(objects, deployment).get("env", [])
+        if variable["name"].endswith(("_STORE", "_STORE_URL"))
+    ]
+    assert len(set(references)) == len(references) == 3
+    of_gateway = {name for name, key in references if key != "embeddings-url"}
+    assert of_gateway.isdisjoint(name for name, key in references if key == "embeddings-url"), "no pod can read another's Secret"

@@ -82,7 +82,10 @@ def test_settings_from_secrets(rendered: Any) -> None:
 @pytest.mark.parametrize(("name", "port"), [(FRONTEND, 50251), (ENCODER, 50252), (ENGINE, 50253)])
 def test_grpc_probes_ask_the_health_port(rendered: Any, name: str, port: int) -> None:
     container = container_of(rendered(), name)
-    assert container["startupProbe"]["grpc"] == container["livenessProbe"]["grpc"] == {"port": port, "service": "liveness"}
+    # An engine or encoder is alive long before its model is loaded, and a frontend without engine is never ready.
+    started = "liveness" if name == FRONTEND else "readiness"
+    assert container["startupProbe"]["grpc"] == {"port": port, "service": started}
+    assert container["livenessProbe"]["grpc"] == {"port": port, "service": "liveness"}
     assert container["readinessProbe"]["grpc"] == {"port": port, "service": "readiness"}
     service = name.rpartition("-")[2].upper()
     assert environment(rendered(), name)[f"TRIPTYCH_{service}_HEALTH_PORT"] == str(port)
@@ -129,8 +132,10 @@ def test_pods_may_do_little(rendered: Any, name: str) -> None:
             "capabilities": {"drop": ["ALL"]},
         }
         assert container["resources"]["requests"]
-        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
-        assert mounts >= {"/tmp", "/var/cache/triptych"}  # what the image's user writes to
+    mounts = {mount["mountPath"] for mount in container_of(rendered(), name)["volumeMounts"]}
+    assert mounts >= {"/tmp", "/var/cache/triptych"}  # what the image's user writes to
+    limits = container_of(rendered(), name)["resources"]["limits"]
+    assert {"memory", "ephemeral-storage"} <= limits.keys()
 
 
 def test_images(rendered: Any) -> None:
@@ -141,6 +146,12 @@ def test_images(rendered: Any) -> None:
     assert container_of(objects, GATEWAY)["image"] == "ghcr.io/me/triptych-gateway:2"
     assert container_of(objects, ENGINE)["image"] == "ghcr.io/me/triptych-engine:cuda"
     assert container_of(objects, ENCODER)["image"] == "ghcr.io/me/own:2"
+    digest = f"sha256:{'a' * 64}"
+    pinned = rendered(
+        image={"registry": "ghcr.io/me", "tag": "2"}, gateway={"image": {"digest": digest}}, fetch={"image": {"digest": digest}}
+    )
+    assert container_of(pinned, GATEWAY)["image"] == f"ghcr.io/me/triptych-gateway@{digest}"
+    assert container_of(pinned, FRONTEND)["image"] == "ghcr.io/me/triptych-frontend:2"
 
 
 def test_pull_secrets(rendered: Any) -> None:
@@ -153,11 +164,12 @@ def test_where_pods_run(rendered: Any) -> None:
     where = {
         "nodeSelector": {"pool": "gpu"},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
-        "affinity": {"nodeAffinity": {}},
+        "affinity": {"nodeAffinity": {"a": "b"}},
         "priorityClassName": "high",
         "runtimeClassName": "nvidia",
     }
-    pod, other = (pod_of(rendered(engine=where), name) for name in (ENGINE, ENCODER))
+    objects = rendered(engine=where, storage={"pvc": {"accessModes": ["ReadWriteMany"]}})
+    pod, other = (pod_of(objects, name) for name in (ENGINE, ENCODER))
     assert {key: pod[key] for key in where} == where
     assert not where.keys() & other.keys()
 
@@ -167,16 +179,32 @@ def test_a_type_of_strategy_goes_without_the_options_of_another(rendered: Any) -
     assert of_kind(objects, "Deployment")[ENGINE]["spec"]["strategy"] == {"type": "Recreate"}
 
 
-def test_gpus(rendered: Any) -> None:
+def test_a_model_with_pictures_takes_one_gpu(rendered: Any) -> None:
     objects = rendered(file="gpu")
-    for name in (ENGINE, ENCODER):
-        container = container_of(objects, name)
-        assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
-        assert container["image"].endswith(":cuda")
-        assert pod_of(objects, name)["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
-        # No further GPU for the time of an upgrade.
-        assert of_kind(objects, "Deployment")[name]["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
-    assert "nvidia.com/gpu" not in container_of(objects, FRONTEND)["resources"]["limits"]
+    gpus = {name: container_of(objects, name)["resources"]["limits"].get("nvidia.com/gpu", 0) for name in ALL}
+    assert gpus == {GATEWAY: 0, FRONTEND: 0, ENCODER: 0, ENGINE: 1}
+    assert environment(objects, ENCODER)["TRIPTYCH_ENCODER_DEVICE"] == "cpu"
+    assert pod_of(objects, ENGINE)["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+    assert "nodeSelector" not in pod_of(objects, ENCODER)
+    # Else the encoder would have to be on the engine's node, where it is not tolerated.
+    assert not [name for name in ALL if "affinity" in pod_of(objects, name)]
+    # No further GPU for the time of an upgrade.
+    assert of_kind(objects, "Deployment")[ENGINE]["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_the_images_for_gpus_are_those_that_one_command_pushes(rendered: Any) -> None:
+    """`make images push TAG=cuda` pushes each under this tag."""
+    objects = rendered(file="gpu")
+    images = [container_of(objects, name)["image"] for name in ALL]
+    images += [job["spec"]["template"]["spec"]["containers"][0]["image"] for job in of_kind(objects, "Job").values()]
+    names = ("gateway", "frontend", "encoder", "engine", "fetch")
+    assert images == [f"registry.example.com/triptych/triptych-{name}:cuda" for name in names]
+
+
+def test_labels_of_pods(rendered: Any) -> None:
+    labels = of_kind(rendered(engine={"podLabels": {"team": "a"}}), "Deployment")[ENGINE]["spec"]
+    assert labels["template"]["metadata"]["labels"]["team"] == "a"
+    assert "team" not in labels["selector"]["matchLabels"]
 
 
 def test_own_volumes_and_variables(rendered: Any) -> None:

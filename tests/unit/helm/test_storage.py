@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ def model_mount(objects: Any, deployment: str = ENGINE) -> dict[str, Any]:
 
 
 def test_a_hub_model_is_fetched_by_each_service(rendered: Any) -> None:
-    objects = rendered(models=HUB, hub={"tokenSecret": {"name": "hub"}, "endpoint": "https://hub.example.com"})
+    objects = rendered(
+        models=HUB, storage={"type": "cache"}, hub={"tokenSecret": {"name": "hub"}, "endpoint": "https://hub.example.com"}
+    )
     assert models_volume(objects) == {"emptyDir": {}}
     assert "initContainers" not in pod_of(objects, ENGINE)
     assert model_mount(objects) == {"name": "models", "mountPath": "/models"}
@@ -38,7 +41,7 @@ def test_a_hub_model_is_fetched_by_each_service(rendered: Any) -> None:
 
 
 def test_a_builtin_model_is_fetched_before_each_service(rendered: Any) -> None:
-    objects = rendered(models=BUILTIN, storage={"cache": {"sizeLimit": "5Gi"}})
+    objects = rendered(models=BUILTIN, storage={"type": "cache", "cache": {"sizeLimit": "5Gi"}})
     assert models_volume(objects) == {"emptyDir": {"sizeLimit": "5Gi"}}
     (fetch,) = pod_of(objects, ENGINE)["initContainers"]
     assert fetch["image"] == "triptych-fetch:0.1.0"
@@ -48,6 +51,30 @@ def test_a_builtin_model_is_fetched_before_each_service(rendered: Any) -> None:
     assert environment(objects, ENGINE)["TRIPTYCH_CACHE"] == "/models/triptych"
     assert environment(objects, ENGINE)["HF_HUB_OFFLINE"] == "1"
     assert not of_kind(objects, "Job")
+    # The files count, so that a limit would evict a pod with a large model.
+    assert "ephemeral-storage" not in container_of(objects, ENGINE)["resources"]["limits"]
+
+
+def test_each_models_weights_are_downloaded_once(rendered: Any) -> None:
+    objects = rendered(engine={"replicas": 3})
+    assert len(of_kind(objects, "Job")) == len(of_kind(objects, "PersistentVolumeClaim")) == 1
+    fetching = [
+        container for name in of_kind(objects, "Deployment") for container in pod_of(objects, name).get("initContainers", [])
+    ]
+    assert {container["name"] for container in fetching} == {"wait-for-model"}
+
+
+def test_pods_of_a_claim_that_one_node_mounts_are_on_one_node(rendered: Any) -> None:
+    objects = rendered(models=HUB)
+    (job,) = of_kind(objects, "Job").values()
+    pods = [job["spec"]["template"], *(one["spec"]["template"] for one in of_kind(objects, "Deployment").values())]
+    of_model = [pod for pod in pods if "triptych.internal/model" in pod["metadata"]["labels"]]
+    assert len(of_model) == 4
+    for pod in of_model:
+        (term,) = pod["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["topologyKey"] == "kubernetes.io/hostname"
+        # It selects the pod itself: else the first one would wait for another.
+        assert term["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
 
 
 def test_a_claim_is_filled_by_a_job(rendered: Any) -> None:
@@ -56,7 +83,7 @@ def test_a_claim_is_filled_by_a_job(rendered: Any) -> None:
     )
     claim = of_kind(objects, "PersistentVolumeClaim")[f"{FULL}-a-models"]
     assert claim["spec"] == {
-        "accessModes": ["ReadWriteMany"],
+        "accessModes": ["ReadWriteOnce"],
         "storageClassName": "fast",
         "resources": {"requests": {"storage": "50Gi"}},
     }
@@ -73,7 +100,7 @@ def test_a_claim_is_filled_by_a_job(rendered: Any) -> None:
         assert models_volume(objects, deployment) == {"persistentVolumeClaim": {"claimName": f"{FULL}-a-models"}}
         assert model_mount(objects, deployment)["readOnly"] is True
         (wait,) = pod_of(objects, deployment)["initContainers"]
-        assert wait["command"][-1] == fetch["args"][1]
+        assert wait["command"][-2:] == [fetch["args"][1], str({ENGINE: 1800, FRONTEND: 600}[deployment])]
         assert environment(objects, deployment)["HF_HUB_OFFLINE"] == "1"
         assert not [entry for entry in container_of(objects, deployment)["env"] if entry["name"] == "HF_TOKEN"]
 
@@ -89,8 +116,11 @@ def test_a_job_that_does_something_else_has_another_name(rendered: Any) -> None:
         name(image={"tag": "2"}),
         name(models=[{"name": "a", "model": "org/b"}]),
         name(fetch={"env": [{"name": "A"}]}),
+        name(image={"pullSecrets": [{"name": "a"}]}),
+        name(serviceAccount={"create": False}),
+        name(storage={"type": "pvc", "pvc": {"accessModes": ["ReadWriteMany"]}}),
     }
-    assert len(different) == 4
+    assert len(different) == 7
 
 
 def test_the_name_of_a_job_is_cut_and_stays_unique(rendered: Any) -> None:
@@ -129,23 +159,49 @@ def test_an_image_volume(rendered: Any, path: str, model: str) -> None:
     assert not of_kind(objects, "Job")
 
 
-def test_the_shell_commands_do_what_they_should(rendered: Any, tmp_path: Path) -> None:
-    """The Job's command marks that it has finished, and the waiting command sees that."""
-    objects = rendered(models=HUB, storage={"type": "pvc"})
+@pytest.fixture
+def commands(rendered: Any, tmp_path: Path) -> tuple[list[str], list[str], Path]:
+    """The Job's command, the waiting one with a deadline of a second, and the file between them. `triptych` is the test's."""
+    objects = rendered(models=HUB)
     (job,) = of_kind(objects, "Job").values()
     (fetch,) = job["spec"]["template"]["spec"]["containers"]
     (wait,) = pod_of(objects, ENGINE)["initContainers"]
-    program = tmp_path / "triptych"
-    program.write_text(f'#!/bin/sh\n[ "$1 $2" = "fetch org/a" ] && [ ! -e {tmp_path}/fail ]\n')
-    program.chmod(0o755)
-    marker = f"{tmp_path}/{fetch['args'][1]}"
-    command = [*fetch["command"], fetch["args"][0], marker]
-    waiting = [*wait["command"][:-1], marker]
-    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    (tmp_path / "fail").touch()
-    assert subprocess.run(command, env=environ, check=False).returncode != 0
-    assert not Path(marker).exists()
-    (tmp_path / "fail").unlink()
-    subprocess.run(command, env=environ, check=True)
-    assert Path(marker).exists()
-    subprocess.run(waiting, env=environ, check=True, timeout=30)
+    marker = tmp_path / fetch["args"][1].lstrip("/")
+    environ = ["env", f"PATH={tmp_path}:/usr/bin:/bin"]
+    return [*environ, *fetch["command"], fetch["args"][0], str(marker)], [*environ, *wait["command"][:-2], str(marker), "1"], marker
+
+
+def program(folder: Path, text: str) -> None:
+    path = folder / "triptych"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_the_job_says_that_it_has_finished_and_the_pods_see_it(commands: Any, tmp_path: Path) -> None:
+    fetch, wait, marker = commands
+    program(tmp_path, "exit 1")
+    assert subprocess.run(fetch, check=False).returncode == 1
+    assert not marker.exists()
+    # Nobody waits for ever for what failed.
+    waited = subprocess.run(wait, check=False, timeout=30, capture_output=True, text=True)
+    assert waited.returncode == 1
+    assert f"{marker} is missing after 1 s: look at the log of the Job" in waited.stderr
+    program(tmp_path, '[ "$1 $2" = "fetch org/a" ]')
+    subprocess.run(fetch, check=True)
+    assert marker.exists()
+    subprocess.run(wait, check=True, timeout=30)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["fetch", "wait"])
+def test_a_pod_that_is_deleted_ends_at_once(commands: Any, tmp_path: Path, which: int) -> None:
+    """A first process without a handler would not see SIGTERM, and its pod would last for 30 s."""
+    program(tmp_path, f"touch {tmp_path}/started; while :; do sleep 0.05; done")
+    command = [*commands[which][:-1], "600"] if which else commands[which]
+    with subprocess.Popen(command) as process:
+        while which == 0 and not (tmp_path / "started").exists():
+            time.sleep(0.01)
+        time.sleep(0.1 if which else 0)
+        process.terminate()
+        # 143 is the handler's; a process that the signal killed has a negative code.
+        assert process.wait(20) == 143
+    assert not commands[2].exists()

@@ -9,6 +9,7 @@ from typing import Any
 import kubernetes_validate.utils as kubernetes
 import pytest
 from support.chart import environment, of_kind
+from support.kubernetes.custom_resources import kinds
 from triptych_cli.stack.service_flags import SERVICES, settings_class
 from triptych_common.settings import ServiceSettings
 
@@ -18,7 +19,7 @@ from tools.helm.render import CHART, helm, values_files
 #: The oldest version that Chart.yaml allows, one between, and the newest that the package knows.
 KUBERNETES = ("1.30", "1.34", "1.37")
 #: Kinds that are no part of Kubernetes; test_custom_resources.py is about them.
-CUSTOM = {"Certificate", "Issuer", "ScaledObject", "ServiceMonitor", "PrometheusRule", "HTTPRoute"}
+CUSTOM = kinds()
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,7 @@ def test_kubernetes_takes_every_switch(rendered: Any) -> None:
         "networkPolicy": {"gatewayFrom": [peer], "frontendFrom": [peer], "extraEgress": [{"to": [peer]}]},
         "serviceAccount": {"annotations": {"a": "b"}},
         "tests": {"apiKeySecret": {"name": "keys", "key": "one"}},
-        "monitoring": {"rules": {"configMap": True}},
+        "monitoring": {"serviceMonitor": {"https": {"serverName": "a.example.com"}}, "rules": {"configMap": True}},
     }
     # Volumes from images are newer than the oldest version that the chart allows.
     assert check(rendered(file="production", **values), "1.34") <= CUSTOM

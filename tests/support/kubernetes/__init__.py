@@ -1,0 +1,1 @@
+"""A Kubernetes control plane for tests of the Helm chart, and other projects' kinds."""
