@@ -13,6 +13,7 @@ from triptych_common.settings import DEFAULT_MODEL
 
 from triptych_cli.errors import CommandError
 from triptych_cli.keys.command import app as keys_app
+from triptych_cli.stack.foreign_flags import help_text, translate
 from triptych_cli.stack.service_flags import split_service_args
 
 
@@ -28,10 +29,13 @@ class _Group(typer.core.TyperGroup):
 
 
 class _ServeCommand(typer.core.TyperCommand):
-    """Removes the flags of single services before the rest is parsed."""
+    """Translates the flags of other servers, and removes those of single services, before the rest is parsed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        rest, ctx.obj = split_service_args(args)
+        translated, notes = translate(args)
+        for note in notes:
+            typer.echo(f"triptych: {note}", err=True)
+        rest, ctx.obj = split_service_args(translated)
         return super().parse_args(ctx, rest)
 
 
@@ -57,7 +61,7 @@ def triptych(
     """Multimodal LLM serving as a suite of gRPC services."""
 
 
-@app.command(cls=_ServeCommand)
+@app.command(cls=_ServeCommand, epilog=help_text())
 def serve(
     ctx: typer.Context,
     model: _Model = DEFAULT_MODEL,

@@ -17,7 +17,7 @@ from triptych_cli.models.fetch import fetch
 from triptych_cli.stack.launcher import check_ready_fd, stop_with_parent, write_addresses
 from triptych_cli.stack.plan import ServeOptions, Service, needs_encoder, plan, port_claims, spec
 from triptych_cli.stack.ports import check_ports
-from triptych_cli.stack.service_flags import ServiceArgs
+from triptych_cli.stack.service_flags import ServiceArgs, has_flag
 from triptych_cli.stack.supervisor import ServiceFailedError, supervise
 from triptych_cli.terminal import TerminalReporter
 
@@ -31,13 +31,17 @@ def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
     services = plan(options, service_args, with_encoder=False)
     check_ports(port_claims(services))
     console = Console(stderr=True, highlight=False)
+    if has_flag(service_args.get("gateway", ()), "--api-key"):
+        console.print(
+            "every user of this machine can see a key on a command line; set TRIPTYCH_GATEWAY_API_KEY instead", soft_wrap=True
+        )
     path, _ = fetch(options.model, console)
     try:
         pooling = pooling_model(path, options.task or "auto")
     except StartupError as error:
         raise CommandError(str(error)) from error
     # Bidirectional models read text alone.
-    if not (pooling and pooling.is_bidirectional) and needs_encoder(path, service_args):
+    if not (pooling and pooling.is_bidirectional) and needs_encoder(path, options, service_args):
         services = plan(options, service_args, with_encoder=True)
         check_ports(port_claims(services))
     # JSON lines name their service, and with a prefix they would not be JSON.

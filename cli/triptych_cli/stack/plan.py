@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from triptych_common.host.cores import default_encoder_threads, num_usable_cores
+from triptych_common.host.memory import usable_memory
 from triptych_common.model.store import has_towers
 from triptych_common.settings import GrpcServiceSettings, ServiceSettings
 
 from triptych_cli.stack.ports import PortClaim, connect_host, free_port
 from triptych_cli.stack.probes import grpc_ready, http_ready
-from triptych_cli.stack.service_flags import SERVICES, ServiceArgs, has_flag, parse_settings
+from triptych_cli.stack.service_flags import SERVICES, ServiceArgs, has_flag, parse_settings, secrets_apart
 from triptych_cli.stack.supervisor import STOP_GRACE_S, ServiceSpec
 
 
@@ -74,7 +75,8 @@ class Service:
     kind: str
     #: The kind, with a number if there are several.
     name: str
-    args: tuple[str, ...]
+    #: May contain secrets, see `spec`.
+    args: tuple[str, ...] = field(repr=False)
     settings: ServiceSettings
 
     @property
@@ -99,6 +101,8 @@ _TOLD = {
     "frontend": {"--engine-addresses": "engine", "--encoder-addresses": "encoder"},
     "gateway": {"--frontend-addresses": "frontend"},
 }
+#: Memory of a frontend or a gateway at work, and of an encoder without its cache of embeddings, in bytes.
+_PROCESS_BYTES, _ENCODER_BYTES = 256 << 20, 1 << 30
 #: The ports of the second service of a kind are those of the first plus this number, and so on.
 _REPLICA_PORT_STEP = 10
 
@@ -117,12 +121,13 @@ def plan(options: ServeOptions, given: ServiceArgs, with_encoder: bool) -> list[
     for kind in SERVICES:
         flags = options.flags(kind)
         if kind == "engine":
-            flags["--num-threads"] = _cores_of_each(options.engines, given)
+            flags["--num-threads"] = _cores_of_each(options, given)
+            flags["--memory-limit"] = _memory_of_each(options, given, with_encoder)
             if with_encoder:
-                flags["--num-threads-while-encoding"] = _cores_beside_encoder(options.engines, given)
+                flags["--num-threads-while-encoding"] = _cores_beside_encoder(options, given)
         if kind == "encoder" and not with_encoder:
             # Check the settings anyway: whether they are valid does not depend on the model.
-            parse_settings(kind, [*given.get(kind, []), "--model", options.model])
+            _settings(kind, options, given)
             continue
         for flag, told in _TOLD.get(kind, {}).items():
             flags[flag] = ",".join(service.address for service in services if service.kind == told) or None
@@ -132,35 +137,58 @@ def plan(options: ServeOptions, given: ServiceArgs, with_encoder: bool) -> list[
     return services
 
 
-def _cores_of_each(num_engines: int, given: ServiceArgs) -> int | None:
+def _settings(kind: str, options: ServeOptions, given: ServiceArgs) -> ServiceSettings:
+    """The settings of a service as far as they follow from the command line and the environment alone."""
+    return parse_settings(kind, _args(options.flags(kind), given.get(kind, [])))
+
+
+def _args(flags: Mapping[str, object], given: Sequence[str]) -> list[str]:
+    """What was given, and the flags that it does not have."""
+    return [
+        *given,
+        *(part for flag, value in flags.items() if value is not None and not has_flag(given, flag) for part in (flag, str(value))),
+    ]
+
+
+def _cores_of_each(options: ServeOptions, given: ServiceArgs) -> int | None:
     """The compute threads of each of several engines, which share the cores; None if a setting determines them."""
-    settings = parse_settings("engine", given.get("engine", []))
+    settings, num_engines = _settings("engine", options, given), options.engines
     if num_engines == 1 or getattr(settings, "num_threads", None) is not None or getattr(settings, "device", "").startswith("cuda"):
         return None
     return max(1, num_usable_cores() // num_engines)
 
 
-def _cores_beside_encoder(num_engines: int, given: ServiceArgs) -> int | None:
+def _memory_of_each(options: ServeOptions, given: ServiceArgs, with_encoder: bool) -> int | None:
+    """Bytes that each engine may take, weights included; None if a setting determines the size of its KV cache."""
+    engine, encoder = (_settings(name, options, given) for name in ("engine", "encoder"))
+    if getattr(engine, "kv_cache_memory", None) is not None or getattr(engine, "device", "").startswith("cuda"):
+        return None
+    others = _PROCESS_BYTES * (options.frontends + 1)
+    if with_encoder:
+        others += options.encoders * (_ENCODER_BYTES + int(getattr(encoder, "cache_memory", 0)))
+    available = usable_memory().available
+    # On a small machine the caches of the others are less likely to fill than the engine is to need its share.
+    return max(available - others, available // 2) // options.engines
+
+
+def _cores_beside_encoder(options: ServeOptions, given: ServiceArgs) -> int | None:
     """The compute threads of each engine while an encoder uses the other cores; None if a setting determines them."""
-    engine, encoder = (parse_settings(name, given.get(name, [])) for name in ("engine", "encoder"))
+    engine, encoder = (_settings(name, options, given) for name in ("engine", "encoder"))
     if getattr(engine, "num_threads_while_encoding", None) is not None or getattr(encoder, "device", "").startswith("cuda"):
         return None
     num_cores = num_usable_cores()
     left = num_cores - (getattr(encoder, "num_threads", None) or default_encoder_threads(num_cores))
-    return max(1, left // num_engines)
+    return max(1, left // options.engines)
 
 
-def needs_encoder(path: Path, given: ServiceArgs) -> bool:
+def needs_encoder(path: Path, options: ServeOptions, given: ServiceArgs) -> bool:
     """Whether to start an encoder: the model has towers, and the frontend has no addresses of other encoders."""
-    frontend = parse_settings("frontend", given.get("frontend", []))
+    frontend = _settings("frontend", options, given)
     return has_towers(path) and not getattr(frontend, "encoder_addresses", ())
 
 
 def _settle(kind: str, name: str, number: int, flags: Mapping[str, object], given: Sequence[str]) -> Service:
-    args = [*given]
-    for flag, value in flags.items():
-        if value is not None and not has_flag(given, flag):
-            args += [flag, str(value)]
+    args = _args(flags, given)
     settings = parse_settings(kind, args)
     if number:
         args = _moved(args, settings, number * _REPLICA_PORT_STEP)
@@ -181,13 +209,13 @@ def _settle(kind: str, name: str, number: int, flags: Mapping[str, object], give
 def _moved(args: Sequence[str], settings: ServiceSettings, step: int) -> list[str]:
     """The arguments of a further service of the same kind, with its own ports. Port 0 stays, because it means any free port."""
     moved = [*args]
-    for flag, field in (
+    for flag, setting in (
         ("--port", "port"),
         ("--control-port", "control_port"),
         ("--metrics-port", "metrics_port"),
         ("--health-port", "health_port"),
     ):
-        port = getattr(settings, field, None)
+        port = getattr(settings, setting, None)
         if port:
             moved = [*_without(moved, flag), flag, str(port + step)]
     return moved
@@ -233,9 +261,10 @@ def spec(service: Service) -> ServiceSpec:
         is_ready = grpc_ready(f"{connect_host(settings.host)}:{settings.health_port}")
     else:
         is_ready = grpc_ready(f"{connect_host(settings.control_host)}:{settings.resolved_control_port}")
-    argv = [sys.executable, "-m", f"triptych_{service.kind}", *service.args]
+    args, secrets = secrets_apart(service.kind, service.args)
+    argv = [sys.executable, "-m", f"triptych_{service.kind}", *args]
     # Text can be served without the encoder.
     is_essential = service.kind != "encoder"
     stop_grace_s = settings.shutdown_grace_s + STOP_GRACE_S
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **secrets}
     return ServiceSpec(service.name, argv, environment, is_ready, is_essential, service.kind, stop_grace_s)

@@ -50,6 +50,8 @@ def split_service_args(args: Sequence[str]) -> tuple[list[str], ServiceArgs]:
             continue
         takes_value = _takes_value(service, setting, name)
         flag = [f"--{setting}"]
+        if not takes_value and not equals and _has_default_of_its_own(service, setting):
+            flag = [f"--{setting.removeprefix('no-')}={'false' if setting.startswith('no-') else 'true'}"]
         if equals:
             flag = [f"--{setting}={value}"]
         elif takes_value:
@@ -73,6 +75,11 @@ def _takes_value(service: str, setting: str, name: str) -> bool:
     return takes_value[setting]
 
 
+def _has_default_of_its_own(service: str, setting: str) -> bool:
+    """Whether a boolean setting may also be None. The service then takes it as a flag with a value."""
+    return settings_class(service).model_fields[setting.removeprefix("no-").replace("-", "_")].annotation is not bool
+
+
 def _is_bool(annotation: object) -> bool:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return bool in typing.get_args(annotation)
@@ -92,3 +99,30 @@ def parse_settings(service: str, args: Sequence[str]) -> ServiceSettings:
 def has_flag(args: Sequence[str], flag: str) -> bool:
     """Whether a flag such as `--port` is among a service's flags."""
     return any(arg == flag or arg.startswith(f"{flag}=") for arg in args)
+
+
+def secrets_apart(service: str, args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Take keys, and URLs that may have a password, out of a service's flags: every user of a machine can see all command lines.
+
+    Returns:
+        the other flags, and these settings as environment variables of the service.
+    """
+    cls = settings_class(service)
+    prefix = cls.model_config.get("env_prefix", "").upper()
+    # The settings classes keep such fields out of their representation.
+    secret = {
+        f"--{name.replace('_', '-')}": f"{prefix}{name.upper()}"
+        for name, info in cls.model_fields.items()
+        if not info.repr or "SecretStr" in str(info.annotation)
+    }
+    rest: list[str] = []
+    environment: dict[str, str] = {}
+    queue = list(args)
+    while queue:
+        arg = queue.pop(0)
+        flag, equals, value = arg.partition("=")
+        if flag in secret:
+            environment[secret[flag]] = value if equals else queue.pop(0)
+        else:
+            rest.append(arg)
+    return rest, environment

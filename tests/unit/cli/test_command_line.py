@@ -17,6 +17,7 @@ from triptych_cli.stack.plan import ServeOptions, needs_encoder, plan, port_clai
 from triptych_cli.stack.ports import PortClaim, check_ports, connect_host, free_port
 from triptych_cli.stack.service_flags import parse_settings, split_service_args
 from triptych_common import __version__
+from triptych_common.host.memory import Memory
 from triptych_common.model.store import has_towers
 from typer.testing import CliRunner
 
@@ -180,8 +181,8 @@ def test_several_of_a_kind_have_ports_of_their_own_and_are_all_told(monkeypatch:
 )
 def test_models_with_towers_need_an_encoder(config: dict[str, object], needs_one: bool, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert needs_encoder(tmp_path, {}) == needs_one
-    assert not needs_encoder(tmp_path, {"frontend": ["--encoder-addresses", "encoders.example:50052"]})
+    assert needs_encoder(tmp_path, ServeOptions("some/model"), {}) == needs_one
+    assert not needs_encoder(tmp_path, ServeOptions("some/model"), {"frontend": ["--encoder-addresses", "encoders.example:50052"]})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -262,3 +263,24 @@ def test_the_curl_line_trusts_the_authority_of_the_certificate() -> None:
 def test_the_curl_line_shows_no_key() -> None:
     assert "$TRIPTYCH_GATEWAY_API_KEY" in curl_line("http://127.0.0.1:8000", "m", has_key=True)
     assert "Authorization" not in curl_line("http://127.0.0.1:8000", "m")
+
+
+@pytest.mark.parametrize(
+    ("engines", "with_encoder", "given", "limit"),
+    [
+        (1, False, {}, (16 << 30) - (512 << 20)),
+        (4, False, {}, ((16 << 30) - (512 << 20)) // 4),
+        (2, True, {"encoder": ["--cache-memory", "2G"]}, ((16 << 30) - (512 << 20) - (3 << 30)) // 2),
+        (1, True, {"encoder": ["--cache-memory", "20G"]}, 8 << 30),  # half at least
+        (1, False, {"engine": ["--memory-limit", "1G"]}, 1 << 30),
+        (2, False, {"engine": ["--kv-cache-memory", "1G"]}, None),
+        (2, False, {"engine": ["--device", "cuda"]}, None),
+    ],
+)
+def test_engines_share_the_available_memory_fairly(
+    engines: int, with_encoder: bool, given: dict[str, list[str]], limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triptych_cli.stack.plan.usable_memory", lambda: Memory(32 << 30, 16 << 30))
+    services = plan(ServeOptions("some/model", engines=engines), given, with_encoder=with_encoder)
+    limits = [service.settings.memory_limit for service in services if service.kind == "engine"]  # type: ignore[attr-defined]
+    assert limits == [limit] * engines
