@@ -34,7 +34,7 @@ from triptych_common.model.store import TEXT_MODEL
 
 from benchmarks.engine.alone import ENGINE_ALONE, running_engine_alone
 from benchmarks.engine.fake import FAKE_ENGINE, running_without_model
-from benchmarks.harness.sitting import check_positive, describe, hold, new_parser
+from benchmarks.harness.sitting import check_positive, describe, new_parser
 from benchmarks.harness.stack import Stack
 from benchmarks.harness.targets import (
     TRIPTYCH,
@@ -46,6 +46,7 @@ from benchmarks.harness.targets import (
 from benchmarks.load.client import put_load, run_async
 from benchmarks.load.figures import Figures
 from benchmarks.load.requests import Prompts, Request, Target, chat, completion, new_picture
+from benchmarks.report.hold import hold
 
 #: A warm-up lets each target meet its largest batch once.
 WARM_UP_TOKENS = 8

@@ -22,8 +22,10 @@ import grpc
 from triptych import AsyncClient, aconnect
 from triptych.v1 import generation_pb2, generation_pb2_grpc
 
-from benchmarks.harness.child import BenchmarkError, Child
-from benchmarks.harness.sitting import check_positive, describe, hold, new_parser
+from benchmarks.errors import BenchmarkError
+from benchmarks.harness.child import Child
+from benchmarks.harness.sitting import check_positive, describe, new_parser
+from benchmarks.report.hold import hold
 
 _START_S = 60.0
 

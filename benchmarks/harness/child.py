@@ -13,14 +13,12 @@ from typing import Self
 
 from triptych_cli.stack import tether
 
+from benchmarks.errors import BenchmarkError
+
 #: Time to end after SIGTERM, in seconds; then comes SIGKILL. The supervisor gives its services 15.
 STOP_GRACE_S = 30.0
 _POLL_S = 0.02
 _NUM_LAST_LINES = 40
-
-
-class BenchmarkError(Exception):
-    """What was to be measured does not do what it was started for; the message says what went wrong."""
 
 
 class Child:

@@ -1,4 +1,4 @@
-"""One sitting of a benchmark: how it is stopped, what its results say of it, where they are kept."""
+"""One sitting of a benchmark: its command line, what its results say of it, and where they are kept."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import datetime
 import json
 import re
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
-from benchmarks.harness.child import BenchmarkError
 from benchmarks.harness.machine import REPOSITORY, BusyMeter, describe_commit, describe_machine, describe_versions
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -51,31 +49,6 @@ def describe(kind: str, services: Iterable[psutil.Process] = ()) -> dict:
         "versions": describe_versions(),
         "busy_percent": busy,
     }
-
-
-def hold(run: Callable[[], dict], num_failed: Callable[[dict], int], name: str) -> None:
-    """Run a benchmark, keep its results and print their tables. Exits with 1 when something failed in it, or it could not be run.
-
-    Args:
-        run: returns the results; raises BenchmarkError when it cannot.
-        num_failed: how many requests failed, by the results.
-        name: of the results' file, benchmarks/results/<date>-<name>.json.
-    """
-    from benchmarks.report.document import render  # it draws, too: a second that no child process needs
-
-    # So that each way of being told to stop unwinds the blocks that end the processes: asyncio turns SIGINT into a cancellation,
-    # also where a shell had set it to be ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    try:
-        results = run()
-    except BenchmarkError as error:
-        sys.exit(str(error))
-    path = RESULTS / f"{results['date']}-{name}.json"
-    write_results(path, results)
-    print(f"\n{render(results, path.name)}\n")
-    if count := num_failed(results):
-        sys.exit(f"{count} requests failed")
 
 
 def write_results(path: Path, results: dict) -> None:

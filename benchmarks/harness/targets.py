@@ -12,7 +12,7 @@ from pathlib import Path
 
 from triptych_common.model.store import served_name
 
-from benchmarks.harness.child import BenchmarkError
+from benchmarks.errors import BenchmarkError
 from benchmarks.harness.machine import describe_commit
 from benchmarks.harness.sitting import without_directories
 from benchmarks.harness.stack import Stack, running_stack

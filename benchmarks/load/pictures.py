@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness.child import BenchmarkError
+from benchmarks.errors import BenchmarkError
 from benchmarks.load.client import FAILURES, reason, send
 from benchmarks.load.figures import Answer, count_reasons, in_window, percentile_ms
 from benchmarks.load.requests import Prompts, Request, Target, chat

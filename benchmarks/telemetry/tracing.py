@@ -28,15 +28,16 @@ from pathlib import Path
 
 from triptych_common.model.store import TEXT_MODEL
 
-from benchmarks.harness.child import BenchmarkError, Child
+from benchmarks.errors import BenchmarkError
+from benchmarks.harness.child import Child
 from benchmarks.harness.machine import REPOSITORY
 from benchmarks.harness.sitting import RESULTS, check_positive, describe, new_parser, write_results
 from benchmarks.harness.stack import Stack, checkout_env, running_stack
 from benchmarks.harness.targets import BASELINE, describe_load
 from benchmarks.load.client import put_load, run_async
 from benchmarks.load.requests import Prompts, completion
+from benchmarks.report.telemetry import OFF, cpu_per_token
 
-OFF = "off"
 #: Kind -> share of the requests that are traced.
 RATIOS = {"10 %": 0.1, "all": 1.0}
 #: Longest time for the last spans to arrive, in seconds: they are sent every second.
@@ -88,11 +89,6 @@ def ratios(rounds: list[dict], to: str) -> dict[str, dict[str, float]]:
         for kind in rounds[0]
         if kind != to
     }
-
-
-def cpu_per_token(figures: dict) -> float:
-    """Processor time of all services, in seconds."""
-    return sum(figures["cpu_s"].values()) / figures["num_output_tokens"]
 
 
 def check(rounds: list[dict]) -> None:

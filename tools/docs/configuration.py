@@ -12,6 +12,7 @@ import typer
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from triptych_cli.main import serve
+from triptych_cli.stack.foreign_flags import FOREIGN_FLAGS, ForeignFlag
 from triptych_cli.stack.service_flags import SERVICES, settings_class
 from triptych_common.media.limits import MediaLimitSettings
 from triptych_common.settings import DEFAULT_MODEL, GrpcServiceSettings, ServiceSettings, parse_bytes
@@ -37,6 +38,7 @@ This page is generated from the settings classes by `make docs`. Do not edit it 
 
 - `triptych serve` takes the options of the [first table](#triptych-serve).
 - `triptych serve` also takes each setting of a service, with the service's name in front: `--engine.max-num-seqs 64`.
+- `triptych serve` also takes [flags of vLLM, SGLang and llama.cpp](#flags-of-other-servers).
 - `triptych engine`, `triptych encoder`, `triptych frontend` and `triptych gateway` start one service and take its flags.
 - Each setting is also an environment variable. A flag wins over the variable.
 - A boolean setting is two flags: `--access-log` and `--no-access-log`.
@@ -48,11 +50,16 @@ _ELSEWHERE = """## Other environment variables
 | variable | read by | meaning |
 |---|---|---|
 | `TRIPTYCH_CACHE` | command line, services | Directory of built-in models and compiled kernels. Default: `~/.cache/triptych`. |
-| `TRIPTYCH_CPU_ISA` | engine | [Instruction set](architecture/cpu-kernels.md#instruction-sets) of the kernels. Default: the best. |
+| `TRIPTYCH_CPU_ISA` | engine, encoder | [Instruction set](architecture/cpu-kernels.md#instruction-sets). Default: the best. |
 | `TRIPTYCH_KERNEL_DIR` | engine | Directory of prebuilt CPU kernels. The container images set it. |
 | `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE` | all that read models | Cache, token and offline mode of `huggingface_hub`. |
 | `TRIPTYCH_MODEL`, `TRIPTYCH_PORT`, `TRIPTYCH_GRPC_PORT` | `docker-compose.yml` | Model and published ports. |
 | `PYTHON`, `VENV`, `MODEL`, `PORT`, `ARGS` | `Makefile` | Variables of `make`; `make help` lists the targets. |
+"""
+_FOREIGN = """## Flags of other servers
+
+`triptych serve` translates flags of vLLM, SGLang and llama.cpp that mean the same. A flag of Triptych for the same setting wins. A
+flag that is ignored is named on standard error. The refused flags of this table end the start.
 """
 
 
@@ -66,7 +73,7 @@ def document() -> str:
         prefix = str(cls.model_config.get("env_prefix", ""))
         parts.append(f"## {service.capitalize()}\n\n`triptych {service}`; environment variables begin with `{prefix}`.\n")
         parts.append("\n".join(_setting_rows(cls, prefix, _own(cls), service)) + "\n")
-    return "\n".join([*parts, _ELSEWHERE])
+    return "\n".join([*parts, _FOREIGN, "\n".join(_foreign_rows()) + "\n", _ELSEWHERE])
 
 
 def _own(cls: type[ServiceSettings]) -> list[str]:
@@ -90,6 +97,26 @@ def _serve_rows() -> Iterator[str]:
         text = f"{about.help}  [default: {DEFAULT_MODEL}]" if is_argument else str(about.help)
         meaning = text.replace("  [default: ", " Default: `").replace("]", "`.")
         yield _row(f"`{name.upper() if is_argument else '--' + name.replace('_', '-')}`", _kind(annotation), meaning)
+
+
+def _foreign_rows() -> Iterator[str]:
+    yield "| flag | here |"
+    yield "|---|---|"
+    for written, flag in FOREIGN_FLAGS.items():
+        # Triptych's own options, whose values alone differ.
+        if flag.flags != (written.removeprefix("--"),) or written == "--model":
+            yield _row(f"`{written}`", _meaning(flag).replace("|", r"\|"))
+
+
+def _meaning(flag: ForeignFlag) -> str:
+    if flag.is_noted:
+        return f"ignored: {flag.why}"
+    if not flag.takes_value and flag.values:
+        return f"`--{flag.values['true']}`"
+    if flag.flags:
+        return ", ".join("the argument `MODEL`" if name == "model" else f"`--{name}`" for name in flag.flags)
+    alike = f", except `{'`, `'.join(flag.neutral)}`" if flag.neutral else ""
+    return f"refused{alike}: {flag.why}"
 
 
 def _setting_rows(cls: type[ServiceSettings], prefix: str, names: Iterable[str], service: str = "") -> Iterator[str]:

@@ -19,8 +19,8 @@ from opentelemetry.trace import SpanKind as OtelKind
 
 from triptych_common import __version__
 from triptych_common.telemetry.attributes import ERROR_TYPE, SCHEMA_URL, SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION
+from triptych_common.telemetry.span import Span, SpanKind
 from triptych_common.telemetry.trace_context import TraceContext
-from triptych_common.telemetry.tracing import Span, SpanKind
 
 log = logging.getLogger(__name__)
 #: Spans that wait, the batch in flight included: a few megabytes.

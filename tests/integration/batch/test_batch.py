@@ -94,6 +94,7 @@ def entries(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.long
 async def test_5000_requests_through_three_kills_are_answered_once_each(tmp_path: Path) -> None:
     source, output, port = tmp_path / "in.jsonl", tmp_path / "out.jsonl", free_port("127.0.0.1")
     write_input(source, 5000)

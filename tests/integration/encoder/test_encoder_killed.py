@@ -22,7 +22,7 @@ from triptych.errors import QueueFullError, ServiceUnavailableError
 from triptych.status import from_rpc_error
 from triptych_cli.stack.ports import free_port
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(240), pytest.mark.long]
 _START_TIMEOUT_S = 90.0
 
 

@@ -121,6 +121,7 @@ def program(ending: str) -> Iterator[subprocess.Popen[str]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["kill", "exit"])
 def test_nothing_survives_the_program(ending: str) -> None:
     with program(ending) as process:

@@ -129,6 +129,7 @@ async def restarted_under_load(directory: Path, num_streams: int, num_of_each: i
     return ends
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_a_rolling_restart_breaks_no_stream(tmp_path: Path) -> None:
     ends = await restarted_under_load(tmp_path, num_streams=6, num_of_each=1, num_rounds=1)

@@ -13,7 +13,7 @@ import pytest
 from support.stack import Stack
 from triptych_common.settings import DEFAULT_MODEL
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300), pytest.mark.long]
 _NUM_REQUESTS, _NUM_CLIENTS = 1000, 64
 #: Longest time for all of it, several times what two free cores need.
 _LIMIT_S = 240

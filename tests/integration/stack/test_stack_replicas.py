@@ -18,7 +18,7 @@ from support.stack import Serving, serving
 from support.waiting import until
 from triptych_common.settings import DEFAULT_MODEL
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300), pytest.mark.long]
 NUM_STREAMS = 64
 #: Load after the killed service was started again, in seconds.
 AFTER_S = 1.5

@@ -11,7 +11,7 @@ from support.fakes.collector import collecting, tree
 from support.stack import running_stack
 from triptych_common.settings import DEFAULT_MODEL
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.long]
 
 
 async def test_four_processes_trace_one_request(monkeypatch: pytest.MonkeyPatch) -> None:

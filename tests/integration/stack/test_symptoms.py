@@ -202,7 +202,7 @@ def no_room_for_a_prompt(directory: Path) -> Said:
     with trial(directory, engine=model("--kv-cache-memory", "64K"), frontend=model(), gateway=PLAIN) as one:
         refused = one.ask("word " * 200)
         assert refused.status_code == 400
-        return [refused.text]
+        return [refused.text, one.log("engine")]
 
 
 def no_traces(directory: Path) -> Said:

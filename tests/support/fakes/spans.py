@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych_common.telemetry.tracing import Span
+from triptych_common.telemetry.span import Span
 
 
 class KeptSpans:

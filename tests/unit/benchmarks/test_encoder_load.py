@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from benchmarks.harness.child import BenchmarkError
+from benchmarks.errors import BenchmarkError
 from benchmarks.load import pictures as picture_load
 from benchmarks.load.pictures import CASES, NEW, Subject, ask_in_all_ways, objection, put_flood
 from benchmarks.load.requests import Target, new_picture

@@ -17,11 +17,13 @@ from triptych_common.model.store import TEXT_MODEL
 
 from benchmarks.__main__ import PARTS, commands
 from benchmarks.engine.fake import MIN_INTERVAL_S, TOKENS_PER_S, interval_s, running_without_model
-from benchmarks.harness.child import BenchmarkError, Child
-from benchmarks.harness.sitting import RESULTS, hold, new_parser, without_directories
+from benchmarks.errors import BenchmarkError
+from benchmarks.harness.child import Child
+from benchmarks.harness.sitting import RESULTS, new_parser, without_directories
 from benchmarks.harness.targets import TRIPTYCH, add_target_arguments, check_target_arguments, running_servers
 from benchmarks.load.client import put_load
 from benchmarks.load.requests import Prompts, completion
+from benchmarks.report.hold import hold
 
 
 def test_a_child_s_lines_are_waited_for_one_after_the_other() -> None:
@@ -108,7 +110,7 @@ def test_results_are_kept_also_of_a_sitting_in_which_requests_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = json.loads((RESULTS / "2026-11-22-steps.json").read_text())
-    monkeypatch.setattr("benchmarks.harness.sitting.RESULTS", tmp_path / "results")
+    monkeypatch.setattr("benchmarks.report.hold.RESULTS", tmp_path / "results")
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own handlers stay
     with pytest.raises(SystemExit, match="3 requests failed"):
         hold(lambda: results, lambda results: 3, "again")

@@ -9,7 +9,8 @@ from triptych_cli.stack.service_flags import split_service_args
 from triptych_common.telemetry.trace_context import TraceContext
 from triptych_common.telemetry.tracing import Tracer
 
-from benchmarks.harness.child import BenchmarkError, Child
+from benchmarks.errors import BenchmarkError
+from benchmarks.harness.child import Child
 from benchmarks.harness.stack import checkout_env
 from benchmarks.telemetry.tracing import SPANS_PER_TRACE, check, ratios, serve_flags
 

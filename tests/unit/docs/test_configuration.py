@@ -34,7 +34,8 @@ def test_every_setting_has_a_row(page: str, service: str) -> None:
 
 
 def test_types_ranges_and_defaults(page: str) -> None:
-    assert row(page, "TRIPTYCH_ENGINE_KV_CACHE_MEMORY")[2:4] == ["bytes", "1 GiB"]
+    assert row(page, "TRIPTYCH_ENGINE_KV_CACHE_MEMORY")[2:4] == ["bytes", ""]
+    assert row(page, "TRIPTYCH_ENCODER_CACHE_MEMORY")[2] == "bytes"
     assert row(page, "TRIPTYCH_<SERVICE>_MAX_MEDIA_BYTES")[2:4] == ["bytes, at most 32 MiB", "20 MiB"]
     assert row(page, "TRIPTYCH_ENGINE_MAX_NUM_SEQS")[2:4] == ["int, 1 to 4096", "256"]
     assert row(page, "TRIPTYCH_ENGINE_MAX_STEP_MS")[2:4] == ["float, above 0", "70"]

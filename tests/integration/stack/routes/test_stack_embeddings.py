@@ -43,6 +43,7 @@ def test_many_clients_at_once(stack: Stack, reference: SentenceTransformer) -> N
     np.testing.assert_allclose([one.data[0].embedding for one in answers], reference.encode(some), atol=1e-5)
 
 
+@pytest.mark.long
 def test_one_too_long_input_of_ten_thousand(stack: Stack) -> None:
     inputs = ["a"] * 10_000
     inputs[7777] = "b " * 400

@@ -11,7 +11,7 @@ from support.builders.media import a_picture, an_image_file
 from support.builders.media_files import checkpoint
 from support.stack import running_stack
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300), pytest.mark.long]
 
 
 def _body(model: str, *pictures: bytes) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
     assert len(part.logprobs) == 3
 
 
+@pytest.mark.long
 def test_compaction(client: openai.OpenAI) -> None:
     short = client.responses.compact(model=MODEL, input="Hi. I am Alice.")
     window: Any = [*short.output, {"role": "user", "content": "Who am I?"}]
