@@ -9,9 +9,11 @@ from tempfile import TemporaryDirectory
 
 import httpx
 import orjson
+import pytest
 import websockets
 from triptych.errors import InternalError, ServiceUnavailableError
 from triptych.v1 import common_pb2, encoder_pb2, engine_pb2, generation_pb2
+from triptych_gateway.access import audit
 from triptych_gateway.app import create_app
 from triptych_gateway.frontends import engine_loads
 from triptych_gateway.settings import GatewaySettings
@@ -194,7 +196,8 @@ async def a_model_that_is_not_there_yet() -> Run:
 
 async def keys_and_what_goes_wrong() -> Run:
     """A wrong key, a wrong file of keys, a store of rates that is away, an audit log on a full disk."""
-    with TemporaryDirectory() as directory:
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audit, "_MAX_WAITING", 2)
         keys = KeyStore(Path(directory) / "keys.json")
         keys.add("operator", operator=True)
         keys.add("limited", requests_per_minute=5)
@@ -203,7 +206,8 @@ async def keys_and_what_goes_wrong() -> Run:
             headers = keys.headers("operator")
             before = await seen(client, headers)
             await client.post(ROUTE, json=CHAT, headers={"authorization": "Bearer sk-wrong"})
-            await client.post(ROUTE, json=CHAT, headers=keys.headers("limited"))
+            for _ in range(5):
+                await client.post(ROUTE, json=CHAT, headers=keys.headers("limited"))
             keys.path.write_text("{")
             failures = f"{PREFIX}_api_keys_reload_failures_total", {}
             lost = f"{PREFIX}_audit_lines_lost_total", {}

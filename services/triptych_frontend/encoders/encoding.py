@@ -6,6 +6,7 @@
     await encoding.wait()         # during the generation: raises the error of an item that cannot be encoded
     encoding.lose()               # if the engine could not fetch; `wait` encodes the items again, and `refs` change
     encoding.settle()             # when all sequences have their first token
+    encoding.when_told(callback)  # before the report: the encoders' replies may come after the engine's tokens
     encoding.end()                # at the end, also after an error
 
 `generation.media_call` does this for each call with media.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from triptych.errors import InternalError, InvalidRequestError, TriptychError
 from triptych.v1 import common_pb2
@@ -27,6 +28,8 @@ from triptych_frontend.media.budget import MediaHold
 from triptych_frontend.media.item import PreparedMedia
 
 log = logging.getLogger(__name__)
+#: The engine may compute tokens with embeddings before their encoder's reply arrives here. Later replies are not waited for.
+_REPLY_S = 1.0
 
 
 class MediaEncoding:
@@ -49,6 +52,8 @@ class MediaEncoding:
         self._tasks: set[asyncio.Task[None]] = set()
         self._not_asked = set(self._items)
         self._announced = asyncio.Event()
+        self._is_settled = False
+        self._patience: asyncio.TimerHandle | None = None
         for item in self._items.values():
             self._start(item)
 
@@ -85,6 +90,8 @@ class MediaEncoding:
 
     def lose(self) -> None:
         """The engine could not fetch embeddings. Items with finished embeddings become lost; others are still being encoded."""
+        self._is_settled = False
+        self._stop_patience()
         held = [*self._in(ItemState.READY, ItemState.SETTLED)]
         if not held:
             return
@@ -94,11 +101,24 @@ class MediaEncoding:
         self._end_leases(item.lose() for item in held)
 
     def settle(self) -> None:
-        """The engine computed the tokens of all items: stop encoding, end the leases, and keep the files only as spare."""
-        self._cancel()
-        self._end_leases(item.settle() for item in self._in(ItemState.ENCODING, ItemState.READY))
+        """The engine computed the tokens of all items: end the leases, and keep the files only as spare.
+
+        Items that are still being encoded follow when their encoders reply, or after a moment: the engine had them in a cache.
+        """
+        self._is_settled = True
+        self._end_leases(item.settle() for item in self._in(ItemState.READY))
+        if self._tasks and self._patience is None:
+            self._patience = asyncio.get_running_loop().call_later(_REPLY_S, self._cancel)
         if self._hold is not None:
             self._hold.spare(self._drop_files)
+
+    def when_told(self, callback: Callable[[], None]) -> None:
+        """Call back when the encoders have replied, at once if they have, and not more than a moment after `settle`."""
+        if self._tasks:
+            replies = asyncio.gather(*self._tasks, return_exceptions=True)
+            replies.add_done_callback(lambda _: callback())
+        else:
+            callback()
 
     def end(self) -> None:
         """Call `close` in the background."""
@@ -106,6 +126,7 @@ class MediaEncoding:
 
     async def close(self) -> None:
         """Stop encoding, end the leases, and drop the files."""
+        self._stop_patience()
         tasks = self._cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._end_leases(item.release() for item in self._items.values() if item.state is not ItemState.RELEASED)
@@ -125,7 +146,16 @@ class MediaEncoding:
         key = item.media.key
         try:
             item.finish(await self._client.encode(item.media, lambda: self._note_asked(key)))
+            if self._is_settled:
+                self._end_leases([item.settle()])
+        except asyncio.CancelledError:
+            if self._is_settled:
+                item.settle()
+            raise
         except TriptychError as error:
+            if self._is_settled:
+                item.settle()
+                return
             if not isinstance(error, InvalidRequestError):
                 self._client.counts["failed"] += 1
             item.fail(error)
@@ -139,6 +169,11 @@ class MediaEncoding:
         self._not_asked.discard(key)
         if not self._not_asked:
             self._announced.set()
+
+    def _stop_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _cancel(self) -> set[asyncio.Task[None]]:
         for task in self._tasks:

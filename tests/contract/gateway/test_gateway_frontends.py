@@ -237,7 +237,7 @@ async def test_names_that_clients_invent_are_no_series_of_a_metric() -> None:
 
 
 async def test_requests_that_wait_for_a_model_have_a_limit_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych_gateway.frontends.models.MAX_WAITING_BYTES", 3 * (64 << 10) + 1000)
+    monkeypatch.setattr("triptych_gateway.state.MAX_WAITING_BYTES", 3 * (64 << 10) + 1000)
     app = create_app(GatewaySettings(frontend_addresses=("127.0.0.1:1",), expected_models=("big",), model_wait_s=60))
     async with app.router.lifespan_context(app), client_of(app) as client:
         waiting = app.state.gateway.metrics.waiting_for_model

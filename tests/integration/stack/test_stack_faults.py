@@ -63,14 +63,15 @@ def grpc_error(stack: Stack, **sampling: Any) -> tuple[grpc.RpcError, status_pb2
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_what_can_never_fit_the_kv_cache_is_refused_at_once(stack: Stack, stream: bool) -> None:
+def test_the_kv_cache_bounds_the_context_and_what_exceeds_it_is_refused_at_once(stack: Stack, stream: bool) -> None:
+    assert re.search(r"the model's context of 8192 tokens does not fit: the KV cache holds 7\d\d tokens", stack.serving.log)
     body = {"model": DEFAULT_MODEL, "prompt": "Hi", "max_tokens": 2000, "stream": stream}
     response = stack.http.post("/v1/completions", json=body, timeout=SOON_S)
     error = response.json()["error"]
-    assert (response.status_code, error["param"], error["code"]) == (400, "max_tokens", "kv_cache_capacity_exceeded")
+    assert (response.status_code, error["param"], error["code"]) == (400, "max_tokens", "context_length_exceeded")
     assert re.search(r"\b2000\b|\b2001\b", error["message"])
     response = stack.http.post("/v1/completions", json=body | {"prompt": " the" * 900, "max_tokens": 1}, timeout=SOON_S)
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "kv_cache_capacity_exceeded")
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
     failure, _ = grpc_error(stack, max_tokens=2000)
     assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
 

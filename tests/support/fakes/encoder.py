@@ -53,6 +53,8 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         self.gate: asyncio.Event | None = None
         #: If set, calls get no answer until this event is set.
         self.answers: asyncio.Event | None = None
+        #: If set, embeddings can be fetched before the reply about them, which waits for this event.
+        self.replies: asyncio.Event | None = None
         self.is_draining = False
         self.stats = encoder_pb2.GetStatsResponse()
         self.counts: Counter[str] = Counter()
@@ -109,6 +111,8 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServiceServicer):
             error = common_pb2.RequestError(code=Code.NOT_FOUND, message="send the bytes")
             return encoder_pb2.EncodeResult(key=item.key, error=error)
         lease_id = f"lease {len(self.requests)}"
+        if item.data and self.replies is not None:
+            await self.replies.wait()
         return encoder_pb2.EncodeResult(key=item.key, lease_id=lease_id, num_tokens=self.held[item.key], tier=tier)
 
     async def Fetch(

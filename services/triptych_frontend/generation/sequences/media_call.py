@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from triptych.errors import EmbeddingUnavailableError, InternalError, TriptychError
-from triptych.v1 import engine_pb2, generation_pb2
+from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import MediaEncoding
@@ -210,7 +210,15 @@ class MediaCall:
             if all(one.state is _State.STARTED for one in self._sequences):
                 self._num_resubmissions = 0
                 self._encoding.settle()
-        self._listener.on_output(sequence.index, output)
+        if any(fetch.source == common_pb2.EMBEDDING_SOURCE_ENCODER for fetch in output.media):
+            # This is the sequence's last output. The encoder's reply says what the report needs, and may be behind its embeddings.
+            self._encoding.when_told(lambda: self._end(sequence.index, output))
+        else:
+            self._listener.on_output(sequence.index, output)
+
+    def _end(self, index: int, output: engine_pb2.SequenceOutput) -> None:
+        if not self._is_closed:
+            self._listener.on_output(index, output)
 
     def on_sequence_error(self, sequence: _MediaSequence, error: TriptychError) -> None:
         """The engine failed a sequence."""

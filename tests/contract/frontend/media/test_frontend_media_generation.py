@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import httpx
+import pytest
 from support.builders.frontend import joined
 from support.drivers.media_frontend import IMAGE, KEY, OTHER, PICTURE, media_bench, request
+from support.waiting import until
 from triptych.errors import (
     InvalidRequestError,
 )
 from triptych.v1 import common_pb2, encoder_pb2, generation_pb2
+from triptych_frontend.encoders import encoding
 
 
 async def test_an_image_is_encoded_fetched_and_answered() -> None:
@@ -67,6 +70,30 @@ async def test_the_engine_has_the_sequence_before_the_embeddings_exist() -> None
         assert joined(await answer)
         await bench.until_nothing_is_left()
     assert bench.engine.counts == {"fetch": 1}
+
+
+async def test_an_answer_waits_for_the_encoders_reply_which_may_be_behind_its_embeddings() -> None:
+    async with media_bench() as bench:
+        bench.encoder.replies = asyncio.Event()
+        answer = asyncio.create_task(bench.chat(PICTURE, "What is this?"))
+        await until(lambda: bool(bench.engine.requests) and not bench.engine.live)
+        bench.encoder.replies.set()
+        responses = await answer
+        await bench.until_nothing_is_left()
+    (report,) = responses[-1].media
+    assert (report.tier, report.source) == (encoder_pb2.CACHE_TIER_MISS, common_pb2.EMBEDDING_SOURCE_ENCODER)
+    assert len(bench.encoder.released) == 1
+
+
+async def test_an_answer_waits_only_a_moment_for_an_encoder_that_does_not_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "_REPLY_S", 0.05)
+    async with media_bench() as bench:
+        bench.encoder.replies = asyncio.Event()
+        responses = await bench.chat(PICTURE, "What is this?")
+        await bench.until_nothing_is_left()
+    (report,) = responses[-1].media
+    assert joined(responses)
+    assert (report.tier, report.source) == (encoder_pb2.CACHE_TIER_UNSPECIFIED, common_pb2.EMBEDDING_SOURCE_ENCODER)
 
 
 async def test_a_bad_item_fails_its_call_and_names_itself() -> None:
