@@ -18,8 +18,10 @@ BUILD_ARGS ?=
 TAG ?= latest
 # Registry and path in front of the images' names, for `make push`.
 REGISTRY ?=
-# Directory with kube-apiserver, kube-controller-manager and etcd, for `make test-cluster`.
+# For `make test-cluster`: the directory with kube-apiserver, kube-controller-manager and etcd, and the one with the definitions of
+# other projects' kinds.
 KUBERNETES_BIN ?=
+KUBERNETES_CRDS ?=
 
 # Torch by itself and first: its CPU build where no NVIDIA GPU is visible and pip was not told where to look.
 TORCH := torch>=2.11,<2.14
@@ -69,7 +71,9 @@ test-long: models-of-tests ## Run the longer tests of CI: services that are kill
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m long $(ARGS)
 
 test-levels: models-of-tests ## Run the tests of engine and encoder with each instruction set below this CPU's
-	for level in $$($(BIN)/python -m triptych_common.host.cpu); do echo "TRIPTYCH_CPU_ISA=$$level"; \
+	levels=$$($(BIN)/python -m triptych_common.host.cpu) || exit 1; \
+	[ -n "$$levels" ] || echo "this CPU has no instruction set below its best one"; \
+	for level in $$levels; do echo "TRIPTYCH_CPU_ISA=$$level"; \
 		TRIPTYCH_CPU_ISA=$$level HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ENGINE_TESTS) $(ARGS) || exit 1; \
 	done
 
@@ -181,9 +185,8 @@ sbom: ## Write what the images contain to build/sbom, as CycloneDX: make sbom [C
 test-containers: $(VENV)/.dev ## Build the images, run them with the compose file, measure and break them; needs podman and podman-compose
 	$(BIN)/python -m pytest -m podman tests/containers -s $(ARGS)
 
-test-cluster: $(VENV)/.dev ## Install, upgrade and roll back the chart on a real Kubernetes API server: make test-cluster KUBERNETES_BIN=DIR, the directory with kube-apiserver, kube-controller-manager and etcd
-	@[ -n "$(KUBERNETES_BIN)" ] || { echo "KUBERNETES_BIN is not set: name the directory with kube-apiserver, kube-controller-manager and etcd" >&2; exit 2; }
-	KUBERNETES_BIN="$(KUBERNETES_BIN)" $(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
+test-cluster: $(VENV)/.dev ## Install, upgrade and roll back the chart on a real Kubernetes API server: make test-cluster KUBERNETES_BIN=DIR KUBERNETES_CRDS=DIR
+	KUBERNETES_BIN="$(KUBERNETES_BIN)" KUBERNETES_CRDS="$(KUBERNETES_CRDS)" $(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 clean: ## Remove what tools left behind; the virtual environment and fetched models stay
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -165,7 +165,7 @@ class EngineService:
         model.capabilities.constraints.extend(KINDS if config.pooling is None else ())
         if isinstance(traits, MediaTraits):
             # Encoders know nothing of pooling, which is in the fingerprint of a model that embeds.
-            files = model_store.model_info(config.model_path, model.name, config.max_model_len)
+            files = await asyncio.to_thread(model_store.model_info, config.model_path, model.name, config.max_model_len)
             encoders = Pool(
                 "encoder",
                 resolver_of(settings.encoder_addresses),

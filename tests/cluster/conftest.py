@@ -16,12 +16,17 @@ from support.kubernetes.release import Release
 _DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
+def _directory(variable: str, content: str) -> Path:
+    directory = os.environ.get(variable)
+    if not directory:
+        pytest.fail(f"{variable} is not set: name the directory with {content}")
+    return Path(directory)
+
+
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    directory = os.environ.get("KUBERNETES_BIN")
-    if not directory:
-        pytest.fail("KUBERNETES_BIN is not set: name the directory with kube-apiserver, kube-controller-manager and etcd")
-    with running(find_programs(Path(directory)), tmp_path_factory.mktemp("control-plane")) as started:
+    directory = _directory("KUBERNETES_BIN", "kube-apiserver, kube-controller-manager and etcd")
+    with running(find_programs(directory), tmp_path_factory.mktemp("control-plane")) as started:
         yield started
 
 
@@ -43,7 +48,8 @@ def plain_cluster(plane: ControlPlane) -> ControlPlane:
 @pytest.fixture
 def full_cluster(plane: ControlPlane) -> ControlPlane:
     """Kubernetes with cert-manager's, KEDA's, the Prometheus operator's and the Gateway API's kinds, as these publish them."""
-    for definition in definitions():
+    directory = _directory("KUBERNETES_CRDS", "the definitions of cert-manager's, KEDA's and other kinds: see docs/kubernetes.md")
+    for definition in definitions(directory):
         if definition["metadata"]["name"] not in plane.named(_DEFINITIONS):
             plane.create(definition)
 

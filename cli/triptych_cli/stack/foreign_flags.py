@@ -57,7 +57,7 @@ _DTYPES = {"half": "float16", "float": "float32"}
 _LEVELS = {"trace": "DEBUG", "debug": "DEBUG", "info": "INFO", "warning": "WARNING", "error": "ERROR", "critical": "ERROR"}
 _NO_CHECKPOINT = "checkpoints that are quantised already are not served; --quantization int8 quantises a plain one as it is loaded"
 _TENSOR_PARALLEL = "an engine computes on one device; --engines N starts N engines, each with the whole model"
-_MAX_MODEL_LEN = _to("max-model-len", is_count=True)
+_MAX_MODEL_LEN = _to("max-model-len", is_count=True, neutral=("auto", "-1"))
 _MAX_NUM_SEQS = _to("engine.max-num-seqs")
 _MEMORY_UTILIZATION = _to("engine.memory-utilization")
 _NO_LORA = "LoRA adapters are not supported; merge the adapter into the checkpoint"
@@ -167,13 +167,15 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--context-length": _MAX_MODEL_LEN,
     "--mem-fraction-static": _MEMORY_UTILIZATION,
     "--max-running-requests": _MAX_NUM_SEQS,
-    "--chunked-prefill-size": _to("engine.max-num-batched-tokens"),
+    "--chunked-prefill-size": _to(
+        "engine.max-num-batched-tokens", refused_values={"-1": "prompts are always computed in chunks; give their size"}
+    ),
     "--tp-size": _no(_TENSOR_PARALLEL, "1"),
     "--dp-size": _to("engines"),
     # llama.cpp
-    "--ctx-size": _MAX_MODEL_LEN,
+    "--ctx-size": _to("max-model-len", is_count=True, neutral=("0",)),
     "--parallel": _MAX_NUM_SEQS,
-    "--threads": _to("engine.num-threads"),
+    "--threads": _to("engine.num-threads", neutral=("-1",)),
     "--alias": _to("served-model-name"),
     "--hf-repo": _to("model"),
     "--hf-file": _no(_NO_GGUF),

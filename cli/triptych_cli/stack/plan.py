@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from triptych_common.host.cores import default_encoder_threads, num_usable_cores
+from triptych_common.host.gpus import GPU_UTILIZATION, num_nvidia_gpus
 from triptych_common.host.memory import usable_memory
 from triptych_common.model.store import has_towers
 from triptych_common.settings import GrpcServiceSettings, ServiceSettings
@@ -133,7 +134,8 @@ def plan(options: ServeOptions, given: ServiceArgs, with_encoder: bool) -> list[
             flags[flag] = ",".join(service.address for service in services if service.kind == told) or None
         for number in range(options.num_replicas(kind)):
             name = f"{kind}-{number + 1}" if options.num_replicas(kind) > 1 else kind
-            services.append(_settle(kind, name, number, flags, given.get(kind, [])))
+            own = _gpu_of(number, options, given) if kind == "engine" else {}
+            services.append(_settle(kind, name, number, {**flags, **own}, given.get(kind, [])))
     return services
 
 
@@ -161,7 +163,8 @@ def _cores_of_each(options: ServeOptions, given: ServiceArgs) -> int | None:
 def _memory_of_each(options: ServeOptions, given: ServiceArgs, with_encoder: bool) -> int | None:
     """Bytes that each engine may take, weights included; None if a setting determines the size of its KV cache."""
     engine, encoder = (_settings(name, options, given) for name in ("engine", "encoder"))
-    if getattr(engine, "kv_cache_memory", None) is not None or getattr(engine, "device", "").startswith("cuda"):
+    is_set = any(getattr(engine, name, None) is not None for name in ("kv_cache_memory", "memory_limit"))
+    if is_set or getattr(engine, "device", "").startswith("cuda"):
         return None
     others = _PROCESS_BYTES * (options.frontends + 1)
     if with_encoder:
@@ -169,6 +172,16 @@ def _memory_of_each(options: ServeOptions, given: ServiceArgs, with_encoder: boo
     available = usable_memory().available
     # On a small machine the caches of the others are less likely to fill than the engine is to need its share.
     return max(available - others, available // 2) // options.engines
+
+
+def _gpu_of(number: int, options: ServeOptions, given: ServiceArgs) -> dict[str, object]:
+    """The GPU of one of several engines, and its share of that GPU's memory; empty if settings determine it, or without a GPU."""
+    engine, num_gpus = _settings("engine", options, given), num_nvidia_gpus()
+    is_set = any(getattr(engine, name, None) is not None for name in ("kv_cache_memory", "memory_utilization"))
+    if options.engines == 1 or not num_gpus or is_set or getattr(engine, "device", "") != "auto":
+        return {}
+    num_sharing = len(range(number % num_gpus, options.engines, num_gpus))
+    return {"--device": f"cuda:{number % num_gpus}", "--memory-utilization": round(GPU_UTILIZATION / num_sharing, 3)}
 
 
 def _cores_beside_encoder(options: ServeOptions, given: ServiceArgs) -> int | None:

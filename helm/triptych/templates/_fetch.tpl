@@ -73,7 +73,9 @@ volumeMounts:
 backoffLimit: 6
 template:
   metadata:
-    labels: {{- include "triptych.selectorLabels" (list $root $it) | nindent 6 }}
+    labels:
+      {{- include "triptych.selectorLabels" (list $root $it) | nindent 6 }}
+      {{- include "triptych.claimLabel" . | nindent 6 }}
   spec:
     restartPolicy: OnFailure
     serviceAccountName: {{ include "triptych.serviceAccountName" (list $root "fetch") }}

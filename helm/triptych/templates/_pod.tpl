@@ -19,14 +19,16 @@ spec:
   # With Recreate, Kubernetes takes no options of the other type, which a values file may have given.
   strategy: {{- eq (.type | default "") "Recreate" | ternary (omit . "rollingUpdate") . | toYaml | nindent 4 }}
   {{- end }}
-  # Longer than a model takes to load.
-  progressDeadlineSeconds: {{ add $it.config.startupSeconds 300 }}
+  # Longer than a model takes to be fetched and to load: a pod may wait for both.
+  {{- $fetched := and $it.model (include "triptych.fetchedBy" ($it.entry | default dict)) }}
+  progressDeadlineSeconds: {{ add (mul (ternary 2 1 (eq $fetched "job")) $it.config.startupSeconds) 300 }}
   selector:
     matchLabels: {{- include "triptych.selectorLabels" (list .root $it) | nindent 6 }}
   template:
     metadata:
       labels:
         {{- include "triptych.selectorLabels" (list .root $it) | nindent 8 }}
+        {{- if $it.model }}{{ with include "triptych.claimLabel" (list .root $it.entry) }}{{ . | nindent 8 }}{{ end }}{{ end }}
         {{- with $it.config.podLabels }}{{ toYaml . | nindent 8 }}{{ end }}
       annotations:
         checksum/settings: {{ $config | sha256sum }}

@@ -30,8 +30,8 @@ emptyDir: {{ with $storage.cache.sizeLimit }}{sizeLimit: {{ . | quote }}}{{ else
 {{- end }}
 
 {{/*
-Affinity that keeps a model's pods on one node, where the claim can be mounted by one node only; else nothing. Without it, a pod on
-another node would wait for the volume for ever. Argument: list $ entry.
+Affinity that keeps the pods of a claim on one node, where the claim can be mounted by one node only; else nothing. Without it, a pod
+on another node would wait for the volume for ever. Argument: list $ entry.
 */}}
 {{- define "triptych.oneNode" -}}
 {{- $root := index . 0 }}{{ $entry := index . 1 }}
@@ -41,8 +41,14 @@ podAffinity:
     - topologyKey: kubernetes.io/hostname
       labelSelector:
         matchLabels:
-          app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
-          triptych.internal/model: {{ $entry.name | quote }}
+          {{- include "triptych.claimLabel" . | nindent 10 }}
+{{- end }}
+{{- end }}
+
+{{/* Label of the pods that mount a claim, which may be several models'; nothing without a claim. Argument: list $ entry. */}}
+{{- define "triptych.claimLabel" -}}
+{{- if eq (index . 1).storage.type "pvc" -}}
+triptych.internal/claim: {{ include "triptych.claimName" . | trunc 63 | trimAll "-." | quote }}
 {{- end }}
 {{- end }}
 
@@ -50,7 +56,7 @@ podAffinity:
 {{- define "triptych.accessModes" -}}
 {{- $pvc := (index . 1).storage.pvc }}
 {{- $live := lookup "v1" "PersistentVolumeClaim" (index . 0).Release.Namespace (include "triptych.claimName" .) }}
-{{- $pvc.existingClaim | empty | ternary (dig "spec" "accessModes" $pvc.accessModes $live) $pvc.accessModes | toJson }}
+{{- dig "spec" "accessModes" $pvc.accessModes $live | toJson }}
 {{- end }}
 
 {{/* Whether several nodes may mount a model's claim. Argument: list $ entry. */}}

@@ -41,25 +41,27 @@ def usable_memory(cgroup: Path = Path("/proc/self/cgroup"), mount: Path = Path("
     """
     machine = psutil.virtual_memory()
     memory = Memory(machine.total, machine.available)
-    for directory, (limit_file, usage_file, inactive) in _groups(cgroup, mount):
+    for directory, (limit_file, usage_file, *cached) in _groups(cgroup, mount):
         with contextlib.suppress(OSError, ValueError):
             limit = int((directory / limit_file).read_text())  # version 2 writes "max" for none
             usage = int((directory / usage_file).read_text())
-            # Cached pages of files count as used, and the kernel drops them when memory is short.
+            # Cached pages of files count as used, and the kernel drops them when memory is short. Files that were read twice, such
+            # as weights after a restart, are active.
             stat = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
-            free = max(0, limit - max(0, usage - int(stat.get(inactive, 0))))
+            free = max(0, limit - max(0, usage - sum(int(stat.get(name, 0)) for name in cached)))
             memory = Memory(min(memory.total, limit), min(memory.available, free))
     return memory
 
 
-def _groups(cgroup: Path, mount: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """The directories of this process's groups with their parents, and the names in them of limit, usage and inactive pages."""
+def _groups(cgroup: Path, mount: Path) -> Iterator[tuple[Path, tuple[str, str, str, str]]]:
+    """The directories of this process's groups with their parents, and the names in them of limit, usage and cached pages."""
     for line in cgroup.read_text().splitlines() if cgroup.is_file() else ():
         _, controllers, name = line.split(":", 2)
         if controllers == "":
-            root, names = mount, ("memory.max", "memory.current", "inactive_file")
+            root, names = mount, ("memory.max", "memory.current", "inactive_file", "active_file")
         elif "memory" in controllers.split(","):
-            root, names = mount / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            root = mount / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file")
         else:
             continue
         group = PurePosixPath(name.lstrip("/"))

@@ -1,6 +1,6 @@
 """The safetensors files of a checkpoint: which they are, whether they are whole, and what identifies them. Needs no torch.
 
-Only headers and samples are read, so it takes milliseconds, whatever the size of the checkpoint.
+Only headers and samples are read. From a local disk that takes milliseconds, whatever the size of the checkpoint.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ def weights_fingerprint(path: Path) -> str:
     digest = hashlib.sha256()
     tensors: list[tuple[Path, int, int]] = []
     for file in files:
-        header = read_header(file)
-        start = file.stat().st_size - max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        digest.update(f"{file.name}:{file.stat().st_size}:{json.dumps(header, sort_keys=True)}".encode())
+        header, size = read_header(file), file.stat().st_size
+        start = size - max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        digest.update(f"{file.name}:{size}:{json.dumps(header, sort_keys=True)}".encode())
         tensors += [
             (file, start + entry["data_offsets"][0], start + entry["data_offsets"][1]) for _, entry in sorted(header.items())
         ]
@@ -106,8 +106,8 @@ def weights_fingerprint(path: Path) -> str:
         with file.open("rb", buffering=0) as stream:
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            for offset, size in samples:
-                digest.update(os.pread(stream.fileno(), size, offset))
+            for offset, num_bytes in samples:
+                digest.update(os.pread(stream.fileno(), num_bytes, offset))
     return digest.hexdigest()
 
 

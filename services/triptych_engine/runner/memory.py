@@ -7,13 +7,12 @@ import logging
 
 import torch
 from triptych.errors import StartupError
+from triptych_common.host.gpus import GPU_UTILIZATION
 from triptych_common.host.memory import private_memory
 
 from triptych_engine.runner.config import RunnerConfig
 
 log = logging.getLogger(__name__)
-#: Share of a GPU's memory that an engine takes by default. The rest is for activations, and for an encoder on the same GPU.
-_GPU_UTILIZATION = 0.8
 #: Room for a step's intermediate results on a CPU.
 _WORKSPACE_BYTES = 256 << 20
 
@@ -36,7 +35,7 @@ def measured_kv_cache_bytes(config: RunnerConfig, most: int) -> int:
     """The same for this process, whose model is loaded."""
     if config.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(config.device)
-        share = config.memory_utilization or _GPU_UTILIZATION
+        share = config.memory_utilization or GPU_UTILIZATION
         return kv_cache_bytes(limit=total, used=total - free, reserved=0, most=most, utilization=share)
     gc.collect()
     return kv_cache_bytes(

@@ -5,7 +5,7 @@ long. Sarathi-Serve (Agrawal et al., 2024) therefore limits the tokens of a step
 machine. On CPUs, the duration of a step is limited instead. The cost of a token is measured at start. It can be wrong then or
 later, because other processes use the cores or contexts get longer, so the duration of each step corrects it (step_costs.py).
 
-The estimate alone does not decide. Prompts get at most twice the tokens per second that the last step with prompts reached. So even
+The estimate alone does not decide. Prompts get at most twice the tokens per second that the last such step reached. So even
 if all costs were wrong, a step with prompts would take at most two times the wanted duration longer than one without.
 """
 
@@ -20,7 +20,7 @@ from triptych_engine.scheduling.step_costs import CostEstimate, StepCosts
 _LEAST_SHARE = 0.5
 #: Prompts may always add this fraction of the decoding time, even if decoding alone takes longer than max_step_s.
 _LEAST_ADDITION = 0.5
-#: Prompts may get this multiple of the tokens per second that the last step with prompts reached.
+#: Prompts may get this multiple of the tokens per second that the last step with more than a few prompt tokens reached.
 _MAX_SPEED_UP = 2
 #: Prompt tokens of the first step with prompts: no more than the warm-up has computed in a step.
 _FIRST_TOKENS = 64
@@ -80,7 +80,7 @@ class _Regime:
         self._max_step_s, self._min_prompt_tokens = max_step_s, min_prompt_tokens
         self._estimate = CostEstimate(costs)
         self._small_steps_s = deque([0.0] * _NUM_SMALL_STEPS, _NUM_SMALL_STEPS)
-        self._tokens_per_s: float | None = None  # of the last step with prompts
+        self._tokens_per_s: float | None = None  # of the last step with more than a few prompt tokens
         self._until_probe = _FIRST_PROBE
 
     def prompt_tokens(self, num_decoding: int, num_prompts: int, beginning: bool) -> int:
@@ -110,4 +110,9 @@ class _Regime:
         if num_decoding and num_prompt_tokens <= _MAX_SPEED_UP * self._min_prompt_tokens:
             self._small_steps_s.append(step_s)
         if num_prompt_tokens:
-            self._tokens_per_s = num_prompt_tokens / step_s
+            tokens_per_s = num_prompt_tokens / step_s
+            # A step with few prompt tokens is mostly decoding. It says little about how fast prompts are.
+            if self._tokens_per_s is None or num_prompt_tokens > self._min_prompt_tokens:
+                self._tokens_per_s = tokens_per_s
+            else:
+                self._tokens_per_s = max(self._tokens_per_s, tokens_per_s)

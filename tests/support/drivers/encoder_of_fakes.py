@@ -50,6 +50,8 @@ class FakeTower:
 
     gate: threading.Semaphore | None = None
     batches: list[int] = field(default_factory=list)
+    #: The items' files, in the order in which they were encoded.
+    encoded: list[bytes] = field(default_factory=list)
     num_waiting: int = 0
 
     def signature(self, item: PreprocessedItem) -> tuple[object, ...]:
@@ -61,6 +63,7 @@ class FakeTower:
             self.gate.acquire()
             self.num_waiting -= 1
         self.batches.append(len(items))
+        self.encoded += [bytes(item.inputs["pixel_values"][:, 0].to(torch.uint8).tolist()) for item in items]
         if any(item.inputs["pixel_values"][0, 0] == ord("!") for item in items):
             raise RuntimeError("the tower stumbled")
         if any(item.inputs["pixel_values"][0, 0] == 0 for item in items):

@@ -284,3 +284,30 @@ def test_engines_share_the_available_memory_fairly(
     services = plan(ServeOptions("some/model", engines=engines), given, with_encoder=with_encoder)
     limits = [service.settings.memory_limit for service in services if service.kind == "engine"]  # type: ignore[attr-defined]
     assert limits == [limit] * engines
+
+
+def test_a_memory_limit_in_the_environment_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIPTYCH_ENGINE_MEMORY_LIMIT", "1G")
+    (engine, *_) = plan(ServeOptions("some/model"), {}, with_encoder=False)
+    assert engine.settings.memory_limit == 1 << 30  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "engines", "given", "expected"),
+    [
+        (1, 2, [], [("cuda:0", 0.4), ("cuda:0", 0.4)]),
+        (2, 3, [], [("cuda:0", 0.4), ("cuda:1", 0.8), ("cuda:0", 0.4)]),
+        (4, 2, [], [("cuda:0", 0.8), ("cuda:1", 0.8)]),
+        (2, 1, [], [("auto", None)]),
+        (0, 2, [], [("auto", None)] * 2),
+        (2, 2, ["--device", "cpu"], [("cpu", None)] * 2),
+        (2, 2, ["--memory-utilization", "0.3"], [("auto", 0.3)] * 2),
+    ],
+)
+def test_engines_share_the_gpus(
+    gpus: int, engines: int, given: list[str], expected: list[tuple[str, float | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triptych_cli.stack.plan.num_nvidia_gpus", lambda: gpus)
+    services = plan(ServeOptions("some/model", engines=engines), {"engine": given}, with_encoder=False)
+    settings = [service.settings for service in services if service.kind == "engine"]
+    assert [(one.device, one.memory_utilization) for one in settings] == expected  # type: ignore[attr-defined]

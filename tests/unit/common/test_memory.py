@@ -27,7 +27,10 @@ def test_without_a_limit_it_is_the_machines(tmp_path: Path) -> None:
 def test_the_tightest_group_counts_and_cached_files_are_free(tmp_path: Path) -> None:
     (tmp_path / "cgroup").write_text("0::/pod/container\n")
     write(
-        tmp_path / "fs/pod", memory__max=f"{GIB}", memory__current=f"{GIB // 2}", memory__stat=f"anon 7\ninactive_file {GIB // 4}"
+        tmp_path / "fs/pod",
+        memory__max=f"{GIB}",
+        memory__current=f"{GIB // 2}",
+        memory__stat=f"anon 7\ninactive_file {GIB // 8}\nactive_file {GIB // 8}",
     )
     write(tmp_path / "fs/pod/container", memory__max="max", memory__current="0", memory__stat="inactive_file 0")
     memory = usable_memory(tmp_path / "cgroup", tmp_path / "fs")

@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.builders.engine import a_tiny_llama_config, save_random_model
+from support.builders.pooling import a_classifier, an_embedder
+from support.drivers.pooling import PoolingDriver
 from triptych.errors import StartupError
 from triptych_common.model.store import model_info
 from triptych_common.model.weights import check_weight_files, read_header, weights_fingerprint
@@ -109,8 +111,22 @@ def test_weights_of_another_shape_are_told(tmp_path: Path) -> None:
     save_random_model(tmp_path, a_tiny_llama_config())
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": config["intermediate_size"] * 2}))
-    with pytest.raises(StartupError, match=r"the weights in .* do not fit its config\.json"):
+    with pytest.raises(
+        StartupError, match=r"the weights in .* do not fit its config\.json: model.layers.0.mlp.\w+.weight has the shape"
+    ):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["encoder.layer.1.output.dense.weight", "classifier.bias"])
+def test_an_encoder_without_some_weights_is_refused(lost: str, tmp_path: Path) -> None:
+    path = a_classifier(tmp_path, "bert") if "classifier" in lost else an_embedder(tmp_path, "bert")
+    PoolingDriver(path)
+    weights = load_file(path / "model.safetensors")
+    save_file(
+        {name: weight for name, weight in weights.items() if not name.endswith(lost)}, path / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(StartupError, match=rf"lacks 1 weights, e\.g\. .*{lost}; fetch the model again"):
+        PoolingDriver(path)
 
 
 def test_a_damaged_index_is_named(sharded: Path) -> None:

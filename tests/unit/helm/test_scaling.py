@@ -109,12 +109,15 @@ def test_queries_name_metrics_that_exist(rendered: Any) -> None:
 
 
 def test_disruption_budgets(rendered: Any) -> None:
-    budgets = of_kind(rendered(disruptionBudget={"maxUnavailable": "25%"}), "PodDisruptionBudget")
+    many_nodes = {"pvc": {"accessModes": ["ReadWriteMany"]}}
+    budgets = of_kind(rendered(disruptionBudget={"maxUnavailable": "25%"}, storage=many_nodes), "PodDisruptionBudget")
     assert set(budgets) == {GATEWAY, FRONTEND, ENCODER, ENGINE}
     spec = budgets[ENGINE]["spec"]
     assert spec["maxUnavailable"] == "25%"
     assert spec["selector"] == of_kind(rendered(), "Deployment")[ENGINE]["spec"]["selector"]
     assert not of_kind(rendered(disruptionBudget={"enabled": False}), "PodDisruptionBudget")
+    # Pods that have to be on one node leave it together: a budget would forbid that for ever.
+    assert set(of_kind(rendered(), "PodDisruptionBudget")) == {GATEWAY}
 
 
 def test_pods_are_spread(rendered: Any) -> None:

@@ -77,6 +77,17 @@ def test_pods_of_a_claim_that_one_node_mounts_are_on_one_node(rendered: Any) -> 
         assert term["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
 
 
+def test_models_of_one_claim_are_on_one_node(rendered: Any) -> None:
+    models = [{"name": name, "model": f"org/{name}"} for name in ("a", "b")]
+    objects = rendered(models=models, storage={"pvc": {"existingClaim": "mine"}})
+    affinities = [pod_of(objects, name).get("affinity") for name in of_kind(objects, "Deployment")]
+    of_models = [affinity["podAffinity"] for affinity in affinities if affinity is not None]
+    assert len(of_models) >= 4
+    for affinity in of_models:
+        (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["labelSelector"]["matchLabels"] == {"triptych.internal/claim": "mine"}
+
+
 def test_a_claim_is_filled_by_a_job(rendered: Any) -> None:
     objects = rendered(
         models=HUB, storage={"type": "pvc", "pvc": {"storageClassName": "fast"}}, hub={"tokenSecret": {"name": "hub"}}

@@ -9,7 +9,7 @@ from typing import Any
 import kubernetes_validate.utils as kubernetes
 import pytest
 from support.chart import environment, of_kind
-from support.kubernetes.custom_resources import kinds
+from support.kubernetes.custom_resources import SOURCES
 from triptych_cli.stack.service_flags import SERVICES, settings_class
 from triptych_common.settings import ServiceSettings
 
@@ -18,8 +18,8 @@ from tools.helm.render import CHART, helm, values_files
 
 #: The oldest version that Chart.yaml allows, one between, and the newest that the package knows.
 KUBERNETES = ("1.30", "1.34", "1.37")
-#: Kinds that are no part of Kubernetes; test_custom_resources.py is about them.
-CUSTOM = kinds()
+#: Kinds that are no part of Kubernetes; test_custom_resources.py and tests/cluster are about them.
+CUSTOM = set(SOURCES)
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ from triptych_common.model.dtype import checkpoint_dtype
 from triptych_common.model.weights import check_weight_files
 
 from triptych_engine.runner.attention.paged import ATTENTION_NAME, AttentionBackend, LayerObserver, LayerShape, attending
+from triptych_engine.runner.model.loading_info import check_loaded
 from triptych_engine.runner.model.precision import compute_dtype
 from triptych_engine.runner.model.refusals import check_supported, is_multimodal
 from triptych_engine.runner.model.towers import language_model_only
@@ -142,18 +143,12 @@ def load_model(
             log.info("computing in %s: this CPU has no instructions for the checkpoint's %s", dtype, checkpoint)
     try:
         model, info = _model_class(config).from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True
+            path, config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True, ignore_mismatched_sizes=True
         )
-    except (OSError, SafetensorError) as error:
-        raise StartupError(f"cannot load {name}: {str(error).splitlines()[0]}") from error
-    except RuntimeError as error:
-        reason = next((line for line in str(error).splitlines() if "mismatch" in line), str(error).splitlines()[0])
-        raise StartupError(f"the weights in {path} do not fit its config.json: {reason.strip()}") from error
-    missing = sorted(info["missing_keys"])
-    if not generates:  # models for embeddings are often saved without a head
-        missing = [key for key in missing if key.startswith(f"{model.base_model_prefix}.")]
-    if missing:
-        raise StartupError(f"the checkpoint in {path} lacks {len(missing)} weights, e.g. {missing[0]}; fetch the model again")
+    except (ImportError, OSError, RuntimeError, SafetensorError) as error:
+        raise StartupError(f"cannot load {name}: {str(error).strip().splitlines()[0]}") from error
+    # Models for embeddings are often saved without a head.
+    check_loaded(info, path, is_needed=lambda key: generates or key.startswith(f"{model.base_model_prefix}."))
     model = model.eval().requires_grad_(False).to(device)
     num_probe_tokens = min(NUM_PROBE_TOKENS, max_model_len)
     probe = torch.arange(num_probe_tokens, device=device) * 7919 % config.get_text_config().vocab_size

@@ -28,7 +28,7 @@ def language_model_only(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
     class LanguageModelOnly(cls):
         def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
-            with _towers_may_lack_packages():
+            with _towers_may_lack_packages(config.get_text_config()):
                 super().__init__(config, *args, **kwargs)
             inner: Any = getattr(self, self.base_model_prefix, self)
             towers = _towers(inner)
@@ -65,14 +65,20 @@ class _AbsentTower(nn.Module):
 
 
 @contextlib.contextmanager
-def _towers_may_lack_packages() -> Iterator[None]:
-    """Let a tower whose package is not installed, such as timm, be absent from the start. The engine does not use it."""
+def _towers_may_lack_packages(text_config: PretrainedConfig) -> Iterator[None]:
+    """Let a tower whose package is not installed, such as timm, be absent from the start. The engine does not use it.
+
+    Args:
+        text_config: the configuration of the language model, which must not be absent.
+    """
     original = transformers.AutoModel.from_config
 
     def from_config(config: PretrainedConfig, **kwargs: Any) -> nn.Module:
         try:
             return original(config, **kwargs)
         except ImportError as error:
+            if config is text_config:
+                raise
             log.info("a tower is left out at once: %s", str(error).strip().splitlines()[0])
             return _AbsentTower()
 

@@ -23,6 +23,7 @@ from triptych_common.model.pooling import PoolingModel
 from triptych_common.model.weights import check_weight_files
 
 from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.runner.model.loading_info import check_loaded
 from triptych_engine.runner.model.precision import compute_dtype
 from triptych_engine.runner.pooling.flat_attention import FLAT_ATTENTION, EqualLengths, attending_within
 from triptych_engine.runner.pooling.heads import ClassificationHead, Head, embedding_head
@@ -149,18 +150,22 @@ def load_encoder(config: RunnerConfig, pooling: PoolingModel) -> EncoderModel:
 
     Raises:
         UnsupportedModelError: transformers cannot run it.
-        StartupError: its files cannot be read.
+        StartupError: its files cannot be read, are damaged, or lack weights.
     """
     path, name = config.model_path, config.model_name
     check_weight_files(path)
     dtype = config.dtype or compute_dtype(getattr(torch, checkpoint_dtype(path)), config.device)
     auto = AutoModelForSequenceClassification if pooling.kind == "classify" else AutoModel
     try:
-        model = auto.from_pretrained(path, config=AutoConfig.from_pretrained(path), dtype=dtype)
+        model, info = auto.from_pretrained(
+            path, config=AutoConfig.from_pretrained(path), dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     except ValueError as error:
         raise UnsupportedModelError(f"cannot serve {name}: {str(error).splitlines()[0]}") from error
     except (OSError, RuntimeError, SafetensorError) as error:
         raise StartupError(f"cannot load {name}: {str(error).splitlines()[0]}") from error
+    # A pooler is for classification. Checkpoints for embeddings often have none.
+    check_loaded(info, path, is_needed=lambda key: pooling.kind != "embed" or not key.startswith("pooler."))
     model = model.eval().requires_grad_(False).to(config.device)
     if pooling.kind == "embed":
         return EncoderModel(model, embedding_head(path, pooling, config.device), config.device, config.max_model_len)

@@ -54,8 +54,7 @@ def test_kernels_that_multiply_wrongly_are_not_used(monkeypatch: pytest.MonkeyPa
     assert f"for {second} multiply" not in caplog.text
 
 
-def test_a_prebuilt_library_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    assert load_kernels() is not None  # built by now
+def test_a_prebuilt_library_is_found(kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     library = kernel_build.find(isas_of_this_cpu()[0])
     assert library is not None
     prebuilt = tmp_path / "prebuilt"
@@ -68,9 +67,8 @@ def test_a_prebuilt_library_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_a_library_that_does_not_load_is_built_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    assert load_kernels() is not None  # built by now
     good = kernel_build.find(isas_of_this_cpu()[0])
     assert good is not None
     monkeypatch.delenv("TRIPTYCH_KERNEL_DIR", raising=False)

@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from triptych_engine.scheduling.pacer import StepPacer
@@ -65,3 +66,29 @@ def test_steps_keep_to_their_limit_and_prompts_go_on(
     settled = [length for step, length in enumerate(lengths) if step >= 20]
     assert sum(length > 1.5 for length in settled) < 0.2 * len(settled)
     assert computed > 0.04 * possible
+
+
+@pytest.mark.parametrize(
+    ("costs", "num_decoding", "num_prompts"),
+    [
+        (StepCosts(0.0127, 0.00028, 0.00011), 4, 1),  # SmolLM2-135M on two cores with AVX-512
+        (StepCosts(0.0127, 0.00028, 0.00011), 4, 32),
+        (StepCosts(0.0157, 0.0029, 0.0032), 4, 4),  # with AVX2 alone
+        (StepCosts(0.005, 0.0001, 0.00002), 4, 8),
+    ],
+)
+def test_on_a_steady_machine_prompts_get_what_they_may(costs: StepCosts, num_decoding: int, num_prompts: int):
+    """The probes and the bound on their speed cost prompts little."""
+    pacer, max_step_s, computed, elapsed_s = StepPacer(costs, 0.07), 0.07, 0, 0.0
+    for step in range(240):
+        num_tokens = min(MOST_TOKENS, pacer.prompt_tokens(num_decoding, num_prompts))
+        step_s = costs.step_s(num_decoding, num_tokens)
+        pacer.observe(num_decoding, num_tokens, step_s)
+        if step >= 24:
+            computed, elapsed_s = computed + num_tokens, elapsed_s + step_s
+    decoding_s = costs.step_s(num_decoding)
+    wanted_s = max(
+        min(max_step_s, decoding_s * max(2, 1 + num_prompts / num_decoding)), decoding_s + LEAST_TOKENS * costs.prompt_token_s
+    )
+    possible = min(MOST_TOKENS, (wanted_s - decoding_s) / costs.prompt_token_s)
+    assert computed / elapsed_s > 0.94 * possible / costs.step_s(num_decoding, round(possible))
