@@ -101,6 +101,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 def _middleware(gateway: Gateway, routers: Sequence[AccessRouter]) -> list[Middleware]:
     """The middleware, outermost first."""
     settings = gateway.settings
+    origins, origin_pattern = settings.allowed_origins
     # FastAPI adds this route itself. /docs reads it.
     paths = AccessPaths(routers, ["/openapi.json"])
     # A foreign site has no key.
@@ -116,7 +117,8 @@ def _middleware(gateway: Gateway, routers: Sequence[AccessRouter]) -> list[Middl
         ),
         Middleware(
             CORSMiddleware,
-            allow_origins=settings.allowed_origins,
+            allow_origins=origins,
+            allow_origin_regex=origin_pattern,
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=[REQUEST_ID_KEY, "request-id", "retry-after", *RATE_HEADERS],

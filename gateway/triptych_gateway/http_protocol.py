@@ -53,6 +53,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     _num_bytes = 0
     #: Ends a connection whose headers do not come.
     _patience: asyncio.TimerHandle | None = None
+    #: Whether the headers of a request have begun and not ended.
+    _in_headers = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -78,9 +80,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _lose_patience(self) -> None:
         self._patience = None
-        if not self.transport.is_closing():
-            self.transport.write(_SLOW)
+        if self._is_answering:  # the next request has begun too early
+            self._expect_headers()
+        elif not self.transport.is_closing():
+            if self._in_headers:
+                self.transport.write(_SLOW)
             self.transport.close()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     #: Looks whether the client reads; set while an answer waits for it.
     _reading: asyncio.TimerHandle | None = None
@@ -123,17 +132,25 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._num_bytes += len(data)
+        if not self._is_answering:
+            # Also for an empty line, which begins no message and ends uvicorn's wait for one.
+            self._expect_headers()
         super().data_received(data)
         if self._num_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            if self._is_answering:  # uvicorn goes on reading after the answer
+                self.flow.pause_reading()
+                return
             self.transport.write(_ANSWER)
             self.transport.close()
 
     def on_message_begin(self) -> None:
         self._num_bytes = 0
+        self._in_headers = True
         self._expect_headers()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        self._in_headers = False
         self._num_bytes = _NOT_COUNTED
         self._stop_patience()
         super().on_headers_complete()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,9 @@ from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.settings import TARGETS_HELP, Port, SamplingRatio, ServiceSettings, Targets, parse_bytes
 
 from triptych_gateway.stores.opening import FORMS, SERVER_FORMS, check_rates_target, check_target
+
+#: Pages of this machine, for example of a development server.
+_LOOPBACK_ORIGIN = r"https?://([\w.-]+\.)?(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?"
 
 
 class GatewaySettings(ServiceSettings):
@@ -74,7 +78,7 @@ class GatewaySettings(ServiceSettings):
         NoDecode,
         Field(
             description="Origins, separated by commas, whose pages may call this server from a browser; * is any, empty is none. "
-            "By default any, or none if there are API keys."
+            "By default pages of this machine (localhost), or none if there are API keys."
         ),
     ] = None
     allowed_hosts: Annotated[
@@ -183,8 +187,13 @@ class GatewaySettings(ServiceSettings):
         return self.api_key is not None or self.api_keys_file is not None
 
     @property
-    def allowed_origins(self) -> tuple[str, ...]:
-        """Origins whose pages may call this server."""
+    def allowed_origins(self) -> tuple[tuple[str, ...], str | None]:
+        """Origins whose pages may call this server: by name, with `*` for any, and by a regular expression."""
         if self.cors_allow_origins is not None:
-            return self.cors_allow_origins
-        return () if self.has_keys else ("*",)
+            return self.cors_allow_origins, None
+        return (), None if self.has_keys else _LOOPBACK_ORIGIN
+
+    def allows_origin(self, origin: str) -> bool:
+        """Whether pages of this origin may call this server."""
+        names, pattern = self.allowed_origins
+        return "*" in names or origin in names or (pattern is not None and re.fullmatch(pattern, origin) is not None)

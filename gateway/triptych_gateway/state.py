@@ -55,9 +55,8 @@ class Gateway:
         self.tracer = Tracer.to_collector("gateway", secrets.token_hex(8), endpoint, ratio)
         self.metrics.dropped_spans = self.tracer.dropped_spans
         # Without keys nobody tells callers apart: an address is a proxy's as often as a client's.
-        max_tenants = None if settings.has_keys else 1
         largest = int(settings.max_body_bytes * MEMORY_FACTOR)
-        self.bodies = BodyBudget(settings.max_live_body_bytes, settings.body_wait_s, largest, max_tenants)
+        self.bodies = BodyBudget(settings.max_live_body_bytes, settings.body_wait_s, largest, self.access.shares)
         self.tls = Tls.of(settings.tls_dir, Role.GATEWAY)
         if (tls := self.tls) is not None:
             self.metrics.add_certificate("certificate", lambda: tls.watched.current.expiry_s)

@@ -169,7 +169,7 @@ class AccessControl:
 
     def _note_keys(self, change: KeyChange) -> None:
         for shares in self._shares:
-            shares.max_tenants = self._num_tenants
+            shares.limit_tenants(self._num_tenants)
         if self._audit is not None:
             self._audit.write("keys", added=change.added, removed=change.removed, changed=change.changed)
 

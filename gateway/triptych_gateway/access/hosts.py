@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from starlette.exceptions import HTTPException
 
 #: Domains that nobody can register: of this machine, of local networks, and of Kubernetes' services.
-_LOCAL = ("localhost", "local", "internal", "home.arpa", "svc", "test")
+_LOCAL = ("localhost", "local", "internal", "home.arpa", "lan", "svc", "test")
 
 
 class HostCheck:

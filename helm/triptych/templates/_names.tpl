@@ -36,6 +36,20 @@ differ from those of all services.
 {{ $own.name | default (printf "triptych-%s" (index . 1)) }}{{ with $own.digest }}@{{ . }}{{ else }}:{{ $tag }}{{ end }}
 {{- end }}
 
+{{/* Whether the gateway asks for API keys. */}}
+{{- define "triptych.keyed" -}}
+{{- if or .Values.gateway.apiKeysSecret.name (hasKey .Values.gateway.secretSettings "api_key") }}yes{{ end }}
+{{- end }}
+
+{{/* Names by which a gateway without keys is reached, as JSON. It refuses others, which a foreign site could have sent. */}}
+{{- define "triptych.allowedHosts" -}}
+{{- $names := .Values.gateway.settings.allowed_hosts | default list }}
+{{- $names = append $names (printf "%s-gateway.%s" (include "triptych.fullname" .) .Release.Namespace) }}
+{{- if .Values.ingress.enabled }}{{ $names = concat $names .Values.ingress.hosts }}{{ end }}
+{{- if .Values.httpRoute.enabled }}{{ $names = concat $names (.Values.httpRoute.hostnames | default (list "*")) }}{{ end }}
+{{- toJson (uniq $names) }}
+{{- end }}
+
 {{- define "triptych.serviceAccountName" -}}
 {{- $root := index . 0 }}
 {{- if $root.Values.serviceAccount.create }}{{ include "triptych.fullname" $root }}-{{ index . 1 }}{{ else }}default{{ end }}

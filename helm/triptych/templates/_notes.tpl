@@ -15,7 +15,7 @@ Ask it, when the gateway is ready:
 {{- end }}
   helm test --namespace {{ .Release.Namespace }} {{ .Release.Name }}
 {{- $settings := .Values.gateway.settings }}{{ $secrets := .Values.gateway.secretSettings }}
-{{- $keyed := or .Values.gateway.apiKeysSecret.name (hasKey $secrets "api_key") }}
+{{- $keyed := include "triptych.keyed" . }}
 {{- if not $keyed }}
 
 WARNING: the gateway answers everybody. Set gateway.apiKeysSecret, or gateway.secretSettings.api_key.

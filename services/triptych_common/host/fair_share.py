@@ -80,13 +80,15 @@ class FairShare:
 
     def add(self, tenant: str, amount: int = 1) -> None:
         """Count what the tenant holds more, without asking."""
-        self.used += amount
-        self._used[tenant] = self.used_by(tenant) + amount
+        if amount:
+            self.used += amount
+            self._used[tenant] = self.used_by(tenant) + amount
 
     async def take_when_free(self, tenant: str, amount: int = 1, timeout_s: float | None = None) -> bool:
         """Take, and wait for it if necessary. Returns False after the timeout.
 
-        Those of one tenant wait in order. Of several tenants, the one that holds least is first.
+        Those of one tenant wait in order. Of several tenants, the one that holds least is first; of equals, the one that has been
+        served longest ago.
         """
         if self.take(tenant, amount):
             return True
@@ -118,14 +120,19 @@ class FairShare:
 
     def give_back(self, tenant: str, amount: int = 1) -> None:
         """Return what the tenant held, and grant what is waited for."""
-        left = self._used[tenant] - amount
+        left = self.used_by(tenant) - amount
         if left < 0:
-            raise ValueError(f"{tenant!r} gives back {amount} and holds {self._used[tenant]}")
+            raise ValueError(f"{tenant!r} gives back {amount} and holds {self.used_by(tenant)}")
         self.used -= amount
         if left:
             self._used[tenant] = left
         else:
-            del self._used[tenant]
+            self._used.pop(tenant, None)
+        self._grant()
+
+    def limit_tenants(self, max_tenants: int | None) -> None:
+        """Change how many tenants there can be."""
+        self.max_tenants = max_tenants
         self._grant()
 
     def evictee(self, tenant: str, amount: int = 1) -> str | None:
@@ -153,6 +160,8 @@ class FairShare:
         while (tenant := self._next()) is not None:
             entry = amount, turn = self._lines[tenant][0]
             self._leave(tenant, entry)
+            if tenant in self._lines:  # behind the others
+                self._lines[tenant] = self._lines.pop(tenant)
             self.add(tenant, amount)
             turn.set_result(None)
 

@@ -105,6 +105,8 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._places = threading.BoundedSemaphore(_MAX_SCRAPES)
+        #: Connection -> when its scrape must be over, on the clock of time.monotonic.
+        self._deadlines: dict[socket.socket, float] = {}
         super().__init__(*args, **options)
 
     def get_request(self) -> tuple[socket.socket, Any]:
@@ -126,10 +128,19 @@ class _Server(ThreadingMixIn, WSGIServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        self._deadlines[request] = time.monotonic() + _Handler.timeout
         try:
             super().process_request_thread(request, client_address)
         finally:
+            del self._deadlines[request]
             self._places.release()
+
+    def service_actions(self) -> None:
+        # The handler's time-out is for each read: a client that sends a byte now and then would keep its place.
+        for connection, end_s in [*self._deadlines.items()]:
+            if time.monotonic() > end_s:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Server6(_Server):

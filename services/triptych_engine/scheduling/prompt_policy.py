@@ -9,7 +9,7 @@ could compute too few tokens to justify its blocks is parked until its next embe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass
 
 from triptych_engine.media.gate import MediaGate
@@ -99,15 +99,15 @@ class PromptPolicy:
         yield from self._serve_reservation(plan, may_admit=may_admit)
         key = self._key_of(_shortness_key if shortest_first else _queue_key)
         running = deque(sorted((request for request in self._states.running if _has_prompt(request, plan)), key=key))
-        held = set[str]()  # tenants whose next request has to wait for a seat or blocks
+        held = dict[str, Request]()  # tenant -> its next request, which has to wait for a seat or blocks
         while not plan.is_full:
             waiting = self._next_waiting(held, shortest_first=shortest_first) if may_admit else None
             if running and (waiting is None or key(running[0]) < key(waiting)):
                 yield from self._compute(plan, running.popleft())
             elif waiting is not None:
-                decisions = self._admit(plan, waiting, is_passing=bool(held))
+                decisions = self._admit(plan, waiting, held.values())
                 if decisions is None:
-                    held.add(waiting.tenant)
+                    held[waiting.tenant] = waiting
                     # Behind a request that has to wait, only tenants that hold little are served.
                     may_admit = len(held) < _MAX_HELD and self._shares.may_be_passed(waiting)
                     continue
@@ -159,11 +159,11 @@ class PromptPolicy:
         except Exception as error:
             return [Fail(request, error)]
 
-    def _admit(self, plan: StepPlan, request: Request, *, is_passing: bool = False) -> list[Decision] | None:
+    def _admit(self, plan: StepPlan, request: Request, passed: Collection[Request] = ()) -> list[Decision] | None:
         """The decisions about a waiting request; None if it has to wait for a seat or for blocks.
 
         Args:
-            is_passing: see `TenantReserve.may_admit`.
+            passed: see `TenantReserve.may_admit`.
         """
         try:
             cached_blocks = self._kv_cache.find_cached_prefix(request)
@@ -175,7 +175,7 @@ class PromptPolicy:
             # A request that cannot get its blocks does not reserve room either.
             num_blocks = self._kv_cache.num_free_blocks_for(request, cached_blocks)
             can_allocate = num_blocks <= self._kv_cache.pool.num_free_blocks
-            if not can_allocate or not self._shares.may_admit(request, num_blocks, is_passing=is_passing):
+            if not can_allocate or not self._shares.may_admit(request, num_blocks, passed):
                 return None
             if num_tokens := plan.chunk(request, start):
                 return [Admit(request, cached_blocks, num_tokens)]

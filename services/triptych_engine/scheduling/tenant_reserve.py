@@ -6,6 +6,8 @@ ends.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.request import Request
 from triptych_engine.scheduling.states import RequestStates
@@ -28,24 +30,38 @@ class TenantReserve:
         self._num_seats = max(1, max_num_seqs // _PART) if max_num_seqs >= _MIN_SEATS else 0
         self._num_blocks = kv_cache.pool.num_blocks // _PART
 
-    def may_admit(self, request: Request, num_blocks: int, *, is_passing: bool) -> bool:
+    def may_admit(self, request: Request, num_blocks: int, passed: Collection[Request]) -> bool:
         """Whether a waiting request may take a free seat, and this many free blocks.
 
         Args:
-            is_passing: another tenant's request is before it in the queue, but has to wait. So it may use the reserve only.
+            passed: other tenants' requests that are before it in the queue, but have to wait. Beside these it may use the reserve
+                only.
         """
         states = self._states
         if not states.running or not states.waiting.has_several_tenants:
-            return not is_passing
+            return not passed
         own = [one for one in states.running if one.tenant == request.tenant]
         has_few_seats = len(own) < self._num_seats
         has_few_blocks = sum(len(one.block_ids) for one in own) + num_blocks <= self._num_blocks
-        if is_passing:
-            return has_few_seats and has_few_blocks
+        if passed:
+            return has_few_seats and has_few_blocks and all(self._may_pass(one, num_blocks) for one in passed)
         num_free_blocks = self._kv_cache.pool.num_free_blocks
         leaves_seats = self._max_num_seqs - len(states.running) > self._num_seats
         leaves_blocks = num_free_blocks - num_blocks >= self._num_blocks
         return (leaves_seats or has_few_seats) and (leaves_blocks or has_few_blocks)
+
+    def _may_pass(self, held: Request, num_blocks: int) -> bool:
+        """Whether a request may take this many blocks before one that has to wait.
+
+        Later requests of others, all together, take no more than the reserve before it. Otherwise many tenants that each hold
+        little would keep it from its blocks forever. A tenant that holds more than the reserve already has its turn.
+        """
+        states = self._states
+        own = sum(len(one.block_ids) for one in states.running if one.tenant == held.tenant)
+        if own > self._num_blocks:
+            return True
+        later = sum(len(one.block_ids) for one in states.running if one.tenant != held.tenant and one.arrival > held.arrival)
+        return later + num_blocks <= self._num_blocks
 
     def may_be_passed(self, request: Request) -> bool:
         """Whether other tenants' requests may be admitted before one that has to wait.
@@ -56,12 +72,16 @@ class TenantReserve:
         return self._states.waiting.has_several_tenants and num_blocks + 2 * self._num_blocks <= self._kv_cache.pool.num_blocks
 
     def victims(self) -> list[Request]:
-        """The running requests to preempt, in order: of those with the lowest priority, those of the tenant that holds most blocks,
-        the newest first."""
+        """The running requests to preempt, in order: of those with the lowest priority, those of one tenant, the newest first.
+
+        It is the tenant that holds most blocks, of those with several requests. If each has one, it is that of the newest: a long
+        request that is the only one of its tenant would otherwise lose its blocks to every newer one.
+        """
         last = self._states.running[-1]
         lowest = [one for one in reversed(self._states.running) if one.priority == last.priority]
-        held = dict[str, int]()
+        held = dict[str, list[int]]()
         for one in lowest:
-            held[one.tenant] = held.get(one.tenant, 0) + len(one.block_ids)
-        most = max(held, key=held.__getitem__)
-        return [one for one in lowest if one.tenant == most]
+            held.setdefault(one.tenant, []).append(len(one.block_ids))
+        several = {tenant: sum(blocks) for tenant, blocks in held.items() if len(blocks) > 1}
+        chosen = max(several, key=several.__getitem__) if several else lowest[0].tenant
+        return [one for one in lowest if one.tenant == chosen]

@@ -33,7 +33,8 @@ _NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:
 #: IPv4, or unassigned.
 _IPV6_ROUTED = (ipaddress.IPv6Network("2000::/3"), _NAT64[0])
 #: Special networks that `is_global` of some Python versions does not know: reserved by IETF (RFC 6890), documentation (RFC 9637).
-_SPECIAL = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv6Network("3fff::/20"))
+#: The last one is every Azure machine's own host, though it looks public.
+_SPECIAL = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv6Network("3fff::/20"), ipaddress.IPv4Network("168.63.129.16/32"))
 
 
 class ForbiddenAddressError(Exception):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.chart import FULL, of_kind
+import pytest
+from support.chart import FULL, environment, of_kind
 
 GATEWAY = f"{FULL}-gateway"
 
@@ -47,3 +48,25 @@ def test_http_route(rendered: Any) -> None:
     assert spec["rules"] == [{"backendRefs": [{"name": GATEWAY, "port": 80}], "timeouts": {"request": "10m"}}]
     # What the route points to is there.
     assert of_kind(objects, "Service")[GATEWAY]["spec"]["ports"][0]["port"] == 80
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, []),
+        ({"ingress": {"enabled": True, "hosts": ["x.example.com", "*.y.example.com"]}}, ["x.example.com", "*.y.example.com"]),
+        ({"httpRoute": {"enabled": True, "parentRefs": [{"name": "outer"}], "hostnames": ["x.example.com"]}}, ["x.example.com"]),
+        ({"httpRoute": {"enabled": True, "parentRefs": [{"name": "outer"}]}}, ["*"]),
+    ],
+)
+def test_a_gateway_without_keys_takes_the_names_by_which_it_is_reached(
+    rendered: Any, values: dict[str, Any], expected: list[str]
+) -> None:
+    own = environment(rendered(gateway={"settings": {"allowed_hosts": ["mine.example.com"]}}, **values), GATEWAY)
+    names = own["TRIPTYCH_GATEWAY_ALLOWED_HOSTS"].split(",")
+    assert names[0] == "mine.example.com"
+    assert names[1].startswith(f"{GATEWAY}.")
+    assert names[2:] == expected
+    # A foreign site has no key, so any name will do.
+    keyed = environment(rendered(gateway={"apiKeysSecret": {"name": "keys"}}, **values), GATEWAY)
+    assert "TRIPTYCH_GATEWAY_ALLOWED_HOSTS" not in keyed

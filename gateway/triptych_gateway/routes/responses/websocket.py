@@ -63,9 +63,9 @@ _LIMIT = ApiError(
 async def serve(websocket: WebSocket) -> None:
     """Serve one connection until the client closes it, its time is over, or the gateway stops."""
     gateway = gateway_of(websocket)
-    origin, allowed = websocket.headers.get("origin"), gateway.settings.allowed_origins
+    origin = websocket.headers.get("origin")
     is_own = origin is not None and urlsplit(origin).netloc == websocket.headers.get("host")
-    if origin is not None and "*" not in allowed and origin not in allowed and not is_own:
+    if origin is not None and not is_own and not gateway.settings.allows_origin(origin):
         raise HTTPException(403, "pages of this origin may not call this server")
     await websocket.accept()
     connection = _Connection(websocket, gateway, grant_of(websocket).key)
@@ -106,18 +106,16 @@ class _Connection:
                 await self._put(message.get("text") or "")
 
     async def _put(self, text: str) -> None:
+        # Characters take up to four bytes.
+        num_bytes = int(sys.getsizeof(text) * MEMORY_FACTOR)
+        hold = self._gateway.bodies.hold(self._tenant, num_bytes)
         try:
-            # Characters take up to four bytes.
-            num_bytes = int(sys.getsizeof(text) * MEMORY_FACTOR)
-            hold = self._gateway.bodies.hold(self._tenant, num_bytes)
             await hold.grow(num_bytes)
             hold.complete()
+            await self._messages.put((text, hold))
         except QueueFullError as error:
             hold.release()
             await self._messages.put(error)
-            return
-        try:
-            await self._messages.put((text, hold))
         except BaseException:
             hold.release()
             raise

@@ -15,6 +15,7 @@ from support.fakes.gateway import CHAT, COMPLETION, client_of, gateway_app, gate
 from support.keys import KeyStore
 from support.waiting import until
 from triptych_common.rpc.principal import Principal
+from triptych_gateway.settings import GatewaySettings
 
 
 @pytest.fixture
@@ -144,17 +145,25 @@ async def test_a_page_of_this_server_may_open_a_websocket_and_others_may_not(key
 
 
 @pytest.mark.parametrize(
-    ("settings", "is_allowed"),
+    ("settings", "origin", "is_allowed"),
     [
-        ({}, True),
-        ({"api_key": "k"}, False),
-        ({"api_key": "k", "cors_allow_origins": ("*",)}, True),
-        ({"cors_allow_origins": ()}, False),
+        ({}, "http://page", False),
+        ({}, "http://localhost:3000", True),
+        ({}, "https://127.0.0.1", True),
+        ({}, "http://[::1]:8080", True),
+        ({}, "http://localhost.evil.example", False),
+        ({}, "http://evil.example/localhost", False),
+        ({}, "http://127.0.0.1.evil.example", False),
+        ({"api_key": "k"}, "http://localhost:3000", False),
+        ({"api_key": "k", "cors_allow_origins": ("*",)}, "http://page", True),
+        ({"cors_allow_origins": ("*",)}, "http://page", True),
+        ({"cors_allow_origins": ()}, "http://localhost:3000", False),
     ],
 )
-async def test_pages_of_other_origins_are_kept_out_where_there_are_keys(settings: dict[str, Any], is_allowed: bool) -> None:
+async def test_pages_of_other_origins_are_kept_out(settings: dict[str, Any], origin: str, is_allowed: bool) -> None:
+    assert GatewaySettings(**settings).allows_origin(origin) is is_allowed
     async with gateway_client(**settings) as client:
-        answer = await client.get("/live", headers={"origin": "http://page"})
+        answer = await client.get("/live", headers={"origin": origin})
         assert ("access-control-allow-origin" in answer.headers) == is_allowed
         if is_allowed:
             assert "x-ratelimit-remaining-tokens" in answer.headers["access-control-expose-headers"]

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+from support.fakes.frontend import FakeFrontend
+from support.fakes.gateway import gateway_server
 from support.gateway_process import GatewayProcess, gateway_process
+from triptych_gateway.routes import json_body
 
 MIB = 1 << 20
 TIMEOUT_S = 3.0
@@ -33,6 +37,27 @@ async def _honest(gateway: GatewayProcess) -> list[int]:
     while time.monotonic() < end_s:
         statuses.append((await asyncio.to_thread(gateway.post, "/v1/completions", body))[0])
     return statuses
+
+
+async def test_a_fast_beginning_earns_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sends most of a large body at once, and then nothing."""
+    monkeypatch.setattr(json_body, "PACE_S", 0.5)
+    async with gateway_server(FakeFrontend()) as (host, port):
+
+        async def stalls() -> bytes:
+            reader, writer = await asyncio.open_connection(host, port)
+            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            writer.write(f"{head}content-length: {3 * MIB}\r\n\r\n".encode() + b'{"prompt":"' + b"x" * 2 * MIB)
+            async with asyncio.timeout(20):
+                answer = await reader.read()
+            writer.close()
+            return answer
+
+        start_s = time.monotonic()
+        answers = await asyncio.gather(*(stalls() for _ in range(5)))
+    assert time.monotonic() - start_s < 15
+    for answer in answers:
+        assert answer.startswith(b"HTTP/1.1 408"), answer[:200]
 
 
 async def test_slow_senders_get_408_and_honest_requests_are_not_refused() -> None:

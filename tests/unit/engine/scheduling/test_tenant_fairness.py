@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.builders.engine import a_request, a_scheduler
@@ -140,6 +143,38 @@ def test_a_request_that_fills_the_cache_is_computed_beside_a_tenant_that_never_s
         scheduler.add(of("small", f"s{number}", max_tokens=4))
         step(scheduler, runner)
     assert "b" not in scheduler.live_request_ids
+
+
+@pytest.mark.parametrize("is_running", [False, True], ids=["comes late", "runs already"])
+@pytest.mark.parametrize("part", [0.5, 0.7])
+def test_a_long_request_ends_beside_many_small_tenants(part: float, is_running: bool):
+    scheduler = a_scheduler(128, max_num_seqs=64, max_num_batched_tokens=512, max_model_len=1000, enable_prefix_caching=False)
+    runner, number = FakeRunner(), itertools.count()
+    num_tokens = int(128 * part * scheduler.kv_cache.block_size)
+    live = dict[str, int]()  # small tenant -> its live requests
+
+    def small_requests() -> None:
+        # Each of twelve tenants has two clients that send their next request at once.
+        live.clear()
+        for request_id in scheduler.live_request_ids:
+            tenant = request_id.partition("-")[0]
+            live[tenant] = live.get(tenant, 0) + 1
+        for tenant in (f"t{index}" for index in range(12)):
+            for _ in range(2 - live.get(tenant, 0)):
+                scheduler.add(of(tenant, f"{tenant}-{next(number)}", [next(number) % 50 + 1] * 12, max_tokens=20))
+
+    long = of("long", "long", [51] * (num_tokens - 40), max_tokens=40)
+    if is_running:
+        scheduler.add(long)
+        step(scheduler, runner)
+    for num_steps in range(400):
+        small_requests()
+        if not is_running and num_steps == 20:
+            scheduler.add(long)
+        step(scheduler, runner)
+        if num_steps > 20 and "long" not in scheduler.live_request_ids:
+            return
+    raise AssertionError("it never ended")
 
 
 def test_one_tenant_does_not_fill_the_queue():
