@@ -80,7 +80,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _lose_patience(self) -> None:
         self._patience = None
-        if self._is_answering:  # the next request has begun too early
+        if self._is_busy:  # the next request has begun too early
             self._expect_headers()
         elif not self.transport.is_closing():
             if self._in_headers:
@@ -88,7 +88,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     @property
-    def _is_answering(self) -> bool:
+    def _is_busy(self) -> bool:
+        """Whether a request is being read or answered."""
         return self.cycle is not None and not self.cycle.response_complete
 
     #: Looks whether the client reads; set while an answer waits for it.
@@ -132,12 +133,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._num_bytes += len(data)
-        if not self._is_answering:
+        if not self._is_busy:
             # Also for an empty line, which begins no message and ends uvicorn's wait for one.
             self._expect_headers()
         super().data_received(data)
         if self._num_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-            if self._is_answering:  # uvicorn goes on reading after the answer
+            if self._is_busy and not self.cycle.more_body:  # it is the next one's headers, read on after the answer
                 self.flow.pause_reading()
                 return
             self.transport.write(_ANSWER)

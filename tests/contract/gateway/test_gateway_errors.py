@@ -200,9 +200,9 @@ async def test_error_in_the_gateway_itself(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("triptych_gateway.dialects.convert.chat_call", broken)
     async with gateway_client() as client:
-        response = await client.post("/v1/chat/completions", json=CHAT, headers={"origin": "http://page"})
+        response = await client.post("/v1/chat/completions", json=CHAT, headers={"origin": "http://localhost"})
     assert response.status_code == 500
     assert "1234" not in response.text
     assert response.json()["error"]["code"] == "internal_error"
     assert response.headers["x-request-id"]
-    assert response.headers["access-control-allow-origin"] == "*"
+    assert response.headers["access-control-allow-origin"] == "http://localhost"
