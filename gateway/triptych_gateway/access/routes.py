@@ -38,7 +38,8 @@ class AccessRouter(APIRouter):
     def __init__(
         self, *, access: Access, folders: tuple[str, ...] = (), error_body: ErrorBody | None = None, **options: Any
     ) -> None:
-        super().__init__(**options)
+        # A body without a content-type header is read as JSON.
+        super().__init__(strict_content_type=False, **options)
         self.access = access
         self.folders = folders
         self.error_body = error_body
