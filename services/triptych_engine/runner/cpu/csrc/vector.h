@@ -20,6 +20,18 @@ typedef int32_t vi __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t vu __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t vh __attribute__((vector_size(kLanes * 2)));
 
+// Vectors of the size of one register. GCC keeps sums in registers only if they are such vectors: it may put larger ones together
+// in memory, in every step of a loop.
+#if defined(__AVX512F__)
+constexpr int kRegisterLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kRegisterLanes = 8;
+#else
+constexpr int kRegisterLanes = 4;
+#endif
+typedef float rf __attribute__((vector_size(kRegisterLanes * 4)));
+typedef uint32_t ru __attribute__((vector_size(kRegisterLanes * 4)));
+
 struct bf16 {
   uint16_t bits;
 };

@@ -5,38 +5,57 @@
 
 namespace triptych {
 
-// Number of rows whose sums fit in registers. More rows read the same keys and values again, so these are widened once before.
-constexpr int kScoreRows = 6, kValueRows = 6;
+// Numbers of rows, of groups of keys, and of columns of values whose sums fit in registers. More rows read the same keys and values
+// again, so these are widened once before.
+#if defined(__AVX512F__)
+constexpr int kScoreRows = 6, kScoreGroups = 2, kScoreRowsOfOne = 8, kValueRows = 6, kValueColumns = 4;
+#else  // a group or a column takes several registers
+constexpr int kScoreRows = 6, kScoreGroups = 1, kScoreRowsOfOne = 6, kValueRows = 6, kValueColumns = 1;
+#endif
+constexpr int kRegisters = kLanes / kRegisterLanes;  // of a group or a column
+
+// Register i of 16 words. In bfloat16 a word has two numbers, and these are the first (p = 0) or the second ones.
+inline rf load_part(const float* from, int i, int) {
+  rf part;
+  std::memcpy(&part, from + i * kRegisterLanes, sizeof part);
+  return part;
+}
+inline rf load_part(const bf16* from, int i, int p) {
+  ru pairs;
+  std::memcpy(&pairs, (const uint32_t*)from + i * kRegisterLanes, sizeof pairs);
+  return p ? (rf)(pairs & 0xffff0000u) : (rf)(pairs << 16);
+}
 
 // scores[r][0..16*NB) = q[r] . K for R rows and NB groups of 16 keys. q: [R, D], D even if T is bfloat16.
 template <class T, int R, int NB>
 inline void scores_kernel(const float* q, int64_t D, const T* const* keys, int key_stride, float* scores) {
-  constexpr int P = kPerWord<T>;
-  vf acc[R][NB];
+  constexpr int P = kPerWord<T>, N = NB * kRegisters;
+  rf acc[R][N];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 16
-    for (int n = 0; n < NB; n++) acc[r][n] = vf{};
+    for (int n = 0; n < N; n++) acc[r][n] = rf{};
   for (int64_t d = 0; d < D; d += P) {
-    vf k[NB][P];
 #pragma GCC unroll 16
-    for (int n = 0; n < NB; n++) load_keys(keys[n], d, key_stride, k[n]);
+    for (int p = 0; p < P; p++) {
+      rf k[N];
 #pragma GCC unroll 16
-    for (int p = 0; p < P; p++)
+      for (int n = 0; n < N; n++) k[n] = load_part(keys[n / kRegisters] + d * key_stride, n % kRegisters, p);
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++)
 #pragma GCC unroll 16
-        for (int n = 0; n < NB; n++) acc[r][n] += q[r * D + d + p] * k[n][p];
+        for (int n = 0; n < N; n++) acc[r][n] += q[r * D + d + p] * k[n];
+    }
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 16
-    for (int n = 0; n < NB; n++) store(scores + r * kKeyTile + n * kLanes, acc[r][n]);
+    for (int n = 0; n < N; n++) std::memcpy(scores + r * kKeyTile + n * kRegisterLanes, &acc[r][n], sizeof(rf));
 }
 
 template <class T, int NB>
 inline void scores_rows(const float* q, int rows, int64_t D, const T* const* keys, int key_stride, float* scores) {
-  constexpr int kMax = NB >= 2 ? kScoreRows : 8;
+  constexpr int kMax = NB >= 2 ? kScoreRows : kScoreRowsOfOne;
   for (int r = 0; r < rows;) {
     const float* qr = q + r * D;
     float* s = scores + r * kKeyTile;
@@ -52,30 +71,29 @@ inline void scores_rows(const float* q, int rows, int64_t D, const T* const* key
 // out[r][0..16*C) += weights[r] . V for R rows and n keys of one block, components c and on.
 template <class T, int R, int C>
 inline void values_kernel(const float* weights, const T* values, int n, int c0, int Dv, float* out, int out_stride) {
-  constexpr int P = kPerWord<T>;
-  vf acc[R][C];
+  constexpr int P = kPerWord<T>, N = C * kRegisters;
+  rf acc[R][N];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 16
-    for (int c = 0; c < C; c++) acc[r][c] = load(out + r * out_stride + c * kLanes);
-  const auto add = [&](int j, int parts) {
-    vf v[C][P];
+    for (int c = 0; c < N; c++) std::memcpy(&acc[r][c], out + r * out_stride + c * kRegisterLanes, sizeof(rf));
+  const auto add = [&](int j, int p) {
+    rf v[N];
 #pragma GCC unroll 16
-    for (int c = 0; c < C; c++) load_values(values, j, c0 + c * kLanes, Dv, v[c]);
+    for (int c = 0; c < N; c++) v[c] = load_part(values + j * (int64_t)Dv + c0 * P, c, p);
 #pragma GCC unroll 16
-    for (int p = 0; p < parts; p++)
+    for (int r = 0; r < R; r++)
 #pragma GCC unroll 16
-      for (int r = 0; r < R; r++)
-#pragma GCC unroll 16
-        for (int c = 0; c < C; c++) acc[r][c] += weights[r * kKeyTile + j + p] * v[c][p];
+      for (int c = 0; c < N; c++) acc[r][c] += weights[r * kKeyTile + j + p] * v[c];
   };
   int j = 0;
-  for (; j + P <= n; j += P) add(j, P);
-  if (j < n) add(j, 1);  // the other half of the last pair is undefined
+  for (; j + P <= n; j += P)
+    for (int p = 0; p < P; p++) add(j, p);
+  if (j < n) add(j, 0);  // the other half of the last pair is undefined
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 16
-    for (int c = 0; c < C; c++) store(out + r * out_stride + c * kLanes, acc[r][c]);
+    for (int c = 0; c < N; c++) std::memcpy(out + r * out_stride + c * kRegisterLanes, &acc[r][c], sizeof(rf));
 }
 
 template <class T, int C>
@@ -109,25 +127,28 @@ struct Fp32Products {
   static void score(const Args& a, const Tile& tile, const Scratch& s, int first, int groups, Prefetch&) {
     const int64_t D = s.query_words;
     const float* q = (const float*)s.q;
-    for (int n = 0; n < groups; n += 2) {
-      const bool both = n + 1 < groups;
+    for (int n = 0; n < groups; n += kScoreGroups) {
+      constexpr int NB = kScoreGroups;
       const int key = first + n * kLanes;
-      const T* keys[] = {tile.keys<T>(a, key), both ? tile.keys<T>(a, key + kLanes) : nullptr};
       float* scores = s.scores + n * kLanes;
-      if (!both) {
+      const T* keys[NB];
+      for (int i = 0; i < NB && n + i < groups; i++) keys[i] = tile.keys<T>(a, key + i * kLanes);
+      if (n + NB > groups) {
         scores_rows<T, 1>(q, tile.rows, D, keys, a.block_size, scores);
       } else if (kPerWord<T> > 1 && tile.rows > kScoreRows) {
         float* wide = (float*)s.panel;
-        for (int i = 0; i < 2; i++)
+        const float* widened[NB];
+        for (int i = 0; i < NB; i++) {
+          widened[i] = wide + i * kLanes;
           for (int64_t d = 0; d < D; d += kPerWord<T>) {
             vf parts[kPerWord<T>];
             load_keys(keys[i], d, a.block_size, parts);
             for (int p = 0; p < kPerWord<T>; p++) store(wide + (d + p) * kPanel + i * kLanes, parts[p]);
           }
-        const float* widened[] = {wide, wide + kLanes};
-        scores_rows<float, 2>(q, tile.rows, D, widened, kPanel, scores);
+        }
+        scores_rows<float, NB>(q, tile.rows, D, widened, kPanel, scores);
       } else {
-        scores_rows<T, 2>(q, tile.rows, D, keys, a.block_size, scores);
+        scores_rows<T, NB>(q, tile.rows, D, keys, a.block_size, scores);
       }
     }
   }
@@ -157,7 +178,8 @@ struct Fp32Products {
   template <class Values>
   static void add_block(const Scratch& s, int rows, const float* weights, const Values* values, int n, int Dv) {
     int c = 0;
-    for (; c + 4 * kLanes <= Dv; c += 4 * kLanes) values_rows<Values, 4>(weights, rows, values, n, c, Dv, s.out, s.out_stride);
+    constexpr int C = kValueColumns;
+    for (; c + C * kLanes <= Dv; c += C * kLanes) values_rows<Values, C>(weights, rows, values, n, c, Dv, s.out, s.out_stride);
     for (; c < Dv; c += kLanes) values_rows<Values, 1>(weights, rows, values, n, c, Dv, s.out, s.out_stride);
   }
 };

@@ -6,28 +6,20 @@
 
 namespace triptych {
 
-// Vectors of the size of one register, because the code decides for each single vector whether it stays in a register.
 #if defined(__AVX512F__)
-constexpr int kRegisterLanes = 16;
 constexpr int kWidenRows = 12;  // 24 accumulators, four weights and a factor in 32 registers
 constexpr int kWidenAtOnce = 2;
 #elif defined(__AVX2__)
-constexpr int kRegisterLanes = 8;
 constexpr int kWidenRows = 3;  // 12 accumulators, two weights and a factor in 16
 constexpr int kWidenAtOnce = 1;
 #elif defined(__aarch64__)
-constexpr int kRegisterLanes = 4;
 constexpr int kWidenRows = 3;  // 24 accumulators in 32
 constexpr int kWidenAtOnce = 1;
 #else
-constexpr int kRegisterLanes = 4;
 constexpr int kWidenRows = 1;  // 8 accumulators in 16
 constexpr int kWidenAtOnce = 1;
 #endif
 constexpr int kPanelRegisters = kPanel / kRegisterLanes;
-
-typedef float rf __attribute__((vector_size(kRegisterLanes * 4)));
-typedef uint32_t ru __attribute__((vector_size(kRegisterLanes * 4)));
 
 // R rows of x, in fp32, times one panel.
 template <int R>
