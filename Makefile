@@ -64,7 +64,7 @@ models-of-tests: $(VENV)/.dev
 	$(BIN)/triptych fetch
 	$(BIN)/triptych fetch all-minilm-l6-v2
 
-test: models-of-tests ## Run the tests that a change should pass before it is shared (12 minutes on two cores)
+test: models-of-tests ## Run the tests that a change should pass before it is shared (half an hour on two slow cores)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
 
 test-long: models-of-tests ## Run the longer tests of CI: services that are killed and replaced under load, statistics of sampling
