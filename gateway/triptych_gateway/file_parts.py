@@ -32,6 +32,7 @@ _OPENING = {b";base64,": re.compile(rb""), b'"data"': re.compile(rb'\s{0,8}:\s{0
 _WINDOW_BYTES = 512
 #: Most marks in one body. Looking at a mark takes microseconds, and a body of 32 MiB has space for five million.
 MAX_MARKS = 10_000
+_PART_BYTES = 1 << 20
 #: A larger body is parsed and converted in a thread, because that takes up to hundreds of milliseconds per megabyte.
 _LARGE_BYTES = 64 << 10
 #: One thread for all bodies: with several, the event loop would wait for each of them before it gets the interpreter's lock.
@@ -88,7 +89,7 @@ class FileParts:
 
     def _cut(self, body: bytes | bytearray) -> bytes | bytearray:
         """The body without the payloads."""
-        if sum(map(body.count, _BEFORE)) > MAX_MARKS:
+        if _has_too_many_marks(body):
             marks = " and ".join(mark.decode() for mark in _BEFORE)
             raise ValueError(f"has {marks} more than {MAX_MARKS} times")
         view, kept, position = memoryview(body), list[bytes | memoryview](), 0
@@ -100,6 +101,17 @@ class FileParts:
         if not kept:
             return body
         return b"".join([*kept, view[position:]])
+
+
+def _has_too_many_marks(body: bytes | bytearray) -> bool:
+    """Whether the body has more than MAX_MARKS marks. It is read in parts: no other thread runs while one of them is searched."""
+    num_marks = 0
+    for start in range(0, len(body), _PART_BYTES):
+        # A mark belongs to the part in which it begins.
+        num_marks += sum(body.count(mark, start, start + _PART_BYTES + len(mark) - 1) for mark in _BEFORE)
+        if num_marks > MAX_MARKS:
+            return True
+    return False
 
 
 def _payloads(body: bytes | bytearray) -> Iterator[tuple[int, int]]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from triptych_gateway import file_parts
 from triptych_gateway.file_parts import FileParts
 
 CONTENT = bytes(range(256)) * 40
@@ -156,3 +157,12 @@ def test_many_payloads_are_put_back_in_one_pass() -> None:
 async def test_work_on_a_large_body_leaves_the_event_loop(num_bytes: int, is_apart: bool) -> None:
     for parts in (FileParts(b" " * num_bytes), FileParts(b"", num_bytes)):
         assert (await parts.run(threading.get_ident) != threading.get_ident()) == is_apart
+
+
+@pytest.mark.parametrize("part_bytes", [1, 5, 6, 7, 1000])
+def test_marks_are_counted_wherever_a_part_ends(part_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_parts, "_PART_BYTES", part_bytes)
+    monkeypatch.setattr(file_parts, "MAX_MARKS", 3)
+    FileParts(b'{"data":1,"data":2,"a":";base64,"}')
+    with pytest.raises(ValueError, match="more than 3 times"):
+        FileParts(b'{"data":1,"data":2,"a":";base64,","data":3}')
