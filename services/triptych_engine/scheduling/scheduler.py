@@ -88,8 +88,7 @@ class Scheduler:
         self._num_steps = 0
         self._failed: list[SequenceOutput] = []  # of requests that failed while a step was scheduled
         self.num_generated_tokens = 0
-        #: Tenant -> its new tokens in the current step. Charging each token by itself would cost two calls more.
-        self._uncharged = defaultdict[str, int](int)
+        self._uncharged = defaultdict[str, int](int)  # tenant -> new tokens of this step; charging each would cost two calls more
 
     @property
     def num_running(self) -> int:
@@ -238,9 +237,9 @@ class Scheduler:
                 output = failed_output(one.request, error)
             if output is not None:
                 outputs.append(output)
-        for tenant, num_tokens in self._uncharged.items():
+        while self._uncharged:
+            tenant, num_tokens = self._uncharged.popitem()
             self._states.waiting.charge(tenant, 0, num_tokens)
-        self._uncharged.clear()
         return outputs
 
     def fail_step(self, scheduled: SchedulerOutput, error: TriptychError) -> list[SequenceOutput]:
