@@ -9,6 +9,7 @@ import logging
 import sys
 import termios
 
+from triptych_common.host.open_files import max_accepted_connections
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 #: Most bytes of a request's headers. A usual request has one or two thousand.
@@ -19,6 +20,12 @@ TOO_LARGE_CODE = "request_header_fields_too_large"
 HEADER_TIMEOUT_S = 20.0
 #: Most connections at once. Each takes a file descriptor, and memory before anybody has looked at what it sends.
 MAX_CONNECTIONS = 8192
+
+
+def _max_connections() -> int:
+    """Fewer where the process may open few files. Without a free one, it reaches no frontend, and libuv can spin: it closes a spare
+    file to accept and close the next connection, and if another thread takes that place meanwhile, it tries again without end."""
+    return max_accepted_connections(MAX_CONNECTIONS)
 
 
 def _answer(status: str, message: str, kind: str, code: str) -> bytes:
@@ -58,7 +65,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > _max_connections():
             transport.write(_FULL)
             transport.close()
             return

@@ -7,6 +7,8 @@ import sys
 
 #: Enough for the number of streams that any service takes.
 _WANTED = 65_536
+#: What a process needs beside the connections that it accepts: libraries, logs, its event loop, connections to other services.
+_NUM_OWN_FILES = 40
 
 
 def raise_open_files_limit() -> None:
@@ -24,3 +26,15 @@ def raise_open_files_limit() -> None:
         # The system may have a lower limit of its own.
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def max_accepted_connections(most: int) -> int:
+    """Connections that this process can accept and still open what it needs itself; `most` where nothing limits them."""
+    if sys.platform == "win32":
+        return most
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return most
+    return max(1, min(most, soft - max(_NUM_OWN_FILES, soft // 8)))

@@ -102,6 +102,8 @@ class _Server(ThreadingMixIn, WSGIServer):
     """A thread per scrape, and few at a time: others are closed. So no flood takes the threads and descriptors of the service."""
 
     daemon_threads = True
+    #: Connections that wait to be accepted. What exceeds it is tried again by the client's system, after a second and more.
+    request_queue_size = 128
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._places = threading.BoundedSemaphore(_MAX_SCRAPES)
