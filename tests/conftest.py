@@ -5,11 +5,27 @@ use that instruction set, as on a CPU that has no better one.
 """
 
 import gc
+from typing import Any
 
 import pytest
 from triptych_common.host.torch_env import set_torch_environment
+from xdist.scheduler import LoadFileScheduling
 
 set_torch_environment()
+#: Folders with something that lasts for a session of tests.
+_SHARE = ("tests/browser/", "tests/integration/stack/shared/")
+
+
+class _ByWhatIsStarted(LoadFileScheduling):
+    """Gives the tests of a file to one process, and those of folders that share a stack or a browser, so that it starts once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return next((folder for folder in _SHARE if path.startswith(folder)), path)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    return _ByWhatIsStarted(config, log)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,7 +11,7 @@ from support.fakes.frontend import FakeFrontend, Script
 from support.playground import ABLE, OpenPage
 from triptych.v1 import common_pb2, encoder_pb2, engine_pb2, generation_pb2
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 SERVING = common_pb2.SERVER_STATE_SERVING
 
 

@@ -14,7 +14,7 @@ from support.fakes.frontend import MODEL, FakeFrontend
 from support.playground import Opened, OpenPage
 from triptych.v1 import common_pb2
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 PICTURE = Path(__file__).parents[2] / "examples" / "three-shapes.png"
 #: A page's script that makes a DataTransfer with the picture.
 WITH_PICTURE = """

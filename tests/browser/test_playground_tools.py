@@ -10,7 +10,7 @@ from support.fakes.frontend import FakeFrontend, says
 from support.playground import ABLE, Opened, OpenPage
 from triptych.v1 import common_pb2, generation_pb2
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 WEATHER = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 

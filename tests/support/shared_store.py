@@ -32,6 +32,7 @@ def running_store(program: str, directory: Path) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     arguments = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(directory)]
+    arguments += ["--shutdown-timeout", "0"]  # a replica that is behind delays no test
     with subprocess.Popen([program, *arguments], stdout=subprocess.DEVNULL) as server:
         try:
             # Retries until the server listens.

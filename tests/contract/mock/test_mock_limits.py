@@ -9,6 +9,7 @@ from triptych import AsyncClient
 from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
 from triptych.mock.v1 import mock_pb2
 from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc, generation_pb2, generation_pb2_grpc
+from triptych_mock import vocabulary as vocabulary_module
 from triptych_mock.rpc.seen import CallLog
 from triptych_mock.vocabulary import Vocabulary
 
@@ -114,9 +115,10 @@ async def test_ten_thousand_calls_are_remembered_whatever_their_ids() -> None:
     assert min(remembered) > 0
 
 
-def test_words_that_do_not_fit_into_the_vocabulary_become_bytes() -> None:
+def test_words_that_do_not_fit_into_the_vocabulary_become_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary_module, "_MAX_CHARS", 8 << 10)
     vocabulary = Vocabulary()
-    large = [chr(ord("a") + number) * (8 << 20) for number in range(12)]
+    large = [chr(ord("a") + number) * (1 << 10) for number in range(12)]
     for word in large:
         assert vocabulary.decode(vocabulary.encode(word)) == word
     assert [len(vocabulary.encode(word)) > 1 for word in large] == [False] * 8 + [True] * 4

@@ -159,6 +159,7 @@ async def test_errors_are_lines_and_passing_ones_are_tried_again(tmp_path: Path)
     assert seen["text 6"] == seen["text 7"] == 2
 
 
+@pytest.mark.long
 async def test_a_gateway_that_is_started_again_is_waited_for(tmp_path: Path) -> None:
     source, output, port = tmp_path / "in.jsonl", tmp_path / "out.jsonl", free_port("127.0.0.1")
     write_input(source, 300)
@@ -206,6 +207,7 @@ async def test_a_model_that_is_not_served_is_refused_before_anything_is_sent(tmp
     assert not frontend.requests
 
 
+@pytest.mark.long
 @pytest.mark.model
 async def test_services_of_its_own(tmp_path: Path) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

@@ -22,6 +22,7 @@ def test_a_model_that_cannot_be_served_ends_it_with_the_reason() -> None:
         assert server.log.count("starting") == 0
 
 
+@pytest.mark.long
 def test_a_command_line_of_vllm_starts_services_with_its_settings() -> None:
     flags = (
         "--model smollm2-135m-instruct --served-model-name m --dtype float --max-model-len 1k --max-num-seqs 5 --swap-space 4 "

@@ -95,6 +95,7 @@ def test_a_truncated_prompt_is_that_of_its_result(llm: LLM) -> None:
     assert [[*at] for at in cut.prompt_logprobs[1:] if at] == [[token] for token in cut.prompt_token_ids[1:]]
 
 
+@pytest.mark.long
 def test_a_killed_engine_loses_no_prompt(llm: LLM) -> None:
     assert llm.server is not None
     services = psutil.Process(llm.server.pid).children()
@@ -189,6 +190,7 @@ def test_a_second_llm_joins_the_services_of_the_first(llm: LLM) -> None:
     assert llm.generate("The sky is", GREEDY, use_tqdm=False)
 
 
+@pytest.mark.long
 def test_vectors_scores_and_what_is_refused(embedder: LLM) -> None:
     texts = [f"text number {number}" for number in range(70)]
     outputs = embedder.embed(texts, use_tqdm=False)

@@ -32,6 +32,7 @@ def assert_gone(processes: list[psutil.Process]) -> None:
     assert not alive
 
 
+@pytest.mark.long
 def test_services_answer_and_end_with_close_and_with_the_object() -> None:
     server = LocalServer(_MODEL, engine={"max_num_seqs": 8})
     processes = family(server.pid)
@@ -51,6 +52,7 @@ def test_services_answer_and_end_with_close_and_with_the_object() -> None:
     assert_gone(processes)
 
 
+@pytest.mark.long
 def test_services_that_end_by_themselves_are_noticed(tmp_path: Path) -> None:
     log = tmp_path / "serve.log"
     with LocalServer(_MODEL, log_file=log) as server:

@@ -102,6 +102,7 @@ def test_200_schemas(
     assert counts["stop"] > 100, counts
 
 
+@pytest.mark.long
 def test_the_default_model_follows_schemas(default_model: Path, tokenizer: Tokenizer) -> None:
     driver = EngineDriver(default_model, dtype=None, num_blocks=512)
     documents, eos = schemas(200)[::12], list(eos_token_ids(default_model))

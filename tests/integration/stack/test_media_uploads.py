@@ -138,7 +138,10 @@ async def flood(stack: Stack, num_streams: int, num_bytes: int) -> dict[str, int
     return ends
 
 
-@pytest.mark.parametrize(("num_streams", "num_mib", "limit_mib"), [(24, 4, 64), pytest.param(512, 8, 512, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("num_streams", "num_mib", "limit_mib"),
+    [pytest.param(24, 4, 64, marks=pytest.mark.long), pytest.param(512, 8, 512, marks=pytest.mark.slow)],
+)
 async def test_large_pictures_wait_at_the_door(num_streams: int, num_mib: int, limit_mib: int) -> None:
     async with a_stack(limit_mib * MIB) as stack:
         await measured(stack, None, 5)

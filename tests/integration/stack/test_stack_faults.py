@@ -17,7 +17,7 @@ from triptych.status import DETAILS_KEY
 from triptych.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from triptych_common.settings import DEFAULT_MODEL
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300), pytest.mark.long]
 _MAX_WAITING = 2
 #: A stream that does not end while a test looks at it.
 _ENDLESS = {"model": DEFAULT_MODEL, "prompt": "Once upon a time", "max_tokens": 600, "ignore_eos": True, "stream": True}

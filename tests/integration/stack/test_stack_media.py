@@ -125,6 +125,7 @@ def assert_same(choice: generation_pb2.Choice, expected: generation_pb2.Choice) 
         assert [entry.logprob for entry in found] == pytest.approx([entry.logprob for entry in wanted], abs=1e-5)
 
 
+@pytest.mark.long
 def test_text_readiness_and_replies_do_not_depend_on_the_encoder(stack: Stack) -> None:
     """It is killed under load: no request is lost."""
     is_flowing = threading.Event()

@@ -14,7 +14,7 @@ from support.keys import KeyStore, secret_of
 from support.stack import Serving, serving
 from triptych.v1 import control_pb2, control_pb2_grpc
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300), pytest.mark.long]
 #: Longer than several blocks of the prefix cache.
 TEXT = "A long text that several blocks of the cache are made of. " * 8
 PICTURE = f"data:image/png;base64,{base64.b64encode(media.image(40, 30)).decode()}"

@@ -22,7 +22,7 @@ from triptych.v1 import control_pb2, control_pb2_grpc, engine_pb2, engine_pb2_gr
 from triptych_cli.certs import certs
 from triptych_common.rpc.security.roles import Role
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300), pytest.mark.long]
 #: Longest wait for all services to use new certificates, in seconds.
 _RENEWAL_S = 60
 _NUM_CLIENTS = 4

@@ -115,12 +115,18 @@ def p_value(counts: np.ndarray, probabilities: np.ndarray) -> float:
 SORTED_CASES = ("plain", "hot", "top-k", "top-p", "top-p of nearly all", "min-p", "all")
 
 
-@pytest.mark.parametrize(("way", "case"), [*(("kernels", case) for case in CASES), *(("sorted", case) for case in SORTED_CASES)])
+WAYS = [*(("kernels", case) for case in CASES), *(("sorted", case) for case in SORTED_CASES)]
+
+
+@pytest.mark.parametrize(
+    ("way", "case"), [pytest.param(way, case, marks=() if case == "all" else pytest.mark.long) for way, case in WAYS]
+)
 def test_draws_follow_the_distribution(way: str, case: str):
     kernels = load_kernels() if way == "kernels" else None
     assert p_value(draws(kernels, **CASES[case]), textbook(**CASES[case])) > MIN_P_VALUE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("drawn", "claimed"),
     [

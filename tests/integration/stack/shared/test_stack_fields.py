@@ -282,6 +282,7 @@ def test_every_field_that_does_something_is_here() -> None:
     assert {name for name, row in CHAT_FIELDS.items() if isinstance(row, Sent | Answered)} == HONOURED.keys() | ELSEWHERE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", HONOURED)
 def test_field(name: str, stack: Stack) -> None:
     HONOURED[name](Ask(stack))

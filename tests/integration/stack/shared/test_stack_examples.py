@@ -15,7 +15,7 @@ from support.stack import Stack
 from triptych_common.settings import DEFAULT_MODEL
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[4]
 _EXAMPLES = _ROOT / "examples"
 _QUICKSTART = (_ROOT / "docs" / "quickstart.md").read_text()
 _PROGRAMS = [one for one in re.findall(r"```python\n(.*?)```", _QUICKSTART, re.DOTALL) if "127.0.0.1:8000" in one]
