@@ -45,13 +45,13 @@ class Round:
 
     Attributes:
         costs: what the engine's log says about its measured costs.
-        gaps_s: of all streams, in ascending order.
+        gaps_s: of all streams, in ascending order, and when each ended, counted from sending the prompt.
         prompt_s: from sending the prompt to its first token.
     """
 
     costs: str
     ready_s: float
-    gaps_s: list[float]
+    gaps_s: list[tuple[float, float]]
     prompt_s: float
 
 
@@ -76,7 +76,7 @@ def run_round(args: argparse.Namespace, seed: int) -> Round:
     return Round(costs, ready_s, gaps_s, prompt_s)
 
 
-async def _measure(address: str, args: argparse.Namespace, dice: random.Random) -> tuple[list[float], float]:
+async def _measure(address: str, args: argparse.Namespace, dice: random.Random) -> tuple[list[tuple[float, float]], float]:
     async with open_channel(address) as channel, asyncio.timeout(_TIMEOUT_S):
         stub = engine_pb2_grpc.EngineServiceStub(channel)
         times: list[list[float]] = [[] for _ in range(args.streams)]
@@ -104,7 +104,7 @@ async def _measure(address: str, args: argparse.Namespace, dice: random.Random) 
             task.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
     pairs = itertools.chain.from_iterable(map(itertools.pairwise, times))
-    return sorted(after - before for before, after in pairs if before < end_s), end_s - sent_s
+    return sorted((after - before, after - sent_s) for before, after in pairs if before < end_s), end_s - sent_s
 
 
 def _request(request_id: str, token_ids: list[int], max_tokens: int) -> engine_pb2.GenerateRequest:
@@ -134,11 +134,11 @@ def main() -> None:
     for number in range(args.starts):
         with busy_processes(args.busy):
             one = run_round(args, seed=number)
-        longest_s, median_s = one.gaps_s[-1], one.gaps_s[len(one.gaps_s) // 2]
-        late = sum(gap_s > limit_s for gap_s in one.gaps_s)
+        (longest_s, at_s), (median_s, _) = one.gaps_s[-1], one.gaps_s[len(one.gaps_s) // 2]
+        late = sum(gap_s > limit_s for gap_s, _ in one.gaps_s)
         num_late += late > 0
-        print(f"start {number + 1}: longest gap {longest_s * 1e3:.0f} ms, median {median_s * 1e3:.0f}, {late} of "
-              f"{len(one.gaps_s)} too long; prompt {one.prompt_s:.1f} s; ready after {one.ready_s:.1f} s; "
+        print(f"start {number + 1}: longest gap {longest_s * 1e3:.0f} ms after {at_s:.1f} s, median {median_s * 1e3:.0f}, "
+              f"{late} of {len(one.gaps_s)} too long; prompt {one.prompt_s:.1f} s; ready after {one.ready_s:.1f} s; "
               f"load {os.getloadavg()[0]:.1f}; {one.costs}", flush=True)  # fmt: skip
     print(f"{args.starts - num_late} of {args.starts} starts without a gap over {limit_s * 1e3:.0f} ms")
     if num_late:

@@ -49,7 +49,7 @@ class StepPacer:
         min_prompt_tokens: prompts get at least this many tokens per step, even on a slow machine.
     """
 
-    def __init__(self, costs: StepCosts, max_step_s: float, min_prompt_tokens: int = 8) -> None:
+    def __init__(self, costs: StepCosts, max_step_s: float, min_prompt_tokens: int = 4) -> None:
         # Steps during which an encoder may use the same cores are estimated separately.
         self._regimes = {encoding: _Regime(costs, max_step_s, min_prompt_tokens) for encoding in (False, True)}
 
@@ -101,7 +101,7 @@ class _Regime:
         if self._until_probe > 0:
             return max(least, num_tokens)
         self._until_probe = _PROBE_INTERVAL
-        if num_tokens > least:
+        if num_tokens > least or min(self._small_steps_s) > longest_s:
             return least
         return max(_MAX_SPEED_UP * least, round(target_s * (self._tokens_per_s or 0)))  # perhaps more are cheaper than they seem
 

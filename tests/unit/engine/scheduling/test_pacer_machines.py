@@ -13,7 +13,7 @@ from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.step_costs import StepCosts
 
 NUM_STEPS, CHANGE_STEP, CHANGE_BACK_STEP = 200, 100, 150
-LEAST_TOKENS, MOST_TOKENS = 8, 512
+LEAST_TOKENS, MOST_TOKENS = 4, 512
 #: How wrong a cost that was measured at start is.
 WRONG = st.one_of(st.sampled_from([0.0, 1.0, math.inf, math.nan, -1.0]), st.floats(0.01, 100))
 

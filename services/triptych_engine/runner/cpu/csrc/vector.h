@@ -31,13 +31,28 @@ constexpr int kRegisterLanes = 4;
 #endif
 typedef float rf __attribute__((vector_size(kRegisterLanes * 4)));
 typedef uint32_t ru __attribute__((vector_size(kRegisterLanes * 4)));
+constexpr int kRegisters = kLanes / kRegisterLanes;  // of a vf
 
 struct bf16 {
   uint16_t bits;
 };
 
-inline vf splat(float x) { return x - vf{}; }
+template <class V = vf>
+inline V splat(float x) { return x - V{}; }
 inline vi iota() { return vi{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+inline auto register_iota() {
+  const vi all = iota();
+  decltype(rf{} < rf{}) first;
+  std::memcpy(&first, &all, sizeof first);
+  return first;
+}
+
+inline vf joined(const rf (&parts)[kRegisters]) {
+  vf v;
+#pragma GCC unroll 16
+  for (int i = 0; i < kRegisters; i++) std::memcpy((char*)&v + i * sizeof(rf), &parts[i], sizeof(rf));
+  return v;
+}
 
 inline vf load(const float* p) {
   vf v;
@@ -84,26 +99,29 @@ inline void convert(float from, bf16& to) {
   to.bits = uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
-// e^x for x <= 0; relative error below 2e-7 (Cephes' expf polynomial).
-[[gnu::always_inline]] inline vf exp_nonpositive(vf x) {
-  x = x < -87.0f ? splat(-87.0f) : x;
-  vf t = x * 1.44269504088896341f - 0.5f;  // x <= 0: truncation towards zero rounds to nearest
-  vi n = __builtin_convertvector(t, vi);
-  vf k = __builtin_convertvector(n, vf);
-  vf r = x - k * 0.693359375f + k * 2.12194440e-4f;
-  vf p = splat(1.9875691500e-4f);
+// e^x for x <= 0; relative error below 2e-7 (Cephes' expf polynomial). V: vf or rf.
+template <class V>
+[[gnu::always_inline]] inline V exp_nonpositive(V x) {
+  using Integers = decltype(x < x);
+  x = x < -87.0f ? splat<V>(-87.0f) : x;
+  V t = x * 1.44269504088896341f - 0.5f;  // x <= 0: truncation towards zero rounds to nearest
+  Integers n = __builtin_convertvector(t, Integers);
+  V k = __builtin_convertvector(n, V);
+  V r = x - k * 0.693359375f + k * 2.12194440e-4f;
+  V p = splat<V>(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  return (vf)((vi)p + (n << 23));
+  return (V)((Integers)p + (n << 23));
 }
-inline vf tanh_of(vf x) {  // through e^(-2|x|), which never overflows
-  vf a = x < 0.0f ? x : -x;
-  vf e = exp_nonpositive(a + a);
-  vf t = (1.0f - e) / (1.0f + e);
+template <class V>
+inline V tanh_of(V x) {  // through e^(-2|x|), which never overflows
+  V a = x < 0.0f ? x : -x;
+  V e = exp_nonpositive(a + a);
+  V t = (1.0f - e) / (1.0f + e);
   return x < 0.0f ? -t : t;
 }
 inline vf silu(vf x) {  // x * sigmoid(x), through e^(-|x|), which never overflows

@@ -98,7 +98,14 @@ struct Bf16AttentionProducts {
   static int64_t query_words(const Args& a) { return num_pairs(a.head_dim); }
   static void prepare_query(const float* query, int D, uint32_t* q) { round_row(query, D, q); }
   static int padded_groups(int groups) { return (groups + 1) / 2 * 2; }  // rounded up to what products read
-  static void store_weights(float* row, int n, vf weights) { store((bf16*)row + n * kLanes, weights); }
+  static void store_weights(float* row, int key, rf weights) {
+    bf16* to = (bf16*)row + key;
+#if defined(__AVX512F__)
+    store(to, weights);
+#else  // in tests, which emulate the instructions
+    for (int i = 0; i < kRegisterLanes; i++) convert(weights[i], to[i]);
+#endif
+  }
 
   static void score(const Args& a, const Tile& tile, const Scratch& s, int first, int groups, Prefetch& next) {
     for (int n = 0; n < groups; n += 2) {

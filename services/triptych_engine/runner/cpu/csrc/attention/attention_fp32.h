@@ -12,7 +12,6 @@ constexpr int kScoreRows = 6, kScoreGroups = 2, kScoreRowsOfOne = 8, kValueRows 
 #else  // a group or a column takes several registers
 constexpr int kScoreRows = 6, kScoreGroups = 1, kScoreRowsOfOne = 6, kValueRows = 6, kValueColumns = 1;
 #endif
-constexpr int kRegisters = kLanes / kRegisterLanes;  // of a group or a column
 
 // Register i of 16 words. In bfloat16 a word has two numbers, and these are the first (p = 0) or the second ones.
 inline rf load_part(const float* from, int i, int) {
@@ -110,6 +109,14 @@ inline void values_rows(const float* weights, int rows, const T* values, int n, 
   }
 }
 
+// A head's part of a block is a few kilobytes, too short for hardware prefetchers. The part of the block that begins this many keys
+// later is prefetched: on a Zen 3, a sequence that decodes then takes two thirds of the time.
+constexpr int kAhead = 32;
+template <class T>
+inline void prefetch_block(const T* from, int64_t numbers) {
+  for (int64_t i = 0; i < numbers; i += kCacheLine / (int64_t)sizeof(T)) __builtin_prefetch(from + i);
+}
+
 // Products for paged_attention.h, which describes the functions. T: type of the cache.
 template <class T>
 struct Fp32Products {
@@ -122,7 +129,7 @@ struct Fp32Products {
     if (D % kPerWord<T>) q[D] = 0;
   }
   static int padded_groups(int groups) { return groups; }
-  static void store_weights(float* row, int n, vf weights) { store(row + n * kLanes, weights); }
+  static void store_weights(float* row, int key, rf weights) { std::memcpy(row + key, &weights, sizeof weights); }
 
   static void score(const Args& a, const Tile& tile, const Scratch& s, int first, int groups, Prefetch&) {
     const int64_t D = s.query_words;
@@ -133,6 +140,8 @@ struct Fp32Products {
       float* scores = s.scores + n * kLanes;
       const T* keys[NB];
       for (int i = 0; i < NB && n + i < groups; i++) keys[i] = tile.keys<T>(a, key + i * kLanes);
+      const int ahead = key + kAhead;
+      if (ahead < tile.end && ahead % a.block_size == 0) prefetch_block(tile.keys<T>(a, ahead), D * a.block_size);
       if (n + NB > groups) {
         scores_rows<T, 1>(q, tile.rows, D, keys, a.block_size, scores);
       } else if (kPerWord<T> > 1 && tile.rows > kScoreRows) {
@@ -158,6 +167,8 @@ struct Fp32Products {
     for (int key = first, n; key < last; key += n) {
       n = std::min(a.block_size - key % a.block_size, last - key);
       const T* values = tile.values<T>(a, key);
+      const int ahead = key + kAhead;
+      if (ahead < tile.end && ahead % a.block_size == 0) prefetch_block(tile.values<T>(a, ahead), (int64_t)Dv * a.block_size);
       const float* weights = s.scores + (key - first);
       if (kPerWord<T> > 1 && tile.rows > kValueRows) {
         float* wide = (float*)s.panel;

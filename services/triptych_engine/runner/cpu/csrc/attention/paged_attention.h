@@ -7,7 +7,7 @@
 // - query_words(args), prepare_query(query, D, to): the form in which it reads a row of queries;
 // - score(args, tile, scratch, first, groups, prefetch): computes the scores of `groups` groups of 16 keys, from key `first` on,
 //   for all rows;
-// - padded_groups(groups), store_weights(row, group, weights): how many groups of weights add_values reads, and how it reads them;
+// - padded_groups(groups), store_weights(row, key, weights): how many groups of weights add_values reads, and how it reads them;
 // - add_values(...): adds the values, multiplied by these weights, to `out`;
 // - prefetch(args, own, next, group, groups): prefetches what comes after the key tile of `own` that begins with `group`, while
 //   that tile is computed.
@@ -42,34 +42,42 @@ inline void weigh_row(const Args& a, const Tile& tile, const Scratch& s, int r, 
   const int padded = Products::padded_groups(groups);
   const bool sees_all = from <= first && first + padded * kLanes <= to;
   float* row = s.scores + r * kKeyTile;
-  vf top = splat(s.row_max[r]);
+  rf top[kRegisters], sum[kRegisters];
+#pragma GCC unroll 16
+  for (int i = 0; i < kRegisters; i++) top[i] = splat<rf>(s.row_max[r]), sum[i] = rf{};
   for (int n = 0; n < padded; n++) {
-    vf x = load(row + n * kLanes);
-    if (a.softcap != 0.0f) x = tanh_of(x / a.softcap) * a.softcap;
-    if (!sees_all) {
-      const vi key = iota() + (first + n * kLanes);
-      x = ((key >= from) & (key < to)) ? x : splat(kMasked);
+#pragma GCC unroll 16
+    for (int i = 0; i < kRegisters; i++) {
+      float* scores = row + n * kLanes + i * kRegisterLanes;
+      rf x = load_part(scores, 0, 0);
+      if (a.softcap != 0.0f) x = tanh_of(x / a.softcap) * a.softcap;
+      if (!sees_all) {
+        const auto key = register_iota() + (first + n * kLanes + i * kRegisterLanes);
+        x = ((key >= from) & (key < to)) ? x : splat<rf>(kMasked);
+      }
+      if (!sees_all || a.softcap != 0.0f) std::memcpy(scores, &x, sizeof x);
+      top[i] = top[i] > x ? top[i] : x;
     }
-    if (!sees_all || a.softcap != 0.0f) store(row + n * kLanes, x);
-    top = top > x ? top : x;
   }
-  const float new_max = max_of(top);
-  vf sum = vf{};
+  const float new_max = max_of(joined(top));
   for (int n = 0; n < padded; n++) {
-    const vf x = load(row + n * kLanes);
-    vf w = exp_nonpositive(x - new_max);
-    if (!sees_all) w = x <= kMasked ? vf{} : w;
-    Products::store_weights(row, n, w);
-    sum += w;
+#pragma GCC unroll 16
+    for (int i = 0; i < kRegisters; i++) {
+      const rf x = load_part(row + n * kLanes, i, 0);
+      rf w = exp_nonpositive(x - new_max);
+      if (!sees_all) w = x <= kMasked ? rf{} : w;
+      sum[i] += w;
+      Products::store_weights(row, n * kLanes + i * kRegisterLanes, w);
+    }
   }
   if (new_max != s.row_max[r]) {
-    const float rescale = exp_nonpositive(splat(s.row_max[r] - new_max))[0];
+    const float rescale = exp_nonpositive(splat<rf>(s.row_max[r] - new_max))[0];
     float* out = s.out + r * s.out_stride;
-    for (int c = 0; c < a.v_head_dim; c += kLanes) store(out + c, load(out + c) * rescale);
+    for (int c = 0; c < a.v_head_dim; c++) out[c] *= rescale;
     s.row_sum[r] *= rescale;
     s.row_max[r] = new_max;
   }
-  s.row_sum[r] += sum_of(sum);
+  s.row_sum[r] += sum_of(joined(sum));
 }
 
 // next: what this thread computes next, or the same as `own`. The step's queries and keys are of type A, results of type V.
