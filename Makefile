@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MODEL ?= smollm2-135m-vision
 PORT ?= 8000
 ARGS ?=
-# Processes of `make test`; 0 runs the tests in pytest's own.
+# Processes of `make test` and `make test-levels`; 0 runs the tests in pytest's own.
 JOBS ?= 2
 LANGUAGE ?=
 # docker or podman, for `make images` and `make sbom`.
@@ -67,8 +67,10 @@ models-of-tests: $(VENV)/.dev
 	$(BIN)/triptych fetch all-minilm-l6-v2
 
 # The order of files stays: a file of many short tests ends the run, so that no process waits long for the other.
+IN_PARALLEL = -n $(JOBS) --no-loadscope-reorder
+
 test: models-of-tests ## Run the tests that a change should pass before it is shared (12 minutes on two slow cores)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder $(ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 test-long: models-of-tests ## Run the longer tests of CI: services that are killed and replaced under load, statistics of sampling
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m long $(ARGS)
@@ -77,7 +79,7 @@ test-levels: models-of-tests ## Run the tests of engine and encoder with each in
 	levels=$$($(BIN)/python -m triptych_common.host.cpu) || exit 1; \
 	[ -n "$$levels" ] || echo "this CPU has no instruction set below its best one"; \
 	for level in $$levels; do echo "TRIPTYCH_CPU_ISA=$$level"; \
-		TRIPTYCH_CPU_ISA=$$level HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ENGINE_TESTS) $(ARGS) || exit 1; \
+		TRIPTYCH_CPU_ISA=$$level HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(IN_PARALLEL) $(ENGINE_TESTS) $(ARGS) || exit 1; \
 	done
 
 # An emulator computes 10 to 30 times slower than the CPU: only the files in which instruction sets matter. Processes that these

@@ -181,6 +181,9 @@ class EngineService:
                 self._fetches,
                 self._server.tracer,
             )
+        if model.capabilities.constraints:
+            # Before requests come: llguidance keeps the GIL for 0.3 s (49,152 tokens), in which no step could begin.
+            await asyncio.wrap_future(warm_up(executor.compile_constraint))
         scheduler = make_scheduler(settings, config, loaded)
         on_gpu = config.device.type != "cpu"
         self._core = EngineCore(
@@ -201,8 +204,6 @@ class EngineService:
         self._servicer.attach(self._core, model, capacity, traits, config.pooling)
         self._state = State.SERVER_STATE_SERVING
         await self._server.health.set_ready(True)
-        if model.capabilities.constraints:
-            warm_up(self._core.compile_constraint)
         log.info("ready: %s, %d tokens of context, %d tokens of KV cache", model.name, model.max_model_len, capacity)
 
     def _on_death(self, error: BaseException) -> None:

@@ -100,14 +100,18 @@ class ConstraintCache:
             return self._tokenizer
 
 
-def warm_up(compile_constraint: Callable[[ConstraintSpec], Future[LLMatcher]]) -> None:
+def warm_up(compile_constraint: Callable[[ConstraintSpec], Future[LLMatcher]]) -> Future[None]:
     """Load the tokenizer of a cache in its pool, by its `compile`, so that the first constraint of a request does not wait for it.
 
-    Returns at once. If the tokenizer cannot be used, this is logged, and requests with constraints get the error.
+    Returns at once; the future ends when it is loaded. If the tokenizer cannot be used, this is logged, and requests with constraints
+    get the error.
     """
-    compile_constraint(_ANY).add_done_callback(_log_failure)
+    ended: Future[None] = Future()
 
+    def end(compiled: Future[LLMatcher]) -> None:
+        if (error := compiled.exception()) is not None:
+            log.warning("constraints cannot be used: %s", error)
+        ended.set_result(None)
 
-def _log_failure(compiled: Future[LLMatcher]) -> None:
-    if (error := compiled.exception()) is not None:
-        log.warning("constraints cannot be used: %s", error)
+    compile_constraint(_ANY).add_done_callback(end)
+    return ended

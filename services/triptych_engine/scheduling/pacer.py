@@ -33,9 +33,10 @@ _NUM_SMALL_STEPS = 3
 _SHORTEST_S = 1e-6
 
 #: Number of steps, after a time without decoding, in which several prompts get a larger share and a step may take longer: twice as
-#: long for two prompts, up to five times for five. So requests that arrive together start together. Measured with 64 short requests
-#: that arrive together, on two cores: all start within these steps, and the last one starts in 0.7 of the time. A single prompt has
-#: no others to start with. Steps are counted, not a stream's tokens: with short outputs, no stream has enough.
+#: long for three prompts, up to five times for nine. So requests that arrive together start together. Measured with 64 short ones on
+#: two cores: all start within these steps, and the last one starts in 0.7 of the time. Streams that have begun wait meanwhile, so a
+#: few prompts get less, and a single one gets nothing. Steps are counted, not a stream's tokens: with short outputs, no stream has
+#: enough.
 BEGINNING_STEPS = 12
 _BEGINNING_STRETCH = 5
 
@@ -88,7 +89,7 @@ class _Regime:
         decoding_s = costs.step_s(num_decoding)
         # A step longer than max_step_s is wanted only if steps have shown that decoding takes so long.
         shown_s = min(decoding_s, *self._small_steps_s)
-        stretch = min(num_prompts, _BEGINNING_STRETCH) if beginning else 1
+        stretch = min((1 + num_prompts) / 2, _BEGINNING_STRETCH) if beginning else 1
         longest_s = max(self._max_step_s * stretch, shown_s * (1 + _LEAST_ADDITION))
         share = max(1 - (1 - _LEAST_SHARE) / stretch, num_prompts / (num_decoding + num_prompts))
         target_s = min(longest_s, decoding_s / (1 - share))

@@ -75,8 +75,7 @@ def test_the_tokenizer_is_loaded_before_the_first_constraint() -> None:
     loads: list[str] = []
     with ThreadPoolExecutor(1, "pool") as pool:
         cache = a_cache(pool, loads)
-        warm_up(cache.compile)
-        pool.submit(lambda: None).result()
+        warm_up(cache.compile).result()
         assert len(loads) == 1
         cache.compile(regex("a")).result()
     assert len(loads) == 1
@@ -89,7 +88,7 @@ def test_a_tokenizer_that_cannot_be_used_is_logged_and_told_to_each_request(capl
 
     with ThreadPoolExecutor(1) as pool:
         cache = ConstraintCache(load, pool, "options.constraint")
-        warm_up(cache.compile)
+        warm_up(cache.compile).result()
         with pytest.raises(UnimplementedError, match="no such model type") as caught:
             cache.compile(regex("a")).result()
     assert caught.value.field == "options.constraint"

@@ -50,7 +50,7 @@ def test_however_many_prompts_wait_no_step_exceeds_the_longest():
 def test_streams_that_have_only_begun_bear_a_longer_step():
     pacer = a_pacer(max_step_s=0.1)
     assert pacer.prompt_tokens(num_decoding=4, num_prompts=100, beginning=True) == 238  # (5 * 100 - 24) / 2
-    assert pacer.prompt_tokens(num_decoding=4, num_prompts=3, beginning=True) == 60  # five times 24 ms
+    assert pacer.prompt_tokens(num_decoding=4, num_prompts=3, beginning=True) == 36  # three times 24 ms
 
 
 def test_a_single_prompt_has_no_others_to_begin_with():
