@@ -103,8 +103,8 @@ class ConstraintCache:
 def warm_up(compile_constraint: Callable[[ConstraintSpec], Future[LLMatcher]]) -> Future[None]:
     """Load the tokenizer of a cache in its pool, by its `compile`, so that the first constraint of a request does not wait for it.
 
-    Returns at once; the future ends when it is loaded. If the tokenizer cannot be used, this is logged, and requests with constraints
-    get the error.
+    Returns at once; the future ends when it is loaded. If the tokenizer cannot be used, this is logged, and requests with
+    constraints get the error.
     """
     ended: Future[None] = Future()
 
