@@ -24,6 +24,7 @@ class _ByWhatIsStarted(LoadFileScheduling):
         return next((folder for folder in _SHARE if path.startswith(folder)), path)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
     return _ByWhatIsStarted(config, log)
 

@@ -22,7 +22,7 @@ HEADER_TIMEOUT_S = 20.0
 MAX_CONNECTIONS = 8192
 
 
-def _max_connections() -> int:
+def max_connections() -> int:
     """Fewer where the process may open few files. Without a free one, it reaches no frontend, and libuv can spin: it closes a spare
     file to accept and close the next connection, and if another thread takes that place meanwhile, it tries again without end."""
     return max_accepted_connections(MAX_CONNECTIONS)
@@ -65,7 +65,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > _max_connections():
+        if len(self.connections) > max_connections():
             transport.write(_FULL)
             transport.close()
             return

@@ -74,7 +74,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     watch: asyncio.Task[None] | None = None
     if https is not None:
         config.load()
-        config.ssl = https.context
+        config.http_protocol_class = https.protocol  # type: ignore[assignment]
         watch = asyncio.create_task(https.watch(), name="HTTPS certificate")
         app.state.gateway.metrics.add_certificate("https_certificate", lambda: https.watched.current.expiry_s)
     server = _Server(config)

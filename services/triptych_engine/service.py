@@ -136,7 +136,7 @@ class EngineService:
         executor = InProcessExecutor(config)
         await self._server.start()
         try:
-            loaded = await self._load(executor, stop)
+            loaded = await self._load(executor, stop, is_generating=pooling is None)
             if loaded is not None:
                 await self._serve(executor, config, model, loaded)
                 await self._until_stopped(stop)
@@ -181,9 +181,6 @@ class EngineService:
                 self._fetches,
                 self._server.tracer,
             )
-        if model.capabilities.constraints:
-            # Before requests come: llguidance keeps the GIL for 0.3 s (49,152 tokens), in which no step could begin.
-            await asyncio.wrap_future(warm_up(executor.compile_constraint))
         scheduler = make_scheduler(settings, config, loaded)
         on_gpu = config.device.type != "cpu"
         self._core = EngineCore(
@@ -218,13 +215,12 @@ class EngineService:
     def _on_load(self, load: Load) -> None:
         self._servicer.on_load(load)
 
-    async def _load(self, executor: Executor, stop: asyncio.Event) -> ExecutorInfo | None:
+    async def _load(self, executor: Executor, stop: asyncio.Event, *, is_generating: bool) -> ExecutorInfo | None:
         """Load the model on the device thread. Returns None if the service has to stop."""
-        loading = asyncio.wrap_future(self._device_thread.submit(executor.load))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        loaded = await loading
+        loaded = await asyncio.wrap_future(self._device_thread.submit(executor.load))
+        if is_generating and not stop.is_set():
+            # Before requests come: llguidance keeps the GIL for 0.3 s (49,152 tokens), in which no step could begin.
+            await asyncio.wrap_future(warm_up(executor.compile_constraint))
         return None if stop.is_set() else loaded
 
     async def _until_stopped(self, stop: asyncio.Event) -> None:

@@ -111,7 +111,8 @@ def warm_up(compile_constraint: Callable[[ConstraintSpec], Future[LLMatcher]]) -
     def end(compiled: Future[LLMatcher]) -> None:
         if (error := compiled.exception()) is not None:
             log.warning("constraints cannot be used: %s", error)
-        ended.set_result(None)
+        if ended.set_running_or_notify_cancel():
+            ended.set_result(None)
 
     compile_constraint(_ANY).add_done_callback(end)
     return ended

@@ -24,8 +24,9 @@ _LEAST_ADDITION = 0.5
 _MAX_SPEED_UP = 2
 #: Prompt tokens of the first step with prompts: no more than the warm-up has computed in a step.
 _FIRST_TOKENS = 64
-#: One in so many steps has the least number of prompt tokens, or more if that is the usual one. If all steps had the same number,
-#: their durations would not show what is the cost of decoding and what of prompts. The first is the third step with prompts.
+#: One in so many steps has the least number of prompt tokens; if that is the usual one, it has more, or a single one where steps
+#: are too long already. If all steps had the same number, their durations would not show what is the cost of decoding and what of
+#: prompts. The first is the third step with prompts.
 _PROBE_INTERVAL, _FIRST_PROBE = 12, 3
 #: Number of recent steps with few prompt tokens that show how long decoding takes. Some are long for another reason.
 _NUM_SMALL_STEPS = 3
@@ -102,7 +103,9 @@ class _Regime:
         if self._until_probe > 0:
             return max(least, num_tokens)
         self._until_probe = _PROBE_INTERVAL
-        if num_tokens > least or min(self._small_steps_s) > longest_s:
+        if min(self._small_steps_s) > longest_s:
+            return 1  # more would take longer still; fewer show as well what is the cost of prompts
+        if num_tokens > least:
             return least
         return max(_MAX_SPEED_UP * least, round(target_s * (self._tokens_per_s or 0)))  # perhaps more are cheaper than they seem
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from support.certificates import issue, write
+from support.drivers.https_gateway import trusting
 
 _METERED = Path(__file__).parents[2] / "support" / "processes" / "metered_service.py"
 _LIMIT = 64
@@ -50,25 +52,32 @@ def _until_answered(url: str, timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
     while True:
         with contextlib.suppress(httpx.TransportError):
-            assert httpx.get(url, timeout=5, trust_env=False).status_code == 200
+            assert httpx.get(url, timeout=5, trust_env=False, verify=trusting()).status_code == 200
             return
         assert time.monotonic() < deadline_s, f"{url} does not answer"
         time.sleep(0.05)
 
 
-def _gateway(port: int) -> tuple[list[str], str]:
-    return [sys.executable, "-c", _GATEWAY, "--port", str(port), "--frontend-addresses", "127.0.0.1:1"], "live"
+def _gateway(port: int, directory: Path) -> tuple[list[str], str]:
+    command = [sys.executable, "-c", _GATEWAY, "--port", str(port), "--frontend-addresses", "127.0.0.1:1"]
+    return command, f"http://127.0.0.1:{port}/live"
 
 
-def _metrics(port: int) -> tuple[list[str], str]:
-    return [sys.executable, str(_METERED), str(port)], "metrics"
+def _https_gateway(port: int, directory: Path) -> tuple[list[str], str]:
+    command, _ = _gateway(port, directory)
+    return [*command, "--https-dir", str(write(directory, issue("127.0.0.1")))], f"https://127.0.0.1:{port}/live"
 
 
-@pytest.mark.parametrize("service", [_gateway, _metrics])
-def test_a_flood_of_connections_neither_spins_nor_outlasts_itself(service: Callable[[int], tuple[list[str], str]]) -> None:
+def _metrics(port: int, directory: Path) -> tuple[list[str], str]:
+    return [sys.executable, str(_METERED), str(port)], f"http://127.0.0.1:{port}/metrics"
+
+
+@pytest.mark.parametrize("service", [_gateway, _https_gateway, _metrics])
+def test_a_flood_of_connections_neither_spins_nor_outlasts_itself(
+    service: Callable[[int, Path], tuple[list[str], str]], tmp_path: Path
+) -> None:
     port = _free_port()
-    command, path = service(port)
-    url = f"http://127.0.0.1:{port}/{path}"
+    command, url = service(port, tmp_path / "https")
     with _limited(command, url) as process, contextlib.ExitStack() as flood:
         for _ in range(_FLOOD):
             connection = flood.enter_context(socket.socket())
@@ -78,6 +87,9 @@ def test_a_flood_of_connections_neither_spins_nor_outlasts_itself(service: Calla
             time.sleep(0.002)  # what exceeds the system's queue of new connections would be tried again after a second
         if service is _gateway:
             assert connection.recv(100, socket.MSG_WAITALL).startswith(b"HTTP/1.1 503"), "it keeps files for itself"
+        if service is _https_gateway:
+            assert connection.recv(100) == b"", "closed before the handshake"
+        if service is not _metrics:
             assert process.num_fds() < _LIMIT - 8
         before = process.cpu_times()
         time.sleep(_WATCH_S)
@@ -89,10 +101,9 @@ def test_a_flood_of_connections_neither_spins_nor_outlasts_itself(service: Calla
         assert process.is_running()
 
 
-def test_connections_that_send_nothing_do_not_keep_scrapes_out() -> None:
+def test_connections_that_send_nothing_do_not_keep_scrapes_out(tmp_path: Path) -> None:
     port = _free_port()
-    command, path = _metrics(port)
-    url = f"http://127.0.0.1:{port}/{path}"
+    command, url = _metrics(port, tmp_path)
     with _limited([*command, "--scrape-timeout-s", "0.3"], url), contextlib.ExitStack() as flood:
         for _ in range(_FLOOD):
             flood.enter_context(socket.create_connection(("127.0.0.1", port)))
