@@ -17,6 +17,7 @@ from triptych_gateway.access.grant import Grant, Places
 from triptych_gateway.access.key_ring import Key, KeyChange, KeyRing, Refusal
 from triptych_gateway.access.rates.bucket import MemoryRates, RateStore
 from triptych_gateway.access.rates.shared import SharedRates
+from triptych_gateway.access.refusals import RefusalPace
 from triptych_gateway.errors import AccessDeniedError, ShareExceededError
 from triptych_gateway.metrics import Metrics, RequestRecord
 from triptych_gateway.redaction import redacted
@@ -43,6 +44,7 @@ class AccessControl:
         self._places, self._websocket_places = Places(), Places()
         self._shares: list[FairShare] = []
         self._websockets = self.shares(settings.max_websockets)
+        self._refusals = RefusalPace()
         self._rates: RateStore = (
             MemoryRates()
             if settings.rate_limit_store == "memory"
@@ -133,6 +135,11 @@ class AccessControl:
                 yield
             finally:
                 shares.give_back(tenant)
+
+    async def before_refusal(self, record: RequestRecord) -> None:
+        """Wait before a 429 is answered, if its tenant gets many and is not the only one."""
+        if self._num_tenants > 1 and (delay_s := self._refusals.delay_s(record.tenant)):
+            await asyncio.sleep(delay_s)
 
     def ended(self, event: Event, record: RequestRecord, scope: Scope, route: str) -> None:
         """Count what was done for its tenant, and write it to the audit log.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,24 @@ async def test_tenants_have_metrics_up_to_the_limit(keys: KeyStore) -> None:
     assert value("completion_tokens", "quiet") == 3
     assert value("refused", "(other)", resource="requests") == 1
     assert 'tenant="third"' not in page
+
+
+async def test_refusals_of_one_tenant_are_paced_and_those_of_another_are_not(tmp_path: Path) -> None:
+    keys = KeyStore(tmp_path / "keys.json")
+    for name in ("flood", "quiet"):
+        keys.add(name, tenant=name, requests_per_minute=1)
+    async with gateway_app(FakeFrontend(), api_keys_file=keys.path) as app, client_of(app) as client:
+
+        async def refused(name: str) -> float:
+            start_s = time.monotonic()
+            while (await post(client, keys, name)).status_code != 429:
+                start_s = time.monotonic()
+            return time.monotonic() - start_s
+
+        async with asyncio.TaskGroup() as group:
+            flood = [group.create_task(refused("flood")) for _ in range(150)]
+            await until(lambda: sum(task.done() for task in flood) >= 100)
+            quiet = await refused("quiet")
+            assert not all(task.done() for task in flood)
+        assert max(task.result() for task in flood) > 1.5
+        assert quiet < 1.5
