@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
-from asyncio.sslproto import SSLProtocol
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ from triptych_common.rpc.security.watched import WatchedCertificates
 
 from triptych_gateway.http_protocol import HEADER_TIMEOUT_S, LimitedHttpProtocol, max_connections
 
-#: A client that does not answer the end of the TLS connection loses it after this time, in seconds.
-_SHUTDOWN_TIMEOUT_S = 5.0
+log = logging.getLogger(__name__)
 
 
 class Https:
@@ -35,11 +34,9 @@ class Https:
         self.context.set_alpn_protocols(["http/1.1"])
         self.context.sni_callback = self._choose
 
-        self._opened: set[_CountedTls] = set()
-
     def protocol(self, **options: Any) -> asyncio.BaseProtocol:
         """For a new connection; the options are those of `LimitedHttpProtocol`."""
-        return _CountedTls(LimitedHttpProtocol(**options), self.context, self._opened)
+        return TlsHandshake(LimitedHttpProtocol(**options), self.context)
 
     async def watch(self) -> None:
         """Follow the files until cancelled."""
@@ -50,33 +47,53 @@ class Https:
         connection.context = self.watched.current.server_context
 
 
-class _CountedTls(SSLProtocol):
-    """TLS of a connection that counts from the first moment.
+class TlsHandshake(asyncio.Protocol):
+    """A connection until its handshake has ended; then it is HTTP's.
 
     Event loops that listen with TLS themselves show a connection only after its handshake. Those whose handshake does not end would
-    be missing from the limit on connections. Event loops can also begin TLS later, but on uvloop the client's first bytes are lost
-    then: it reads as soon as there is a connection.
+    be missing from the limit on connections.
     """
 
-    def __init__(self, http: LimitedHttpProtocol, context: ssl.SSLContext, opened: set[_CountedTls]) -> None:
-        self._opened = opened
-        super().__init__(
-            asyncio.get_running_loop(),
-            http,
-            context,
-            waiter=None,  # type: ignore[arg-type]
-            server_side=True,
-            ssl_handshake_timeout=HEADER_TIMEOUT_S,  # type: ignore[arg-type]
-            ssl_shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
-        )
+    def __init__(self, http: LimitedHttpProtocol, context: ssl.SSLContext) -> None:
+        self._http, self._context = http, context
+        self._connections: set[Any] = http.connections
+        self._early = b""  # what the client sent together with the end of its handshake
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._opened.add(self)
-        if len(self._opened) > max_connections():
+        self._transport = transport
+        self._connections.add(self)
+        if len(self._connections) > max_connections():
             transport.abort()  # without a handshake, there is no answer that the client could read
             return
-        super().connection_made(transport)
+        self._handshake = asyncio.get_running_loop().start_tls(
+            transport, self, self._context, server_side=True, ssl_handshake_timeout=HEADER_TIMEOUT_S
+        )
+        # It begins here and not in a task: uvloop reads the client's first bytes before a task would run.
+        self._handshake.send(None).add_done_callback(self._handshake_ended)
 
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._opened.discard(self)
-        super().connection_lost(exc)
+    def data_received(self, data: bytes) -> None:
+        self._early += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+
+    def shutdown(self) -> None:
+        """Called by uvicorn when it stops."""
+        self._transport.abort()
+
+    def _handshake_ended(self, ended: asyncio.Future[Any]) -> None:
+        self._connections.discard(self)
+        transport = None
+        try:
+            self._handshake.send(None)
+        except StopIteration as end:
+            transport = end.value
+        except (OSError, asyncio.CancelledError) as error:
+            log.debug("a TLS handshake failed: %s", error)
+        if transport is None or transport.is_closing():
+            self._transport.abort()
+            return
+        transport.set_protocol(self._http)
+        self._http.connection_made(transport)
+        if self._early:
+            self._http.data_received(self._early)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Literal
 
 from starlette.datastructures import Headers
@@ -88,7 +89,12 @@ class AccessControl:
         return key
 
     async def begin(self, key: Key | None, record: RequestRecord) -> Grant:
-        """The permission for a request. Its owner ends it. Raises AccessDeniedError if the key has reached a limit."""
+        """The permission for a request. Its owner ends it. Raises AccessDeniedError if the key has reached a limit.
+
+        Waits first if the tenant was refused very often and is not the only one; the request holds nothing yet.
+        """
+        if self._num_tenants > 1 and (delay_s := self._refusals.delay_s(record.tenant)):
+            await asyncio.sleep(delay_s)
         grant = self.free(record) if key is None else Grant(key, record, self._rates, self._places)
         try:
             await grant.begin()
@@ -136,17 +142,14 @@ class AccessControl:
             finally:
                 shares.give_back(tenant)
 
-    async def before_refusal(self, record: RequestRecord) -> None:
-        """Wait before a 429 is answered, if its tenant gets many and is not the only one."""
-        if self._num_tenants > 1 and (delay_s := self._refusals.delay_s(record.tenant)):
-            await asyncio.sleep(delay_s)
-
     def ended(self, event: Event, record: RequestRecord, scope: Scope, route: str) -> None:
         """Count what was done for its tenant, and write it to the audit log.
 
         Args:
             route: the path template; empty if it is not known.
         """
+        if record.status == HTTPStatus.TOO_MANY_REQUESTS:
+            self._refusals.note(record.tenant)
         if event != "background":  # its request is counted already
             self._metrics.tenants.ended(record.tenant, record.refused_resource)
         if self._audit is None:

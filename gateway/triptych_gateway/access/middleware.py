@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http import HTTPStatus
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -60,8 +59,6 @@ class RequestMiddleware:
                 record.status = 101
             if message["type"].endswith("http.response.start"):
                 record.status = message["status"]
-                if record.status == HTTPStatus.TOO_MANY_REQUESTS:
-                    await self._access.before_refusal(record)
                 message["headers"] = [*message.get("headers", ()), *id_headers, *record.rate_headers.items()]
             await send(message)
 

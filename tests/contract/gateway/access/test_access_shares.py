@@ -167,9 +167,7 @@ async def test_tenants_have_metrics_up_to_the_limit(keys: KeyStore) -> None:
     assert 'tenant="third"' not in page
 
 
-async def test_refusals_of_one_tenant_are_paced_and_those_of_another_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_tenant_that_is_refused_often_waits_and_another_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refusals, "_PER_S", 5)
     monkeypatch.setattr(refusals, "_BURST", 10)
     monkeypatch.setattr(refusals, "MAX_DELAY_S", 2.0)
@@ -179,10 +177,11 @@ async def test_refusals_of_one_tenant_are_paced_and_those_of_another_are_not(
     async with gateway_app(FakeFrontend(), api_keys_file=keys.path) as app, client_of(app) as client:
         for name in ("flood", "quiet"):
             assert (await post(client, keys, name)).status_code == 200
+        answers = await asyncio.gather(*(post(client, keys, "flood") for _ in range(40)))
+        assert {answer.status_code for answer in answers} == {429}
         start_s = time.monotonic()
-        flood = [asyncio.create_task(post(client, keys, "flood")) for _ in range(40)]
-        await until(lambda: any(task.done() for task in flood))
+        flood = asyncio.create_task(post(client, keys, "flood"))
         assert (await post(client, keys, "quiet")).status_code == 429
-        assert not all(task.done() for task in flood)
-        assert {answer.status_code for answer in await asyncio.gather(*flood)} == {429}
-        assert time.monotonic() - start_s > 1.9
+        assert not flood.done()
+        assert (await flood).status_code == 429
+        assert time.monotonic() - start_s > 1
