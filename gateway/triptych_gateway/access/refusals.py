@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 
@@ -27,5 +28,7 @@ class RefusalPace:
         self._busy_until_s[tenant] = min(until_s, now_s + _BURST / _PER_S + MAX_DELAY_S)
 
     def delay_s(self, tenant: str) -> float:
-        """How long its next request should wait, in seconds."""
-        return max(0.0, self._busy_until_s.get(tenant, 0.0) - self._clock() - _BURST / _PER_S)
+        """How long its next request should wait, in seconds. At random up to a third less or more, so that those that wait together
+        do not all end together."""
+        delay_s = max(0.0, self._busy_until_s.get(tenant, 0.0) - self._clock() - _BURST / _PER_S)
+        return min(delay_s * random.uniform(2 / 3, 4 / 3), MAX_DELAY_S * random.uniform(2 / 3, 1))

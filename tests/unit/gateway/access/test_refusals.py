@@ -22,13 +22,15 @@ def test_requests_wait_after_more_than_a_hundred_refusals_until_they_are_twenty_
     refused(pace, 100)
     assert pace.delay_s("flood") == 0.0
     refused(pace, 30)
-    assert round(pace.delay_s("flood"), 6) == 30 / 20
+    delays = [pace.delay_s("flood") for _ in range(1000)]
+    assert 1.0 <= min(delays) < 1.1 < 1.9 < max(delays) <= 2.0, "a second and a half, a third less or more"
 
 
 def test_no_request_waits_for_long_however_many_are_refused() -> None:
     pace = RefusalPace(Clock())
     refused(pace, 10_000)
-    assert round(pace.delay_s("flood"), 6) == MAX_DELAY_S
+    delays = [pace.delay_s("flood") for _ in range(1000)]
+    assert MAX_DELAY_S * 2 / 3 <= min(delays) < MAX_DELAY_S * 0.7 < MAX_DELAY_S * 0.95 < max(delays) <= MAX_DELAY_S
 
 
 def test_other_tenants_do_not_wait() -> None:
