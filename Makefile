@@ -13,6 +13,8 @@ PORT ?= 8000
 ARGS ?=
 # Processes of `make test` and `make test-levels`; 0 runs the tests in pytest's own.
 JOBS ?= 2
+# The order of files stays: a file of many short tests ends the run, so that no process waits long for the other.
+IN_PARALLEL = -n $(JOBS) --no-loadscope-reorder
 LANGUAGE ?=
 # docker or podman, for `make images` and `make sbom`.
 CONTAINER ?= docker
@@ -65,9 +67,6 @@ serve: $(VENV)/.run ## Serve a model: make serve [PORT=8000] [MODEL=directory, b
 models-of-tests: $(VENV)/.dev
 	$(BIN)/triptych fetch
 	$(BIN)/triptych fetch all-minilm-l6-v2
-
-# The order of files stays: a file of many short tests ends the run, so that no process waits long for the other.
-IN_PARALLEL = -n $(JOBS) --no-loadscope-reorder
 
 test: models-of-tests ## Run the tests that a change should pass before it is shared (12 minutes on two slow cores)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)

@@ -33,7 +33,7 @@ from triptych.errors import (
     UnimplementedError,
 )
 
-from triptych_gateway.http_protocol import TOO_LARGE_CODE
+from triptych_gateway.connections.http_protocol import TOO_LARGE_CODE
 from triptych_gateway.schemas.common import ErrorResponse
 from triptych_gateway.schemas.validation import describe
 from triptych_gateway.tracing import note_error

@@ -19,8 +19,8 @@ from triptych_common.rpc.server import run_service
 from triptych_common.settings import startup_error
 
 from triptych_gateway.app import create_app
-from triptych_gateway.http_protocol import LimitedHttpProtocol
-from triptych_gateway.https import Https
+from triptych_gateway.connections.http_protocol import LimitedHttpProtocol
+from triptych_gateway.connections.https import Https
 from triptych_gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)

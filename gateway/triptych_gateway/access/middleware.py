@@ -20,8 +20,8 @@ from triptych_common.telemetry.tracing import Tracer
 from triptych_gateway.access.control import AccessControl
 from triptych_gateway.access.hosts import HostCheck
 from triptych_gateway.access.routes import Access, AccessPaths
+from triptych_gateway.connections.http_protocol import MAX_HEADER_BYTES, TOO_LARGE
 from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, ClientDisconnectedError, error_response
-from triptych_gateway.http_protocol import MAX_HEADER_BYTES, TOO_LARGE
 from triptych_gateway.metrics import Metrics, RequestRecord
 from triptych_gateway.redaction import excerpt
 

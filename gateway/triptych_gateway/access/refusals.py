@@ -14,7 +14,7 @@ MAX_DELAY_S = 5.0
 
 
 class RefusalPace:
-    """Makes a tenant slower that ignores its refusals. A client that waits as `Retry-After` says hardly gets so many."""
+    """Slows down a tenant that ignores its refusals. A client that waits as `Retry-After` says hardly gets so many."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -28,7 +28,7 @@ class RefusalPace:
         self._busy_until_s[tenant] = min(until_s, now_s + _BURST / _PER_S + MAX_DELAY_S)
 
     def delay_s(self, tenant: str) -> float:
-        """How long its next request should wait, in seconds. At random up to a third less or more, so that those that wait together
-        do not all end together."""
+        """How long its next request should wait, in seconds. Random, up to a third less or more: requests that came together do not
+        go on together."""
         delay_s = max(0.0, self._busy_until_s.get(tenant, 0.0) - self._clock() - _BURST / _PER_S)
         return min(delay_s * random.uniform(2 / 3, 4 / 3), MAX_DELAY_S * random.uniform(2 / 3, 1))

@@ -36,8 +36,8 @@ _SHORTEST_S = 1e-6
 #: Number of steps, after a time without decoding, in which several prompts get a larger share and a step may take longer: twice as
 #: long for three prompts, up to five times for nine. So requests that arrive together start together. Measured with 64 short ones
 #: on two cores: all start within these steps, and the last one starts in 0.7 of the time. Streams that have begun wait meanwhile,
-#: so a few prompts get less, and a single one gets nothing. Steps are counted, not a stream's tokens: with short outputs, no stream
-#: has enough.
+#: so few prompts make a step only a little longer, and a single one does not. Steps are counted, not a stream's tokens: with short
+#: outputs, no stream has enough.
 BEGINNING_STEPS = 12
 _BEGINNING_STRETCH = 5
 

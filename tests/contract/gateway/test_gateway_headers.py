@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.fakes.frontend import MODEL, FakeFrontend
 from support.fakes.gateway import gateway_client, gateway_server
-from triptych_gateway.http_protocol import MAX_HEADER_BYTES
+from triptych_gateway.connections.http_protocol import MAX_HEADER_BYTES
 
 BODY = json.dumps({"model": MODEL.name, "prompt": "Once"}).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

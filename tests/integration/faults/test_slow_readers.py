@@ -11,7 +11,7 @@ import pytest
 from support.fakes.frontend import FakeFrontend, Script, text_deltas
 from support.fakes.gateway import CHAT, gateway_server
 from support.waiting import until
-from triptych_gateway import http_protocol
+from triptych_gateway.connections import http_protocol
 
 #: An answer far beyond what sockets keep.
 _LONG = ["x" * 65_536] * 200

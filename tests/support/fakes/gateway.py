@@ -11,7 +11,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 from triptych_gateway.app import create_app
-from triptych_gateway.http_protocol import LimitedHttpProtocol
+from triptych_gateway.connections.http_protocol import LimitedHttpProtocol
 from triptych_gateway.main import listen
 from triptych_gateway.settings import GatewaySettings
 

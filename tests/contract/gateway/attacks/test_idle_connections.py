@@ -9,7 +9,7 @@ import httpx
 import pytest
 from support.fakes.frontend import FakeFrontend, says
 from support.fakes.gateway import CHAT, gateway_server
-from triptych_gateway import http_protocol
+from triptych_gateway.connections import http_protocol
 
 
 async def _end_of(host: str, port: int, start: bytes) -> bytes:

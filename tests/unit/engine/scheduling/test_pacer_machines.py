@@ -49,12 +49,13 @@ def test_steps_keep_to_their_limit_and_prompts_go_on(
 ):
     true, max_step_s = machine.costs, max(0.02, machine.costs.fixed_s * target)
     start = StepCosts(true.fixed_s * wrong[0], true.decode_s * wrong[1], true.prompt_token_s * wrong[2])
-    pacer, lengths, computed, possible = StepPacer(start, max_step_s), [], 0, 0.0
+    pacer, lengths, computed, possible, num_small = StepPacer(start, max_step_s), [], 0, 0.0, 0
     for step in range(NUM_STEPS):
         num_tokens = 0
         if step >= num_alone:
             num_tokens = min(MOST_TOKENS, pacer.prompt_tokens(num_decoding, 1))
             assert num_tokens >= 1
+            num_small += num_tokens < LEAST_TOKENS
         slower = machine.slower(step)
         decoding_s, step_s = (slower * true.step_s(num_decoding, number) for number in (0, num_tokens))
         pacer.observe(num_decoding, num_tokens, step_s * machine.noise())
@@ -62,6 +63,7 @@ def test_steps_keep_to_their_limit_and_prompts_go_on(
         lengths.append(step_s / max(longest_s, decoding_s + 2 * LEAST_TOKENS * slower * true.prompt_token_s))
         fair = (min(longest_s, 2 * decoding_s) - decoding_s) / (slower * true.prompt_token_s)
         computed, possible = computed + num_tokens, possible + max(LEAST_TOKENS, min(MOST_TOKENS, fair))
+    assert num_small <= NUM_STEPS // 12 + 1, "only to measure"
     assert max(lengths) < 10  # also right after the start, and right after everything became three times as slow
     settled = [length for step, length in enumerate(lengths) if step >= 20]
     assert sum(length > 1.5 for length in settled) < 0.2 * len(settled)
@@ -92,3 +94,18 @@ def test_on_a_steady_machine_prompts_get_what_they_may(costs: StepCosts, num_dec
     )
     possible = min(MOST_TOKENS, (wanted_s - decoding_s) / costs.prompt_token_s)
     assert computed / elapsed_s > 0.94 * possible / costs.step_s(num_decoding, round(possible))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_prompts_get_more_when_their_tokens_become_cheap_beside_streams_that_take_too_long(seed: int):
+    """Only steps of different sizes show it, and none of them needs to be longer."""
+    dice, max_step_s = random.Random(seed), 0.07
+    dear, cheap = StepCosts(0.055, 0.009, 0.027), StepCosts(0.055, 0.009, 0.001)
+    pacer, computed = StepPacer(dear, max_step_s), 0
+    for step in range(700):
+        costs = dear if step < 200 else cheap
+        num_tokens = pacer.prompt_tokens(4, 1)
+        pacer.observe(4, num_tokens, costs.step_s(4, num_tokens) * dice.lognormvariate(0, 0.1))
+        computed += num_tokens if step >= 200 else 0
+        assert step >= 200 or step < 20 or num_tokens <= 4
+    assert computed > 3 * 500 * 4

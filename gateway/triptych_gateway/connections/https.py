@@ -11,7 +11,7 @@ from typing import Any
 from triptych_common.rpc.security.certificates import load_https, read_pem
 from triptych_common.rpc.security.watched import WatchedCertificates
 
-from triptych_gateway.http_protocol import HEADER_TIMEOUT_S, LimitedHttpProtocol, max_connections
+from triptych_gateway.connections.http_protocol import HEADER_TIMEOUT_S, LimitedHttpProtocol, max_connections
 
 log = logging.getLogger(__name__)
 
