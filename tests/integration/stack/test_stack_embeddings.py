@@ -27,16 +27,20 @@ def reference() -> SentenceTransformer:
     return SentenceTransformer(str(resolve_model(EMBEDDING_MODEL)), device="cpu")
 
 
-def test_vectors_equal_sentence_transformers(stack: Stack, reference: SentenceTransformer) -> None:
-    client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none")
+@pytest.fixture
+def client(stack: Stack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none") as made:
+        yield made
+
+
+def test_vectors_equal_sentence_transformers(client: openai.OpenAI, reference: SentenceTransformer) -> None:
     answer = client.embeddings.create(model=EMBEDDING_MODEL, input=_SENTENCES)
     np.testing.assert_allclose([one.embedding for one in answer.data], reference.encode(_SENTENCES), atol=1e-5)
     long = client.embeddings.create(model=EMBEDDING_MODEL, input=["b " * 400], extra_body={"truncate_prompt_tokens": -1})
     np.testing.assert_allclose(long.data[0].embedding, reference.encode("b " * 400), atol=1e-5)
 
 
-def test_many_clients_at_once(stack: Stack, reference: SentenceTransformer) -> None:
-    client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none")
+def test_many_clients_at_once(client: openai.OpenAI, reference: SentenceTransformer) -> None:
     some = [" ".join(_SENTENCES[: 1 + number % 4]) + f" Number {number}." for number in range(40)]
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda text: client.embeddings.create(model=EMBEDDING_MODEL, input=text), some))
