@@ -65,7 +65,8 @@ class Bench:
     async def until_ready(self, ready: bool = True) -> None:
         """Wait until the frontend reports this readiness."""
         wanted = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        watch = self._health.Watch(health_pb2.HealthCheckRequest(service=READINESS))
+        # grpc gives a first connection up at once, if the machine is too busy for its handshake.
+        watch = self._health.Watch(health_pb2.HealthCheckRequest(service=READINESS), wait_for_ready=True)
         async for response in watch:
             if response.status == wanted:
                 watch.cancel()

@@ -72,7 +72,7 @@ class EngineBatches:
                 async with asyncio.TaskGroup() as group:
                     for indices in calls:
                         group.create_task(one(indices))
-            except* Exception as errors:
+            except ExceptionGroup as errors:  # before Python 3.11.4, `except*` puts what is raised in it into a group again
                 raise errors.exceptions[0] from None
         if (span := request_span_var.get()) is not None:
             span.attributes |= {names.NUM_INPUTS: len(inputs), **usage_attributes(usage)}
