@@ -88,13 +88,20 @@ class AccessControl:
             raise AccessDeniedError(403, "this path is for operators' API keys", "operator", code="permission_denied")
         return key
 
-    async def begin(self, key: Key | None, record: RequestRecord) -> Grant:
-        """The permission for a request. Its owner ends it. Raises AccessDeniedError if the key has reached a limit.
+    async def pace(self, key: Key | None) -> None:
+        """Wait, if the key was refused very often, and its tenant is not the only one. Hold nothing that others need meanwhile.
 
-        Waits first if the tenant was refused very often and is not the only one; the request holds nothing yet.
+        The key may be revoked meanwhile, see `renewed`.
         """
-        if self._num_tenants > 1 and (delay_s := self._refusals.delay_s(record.tenant)):
-            await asyncio.sleep(delay_s)
+        if key is not None and self._num_tenants > 1 and self._refusals.delay_s(key.id):
+            self._metrics.in_flight.dec()  # autoscalers follow it
+            try:
+                await self._refusals.wait(key.id)
+            finally:
+                self._metrics.in_flight.inc()
+
+    async def begin(self, key: Key | None, record: RequestRecord) -> Grant:
+        """The permission for a request. Its owner ends it. Raises AccessDeniedError if the key has reached a limit."""
         grant = self.free(record) if key is None else Grant(key, record, self._rates, self._places)
         try:
             await grant.begin()
@@ -103,15 +110,15 @@ class AccessControl:
             raise
         return grant
 
-    async def begin_turn(self, key: Key | None, record: RequestRecord) -> Grant:
-        """The permission for a further request on a connection, whose key may have been revoked in the meantime."""
-        if key is not None and self._ring is not None:
-            now = self._ring.renewed(key)
-            if not isinstance(now, Key):
-                raise _unauthenticated([now])
-            key = now
-            record.key_id, record.tenant = key.id, key.principal.tenant
-        return await self.begin(key, record)
+    def renewed(self, key: Key | None, record: RequestRecord) -> Key | None:
+        """The key as it is now. It may have been revoked since the request or the connection began: AccessDeniedError."""
+        if key is None or self._ring is None:
+            return key
+        now = self._ring.renewed(key)
+        if not isinstance(now, Key):
+            raise _unauthenticated([now])
+        record.key_id, record.tenant = now.id, now.principal.tenant
+        return now
 
     def free(self, record: RequestRecord) -> Grant:
         """A permission without limits."""
@@ -149,7 +156,7 @@ class AccessControl:
             route: the path template; empty if it is not known.
         """
         if record.status == HTTPStatus.TOO_MANY_REQUESTS:
-            self._refusals.note(record.tenant)
+            self._refusals.note(record.key_id)
         if event != "background":  # its request is counted already
             self._metrics.tenants.ended(record.tenant, record.refused_resource)
         if self._audit is None:

@@ -86,7 +86,7 @@ class KeyRing:
     def __init__(self, default: str | None, path: Path | None) -> None:
         self._default = Key(DEFAULT_ID, key_hash(default.encode())) if default is not None else None
         self._path = path
-        self._keys: dict[str, Key] = {}
+        self._set_keys({})
         #: Whether the keys are those of the file as it is now.
         self.is_current = True
         #: Hash of the file that the keys are from.
@@ -94,7 +94,8 @@ class KeyRing:
         if path is not None:
             try:
                 content = read_key_file(path)
-                self._version, self._keys = key_hash(content), _by_id(parse_key_file(content).keys)
+                self._version = key_hash(content)
+                self._set_keys(_by_id(parse_key_file(content).keys))
             except (OSError, KeyFileError) as error:
                 raise StartupError(f"cannot use the API keys in {path}: {_reason(error)}; see --api-keys-file") from error
 
@@ -115,10 +116,11 @@ class KeyRing:
         now = self._default if key.id == DEFAULT_ID else self._keys.get(key.id)
         return "wrong" if now is None or now.digest != key.digest else now.refusal() or now
 
-    @property
-    def num_tenants(self) -> int:
-        """How many tenants have keys."""
-        return len({key.principal.tenant for key in (*self._keys.values(), *([self._default] if self._default else []))})
+    def _set_keys(self, keys: dict[str, Key]) -> None:
+        self._keys = keys
+        all_keys = (*keys.values(), *([self._default] if self._default else []))
+        #: How many tenants have keys.
+        self.num_tenants = len({key.principal.tenant for key in all_keys})
 
     async def watch(self, on_change: Callable[[KeyChange], None], on_error: Callable[[], None]) -> None:
         """Read the file again whenever it changes, until cancelled. A file that is wrong changes nothing.
@@ -151,7 +153,7 @@ class KeyRing:
                 continue
             failure, self.is_current, self._version = "", True, key_hash(content)
             change = _difference(self._keys, keys)
-            self._keys = keys
+            self._set_keys(keys)
             log.info("%d API keys in %s: %s", len(keys), self._path, _told(change))
             on_change(change)
 

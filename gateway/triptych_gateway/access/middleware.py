@@ -201,6 +201,9 @@ class AccessMiddleware:
             await self._app(scope, receive, send)
             return
         key = self._access.authenticate(Headers(scope=scope), record, for_operators=needed is Access.OPERATOR)
+        if needed is not Access.OPERATOR:
+            await self._access.pace(key)
+            key = self._access.renewed(key, record)
         grant = await self._access.begin(key, record)
         if key is not None:
             state.update(principal=key.principal, grant=grant)

@@ -16,7 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEADER_BYTES = 64 << 10
 TOO_LARGE = f"the headers are larger than {MAX_HEADER_BYTES} bytes"
 TOO_LARGE_CODE = "request_header_fields_too_large"
-#: Longest time from a connection to its first request, and from a request's first byte to the end of its headers, in seconds.
+#: Longest time from a connection to its first request, from a request's first byte to the end of its headers, and of a TLS
+#: handshake, in seconds.
 HEADER_TIMEOUT_S = 20.0
 #: Most connections at once. Each takes a file descriptor, and memory before anybody has looked at what it sends.
 MAX_CONNECTIONS = 8192

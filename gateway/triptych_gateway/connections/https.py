@@ -31,7 +31,6 @@ class Https:
         #: For the server. Each connection gets the certificate that is current at its start.
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.set_alpn_protocols(["http/1.1"])
         self.context.sni_callback = self._choose
 
     def protocol(self, **options: Any) -> asyncio.BaseProtocol:
@@ -69,7 +68,11 @@ class TlsHandshake(asyncio.Protocol):
             transport, self, self._context, server_side=True, ssl_handshake_timeout=HEADER_TIMEOUT_S
         )
         # It begins here and not in a task: uvloop reads the client's first bytes before a task would run.
-        self._handshake.send(None).add_done_callback(self._handshake_ended)
+        try:
+            self._handshake.send(None).add_done_callback(self._handshake_ended)
+        except Exception:
+            log.exception("a TLS handshake cannot begin")
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._early += data
@@ -88,12 +91,17 @@ class TlsHandshake(asyncio.Protocol):
             self._handshake.send(None)
         except StopIteration as end:
             transport = end.value
-        except (OSError, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError) as error:
             log.debug("a TLS handshake failed: %s", error)
         if transport is None or transport.is_closing():
             self._transport.abort()
             return
         transport.set_protocol(self._http)
         self._http.connection_made(transport)
-        if self._early:
+        if not self._early:
+            return
+        try:
             self._http.data_received(self._early)
+        except Exception:
+            log.exception("the first bytes of a connection cannot be read")
+            transport.abort()

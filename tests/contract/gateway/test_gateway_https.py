@@ -57,6 +57,17 @@ async def test_a_renewed_certificate_is_used_for_new_connections(tmp_path: Path,
         assert (await client.get("/health")).status_code == 200, "on the connection from before"
 
 
+async def test_a_client_that_insists_on_its_protocol_gets_it(tmp_path: Path) -> None:
+    https = write(tmp_path / "https", issue("127.0.0.1"))
+    async with running(FakeFrontend()) as address, https_gateway(https, frontend_addresses=(address,)) as client:
+        context = trusting()
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        _, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port, ssl=context)
+        assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+        writer.close()
+        await writer.wait_closed()
+
+
 async def served(host: str, port: int | None, server_name: str = "") -> str:
     """The common name in the server's certificate."""
     context = trusting()

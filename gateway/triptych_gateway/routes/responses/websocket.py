@@ -100,6 +100,7 @@ class _Connection:
         """Read messages until the client closes the connection."""
         with suppress(WebSocketDisconnect):
             while True:
+                await self._gateway.access.pace(self._key)
                 message = await self._websocket.receive()
                 if message["type"] == "websocket.disconnect":
                     return
@@ -185,7 +186,7 @@ class _Connection:
         """The permission for one turn. A turn is a request of its own for rates, metrics of refusals, and the audit log."""
         access, grant = self._gateway.access, None
         try:
-            grant = await access.begin_turn(self._key, record)
+            grant = await access.begin(access.renewed(self._key, record), record)
             yield grant
         except BaseException as error:
             record.is_aborted = not isinstance(error, Exception) or isinstance(error, _GONE)

@@ -108,6 +108,8 @@ def _read(path: Path, marker: bytes) -> bytes:
 def _checked(directory: Path, files: PemFiles, *, mutual: bool) -> Certificates:
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _load_pair(server, directory)
+    if not mutual:  # gRPC sets its own
+        server.set_alpn_protocols(["http/1.1"])
     if mutual:
         _load_pair(client, directory)
         for context in (server, client):

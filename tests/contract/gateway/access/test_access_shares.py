@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 import websockets
+from fastapi import FastAPI
+from prometheus_client import generate_latest
 from support.fakes.frontend import MODEL, FakeFrontend, says
 from support.fakes.gateway import CHAT, client_of, gateway_app, gateway_server
 from support.keys import KeyStore
@@ -185,3 +187,29 @@ async def test_a_tenant_that_is_refused_often_waits_and_another_does_not(tmp_pat
         assert not flood.done()
         assert (await flood).status_code == 429
         assert time.monotonic() - start_s > 1
+
+
+async def test_a_key_that_is_revoked_while_its_request_waits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "_PER_S", 5)
+    monkeypatch.setattr(refusals, "_BURST", 10)
+    monkeypatch.setattr(refusals, "MAX_DELAY_S", 2.0)
+    monkeypatch.setattr("triptych_gateway.access.key_ring.RELOAD_INTERVAL_S", 0.01)
+    keys = KeyStore(tmp_path / "keys.json")
+    keys.add("quiet", tenant="quiet")
+    keys.add("flood", tenant="flood", requests_per_minute=1, operator=True)
+    keys.add("other", tenant="flood")
+    async with gateway_app(FakeFrontend(), api_keys_file=keys.path) as app, client_of(app) as client:
+        await asyncio.gather(*(post(client, keys, "flood") for _ in range(40)))
+        waiting = asyncio.create_task(post(client, keys, "flood"))
+        await asyncio.sleep(0.1)
+        # Neither another key of its tenant nor what operators read waits.
+        assert (await post(client, keys, "other")).status_code == 200
+        assert (await client.get("/metrics", headers=keys.headers("flood"))).status_code in (200, 429)
+        assert not waiting.done()
+        assert "triptych_gateway_requests_in_flight 0.0" in app_metrics(app)
+        keys.remove("flood")
+        assert (await waiting).status_code == 401
+
+
+def app_metrics(app: FastAPI) -> str:
+    return generate_latest(app.state.gateway.metrics.registry).decode()
