@@ -34,6 +34,7 @@ from triptych.errors import (
 )
 
 from triptych_gateway.connections.http_protocol import TOO_LARGE_CODE
+from triptych_gateway.not_served import explanation
 from triptych_gateway.schemas.common import ErrorResponse
 from triptych_gateway.schemas.validation import describe
 from triptych_gateway.tracing import note_error
@@ -228,7 +229,7 @@ def _of_http(error: HTTPException) -> ApiError:
     }
     message = str(error.detail)
     if message == HTTPStatus(error.status_code).phrase:
-        message = {404: "no such path", 405: "this path does not take that method"}.get(error.status_code, message)
+        message = {405: "this path does not take that method"}.get(error.status_code, message)
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
     kind = "rate_limit_error" if error.status_code == 429 else kind
     return ApiError(error.status_code, message, kind, code=codes.get(error.status_code), headers=error.headers or {})
@@ -236,6 +237,8 @@ def _of_http(error: HTTPException) -> ApiError:
 
 async def handle_error(request: Request, error: Exception) -> Response:
     """FastAPI's exception handler for exceptions of routes."""
+    if isinstance(error, HTTPException) and error.status_code == 404 and error.detail == HTTPStatus.NOT_FOUND.phrase:
+        error = HTTPException(404, explanation(request.url.path))
     return error_response(error, request.scope)
 
 

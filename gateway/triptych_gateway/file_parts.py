@@ -13,8 +13,9 @@ import re
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import orjson
 import pybase64
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class FileParts:
     def __init__(self, body: bytes | bytearray, num_bytes: int = 0) -> None:
         self.num_bytes = max(len(body), num_bytes)
         self._nonce = f"~{secrets.token_hex(8)}:"
+        self._names = re.compile(re.escape(self._nonce.encode()) + rb"[0-9]+")
         self._payloads: dict[str, memoryview] = {}
         self.rest = self._cut(body)
 
@@ -84,8 +86,14 @@ class FileParts:
 
     def restored(self, text: bytes) -> bytes:
         """JSON with the payloads in the place of their names, those that were not taken yet."""
-        names = re.compile(re.escape(self._nonce.encode()) + rb"[0-9]+")
-        return names.sub(lambda name: self._payloads.get(name[0].decode(), name[0]), text)
+        return self._names.sub(lambda name: self._payloads.get(name[0].decode(), name[0]), text)
+
+    def json_text(self, value: Any) -> str:
+        """A JSON value of the body as text, in its order. What looks like a file there is none: its payload is put back."""
+        text = orjson.dumps(value)
+        if self._payloads:
+            text = self._names.sub(lambda name: self._payloads.pop(name[0].decode(), name[0]), text)
+        return text.decode()
 
     def _cut(self, body: bytes | bytearray) -> bytes | bytearray:
         """The body without the payloads."""

@@ -16,6 +16,7 @@ from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.cost_json import MODALITIES, encoder_cache
 from triptych_gateway.errors import ApiError
 from triptych_gateway.frontends.engine_loads import ModelLoad
+from triptych_gateway.schemas.common import ignored_fields
 from triptych_gateway.tally import Tally
 from triptych_gateway.tenant_metrics import TenantMetrics
 
@@ -154,6 +155,8 @@ class _Others(Collector):
         yield labelled_histogram(f"{prefix}_time_to_first_token_seconds", "From the head to an event.", "route", metrics.ttft)
         yield labelled_histogram(f"{prefix}_inter_token_seconds", "Between two events of a stream.", "route", metrics.gaps)
         yield counter(f"{prefix}_spans_dropped", "Spans that no collector got.", metrics.dropped_spans())
+        ignored = "Fields of conversations that are not known, and were left out."
+        yield counter(f"{prefix}_history_fields_ignored", ignored, ignored_fields.total)
         waiting = metrics.waiting_for_model
         yield labelled_gauge(f"{prefix}_model_requests_waiting", "Requests that wait for a frontend.", "model_name", waiting)
         yield from _aliases(metrics.engine_loads)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -24,6 +25,7 @@ from triptych_common.cluster.resolver import resolver_of
 from triptych_common.constraints.spec import KINDS
 from triptych_common.host.garbage import startup_objects_frozen
 from triptych_common.host.memory import return_large_blocks
+from triptych_common.limits import MAX_CHOICES, MAX_LOGPROBS
 from triptych_common.model.pooling import served_model
 from triptych_common.model.store import model_info, resolve_model, served_name
 from triptych_common.rpc.control import State, cannot_sleep
@@ -31,6 +33,7 @@ from triptych_common.rpc.security.roles import Role
 from triptych_common.rpc.security.tls import Tls
 from triptych_common.rpc.server import ServiceServer, run_service
 
+from triptych_frontend.conversation.answer_format import AnswerFormats, choose_formats
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.engines.connection import EngineConnection
@@ -40,10 +43,8 @@ from triptych_frontend.generation.generator import Generator
 from triptych_frontend.generation.pooling.batches import EngineBatches
 from triptych_frontend.generation.pooling.embedder import Embedder
 from triptych_frontend.generation.pooling.inputs import PoolingInputs
-from triptych_frontend.generation.preparation.answer_format import AnswerFormats, choose_formats
 from triptych_frontend.generation.preparation.defaults import sampling_defaults
 from triptych_frontend.generation.preparation.prepare import CallPreparer
-from triptych_frontend.generation.sampling import MAX_CHOICES, MAX_LOGPROBS
 from triptych_frontend.generation.statistics import CallStatistics
 from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.preparer import MediaPreparer
@@ -121,7 +122,15 @@ class Frontend:
         self._fetcher = MediaFetcher(settings)
         self._media = MediaPreparer(expander, self._fetcher, settings, self._encoders, why_text_only, tracer)
         vocab_size = self._model.info.vocab_size
-        tools, reasoning = choose_formats(template, self._tokenizer, settings.tool_call_parser, settings.reasoning_parser)
+        tools, reasoning = choose_formats(
+            template.source or "",
+            template.tool_source if template.takes_tools else None,
+            self._tokenizer,
+            settings.tool_call_parser,
+            settings.reasoning_parser,
+        )
+        if tools is not None:
+            template.traits = replace(template.traits, call_ids=tools.call_ids)
         info.capabilities.tools = template.takes_tools and tools is not None
         info.capabilities.reasoning = reasoning is not None
         self._preprocessor = Preprocessor(

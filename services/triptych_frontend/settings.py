@@ -34,22 +34,24 @@ class FrontendSettings(MediaLimitSettings):
     generation_config: Annotated[
         Literal["auto", "none"],
         Field(
-            description="Defaults of sampling: none for the contract's, auto for the model's generation_config.json (temperature, "
-            "top_p, top_k, min_p, repetition_penalty) and then the contract's."
+            description="Sampling parameters of requests that set none: auto takes temperature, top_p, top_k, min_p and "
+            "repetition_penalty from the model's generation_config.json, then the contract's; none takes only the contract's."
         ),
-    ] = "none"
+    ] = "auto"
     tool_call_parser: Annotated[
         str,
         Field(
-            description="How the model writes tool calls: hermes, llama3_json, mistral, pythonic, granite, phi4_mini_json or json. "
-            "auto chooses by the chat template; none leaves calls in the text and refuses tools."
+            description="How the model writes tool calls: hermes, llama3_json, mistral, pythonic, llama4_pythonic, granite, "
+            "phi4_mini_json, qwen3_coder, glm45, glm47, minimax_m2, deepseek_v3, deepseek_v31, deepseek_v32, kimi_k2, gemma4, "
+            "functiongemma, openai or json; or a Python file (name.py) that defines TOOL_FORMAT. auto chooses by the chat "
+            "template; none leaves calls in the text and refuses tools."
         ),
     ] = "auto"
     reasoning_parser: Annotated[
         str,
         Field(
-            description="How the model marks what it thinks: qwen3, deepseek_r1, mistral, granite, seed_oss or kimi_vl. auto "
-            "chooses by the chat template and the tokenizer; none leaves it in the text."
+            description="How the model marks what it thinks: openai_gptoss, qwen3, deepseek_r1, mistral, granite, seed_oss, "
+            "kimi_vl or gemma4. auto chooses by the chat template and the tokenizer; none leaves it in the text."
         ),
     ] = "auto"
     num_tokenizer_threads: Annotated[int, Field(ge=1, le=64, description="Threads that render templates and tokenize.")] = min(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -115,7 +115,8 @@ class Player:
 
     def _deltas(self, script: mock_pb2.Script, options: generation_pb2.GenerationOptions) -> list[Delta]:
         """The deltas of a choice, cut by stop strings and max_tokens."""
-        tokens, last = answer_tokens(script, words), Delta(finish_reason=common_pb2.FINISH_REASON_STOP)
+        reason = common_pb2.FINISH_REASON_TOOL_CALLS if _can_be_made(script.tool_calls) else common_pb2.FINISH_REASON_STOP
+        tokens, last = answer_tokens(script, words), Delta(finish_reason=reason)
         text = "".join(tokens)
         stops = [(text.find(stop), stop) for stop in options.stop if stop and stop in text]
         if stops:
@@ -146,11 +147,17 @@ class Player:
         return delta
 
 
+def _can_be_made(calls: Sequence[generation_pb2.ToolCall]) -> bool:
+    return bool(calls) and not any(call.incomplete for call in calls)
+
+
 def _call_pieces(index: int, call: generation_pb2.ToolCall) -> list[generation_pb2.ToolCallDelta]:
     """A tool call as it streams: its name, then its arguments in pieces."""
     pieces = [generation_pb2.ToolCallDelta(index=index, id=call.id or f"call-{index}", name=call.name)]
     starts = range(0, len(call.arguments), _ARGUMENTS_CHARS)
-    return pieces + [generation_pb2.ToolCallDelta(index=index, arguments=call.arguments[i : i + _ARGUMENTS_CHARS]) for i in starts]
+    pieces += [generation_pb2.ToolCallDelta(index=index, arguments=call.arguments[i : i + _ARGUMENTS_CHARS]) for i in starts]
+    pieces[-1].incomplete = call.incomplete
+    return pieces
 
 
 async def play(

@@ -33,7 +33,7 @@ async def seen(client: httpx.AsyncClient, headers: Mapping[str, str] | None = No
 
 
 async def two_chats() -> Run:
-    """A stream of three tokens with a picture, and a request that is refused."""
+    """A stream of three tokens with a picture, whose message has an unknown field, and a request that is refused."""
     frontend = FakeFrontend()
     report = generation_pb2.MediaReport(
         modality=common_pb2.MODALITY_IMAGE, num_tokens=5, tier=encoder_pb2.CACHE_TIER_LOCAL,
@@ -43,7 +43,7 @@ async def two_chats() -> Run:
     frontend.script = says("a", "b", "c", media=[report], usage=usage)
     async with gateway_client(frontend) as client:
         before = await seen(client)
-        await client.post(ROUTE, json=CHAT | {"stream": True})
+        await client.post(ROUTE, json=CHAT | {"stream": True, "messages": [{"role": "user", "content": "Hi", "mood": "good"}]})
         await client.post(ROUTE, json=CHAT | {"n": 0})
         return Run([before, await seen(client)])
 

@@ -26,4 +26,4 @@ def calls_tools(*, text: str = "", reasoning: Sequence[str] = (), reason: common
     deltas = [Delta(reasoning=piece) for piece in reasoning] + ([Delta(text=text)] if text else [])
     deltas += tool_call(0, ['{"city"', ': "Par', 'is"}'], "call_1", "weather")
     deltas += tool_call(1, ['{"city": "Rome"}'], "call_2", "weather")
-    return Script([[*deltas, end(reason or common_pb2.FINISH_REASON_STOP)]])
+    return Script([[*deltas, end(reason or common_pb2.FINISH_REASON_TOOL_CALLS)]])

@@ -23,6 +23,7 @@ void add_tool_call(const v1::ToolCallDelta& delta, v1::ToolCall& call) {
   if (!delta.id().empty()) call.set_id(delta.id());
   if (!delta.name().empty()) call.set_name(delta.name());
   call.mutable_arguments()->append(delta.arguments());
+  call.set_incomplete(delta.incomplete());
 }
 
 /// The fields that ChatStreamResponse and CompleteStreamResponse share.

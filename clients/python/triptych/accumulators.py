@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +19,7 @@ class _ToolCall:
     id: str = ""
     name: str = ""
     arguments: list[str] = field(default_factory=list)
+    incomplete: bool = False
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class _Choice:
                 call = self.tool_calls.setdefault(value.index, _ToolCall())
                 call.id, call.name = call.id or value.id, call.name or value.name
                 call.arguments.append(value.arguments)
+                call.incomplete = value.incomplete
             elif name in ("token_ids", "logprobs", "prompt_logprobs"):
                 getattr(self.rest, name).extend(value)
             elif name in ("finish_reason", "stop_text", "stop_token_id"):
@@ -51,9 +53,18 @@ class _Choice:
     def merged(self, index: int) -> generation_pb2.Choice:
         choice = generation_pb2.Choice(index=index, text="".join(self.text), reasoning="".join(self.reasoning))
         for _, call in sorted(self.tool_calls.items()):
-            choice.tool_calls.add(id=call.id, name=call.name, arguments="".join(call.arguments))
+            arguments = "".join(call.arguments)
+            choice.tool_calls.add(id=call.id, name=call.name, arguments=arguments, incomplete=call.incomplete)
         choice.MergeFrom(self.rest)
         return choice
+
+
+def merged_choices(deltas: Iterable[generation_pb2.ChoiceDelta]) -> list[generation_pb2.Choice]:
+    """The choices that deltas add up to, by index."""
+    choices: defaultdict[int, _Choice] = defaultdict(_Choice)
+    for delta in deltas:
+        choices[delta.index].add(delta.ListFields())
+    return [choice.merged(index) for index, choice in sorted(choices.items())]
 
 
 _StreamResponseT = TypeVar("_StreamResponseT", generation_pb2.ChatStreamResponse, generation_pb2.CompleteStreamResponse)

@@ -92,9 +92,10 @@ class Choices {
     const call = place === undefined ? undefined : choice.toolCalls[place];
     if (call) {
       call.arguments += piece.arguments;
+      call.incomplete = piece.incomplete;
     } else {
       places.set(piece.index, choice.toolCalls.length);
-      choice.toolCalls.push(create(ToolCallSchema, { id: piece.id, name: piece.name, arguments: piece.arguments }));
+      choice.toolCalls.push(create(ToolCallSchema, { id: piece.id, name: piece.name, arguments: piece.arguments, incomplete: piece.incomplete }));
     }
   }
 }

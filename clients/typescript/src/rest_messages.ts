@@ -126,7 +126,7 @@ function toolChoiceBody({ mode, allowed_names }: Json): JsonValue {
   return { type: "allowed_tools", allowed_tools: { mode: word, tools } };
 }
 
-const FINISH: Record<string, string> = { stop: "STOP", tool_calls: "STOP", length: "LENGTH" };
+const FINISH: Record<string, string> = { stop: "STOP", tool_calls: "TOOL_CALLS", length: "LENGTH" };
 const TIERS: Record<string, string> = { hit: "LOCAL", miss: "MISS", joined: "JOINED", shared: "SHARED" };
 
 /** The response that an event of the stream stands for. */

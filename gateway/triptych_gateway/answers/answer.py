@@ -15,7 +15,7 @@ from triptych_gateway.metrics import GenerationMeter
 from triptych_gateway.tracing import note_call, note_first_event, note_usage
 
 Response = generation_pb2.GenerationCallResponse
-_GOOD_ENDS = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
+_GOOD_ENDS = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH, common_pb2.FINISH_REASON_TOOL_CALLS)
 
 
 class Answer:

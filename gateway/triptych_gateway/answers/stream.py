@@ -23,6 +23,13 @@ _HEADERS = (
 )
 
 
+#: A stream is started without an event after so many seconds. An error before becomes an HTTP status.
+_START_AFTER_S = 1.0
+#: A stream without news gets a comment after so many seconds. Proxies close connections that are silent for a minute.
+_HEARTBEAT_S = 15.0
+_HEARTBEAT = b": still working\n\n"
+
+
 class StreamFormat(Protocol):
     """The part of an encoder that a stream needs."""
 
@@ -37,7 +44,10 @@ class StreamFormat(Protocol):
 
 
 class EventStreamResponse(Response):
-    """Streams events. An error before the first event is raised and becomes an HTTP status. A later error becomes an event.
+    """Streams events. An error before the stream is started is raised and becomes an HTTP status. A later error becomes an event.
+
+    The stream is started with the first event, or a second after the request. While a request is queued or its prompt is computed,
+    comments keep the connection open.
 
     Args:
         events: one or several complete events per item. It is always closed at the end.
@@ -59,6 +69,7 @@ class EventStreamResponse(Response):
         self._stopping = stopping
         self._release = release
         self._is_started = False
+        self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -78,12 +89,33 @@ class EventStreamResponse(Response):
             self._release()
 
     async def _send_events(self, send: Send, send_body: Send) -> None:
-        headers = ((b"content-type", self._encoder.content_type), *_HEADERS)
-        async with contextlib.aclosing(self._events) as events:
-            async for event in events:
-                if not self._is_started:
-                    self._is_started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": headers})
-                # Bypass the middleware, which needs only the response start. This saves half a dozen calls per event.
-                await send_body({"type": "http.response.body", "body": event, "more_body": True})
+        heart = asyncio.create_task(self._beat(send, send_body))
+        try:
+            async with contextlib.aclosing(self._events) as events:
+                async for event in events:
+                    if not self._is_started:
+                        await self._start(send)
+                    self._num_sent += 1
+                    # Bypass the middleware, which needs only the response start. This saves half a dozen calls per event.
+                    await send_body({"type": "http.response.body", "body": event, "more_body": True})
+        finally:
+            heart.cancel()
+            await asyncio.gather(heart, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _start(self, send: Send) -> None:
+        self._is_started = True
+        headers = ((b"content-type", self._encoder.content_type), *_HEADERS)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _beat(self, send: Send, send_body: Send) -> None:
+        """Start the stream if no event does, and send comments while there are none."""
+        await asyncio.sleep(_START_AFTER_S)
+        if not self._is_started:
+            await self._start(send)
+            await send_body({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})
+        while True:
+            num_before = self._num_sent
+            await asyncio.sleep(_HEARTBEAT_S)
+            if self._num_sent == num_before:
+                await send_body({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})

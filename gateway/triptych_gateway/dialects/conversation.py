@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from google.protobuf import struct_pb2
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
@@ -67,9 +66,13 @@ def chat_messages(
         if message.refusal:
             pieces.append(generation_pb2.ContentPart(text=message.refusal))
         turns.append(_turn(message, pieces))
+    return turns, files
+
+
+def check_all_taken(parts: FileParts) -> None:
+    """Raise InvalidRequestError if a file of the body was not used."""
     if parts:
         raise InvalidRequestError("the body has the address of a file in a place that takes none")
-    return turns, files
 
 
 def _turn(message: Message, content: list[generation_pb2.ContentPart]) -> generation_pb2.ChatMessage:
@@ -86,18 +89,13 @@ def _turn(message: Message, content: list[generation_pb2.ContentPart]) -> genera
     )
 
 
-def json_text(value: dict[str, Any]) -> str:
-    """A JSON object as text, in its order."""
-    return orjson.dumps(value).decode()
-
-
-def tools(given: Tools | None) -> list[generation_pb2.Tool]:
+def tools(given: Tools | None, parts: FileParts) -> list[generation_pb2.Tool]:
     """The tools of a request."""
     return [
         generation_pb2.Tool(
             name=tool.function.name,
             description=tool.function.description,
-            parameters_json_schema=None if tool.function.parameters is None else json_text(tool.function.parameters),
+            parameters_json_schema=None if tool.function.parameters is None else parts.json_text(tool.function.parameters),
             strict=tool.function.strict,
         )
         for tool in given or ()
@@ -115,20 +113,22 @@ def tool_choice(given: ToolChoice | None) -> generation_pb2.ToolChoice | None:
     return generation_pb2.ToolChoice(mode=_TOOL_MODES[mode], allowed_names=[name for _, name in chosen_names(given)])
 
 
-def constraint(response_format: ResponseFormat | None, structured: StructuredOutputs | None) -> common_pb2.Constraint | None:
+def constraint(
+    response_format: ResponseFormat | None, structured: StructuredOutputs | None, parts: FileParts
+) -> common_pb2.Constraint | None:
     """The constraint on the output; None if there is none. At most one of the two constrains it."""
     if structured is not None:
-        return _structured(structured)
+        return _structured(structured, parts)
     if response_format is None or response_format.type == "text":
         return None
     if response_format.json_schema is None:
         return common_pb2.Constraint(json_object=True)
-    return common_pb2.Constraint(json_schema=json_text(response_format.json_schema.json_schema))
+    return common_pb2.Constraint(json_schema=parts.json_text(response_format.json_schema.json_schema))
 
 
-def _structured(given: StructuredOutputs) -> common_pb2.Constraint:
+def _structured(given: StructuredOutputs, parts: FileParts) -> common_pb2.Constraint:
     if given.json_ is not None:
-        return common_pb2.Constraint(json_schema=given.json_ if isinstance(given.json_, str) else json_text(given.json_))
+        return common_pb2.Constraint(json_schema=given.json_ if isinstance(given.json_, str) else parts.json_text(given.json_))
     if given.choice is not None:
         return common_pb2.Constraint(choice=common_pb2.StringList(values=given.choice))
     return common_pb2.Constraint(regex=given.regex, grammar=given.grammar, json_object=given.json_object or None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_gateway.dialects import conversation
-from triptych_gateway.dialects.conversation import chat_messages, placed, template_kwargs
+from triptych_gateway.dialects.conversation import chat_messages, check_all_taken, placed, template_kwargs
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
 from triptych_gateway.schemas.chat.request import ChatCompletionRequest
@@ -46,7 +46,9 @@ def sampling_params(request: GenerationRequest, max_tokens: int | None, logprobs
     return sampling
 
 
-def generation_options(request: GenerationRequest, sampling: common_pb2.SamplingParams) -> generation_pb2.GenerationOptions:
+def generation_options(
+    request: GenerationRequest, sampling: common_pb2.SamplingParams, parts: FileParts
+) -> generation_pb2.GenerationOptions:
     """The generation options of a request."""
     return generation_pb2.GenerationOptions(
         sampling=sampling,
@@ -58,7 +60,7 @@ def generation_options(request: GenerationRequest, sampling: common_pb2.Sampling
         return_token_ids=request.has_continuous_usage or request.return_token_ids,
         priority=request.priority,
         cache_salt=request.cache_salt,
-        constraint=conversation.constraint(request.response_format, request.structured_outputs),
+        constraint=conversation.constraint(request.response_format, request.structured_outputs, parts),
         bad_words=request.bad_words,
         truncate_prompt_tokens=request.truncate_prompt_tokens,
         # Equal to n it asks for nothing. With beam search it is the number of beams.
@@ -104,16 +106,17 @@ def _chat_request(request: ChatCompletionRequest, parts: FileParts) -> tuple[gen
     chat = generation_pb2.ChatRequest(
         model=request.model,
         messages=messages,
-        options=generation_options(request, sampling),
+        options=generation_options(request, sampling, parts),
         template_kwargs=template_kwargs(request.chat_template_kwargs),
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
-        tools=conversation.tools(request.tools),
+        tools=conversation.tools(request.tools, parts),
         # Without tools these ask for nothing.
         tool_choice=conversation.tool_choice(request.tool_choice) if has_tools else None,
         parallel_tool_calls=request.parallel_tool_calls if has_tools else None,
         reasoning=reasoning(request),
     )
+    check_all_taken(parts)
     return chat, placed(chat, files)
 
 
@@ -123,9 +126,9 @@ def _with_files(chat: generation_pb2.ChatRequest, files: Sequence[MediaFile]) ->
     return chat
 
 
-def complete_calls(request: CompletionRequest, request_ids: Sequence[str]) -> list[FrontendCall]:
+def complete_calls(request: CompletionRequest, request_ids: Sequence[str], parts: FileParts) -> list[FrontendCall]:
     """One Complete call per prompt."""
-    options = generation_options(request, sampling_params(request, request.token_limit, request.num_logprobs))
+    options = generation_options(request, sampling_params(request, request.token_limit, request.num_logprobs), parts)
     mode = output_mode(request)
     return [
         FrontendCall(
@@ -153,6 +156,7 @@ def tokenize_chat_request(request: TokenizeRequest, parts: FileParts) -> generat
         template_kwargs=template_kwargs(request.chat_template_kwargs),
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
-        tools=conversation.tools(request.tools),
+        tools=conversation.tools(request.tools, parts),
     )
+    check_all_taken(parts)
     return _with_files(chat, placed(chat, files))

@@ -10,7 +10,7 @@ from typing import Any
 
 from triptych.v1 import common_pb2, generation_pb2
 
-from triptych_gateway.dialects.conversation import chat_messages, template_kwargs
+from triptych_gateway.dialects.conversation import chat_messages, check_all_taken, template_kwargs
 from triptych_gateway.dialects.fields import FieldNames
 from triptych_gateway.dialects.openai.request_fields import conversation_fields
 from triptych_gateway.file_parts import FileParts
@@ -93,6 +93,7 @@ def score_request(body: ScoreRequest | RerankRequest) -> generation_pb2.ScoreReq
 def _inputs(body: InputRequest, parts: FileParts) -> list[generation_pb2.EmbedInput]:
     if body.messages is not None:
         messages, files = chat_messages(body.messages, parts, body.mm_processor_kwargs)
+        check_all_taken(parts)
         chat = generation_pb2.ChatMessages(
             messages=messages,
             template_kwargs=template_kwargs(body.chat_template_kwargs),

@@ -17,9 +17,9 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError, core_schema
+from triptych_common.limits import MAX_STOP_STRINGS
 
 UINT32_MAX = 2**32 - 1
-MAX_STOP_STRINGS = 16
 #: Token ids in one list, except in prompts.
 MAX_TOKEN_IDS = 65_536
 MAX_LOGIT_BIASES = 4096
@@ -49,6 +49,38 @@ class Schema(BaseModel):
             return value
         unknown = islice((name for name in value if name not in fields), _MAX_UNKNOWN_FIELDS)
         return {name: value[name] for name in fields if name in value} | {name: value[name] for name in unknown}
+
+
+class HistorySchema(Schema):
+    """A part of a conversation's history. Another provider's server may have written it, so unknown fields are left out.
+
+    They are counted (`ignored_fields`). A field that is known and not supported is still refused where it has a meaning.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_unknown_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            known = {info.alias or name for name, info in cls.model_fields.items()}
+            ignored_fields.add(sum(1 for name in value if name not in known))
+        return value
+
+
+class FieldCount:
+    """Counts fields."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, number: int) -> None:
+        """Add to the count."""
+        self.total += number
+
+
+#: Fields of histories that were left out, since the process started. The gateway's metrics report it.
+ignored_fields = FieldCount()
 
 
 def refuse(message: str, kind: Literal["request", "unsupported"] = "request") -> PydanticCustomError:

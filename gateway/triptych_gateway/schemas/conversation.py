@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from triptych_gateway.schemas.common import JsonObject, NoOp, Schema, refuse
+from triptych_gateway.schemas.common import HistorySchema, JsonObject, NoOp, Schema, refuse
 from triptych_gateway.schemas.tools import ToolCalls
 
 MAX_MESSAGES = 4096
@@ -18,7 +18,7 @@ _ASSISTANT_ONLY = ("tool_calls", "reasoning_content", "reasoning", "refusal")
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
-class TextPart(Schema):
+class TextPart(HistorySchema):
     """Text."""
 
     type: Literal["text"]
@@ -26,14 +26,14 @@ class TextPart(Schema):
     prompt_cache_breakpoint: Annotated[Any, NoOp(because=_NO_BREAKPOINT)] = None
 
 
-class RefusalPart(Schema):
+class RefusalPart(HistorySchema):
     """A refusal of the assistant, which the model sees as text."""
 
     type: Literal["refusal"]
     refusal: str
 
 
-class MediaPart(Schema):
+class MediaPart(HistorySchema):
     """Fields that all media parts have."""
 
     uuid: Annotated[
@@ -127,7 +127,7 @@ Content = Annotated[
 ]
 
 
-class Message(Schema):
+class Message(HistorySchema):
     """One message of the conversation."""
 
     role: Annotated[Role, Field(description="Who speaks.")]
@@ -143,7 +143,6 @@ class Message(Schema):
         None
     )
     parsed: Annotated[Any, Field(description="An SDK's reading of the content; it changes nothing.")] = None
-    annotations: Annotated[Any, NoOp([])] = None
     audio: Annotated[Any, NoOp()] = None
     function_call: Annotated[Any, NoOp(because="send tool_calls")] = None
 

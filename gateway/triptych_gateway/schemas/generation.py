@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
+from triptych_common.limits import MAX_BAD_WORDS, MAX_CHOICES, MAX_LOGPROBS
 
 from triptych_gateway.schemas.common import (
     UINT32_MAX,
@@ -21,8 +22,6 @@ from triptych_gateway.schemas.common import (
 )
 from triptych_gateway.schemas.structured import ResponseFormat, StructuredOutputs
 
-MAX_CHOICES = 128
-MAX_BAD_WORDS = 1024
 _GUIDED = "vLLM removed it; send structured_outputs"
 
 
@@ -103,7 +102,9 @@ class GenerationRequest(Schema):
     structured_outputs: Annotated[StructuredOutputs | None, Field(description="A constraint on the output.")] = None
     prompt_logprobs: Annotated[
         int | None,
-        Field(ge=0, le=20, description="Log probabilities of each prompt token and of so many alternatives. Not with stream."),
+        Field(
+            ge=0, le=MAX_LOGPROBS, description="Log probabilities of prompt tokens and of so many alternatives. Not with stream."
+        ),
     ] = None
     bad_words: Annotated[
         Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
+from triptych_common.limits import MAX_TOOL_NAME_CHARS
 
-from triptych_gateway.schemas.common import JsonSchema, Schema, refuse
+from triptych_gateway.schemas.common import HistorySchema, JsonSchema, Schema, refuse
 
 MAX_TOOLS = 1024
 MAX_TOOL_CALLS = 1024
 
-ToolName = Annotated[str, Field(min_length=1, max_length=256)]
+ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS)]
 
 
 class FunctionDefinition(Schema):
@@ -96,21 +97,19 @@ def chosen_names(choice: ToolChoice | None) -> list[tuple[str, str]]:
     return []
 
 
-class CalledFunction(Schema):
+class CalledFunction(HistorySchema):
     """The function of a call, and its arguments."""
 
     name: ToolName
     arguments: Annotated[str, Field(description="JSON text.")]
-    parsed_arguments: Annotated[Any, Field(description="An SDK's reading of the arguments; it changes nothing.")] = None
 
 
-class MessageToolCall(Schema):
+class MessageToolCall(HistorySchema):
     """A call that the assistant made."""
 
     id: Annotated[str, Field(min_length=1, max_length=256)]
     type: Literal["function"]
     function: CalledFunction
-    index: Annotated[int | None, Field(description="Its place, as in streamed answers; it changes nothing.")] = None
 
 
 ToolCalls = Annotated[

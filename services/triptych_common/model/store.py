@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from triptych.v1 import common_pb2
 from triptych_common.host.cache import cache_dir
 from triptych_common.model.weights import weights_fingerprint
 
+log = logging.getLogger(__name__)
 #: Files whose content makes the fingerprint. Services that differ in one of them must not work together.
 _FINGERPRINT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 #: Files that tell what a pooling model does with its hidden states.
@@ -200,8 +202,20 @@ def eos_token_ids(path: Path) -> tuple[int, ...]:
     return ()
 
 
+def _right_context(text: dict) -> tuple[int | None, str]:
+    """The longest context in which each request's text depends only on itself, if that is less than the model's; and why."""
+    chunk = text.get("attention_chunk_size")
+    if isinstance(chunk, int) and chunk > 0:
+        return chunk, "beyond that, its chunked attention needs a mask that the engine does not have"
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) == "longrope":
+        original = rope.get("original_max_position_embeddings") or text.get("original_max_position_embeddings")
+        return original, "beyond that, its longrope makes each text depend on the longest one in the batch"
+    return None, ""
+
+
 def model_info(path: Path, name: str, max_model_len: int | None = None) -> common_pb2.ModelInfo:
-    """Describe the model in a directory.
+    """Describe the model in a directory. Without `max_model_len`, the context is the longest one that can be computed rightly.
 
     Args:
         max_model_len: lowers the model's own context length; None keeps it.
@@ -213,6 +227,11 @@ def model_info(path: Path, name: str, max_model_len: int | None = None) -> commo
     config = read_json(path / "config.json")
     text = text_config(config)
     longest = text.get("max_position_embeddings") or text.get("n_positions") or text.get("max_seq_len")
+    if max_model_len is None and longest is not None:
+        right, why = _right_context(text)
+        if right is not None and right < longest:
+            log.warning("the context of %s is %d tokens and not %d: %s", name, right, longest, why)
+            max_model_len = right
     if longest is None and max_model_len is None:
         raise StartupError(f"{path}/config.json names no context length; set max_model_len")
     if longest is not None and max_model_len is not None and max_model_len > longest:

@@ -6,7 +6,8 @@ from collections.abc import Sequence, Set
 
 from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 
-from triptych_frontend.generation.sampling import GenerationParams, ReasoningLimit
+from triptych_frontend.conversation.reasoning import ReasoningLimit
+from triptych_frontend.generation.sampling import GenerationParams
 from triptych_frontend.generation.sequences.continuation import joined_costs
 from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.output.delta import DeltaBuilder

@@ -159,7 +159,10 @@ class Generator:
 
     def _max_tokens(self, call: PreparedCall) -> int:
         num_prompt_tokens, max_model_len = len(call.prompt.token_ids), self._model.info.max_model_len
-        return max_output_tokens(call.params.sampling, num_prompt_tokens, max_model_len, call.prompt_field)
+        params = call.params
+        return max_output_tokens(
+            params.sampling, num_prompt_tokens, max_model_len, call.prompt_field, is_clamped=params.clamps_max_tokens
+        )
 
     def _beam_search(
         self, call: PreparedCall, beams: BeamOptions, request: engine_pb2.EngineRequest, generation: Generation

@@ -1,7 +1,7 @@
 """Checks a client's generation options and fills in defaults, before the request goes to the engine.
 
-The defaults are the contract's, so that the same request means the same for every model. The setting `generation_config` adds those
-of the model's generation_config.json before (defaults.py).
+The defaults are the contract's. The setting `generation_config` puts those of the model's generation_config.json before them
+(defaults.py).
 """
 
 from __future__ import annotations
@@ -12,16 +12,12 @@ from functools import cached_property
 
 from triptych.errors import ContextLengthError, InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
+from triptych_common.limits import MAX_BAD_SEQUENCES, MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOP_STRINGS
 
+from triptych_frontend.conversation.formats.calls import ParserOptions
+from triptych_frontend.conversation.reasoning import ReasoningLimit
 from triptych_frontend.output.chain import OutputOptions
-from triptych_frontend.output.formats.parser import ParserOptions
 
-MAX_STOP_STRINGS = 16
-#: Longest stop string, in characters. Each choice may hold back this much text.
-MAX_STOP_CHARS = 1024
-MAX_CHOICES = 128
-MAX_LOGPROBS = 20
-MAX_BAD_SEQUENCES = 1024
 #: Longest of `bad_token_sequences`.
 MAX_BAD_SEQUENCE_TOKENS = 64
 _FIELD = "options.sampling"
@@ -44,15 +40,6 @@ _INT64 = 1 << 64
 
 
 @dataclass(frozen=True)
-class ReasoningLimit:
-    """How long a choice may reason."""
-
-    max_tokens: int
-    #: The tokens that end the reasoning.
-    end_token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class GenerationParams:
     """Checked options of a generation, with defaults filled in."""
 
@@ -66,6 +53,8 @@ class GenerationParams:
     return_token_ids: bool
     priority: int
     cache_salt: str
+    #: Generate as many tokens as fit, where max_tokens does not.
+    clamps_max_tokens: bool = False
     #: None: as long as the model likes.
     reasoning: ReasoningLimit | None = None
 
@@ -133,13 +122,22 @@ def check_options(
         return_token_ids=options.return_token_ids,
         priority=options.priority,
         cache_salt=options.cache_salt,
+        clamps_max_tokens=options.clamp_max_tokens,
     )
 
 
-def max_output_tokens(sampling: common_pb2.SamplingParams, num_prompt_tokens: int, max_model_len: int, prompt_field: str) -> int:
-    """Most tokens to generate: the requested number, else the rest of the context. Raises ContextLengthError."""
+def max_output_tokens(
+    sampling: common_pb2.SamplingParams, num_prompt_tokens: int, max_model_len: int, prompt_field: str, is_clamped: bool = False
+) -> int:
+    """Most tokens to generate: the requested number, else the rest of the context. Raises ContextLengthError.
+
+    Args:
+        is_clamped: if the requested number does not fit, generate as many as fit.
+    """
     left = max_model_len - num_prompt_tokens
     asked = sampling.max_tokens if sampling.HasField("max_tokens") else None
+    if is_clamped and asked is not None and asked > left:
+        asked = None
     if left < 0 or (asked is None and left == 0):
         raise ContextLengthError(
             f"the prompt has {num_prompt_tokens} tokens, and the model's context is {max_model_len} tokens, output included",

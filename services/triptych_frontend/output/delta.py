@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from triptych.v1 import common_pb2, generation_pb2
 
-from triptych_frontend.output.events import Event, Reasoning, Stopped, Text, ToolArguments, ToolCallStarted
+from triptych_frontend.conversation.events import Event, Reasoning, Stopped, Text, ToolArguments, ToolCallEnded, ToolCallStarted
 
 
 class DeltaBuilder:
@@ -26,6 +26,8 @@ class DeltaBuilder:
         #: The choice needs no more tokens.
         self.has_stopped = False
         self._stop_string: str | None = None
+        #: Tool calls so far; and whether all of them can be made.
+        self._num_calls, self._are_complete = 0, True
 
     def add(self, events: Iterable[Event]) -> None:
         """Take events from the output chain."""
@@ -43,11 +45,18 @@ class DeltaBuilder:
         self._text.append(text)
         self.has_news = True
 
-    def _add_other(self, event: Reasoning | ToolCallStarted | ToolArguments) -> None:
+    def _add_other(self, event: Reasoning | ToolCallStarted | ToolArguments | ToolCallEnded) -> None:
+        if isinstance(event, ToolCallEnded):
+            if not event.is_complete:
+                self._are_complete = False
+                call = generation_pb2.ToolCallDelta(index=event.index, incomplete=True)
+                self._begin("incomplete", generation_pb2.ChoiceDelta(index=self._index, tool_call=call))
+            return
         if self._text:
             self._begin("text", generation_pb2.ChoiceDelta(index=self._index, text="".join(self._text)))
             self._text.clear()
         if isinstance(event, ToolCallStarted):
+            self._num_calls += 1
             call = generation_pb2.ToolCallDelta(index=event.index, id=event.call_id, name=event.name)
             self._begin("arguments", generation_pb2.ChoiceDelta(index=self._index, tool_call=call))
             return
@@ -73,10 +82,11 @@ class DeltaBuilder:
         self._kind = ""
 
     def finish(self, reason: common_pb2.FinishReason, stop_token_id: int | None) -> common_pb2.FinishReason:
-        """Set how the choice ended.
+        """Set how the choice ended. This is the one place that decides it, because here all is known.
 
         Args:
-            reason: the engine's reason. A sequence that was aborted because the choice had stopped is reported as stopped.
+            reason: the engine's reason. A sequence that was aborted because the choice had stopped is reported as stopped. One that
+                stopped, and whose tool calls can all be made, ended with them.
             stop_token_id: the stop token that ended the choice, if it is not one of the model's own end-of-sequence tokens.
 
         Returns:
@@ -89,6 +99,8 @@ class DeltaBuilder:
                 self.delta.stop_text = self._stop_string
         elif stop_token_id is not None:
             self.delta.stop_token_id = stop_token_id
+        if reason == common_pb2.FINISH_REASON_STOP and self._num_calls and self._are_complete:
+            reason = common_pb2.FINISH_REASON_TOOL_CALLS
         self.delta.finish_reason = reason
         return reason
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from triptych_frontend.output.events import Event, Stopped, Text
-from triptych_frontend.output.text_matcher import TextMatcher
+from triptych_frontend.conversation.events import Event, Stopped, Text
+from triptych_frontend.conversation.text_matcher import TextMatcher
 
 
 class StopStrings:

@@ -14,16 +14,15 @@ import jinja2.meta
 from triptych.errors import InvalidRequestError, StartupError
 from triptych.v1 import common_pb2
 
+from triptych_frontend.conversation.normalise import TemplateTraits, fitted
+from triptych_frontend.conversation.tools import template_tool_calls
+from triptych_frontend.conversation.turns import ChatTurn
 from triptych_frontend.media.item import MODALITY_NAMES, Expansion, MediaPart
 from triptych_frontend.media.processors.placeholders import placeholder_ranges
-from triptych_frontend.prompt.conversation import ChatTurn
-from triptych_frontend.prompt.tools import FunctionTool, template_tool_calls
+from triptych_frontend.prompt.probes import PROBE_TOOLS, TemplateProbes
 from triptych_frontend.tokens.tokenizer import Tokenizer
 from triptych_frontend.tokens.user_text import Piece, UserTextGuard, control_token_pattern
 
-_PROBE = "triptych probe"
-_PROBE_NAME = "triptych_probe_tool"
-_PROBE_TOOLS = [FunctionTool(_PROBE_NAME, _PROBE, {"type": "object", "properties": {}}, strict=False).as_openai()]
 #: Template variables that a client may set although they are parameters of transformers' apply_chat_template. `tools` is not one of
 #: them: a request may set tools only in its own field.
 _CLIENT_VARIABLES = {"documents"}
@@ -68,27 +67,31 @@ class ChatTemplate:
         #: The template's text; None if the model has none.
         self.source = source or _own_template(tokenizer)
         #: For conversations with tools: some tokenizers have a template of its own for them.
-        self.tool_source = source or _own_template(tokenizer, _PROBE_TOOLS)
+        self.tool_source = source or _own_template(tokenizer, PROBE_TOOLS)
         #: Modality -> the text for an item before it is expanded.
         self.placeholders = placeholders or {}
         self.embed_token_ids = embed_token_ids
         self._placeholder_pattern = control_token_pattern(self.placeholders.values())
         #: Whether tools can be shown to the model, and the variables that the template reads.
         self.takes_tools = False
+        #: What the template shows of a conversation.
+        self.traits = TemplateTraits()
         self.variables: frozenset[str] = frozenset()
         if self.source is None:
             return
         try:
-            self._takes_parts = not self._shows_probe(_PROBE) and self._shows_probe([{"type": "text", "text": _PROBE}])
+            probes = TemplateProbes(self._apply)
+            self._takes_parts = probes.takes_parts
             # Other templates take a string that contains placeholders.
-            self._places_media_parts = self._shows_media()
-            self.takes_tools = self._shows_tools()
-            self._takes_tool_calls = self._shows_tool_calls()
+            self._places_media_parts = probes.shows_media(self.placeholders)
+            self.takes_tools = probes.shows_tools()
+            self._takes_tool_calls = probes.shows_tool_calls()
+            self.traits = probes.traits()
+            turns = probes.turn_markers()
             self.variables = _variables(self.source)
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(f"the chat template has a syntax error in line {error.lineno}: {error.message}") from error
         added = tokenizer.added_tokens
-        turns = self._probe_turns()
         media = {tokenizer.backend.id_to_token(token_id) for token_id in embed_token_ids} | set(self.placeholders.values())
         control = {
             token_id: token
@@ -134,7 +137,7 @@ class ChatTemplate:
         guard = UserTextGuard(self._control_pattern, self._normalize)
         try:
             rendered = self._apply(
-                [self._message(turn, guard) for turn in turns],
+                [self._message(turn, guard) for turn in fitted(turns, self.traits)],
                 guard.protect(tools),
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -203,7 +206,7 @@ class ChatTemplate:
         further = {
             "name": turn.name,
             "reasoning_content": turn.reasoning,
-            "tool_calls": template_tool_calls(turn.tool_calls) or None,
+            "tool_calls": template_tool_calls(turn.tool_calls, self.traits.arguments_are_objects) or None,
             "tool_call_id": turn.tool_call_id,
         }
         message = {"role": turn.role, "content": content}
@@ -213,54 +216,6 @@ class ChatTemplate:
         source = self.tool_source if tools else self.source
         text: str = self._tokenizer.hf.apply_chat_template(messages, tools, chat_template=source, tokenize=False, **options)
         return text
-
-    def _probe(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
-        """The rendered conversation; empty if the template refused it. Raises jinja2.TemplateSyntaxError."""
-        try:
-            return self._apply(messages, tools)
-        except jinja2.TemplateSyntaxError:
-            raise
-        except Exception:  # see render
-            return ""
-
-    def _shows_probe(self, content: Any) -> bool:
-        """Whether the template prints content of this form. Most templates take a string; multimodal ones take a list of parts."""
-        return _PROBE in self._probe([{"role": "user", "content": content}])
-
-    def _shows_media(self) -> bool:
-        """Whether the template prints the placeholder of a media part together with text."""
-        for modality, placeholder in self.placeholders.items():
-            parts = [{"type": MODALITY_NAMES[modality]}, {"type": "text", "text": _PROBE}]
-            rendered = self._probe([{"role": "user", "content": parts}])
-            if placeholder in rendered and _PROBE in rendered:
-                return True
-        return False
-
-    def _turn_probes(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """A turn of the system, of the user and of the assistant."""
-        content = [{"type": "text", "text": _PROBE}] if self._takes_parts else _PROBE
-        system, user, assistant = ({"role": role, "content": content} for role in ("system", "user", "assistant"))
-        return system, user, assistant
-
-    def _shows_tools(self) -> bool:
-        """Whether the template prints the name of a tool."""
-        system, user, _ = self._turn_probes()
-        return any(_PROBE_NAME in self._probe(messages, _PROBE_TOOLS) for messages in ([user], [system, user]))
-
-    def _shows_tool_calls(self) -> bool:
-        """Whether the template prints the name of a tool that the assistant called."""
-        system, user, assistant = self._turn_probes()
-        function = {"name": _PROBE_NAME, "arguments": {}}
-        call = assistant | {"content": "", "tool_calls": [{"type": "function", "id": "probe0001", "function": function}]}
-        result = user | {"role": "tool", "name": _PROBE_NAME, "tool_call_id": "probe0001"}
-        turns = [user, call, result]
-        return any(_PROBE_NAME in self._probe(messages) for messages in (turns, [*turns, user], [system, *turns], [user, call]))
-
-    def _probe_turns(self) -> str:
-        """A short rendered conversation. It shows the tokens with which the template marks turns."""
-        system, user, assistant = self._turn_probes()
-        conversations = ([system, user, assistant, user], [user, assistant, user], [user])  # some accept no system turn
-        return next((rendered for messages in conversations if (rendered := self._probe(messages))), "")
 
 
 def _joins_to_control_token(texts: Sequence[str], pattern: re.Pattern[str]) -> bool:

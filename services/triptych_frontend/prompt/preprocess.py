@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import compress
 from typing import Any, TypeVar
 
 from google.protobuf import struct_pb2
@@ -21,16 +22,17 @@ from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.rpc.principal import ANONYMOUS, Principal
 from triptych_common.rpc.structs import from_struct
 
+from triptych_frontend.conversation.reasoning import reasoning_variables
+from triptych_frontend.conversation.tools import ToolOptions, tool_options
+from triptych_frontend.conversation.truncation import room_for_prompt, shortened
+from triptych_frontend.conversation.turns import ChatTurn, media_items, prompt_end, turns_of
 from triptych_frontend.media.budget import MediaHold
 from triptych_frontend.media.item import PreparedMedia
 from triptych_frontend.media.preparer import MediaPreparer
 from triptych_frontend.prompt.chat_template import ChatTemplate, RenderedChat
 from triptych_frontend.prompt.constraints import ConstraintChecker
-from triptych_frontend.prompt.conversation import ChatTurn, media_items, prompt_end, turns_of
 from triptych_frontend.prompt.interruptible import Interrupted, InterruptibleJob
 from triptych_frontend.prompt.raw_prompt import RawPrompts, decode_with_starts
-from triptych_frontend.prompt.reasoning import reasoning_variables
-from triptych_frontend.prompt.tools import ToolOptions, tool_options
 from triptych_frontend.settings import FrontendSettings
 from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
 from triptych_frontend.tokens.tokenizer import Tokenizer
@@ -101,13 +103,18 @@ class Preprocessor:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def chat(
-        self, request: generation_pb2.ChatRequest, principal: Principal = ANONYMOUS, with_offsets: bool = False
+        self,
+        request: generation_pb2.ChatRequest,
+        principal: Principal = ANONYMOUS,
+        with_offsets: bool = False,
+        max_model_len: int | None = None,
     ) -> Prompt:
         """The prompt of a conversation. The caller releases it.
 
         Args:
             principal: the caller. Principals share neither media names nor embeddings.
             with_offsets: compute where each token's text starts, for log probabilities of the prompt.
+            max_model_len: the context, for `drop_oldest_messages`.
 
         Raises:
             InvalidRequestError: the request is at fault.
@@ -122,11 +129,20 @@ class Preprocessor:
             on_error.callback(hold.release)
             media = await self._media.prepare(items, principal, request.options.cache_salt, hold) if items else []
             expansions = [(item.modality, item.expansion) for item in media]
-            chat = await self._render(
-                lambda: self._template.render(
-                    turns, variables, add_generation_prompt, continue_final_message, expansions, tools.rendered
+
+            def render(kept: list[ChatTurn], is_left: Sequence[bool]) -> Awaitable[RenderedChat]:
+                left = list(compress(expansions, is_left))
+                return self._render(
+                    lambda: self._template.render(
+                        kept, variables, add_generation_prompt, continue_final_message, left, tools.rendered
+                    )
                 )
-            )
+
+            chat = await render(turns, [True] * len(media))
+            if request.drop_oldest_messages and max_model_len is not None:
+                room = room_for_prompt(request.options.sampling, max_model_len)
+                chat, is_left = await shortened(chat, turns, room, render)
+                media = list(compress(media, is_left))
             if not chat.token_ids:
                 raise InvalidRequestError("the chat template rendered an empty prompt", field="messages")
             offsets = (await self._decode_with_starts(chat.token_ids, True))[1] if with_offsets else None

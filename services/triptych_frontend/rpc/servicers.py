@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import grpc
+from triptych.accumulators import merged_choices
 from triptych.errors import InvalidRequestError, ServiceUnavailableError
 from triptych.v1 import (
     common_pb2,
@@ -27,7 +28,6 @@ from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.generator import Generator
 from triptych_frontend.generation.pooling.embedder import Embedder
 from triptych_frontend.generation.preparation.prepare import Request
-from triptych_frontend.generation.whole import whole_choices
 from triptych_frontend.media.uploads import Uploads
 from triptych_frontend.prompt.preprocess import Preprocessor
 from triptych_frontend.rpc.session import GenerationSession
@@ -86,7 +86,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return generation_pb2.ChatResponse(
             request_id=request_id_var.get(),
             model=self._model.info.name,
-            choices=whole_choices(new.choices),
+            choices=merged_choices(new.choices),
             usage=new.usage,
             timings=new.timings,
             media=new.media,
@@ -100,7 +100,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return generation_pb2.CompleteResponse(
             request_id=request_id_var.get(),
             model=self._model.info.name,
-            choices=whole_choices(new.choices),
+            choices=merged_choices(new.choices),
             usage=new.usage,
             timings=new.timings,
             media=new.media,
@@ -239,7 +239,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
                 raise InvalidRequestError("an input is needed: chat or complete", field="input")
             if kind == "chat":
                 self._model.check_name(request.chat.model)
-                prompt = await self._preprocessor.chat(request.chat, principal)
+                prompt = await self._preprocessor.chat(request.chat, principal, max_model_len=self._model.info.max_model_len)
             else:
                 self._model.check_name(request.complete.model)
                 prompt = await self._preprocessor.complete(request.complete, principal)

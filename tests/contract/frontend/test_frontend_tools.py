@@ -52,7 +52,8 @@ async def test_a_call_is_whole_and_in_the_models_own_words() -> None:
     (call,) = choice.tool_calls
     assert (choice.text, call.name, call.arguments) == ("Let me look.", "get_weather", '{"city":  "Zürich"}')
     assert call.id.startswith("call_")
-    assert choice.finish_reason == common_pb2.FINISH_REASON_STOP
+    assert not call.incomplete
+    assert choice.finish_reason == common_pb2.FINISH_REASON_TOOL_CALLS
 
 
 async def test_a_stream_has_deltas_of_one_kind_and_pieces_of_arguments() -> None:
@@ -76,6 +77,7 @@ async def test_arguments_that_are_cut_are_sent_as_they_are() -> None:
         answer = await one.generation.Chat(chat_request(tools=[tool()]))
     (choice,) = answer.choices
     assert choice.tool_calls[0].arguments == '{"city":  "Zü'
+    assert choice.tool_calls[0].incomplete
     assert choice.finish_reason == common_pb2.FINISH_REASON_LENGTH
 
 
@@ -86,7 +88,7 @@ async def test_without_parallel_calls_the_first_one_ends_the_choice() -> None:
         assert answer.choices[0].text == "More"
         answer = await one.generation.Chat(chat_request(tools=[tool()], parallel_tool_calls=False))
     assert len(answer.choices[0].tool_calls) == 1
-    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("", common_pb2.FINISH_REASON_STOP)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("", common_pb2.FINISH_REASON_TOOL_CALLS)
 
 
 async def test_without_tools_or_with_the_choice_none_a_call_is_text() -> None:
@@ -195,9 +197,9 @@ def _preprocess(request: generation_pb2.ChatRequest) -> Any:
             "properties/a",
         ),
         (
-            {"tools": [tool(strict=True)], "options": Options(constraint=common_pb2.Constraint(json_object=True))},
-            "options.constraint",
-            "strict",
+            {"tools": [tool()], "options": Options(constraint=common_pb2.Constraint(grammar='start: "a"'))},
+            "options.constraint.grammar",
+            "cannot be combined with tools",
         ),
         ({"messages": [Message(role="user", reasoning="x")]}, "messages[0].reasoning", "assistant"),
         ({"reasoning": generation_pb2.Reasoning(effort="")}, "reasoning.effort", "empty"),

@@ -176,3 +176,24 @@ async def test_unknown_routes_and_methods(method: str, path: str, status: int) -
     assert response.status_code == status
     assert response.json()["error"]["type"] == "invalid_request_error"
     assert response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/v1/batches", "not served here; nearest: `triptych batch` answers a file of requests"),
+        ("/v1/assistants/asst_1", "not served here; nearest: POST /v1/responses keeps a conversation, with previous_response_id"),
+        (
+            "/v1/images/generations",
+            "not served here; nearest: this server makes text; pictures are read by POST /v1/chat/completions",
+        ),
+        ("/chat/completions", "not served here; nearest: POST /v1/chat/completions: the base URL ends with /v1"),
+        ("/v1/v1/models", "not served here; nearest: the base URL has /v1 twice"),
+        ("/v1/nothing", "no such path"),
+    ],
+)
+async def test_paths_that_are_known_elsewhere_name_what_is_nearest(path: str, message: str) -> None:
+    async with gateway_client() as client:
+        response = await client.post(path, json={})
+    assert response.status_code == 404
+    assert response.json()["error"] == {"message": message, "type": "invalid_request_error", "param": None, "code": "not_found"}

@@ -23,7 +23,6 @@ CHAT_ROWS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": [{"type": "smell", "smell": ""}]}]}, "messages[0].content[0]"),
-    ({"messages": [{"role": "user", "content": "Hi", "mood": "good"}]}, "messages[0].mood"),
     ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].type"),
     (
         {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "?", "format": "wav"}}]}]},

@@ -48,6 +48,7 @@ CASES = [
         },
     ),
     *several(two_chats, {f"{PREFIX}_media_tokens": 5}, modality="image"),
+    *several(two_chats, {f"{PREFIX}_history_fields_ignored": 1}),
     *several(two_chats, {f"{PREFIX}_media_items": 1}, modality="image", encoder_cache="hit"),
     *several(a_stream_that_fails, {f"{PREFIX}_errors": 1, f"{PREFIX}_stream_errors": 1}, route=ROUTE, code="internal_error"),
     *several(responses_that_fail, {f"{PREFIX}_errors": 2, f"{PREFIX}_stream_errors": 2}, route=RESPONSES, code="internal_error"),

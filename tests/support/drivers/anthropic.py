@@ -42,9 +42,10 @@ def call(index: int, name: str, *pieces: str) -> list[Delta]:
 
 
 def answers(*groups: Sequence[Delta], **last: Any) -> Script:
-    """A script of one choice. Its last delta has the finish reason, by default STOP."""
+    """A script of one choice. Its last delta has the finish reason, by default STOP, or TOOL_CALLS if it calls tools."""
     deltas = [delta for group in groups for delta in group]
-    return Script([[*deltas, Delta(**({"finish_reason": STOP} | last))]])
+    reason = common_pb2.FINISH_REASON_TOOL_CALLS if any(delta.HasField("tool_call") for delta in deltas) else STOP
+    return Script([[*deltas, Delta(**({"finish_reason": reason} | last))]])
 
 
 @asynccontextmanager

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from triptych_frontend.conversation.turns import ChatTurn
 from triptych_frontend.media.item import MediaPart
 from triptych_frontend.media.processors.placeholders import PlaceholderExpander
 from triptych_frontend.prompt.chat_template import ChatTemplate
-from triptych_frontend.prompt.conversation import ChatTurn
 from triptych_frontend.service import _load_text_and_media
 
 from support.builders.media_files import checkpoint

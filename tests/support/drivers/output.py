@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from triptych_frontend.conversation.events import Event, Reasoning, Text, ToolArguments
 from triptych_frontend.output.chain import Stage
-from triptych_frontend.output.events import Event, Reasoning, Text, ToolArguments
 
 
 def pieces_of(text: str, cuts: Iterable[int]) -> list[str]:

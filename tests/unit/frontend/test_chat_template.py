@@ -20,8 +20,8 @@ from support.builders.tokenizer import (
 from tokenizers import AddedToken, normalizers
 from triptych.errors import InvalidRequestError, StartupError
 from triptych_common.model.store import resolve_model
+from triptych_frontend.conversation.turns import ChatTurn
 from triptych_frontend.prompt.chat_template import ChatTemplate, RenderedChat
-from triptych_frontend.prompt.conversation import ChatTurn
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
 ROLES = st.sampled_from(["system", "user", "assistant"])

@@ -60,7 +60,7 @@ def test_chat_logprobs(fields: dict[str, Any], logprobs: int | None) -> None:
 
 
 def test_completions_have_openais_default_of_max_tokens() -> None:
-    (call,) = complete_calls(CompletionRequest.model_validate({"model": "m", "prompt": "x"}), ["id"])
+    (call,) = complete_calls(CompletionRequest.model_validate({"model": "m", "prompt": "x"}), ["id"], NO_FILES)
     assert call.request.options.sampling.max_tokens == 16
 
 

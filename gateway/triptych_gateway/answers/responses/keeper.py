@@ -16,7 +16,7 @@ from triptych_gateway.dialects.responses.encoder import ResponsesEncoder
 from triptych_gateway.dialects.responses.ids import new_response_id, response_of_item
 from triptych_gateway.dialects.responses.resource import failed
 from triptych_gateway.errors import ApiError, NotFoundError, PreviousResponseNotFoundError, to_api_error
-from triptych_gateway.file_parts import FileParts
+from triptych_gateway.file_parts import FileParts, run_sized
 from triptych_gateway.schemas.responses.items import Input
 from triptych_gateway.schemas.responses.request import ResponseRequest
 from triptych_gateway.stores.store import Clock, ResponseStore, StoredResponse, chain, walk, wall_clock
@@ -107,7 +107,8 @@ class Keeper:
             return await self._item(store, tenant, item_id)
 
         items, written = await read_items(given, response_id, lookup)
-        history = history_of([(record.input_items, record.response) for record in earlier])
+        parts = [(record.input_items, record.response) for record in earlier]
+        history = await run_sized(sum(len(items) + len(response) for items, response in parts), lambda: history_of(parts))
         return Turn(tenant, Context(response_id, items, history), previous_id, False, orjson.dumps(written))
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse:

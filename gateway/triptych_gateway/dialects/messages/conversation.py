@@ -6,7 +6,6 @@ messages of one role are one turn.
 
 from __future__ import annotations
 
-import orjson
 import pybase64
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
@@ -105,7 +104,7 @@ class ConversationWriter:
                 turn.content.add(text=block.text)
             elif isinstance(block, ToolUseBlock):
                 self._tool_names[block.id] = block.name
-                turn.tool_calls.add(id=block.id, name=block.name, arguments=orjson.dumps(block.input).decode())
+                turn.tool_calls.add(id=block.id, name=block.name, arguments=self._parts.json_text(block.input))
             elif isinstance(block, ThinkingBlock):
                 turn.reasoning += thinking_of(block.thinking, block.signature)
             # Redacted thinking is left out: another server encrypted it, and nobody here can read it.

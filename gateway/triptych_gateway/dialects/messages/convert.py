@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import orjson
-from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
 
+from triptych_gateway.dialects.conversation import check_all_taken
 from triptych_gateway.dialects.fields import FieldNames
 from triptych_gateway.dialects.messages.conversation import ConversationWriter
 from triptych_gateway.file_parts import FileParts
@@ -49,13 +48,12 @@ def chat_request(body: PromptFields, parts: FileParts) -> tuple[generation_pb2.C
         writer.write_system(body.system)
     for index, message in enumerate(body.messages):
         writer.write(message, f"messages[{index}]")
-    if parts:
-        raise InvalidRequestError("the body has a file in a place that takes none")
     if isinstance(body.messages[-1], AssistantTurn):
         chat.continue_final_message = True
-    names = _FIELD_NAMES | writer.names | _write_tools(chat, body) | _write_reasoning(chat, body)
+    names = _FIELD_NAMES | writer.names | _write_tools(chat, body, parts) | _write_reasoning(chat, body)
     if body.answer_schema is not None:
-        chat.options.constraint.json_schema = orjson.dumps(body.answer_schema).decode()
+        chat.options.constraint.json_schema = parts.json_text(body.answer_schema)
+    check_all_taken(parts)
     return chat, writer.files, names
 
 
@@ -65,9 +63,11 @@ def set_options(chat: generation_pb2.ChatRequest, body: MessagesRequest) -> None
         common_pb2.SamplingParams(max_tokens=body.max_tokens, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
     )
     chat.options.stop.extend(body.stop_sequences or ())
+    # Anthropic's clients must send max_tokens, and send large values. There, the context ends the answer.
+    chat.options.clamp_max_tokens = True
 
 
-def _write_tools(chat: generation_pb2.ChatRequest, body: PromptFields) -> dict[str, str]:
+def _write_tools(chat: generation_pb2.ChatRequest, body: PromptFields, parts: FileParts) -> dict[str, str]:
     names = {}
     for index, tool in enumerate(body.tools or ()):
         # `examples` is JSON schema's own keyword for what Anthropic has beside the schema.
@@ -75,7 +75,7 @@ def _write_tools(chat: generation_pb2.ChatRequest, body: PromptFields) -> dict[s
         chat.tools.add(
             name=tool.name,
             description=tool.description,
-            parameters_json_schema=orjson.dumps(schema).decode(),
+            parameters_json_schema=parts.json_text(schema),
             strict=tool.strict,
         )
         names[f"tools[{index}].parameters_json_schema"] = f"tools[{index}].input_schema"

@@ -22,4 +22,4 @@ class MessagesDialect:
         return Call([FrontendCall(chat, request_id, mode, media)], 1, bool(body.stream), names)
 
     def encoder(self, body: MessagesRequest, request_id: str, fingerprint: str | None) -> Encoder:
-        return MessagesEncoder(request_id, body.model, frozenset(body.stop_sequences or ()), body.shows_thinking)
+        return MessagesEncoder(request_id, body.model, body.max_tokens, frozenset(body.stop_sequences or ()), body.shows_thinking)

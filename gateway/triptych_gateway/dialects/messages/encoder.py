@@ -38,15 +38,19 @@ class MessagesEncoder:
     """Writes the answer to one request, streamed or whole.
 
     Args:
+        max_tokens: the client's. An answer that was cut before fills the model's context.
         stop_sequences: the client's own. Another stop string is not reported as one.
         shows_thinking: send thinking as text, and not only in its signature.
     """
 
     content_type = b"text/event-stream; charset=utf-8"
 
-    def __init__(self, request_id: str, model: str, stop_sequences: Collection[str] = (), shows_thinking: bool = True) -> None:
+    def __init__(
+        self, request_id: str, model: str, max_tokens: int, stop_sequences: Collection[str] = (), shows_thinking: bool = True
+    ) -> None:
         self._request_id = request_id
         self._envelope = {"id": _ID_PREFIX + request_id, "type": "message", "role": "assistant", "model": model}
+        self._max_tokens = max_tokens
         self._stop_sequences = stop_sequences
         self._shows_thinking = shows_thinking
         self._is_started = False
@@ -56,7 +60,6 @@ class MessagesEncoder:
         self._template = (b"", b"")
         #: Thinking of the open block that is not shown.
         self._hidden: list[str] = []
-        self._calls_tool = False
         self._last = generation_pb2.ChoiceDelta()
 
     def opening(self, num_choices: int) -> bytes:
@@ -79,7 +82,7 @@ class MessagesEncoder:
 
     def closing(self, cost: Cost) -> bytes:
         """message_delta with the reason of the end and the usage, and message_stop."""
-        ended = _end(self._last, self._calls_tool, self._stop_sequences)
+        ended = self._end(self._last, cost.usage)
         return _event("message_delta", delta=ended, usage=_usage_json(cost.usage)) + _event("message_stop")
 
     def failure(self, error: ApiError) -> bytes:
@@ -89,7 +92,7 @@ class MessagesEncoder:
     def whole(self, choices: Sequence[Choice], cost: Cost) -> bytes:
         """The message."""
         deltas, last = choices[0].deltas, choices[0].last or generation_pb2.ChoiceDelta()
-        ended = _end(last, bool(choices[0].tool_calls), self._stop_sequences)
+        ended = self._end(last, cost.usage)
         return orjson.dumps(self._envelope | {"content": list(self._blocks(deltas))} | ended | {"usage": _usage_json(cost.usage)})
 
     def _blocks(self, deltas: Sequence[generation_pb2.ChoiceDelta]) -> Iterator[dict[str, Any]]:
@@ -109,6 +112,17 @@ class MessagesEncoder:
         signature = signature_of(text, self._shows_thinking)
         return {"type": "thinking", "thinking": text if self._shows_thinking else "", "signature": signature}
 
+    def _end(self, last: generation_pb2.ChoiceDelta, usage: common_pb2.Usage) -> dict[str, str | None]:
+        """stop_reason and stop_sequence."""
+        if last.finish_reason == common_pb2.FINISH_REASON_LENGTH:
+            is_full = usage.completion_tokens < self._max_tokens
+            return {"stop_reason": "model_context_window_exceeded" if is_full else "max_tokens", "stop_sequence": None}
+        if last.finish_reason == common_pb2.FINISH_REASON_TOOL_CALLS:
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        if last.WhichOneof("matched_stop") == "stop_text" and last.stop_text in self._stop_sequences:
+            return {"stop_reason": "stop_sequence", "stop_sequence": last.stop_text}
+        return {"stop_reason": "end_turn", "stop_sequence": None}
+
     def _start(self, prompt_tokens: int) -> bytes:
         """message_start, and a ping. How much of the prompt was cached is known at the end; message_delta has it."""
         self._is_started = True
@@ -124,7 +138,6 @@ class MessagesEncoder:
 
     def _open_block(self, key: _Key, call: generation_pb2.ToolCallDelta) -> bytes:
         self._open, self._index = key, self._index + 1
-        self._calls_tool = self._calls_tool or key[0] == "tool_call"
         kind, name = _DELTAS[key[0]]
         event = _event("content_block_delta", index=self._index, delta={"type": kind, name: _TEXT})
         before, after = event.split(orjson.dumps(_TEXT))
@@ -177,16 +190,6 @@ def _key_of(delta: generation_pb2.ChoiceDelta, only: str | None = None) -> _Key 
 def _text_of(delta: generation_pb2.ChoiceDelta) -> str:
     kind = delta.WhichOneof("delta")
     return delta.tool_call.arguments if kind == "tool_call" else delta.reasoning if kind == "reasoning" else delta.text
-
-
-def _end(last: generation_pb2.ChoiceDelta, calls_tool: bool, stop_sequences: Collection[str]) -> dict[str, str | None]:
-    """stop_reason and stop_sequence."""
-    reason, sequence = "tool_use" if calls_tool else "end_turn", None
-    if last.finish_reason == common_pb2.FINISH_REASON_LENGTH:
-        reason = "max_tokens"
-    elif last.WhichOneof("matched_stop") == "stop_text" and last.stop_text in stop_sequences:
-        reason, sequence = "stop_sequence", last.stop_text
-    return {"stop_reason": reason, "stop_sequence": sequence}
 
 
 def _usage_json(usage: common_pb2.Usage) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from triptych.v1 import generation_pb2
 
 from triptych_gateway.dialects import convert
 from triptych_gateway.dialects.dialect import Call, Choice, Encoder
-from triptych_gateway.dialects.openai.encoder import OpenAiEncoder, finish_reason
+from triptych_gateway.dialects.openai.encoder import OpenAiEncoder
 from triptych_gateway.dialects.openai.prompt_logprobs import finite_logprob, prompt_logprobs_json
 from triptych_gateway.dialects.openai.request_fields import chat_fields
 from triptych_gateway.file_parts import FileParts
@@ -65,8 +65,6 @@ class ChatEncoder(OpenAiEncoder):
         super().__init__(request_id, model, fingerprint, **options)
         self._with_reasoning = with_reasoning
         self._with_prompt_logprobs = with_prompt_logprobs
-        #: Choices that called tools.
-        self._callers: set[int] = set()
 
     def opening(self, num_choices: int) -> bytes:
         """One event per choice, with its role."""
@@ -80,16 +78,12 @@ class ChatEncoder(OpenAiEncoder):
             new = {"content": delta.text}
         elif kind == "reasoning" and delta.reasoning and self._with_reasoning:
             new = _reasoning(delta.reasoning)
-        elif kind == "tool_call":
-            self._callers.add(index)
+        elif kind == "tool_call" and (delta.tool_call.id or delta.tool_call.arguments):
             new = {"tool_calls": [_tool_call_piece(delta.tool_call)]}
         return {"index": index, "delta": new}
 
     def _has_news(self, choice: dict[str, Any]) -> bool:
         return bool(choice["delta"])
-
-    def _finish_reason(self, index: int, delta: generation_pb2.ChoiceDelta) -> str | None:
-        return finish_reason(delta, has_tool_calls=index in self._callers)
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         text = choice.text

@@ -27,7 +27,7 @@ class CompletionDialect:
         stem = request_id[: _MAX_REQUEST_ID_CHARS - len(f"-{MAX_PROMPTS}")]
         num_prompts = len(body.prompts)
         ids = [request_id] if num_prompts == 1 else [f"{stem}-{number}" for number in range(num_prompts)]
-        calls = await files.run(lambda: convert.complete_calls(body, ids))
+        calls = await files.run(lambda: convert.complete_calls(body, ids, files))
         return Call(calls, body.num_choices, bool(body.stream), generation_fields(body))
 
     def encoder(self, body: CompletionRequest, request_id: str, fingerprint: str | None) -> Encoder:

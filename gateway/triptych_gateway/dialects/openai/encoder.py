@@ -19,6 +19,7 @@ _FINISH_REASONS = {
     common_pb2.FINISH_REASON_UNSPECIFIED: None,
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
+    common_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
 }
 _DONE = b"data: [DONE]\n\n"
 #: Placeholder for the text in a template.
@@ -29,12 +30,6 @@ def stop_reason(delta: generation_pb2.ChoiceDelta) -> str | int | None:
     """The stop string or stop token id that ended the choice, if one did."""
     matched = delta.WhichOneof("matched_stop")
     return getattr(delta, matched) if matched else None
-
-
-def finish_reason(delta: generation_pb2.ChoiceDelta, *, has_tool_calls: bool = False) -> str | None:
-    """Why a choice ended; None if it has not. A choice that called tools and was not cut short ended with them."""
-    reason = _FINISH_REASONS[delta.finish_reason]
-    return "tool_calls" if has_tool_calls and reason == "stop" else reason
 
 
 class OpenAiEncoder(ABC):
@@ -98,7 +93,7 @@ class OpenAiEncoder(ABC):
             prefix, suffix = self._templates.get(index) or self._add_template(index)
             return prefix + orjson.dumps(text) + suffix
         choice = self._chunk_choice(index, delta)
-        reason = self._finish_reason(index, delta)
+        reason = _FINISH_REASONS[delta.finish_reason]
         logprobs = delta.logprobs if self._with_logprobs else ()
         token_ids = delta.token_ids if self._with_token_ids else ()
         tail = self._tail if self._usages is None else self._usage_tail(self._usages.setdefault(index, common_pb2.Usage()), delta)
@@ -146,7 +141,7 @@ class OpenAiEncoder(ABC):
             written = self._whole_choice(index, choice)
             written["logprobs"] = self._logprobs(choice.logprobs) if self._with_logprobs else None
             last = choice.last or generation_pb2.ChoiceDelta()
-            written["finish_reason"] = finish_reason(last, has_tool_calls=bool(choice.tool_calls))
+            written["finish_reason"] = _FINISH_REASONS[last.finish_reason]
             written["stop_reason"] = stop_reason(last)
             if self._with_token_ids:
                 written["token_ids"] = choice.token_ids
@@ -161,9 +156,6 @@ class OpenAiEncoder(ABC):
     def _num_new_tokens(self, delta: generation_pb2.ChoiceDelta) -> int:
         """How many output tokens the delta has."""
         return len(delta.token_ids)
-
-    def _finish_reason(self, index: int, delta: generation_pb2.ChoiceDelta) -> str | None:
-        return finish_reason(delta)
 
     @abstractmethod
     def _chunk_choice(self, index: int, delta: generation_pb2.ChoiceDelta) -> dict[str, Any]:

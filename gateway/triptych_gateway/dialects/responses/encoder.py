@@ -41,7 +41,6 @@ class ResponsesEncoder:
         self._with_logprobs = body.num_logprobs is not None
         self._is_summary = body.summarizes
         self._is_sealed = ENCRYPTED_REASONING in (body.include or ())
-        self._max_calls = body.max_tool_calls
         self._num_calls = 0
         #: False: only the prompt is computed, so that a later response starts faster. There is no output then.
         self.generates = True
@@ -146,8 +145,6 @@ class ResponsesEncoder:
         return written + item.add(text)
 
     def _tool_call(self, piece: generation_pb2.ToolCallDelta) -> bytes:
-        if self._max_calls is not None and piece.index >= self._max_calls:
-            return b""
         written, item = b"", self._open
         if not isinstance(item, FunctionCall) or item.number != piece.index:
             if piece.index != self._num_calls:
@@ -155,6 +152,7 @@ class ResponsesEncoder:
             self._num_calls += 1
             item = FunctionCall(self._events, self.resource["id"], self._next_index, piece)
             written = self._begin(item)
+        item.is_incomplete = piece.incomplete
         return written + item.add(piece.arguments) if piece.arguments else written
 
     def _message(self) -> Message:
@@ -177,6 +175,8 @@ class ResponsesEncoder:
             return b""
         if isinstance(item, Message) and status == "completed":
             item.phase = "commentary" if isinstance(following, FunctionCall) else "final_answer" if following is None else None
+        if isinstance(item, FunctionCall) and item.is_incomplete:
+            status = "incomplete"
         written = item.closing(status)
         self._done.append(item.json(status))
         self._open = None

@@ -162,6 +162,8 @@ class FunctionCall(OutputItem):
     def __init__(self, events: EventWriter, response_id: str, index: int, call: generation_pb2.ToolCallDelta) -> None:
         super().__init__(events, response_id, index)
         self.number, self._call_id, self._name = call.index, call.id, call.name
+        #: It cannot be made.
+        self.is_incomplete = False
 
     def delta_template(self) -> DeltaTemplate:
         return DeltaTemplate("response.function_call_arguments.delta", self.place)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
 
-from triptych_gateway.dialects.conversation import json_text, template_kwargs
+from triptych_gateway.dialects.conversation import check_all_taken, template_kwargs
 from triptych_gateway.dialects.convert import generation_options, sampling_params
 from triptych_gateway.dialects.openai.request_fields import generation_fields
 from triptych_gateway.dialects.responses.context import Context
@@ -28,7 +28,6 @@ _Choice = generation_pb2.ToolChoice
 _MODES = {"auto": _Choice.MODE_AUTO, "none": _Choice.MODE_NONE, "required": _Choice.MODE_REQUIRED}
 #: The contract's field -> the client's field.
 _FIELD_NAMES = {
-    "options.truncate_prompt_tokens": "truncation",
     "messages": "input",
     "reasoning": "reasoning",
     "reasoning.effort": "reasoning.effort",
@@ -55,20 +54,20 @@ def chat_call(
     messages = talk.finish()
     if not messages:
         raise InvalidRequestError("input: at least one item is needed", field="input")
-    if files:
-        raise InvalidRequestError("the body has the address of a file in a place that takes none")
     if body.mm_processor_kwargs and not any(part.HasField("media") for message in messages for part in message.content):
         field = "mm_processor_kwargs"
         raise InvalidRequestError(f"{field}: only allowed with media; there is none in the input", field=field)
     chat = generation_pb2.ChatRequest(
         model=body.model,
         messages=messages,
-        options=_options(body),
+        options=_options(body, files),
         template_kwargs=template_kwargs(body.chat_template_kwargs),
-        tools=[_tool(tool) for tool in body.tools or ()],
+        tools=[_tool(tool, files) for tool in body.tools or ()],
         tool_choice=_tool_choice(body),
         parallel_tool_calls=body.parallel_tool_calls if body.tools else None,
+        drop_oldest_messages=body.truncation == "auto" or None,
     )
+    check_all_taken(files)
     if body.reasoning is not None and body.reasoning.effort is not None:
         chat.reasoning.effort = body.reasoning.effort
     mode = generation_pb2.OUTPUT_MODE_DELTA if is_streamed else generation_pb2.OUTPUT_MODE_FINAL
@@ -77,27 +76,24 @@ def chat_call(
     return FrontendCall(chat, request_id, mode, placed), _names(body, talk.names)
 
 
-def _options(body: ResponseRequest) -> generation_pb2.GenerationOptions:
-    options = generation_options(body, sampling_params(body, body.max_output_tokens, body.num_logprobs))
-    constraint = _constraint(body.text.format if body.text is not None else None)
+def _options(body: ResponseRequest, files: FileParts) -> generation_pb2.GenerationOptions:
+    options = generation_options(body, sampling_params(body, body.max_output_tokens, body.num_logprobs), files)
+    constraint = _constraint(body.text.format if body.text is not None else None, files)
     if constraint is not None:
         options.constraint.CopyFrom(constraint)
-    if body.truncation == "auto":
-        # As many of the last tokens as fit.
-        options.truncate_prompt_tokens = -1
     return options
 
 
-def _constraint(format_: TextFormat | None) -> common_pb2.Constraint | None:
+def _constraint(format_: TextFormat | None, files: FileParts) -> common_pb2.Constraint | None:
     if isinstance(format_, TextJsonObject):
         return common_pb2.Constraint(json_object=True)
     if isinstance(format_, TextJsonSchema):
-        return common_pb2.Constraint(json_schema=json_text(format_.schema_))
+        return common_pb2.Constraint(json_schema=files.json_text(format_.schema_))
     return None
 
 
-def _tool(tool: ResponseTool) -> generation_pb2.Tool:
-    schema = None if tool.parameters is None else json_text(tool.parameters)
+def _tool(tool: ResponseTool, files: FileParts) -> generation_pb2.Tool:
+    schema = None if tool.parameters is None else files.json_text(tool.parameters)
     return generation_pb2.Tool(name=tool.name, description=tool.description, parameters_json_schema=schema, strict=tool.strict)
 
 
@@ -116,8 +112,6 @@ def _names(body: ResponseRequest, paths: Mapping[str, str]) -> dict[str, str]:
     names = generation_fields(body) | _FIELD_NAMES
     if body.structured_outputs is None:
         names |= _FORMAT_NAMES
-    if body.truncate_prompt_tokens is not None:
-        del names["options.truncate_prompt_tokens"]
     for number, tool in enumerate(body.tools or ()):
         if tool.parameters is not None:
             names[f"tools[{number}].parameters_json_schema"] = f"tools[{number}].parameters"

@@ -100,6 +100,7 @@ async def count(request: Request, body: InputTokensRequest) -> InputTokens:
         tool_choice=body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning=body.reasoning,
+        truncation=body.truncation,
     )
     call = await ResponsesDialect(turn.context, is_stored=False, is_streamed=False).parse(asked, request_id, files_of(request))
     [only] = call.calls
@@ -111,8 +112,4 @@ async def count(request: Request, body: InputTokensRequest) -> InputTokens:
         reply = await gateway.frontend.preprocess(preprocess_pb2.PreprocessRequest(chat=chat, context=context), request_id)
     except TriptychError as error:
         raise call.in_client_terms(error) from error
-    num_tokens = len(reply.token_ids)
-    if body.truncation == "auto":
-        # There is room for at least one token of output.
-        num_tokens = min(num_tokens, reply.max_model_len - 1)
-    return InputTokens(input_tokens=num_tokens)
+    return InputTokens(input_tokens=len(reply.token_ids))

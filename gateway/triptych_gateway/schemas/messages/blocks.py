@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from triptych_gateway.schemas.common import MAX_SCHEMA_DEPTH, NoOp, Schema, Shallow
+from triptych_gateway.schemas.common import MAX_SCHEMA_DEPTH, HistorySchema, NoOp, Schema, Shallow
 from triptych_gateway.schemas.conversation import MAX_MESSAGES, MAX_PARTS
 
 #: The input of a tool. It travels as JSON text, as schemas do.
@@ -28,12 +28,11 @@ class Cacheable(Schema):
     ] = None
 
 
-class TextBlock(Cacheable):
+class TextBlock(Cacheable, HistorySchema):
     """Text."""
 
     type: Literal["text"]
     text: str
-    citations: Annotated[Any, NoOp([], because="answers cite nothing")] = None
 
 
 class Base64ImageSource(Schema):
@@ -54,7 +53,7 @@ class UrlImageSource(Schema):
     url: Annotated[str, Field(min_length=1, description="https: or http:, as far as the frontend allows it.")]
 
 
-class ImageBlock(Cacheable):
+class ImageBlock(Cacheable, HistorySchema):
     """An image. Files of Anthropic's Files API are refused."""
 
     type: Literal["image"]
@@ -100,7 +99,7 @@ class Citations(Schema):
     enabled: Annotated[Any, NoOp(False, because="answers cite nothing")] = None
 
 
-class DocumentBlock(Cacheable):
+class DocumentBlock(Cacheable, HistorySchema):
     """A document of text. PDF files are refused."""
 
     type: Literal["document"]
@@ -110,15 +109,15 @@ class DocumentBlock(Cacheable):
     citations: Citations | None = None
 
 
-class ThinkingBlock(Schema):
+class ThinkingBlock(HistorySchema):
     """What the assistant thought before it answered, as it was received."""
 
     type: Literal["thinking"]
     thinking: str
-    signature: Annotated[str, Field(description="As it was received. It is not verified.")]
+    signature: Annotated[str, Field(description="As it was received. It is not verified.")] = ""
 
 
-class RedactedThinkingBlock(Schema):
+class RedactedThinkingBlock(HistorySchema):
     """Encrypted thinking of another server. It cannot be read here, and is left out of the prompt."""
 
     type: Literal["redacted_thinking"]
@@ -131,7 +130,7 @@ class DirectCaller(Schema):
     type: Literal["direct"]
 
 
-class ToolUseBlock(Cacheable):
+class ToolUseBlock(Cacheable, HistorySchema):
     """A tool call of the assistant."""
 
     type: Literal["tool_use"]
@@ -149,7 +148,7 @@ _ResultContent = Annotated[
 ]
 
 
-class ToolResultBlock(Cacheable):
+class ToolResultBlock(Cacheable, HistorySchema):
     """The result of a tool call."""
 
     type: Literal["tool_result"]
@@ -163,7 +162,7 @@ _UserBlock = Annotated[TextBlock | ImageBlock | DocumentBlock | ToolResultBlock,
 _AssistantBlock = Annotated[TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")]
 
 
-class UserTurn(Schema):
+class UserTurn(HistorySchema):
     """A turn of the user."""
 
     role: Literal["user"]
@@ -174,7 +173,7 @@ class UserTurn(Schema):
     ]
 
 
-class AssistantTurn(Schema):
+class AssistantTurn(HistorySchema):
     """A turn of the assistant. If it is the last message, the answer goes on with it."""
 
     role: Literal["assistant"]
@@ -184,7 +183,7 @@ class AssistantTurn(Schema):
     ]
 
 
-class SystemTurn(Schema):
+class SystemTurn(HistorySchema):
     """Instructions in the middle of a conversation, for chat templates that take them there."""
 
     role: Literal["system"]

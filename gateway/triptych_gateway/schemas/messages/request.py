@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
+from triptych_common.limits import MAX_STOP_STRINGS
 
-from triptych_gateway.schemas.common import MAX_STOP_STRINGS, UINT32_MAX, JsonSchema, NoOp, Schema, at
+from triptych_gateway.schemas.common import UINT32_MAX, JsonSchema, NoOp, Schema, at
 from triptych_gateway.schemas.messages.blocks import AssistantTurn, CacheControl, Messages, TextOrBlocks, ToolUseBlock
 from triptych_gateway.schemas.messages.tools import MAX_TOOLS, Tool, ToolChoice, ToolChoiceTool
 

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from triptych_gateway.schemas.common import NoOp, Schema, refuse
+from triptych_gateway.schemas.common import HistorySchema, NoOp, Schema, refuse
 from triptych_gateway.schemas.conversation import MAX_PARTS, InputAudio
 
 
-class InputText(Schema):
+class InputText(HistorySchema):
     """Text."""
 
     type: Literal["input_text"]
@@ -18,7 +18,7 @@ class InputText(Schema):
     prompt_cache_breakpoint: Annotated[Any, NoOp()] = None
 
 
-class InputImage(Schema):
+class InputImage(HistorySchema):
     """An image, by URL."""
 
     type: Literal["input_image"]
@@ -36,14 +36,14 @@ class InputImage(Schema):
         return self
 
 
-class InputVideo(Schema):
+class InputVideo(HistorySchema):
     """A video, by URL."""
 
     type: Literal["input_video"]
     video_url: Annotated[str, Field(min_length=1, description="https:, http: or data:, or file: if it is allowed.")]
 
 
-class InputAudioPart(Schema):
+class InputAudioPart(HistorySchema):
     """Audio, inline. An extension of OpenAI's items, with the part of its chat completions."""
 
     type: Literal["input_audio"]
@@ -61,7 +61,7 @@ class InputFile(Schema):
         raise refuse("parts of type 'input_file' are not served", "unsupported")
 
 
-class OutputText(Schema):
+class OutputText(HistorySchema):
     """Text that a model wrote. Annotations and log probabilities may be sent back; they change nothing."""
 
     type: Literal["output_text"]
@@ -70,7 +70,7 @@ class OutputText(Schema):
     logprobs: list[Any] | None = None
 
 
-class Refusal(Schema):
+class Refusal(HistorySchema):
     """A model's refusal. The model sees it as its own text."""
 
     type: Literal["refusal"]

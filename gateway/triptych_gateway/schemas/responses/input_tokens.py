@@ -26,7 +26,7 @@ class InputTokensRequest(Schema):
     reasoning: ReasoningOptions | None = None
     text: Annotated[TextOptions | None, Field(description="It is checked. A format of the text is not part of the prompt.")] = None
     truncation: Annotated[
-        Literal["auto", "disabled"] | None, Field(description="auto: count at most what is left of a prompt that is too long.")
+        Literal["auto", "disabled"] | None, Field(description="auto: count what is left of a conversation that is too long.")
     ] = None
     conversation: Annotated[Any, NoOp(because="send previous_response_id")] = None
     personality: Annotated[Any, NoOp(because="send instructions")] = None

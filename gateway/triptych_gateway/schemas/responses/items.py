@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from triptych_gateway.schemas.common import NoOp, Schema
+from triptych_gateway.schemas.common import HistorySchema, NoOp
 from triptych_gateway.schemas.conversation import MAX_MESSAGES
 from triptych_gateway.schemas.responses.content import Content
 
@@ -15,7 +15,7 @@ ItemId = Annotated[str | None, Field(min_length=1, max_length=128, description="
 CallId = Annotated[str, Field(min_length=1, max_length=128, description="Joins a call and its output.")]
 
 
-class MessageItem(Schema):
+class MessageItem(HistorySchema):
     """A message."""
 
     type: Literal["message"] = "message"
@@ -29,7 +29,7 @@ class MessageItem(Schema):
     ] = None
 
 
-class FunctionCallItem(Schema):
+class FunctionCallItem(HistorySchema):
     """A model's call of a function."""
 
     type: Literal["function_call"]
@@ -42,7 +42,7 @@ class FunctionCallItem(Schema):
     namespace: Annotated[Any, NoOp()] = None
 
 
-class FunctionCallOutputItem(Schema):
+class FunctionCallOutputItem(HistorySchema):
     """What a function returned."""
 
     type: Literal["function_call_output"]
@@ -55,21 +55,21 @@ class FunctionCallOutputItem(Schema):
     namespace: Annotated[Any, NoOp()] = None
 
 
-class SummaryText(Schema):
+class SummaryText(HistorySchema):
     """A part of a summary of reasoning."""
 
     type: Literal["summary_text"]
     text: str
 
 
-class ReasoningText(Schema):
+class ReasoningText(HistorySchema):
     """A part of reasoning."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
-class ReasoningItem(Schema):
+class ReasoningItem(HistorySchema):
     """What a model thought before the next message or call."""
 
     type: Literal["reasoning"]
@@ -80,7 +80,7 @@ class ReasoningItem(Schema):
     status: Status | None = None
 
 
-class CompactionItem(Schema):
+class CompactionItem(HistorySchema):
     """A conversation in short, from /v1/responses/compact."""
 
     type: Literal["compaction"]
@@ -89,7 +89,7 @@ class CompactionItem(Schema):
     created_by: str | None = None
 
 
-class ItemReference(Schema):
+class ItemReference(HistorySchema):
     """An item of a stored response."""
 
     type: Literal["item_reference"] | None = None

@@ -55,7 +55,9 @@ class ResponseRequest(GenerationRequest):
     stream_options: ResponseStreamOptions | None = None
 
     max_output_tokens: Annotated[int | None, Field(ge=1, le=UINT32_MAX, description="Most tokens, reasoning included.")] = None
-    max_tool_calls: Annotated[int | None, Field(ge=1, le=1024, description="Further calls of the model are dropped.")] = None
+    max_tool_calls: Annotated[int | None, Field(ge=1, le=1024, description="About tools that the server runs; here are none.")] = (
+        None
+    )
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: Annotated[bool | None, Field(description="Whether one response may have several calls.")] = None
@@ -64,7 +66,7 @@ class ResponseRequest(GenerationRequest):
     top_logprobs: Annotated[int | None, Field(ge=0, le=20, description="Likeliest alternatives to send per token.")] = None
     include: Annotated[list[Include], Field(max_length=16, fail_fast=True)] | None = None
     truncation: Annotated[
-        Literal["auto", "disabled"] | None, Field(description="auto drops the start of a prompt that is too long.")
+        Literal["auto", "disabled"] | None, Field(description="auto leaves out the oldest turns where all are too long.")
     ] = None
 
     metadata: Annotated[Metadata | None, Field(description="Labels that are kept with the response.")] = None

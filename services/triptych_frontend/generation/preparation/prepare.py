@@ -10,7 +10,7 @@ from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.rpc.principal import Principal
 
-from triptych_frontend.generation.preparation.answer_format import AnswerFormat, AnswerFormats
+from triptych_frontend.conversation.answer_format import AnswerFormat, AnswerFormats
 from triptych_frontend.generation.preparation.defaults import with_defaults
 from triptych_frontend.generation.preparation.prompt_options import ban_words, check_bad_words, kept_tokens
 from triptych_frontend.generation.preparation.search import BeamOptions, check_beam_search, check_best_of
@@ -86,7 +86,9 @@ class CallPreparer:
         if words:
             await self._preprocessor.run(lambda: ban_words(words, self._tokenizer, params.sampling))
         if isinstance(request, generation_pb2.ChatRequest):
-            prompt = await self._preprocessor.chat(request, principal, with_offsets=params.wants_prompt_logprobs)
+            prompt = await self._preprocessor.chat(
+                request, principal, with_offsets=params.wants_prompt_logprobs, max_model_len=self._model.info.max_model_len
+            )
             on_exit(prompt.release)
             answer = await self._answer(request, prompt)
             params = params.reading(answer.parser, answer.limit)
@@ -111,9 +113,9 @@ class CallPreparer:
 
     async def _answer(self, request: generation_pb2.ChatRequest, prompt: Prompt) -> AnswerFormat:
         if not request.tools:
-            return self._formats.of(request, prompt)
+            return self._formats.of(request, prompt.tools, prompt.text)
         # Schemas may be large.
-        return await self._preprocessor.run(lambda: self._formats.of(request, prompt))
+        return await self._preprocessor.run(lambda: self._formats.of(request, prompt.tools, prompt.text))
 
     async def _check_constraint(self, constraint: common_pb2.Constraint, is_own: bool, has_beams: bool) -> None:
         if has_beams:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
+from triptych_common.limits import MAX_BAD_WORDS
 
-from triptych_frontend.generation.sampling import MAX_BAD_SEQUENCE_TOKENS, MAX_BAD_SEQUENCES, check_range
+from triptych_frontend.generation.sampling import MAX_BAD_SEQUENCE_TOKENS, check_range
 from triptych_frontend.prompt.preprocess import Prompt
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
@@ -18,8 +19,7 @@ _TRUNCATE = "options.truncate_prompt_tokens"
 def check_bad_words(words: Iterable[str]) -> tuple[str, ...]:
     """The words. Raises InvalidRequestError."""
     words = tuple(words)
-    # Each word has several spellings in tokens.
-    limit = MAX_BAD_SEQUENCES // 4
+    limit = MAX_BAD_WORDS
     if len(words) > limit:
         raise InvalidRequestError(
             f"{_WORDS} may have at most {limit} words; given: {len(words)}", field=_WORDS, limit=limit, value=len(words)

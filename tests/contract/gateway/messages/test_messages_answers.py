@@ -73,7 +73,7 @@ async def test_a_stop_string_of_the_model_is_no_stop_sequence_of_the_client() ->
 
 async def test_arguments_that_max_tokens_cut_are_as_far_as_they_go() -> None:
     script = answers(call(0, "get_weather", '{"city":"Paris","unit":"cel'), finish_reason=LENGTH)
-    for message in await both(script, tools=[WEATHER]):
+    for message in await both(script, tools=[WEATHER], max_tokens=3):
         assert message.stop_reason == "max_tokens"
         assert content(message)[0]["input"] == {"city": "Paris"}
 

@@ -176,10 +176,11 @@ async def test_a_schema_that_is_nested_too_deeply() -> None:
 
 
 async def test_a_file_in_a_place_that_takes_none() -> None:
-    source = {"type": "base64", "media_type": "image/png", "data": "A" * 8000}
-    turns = [*HI["messages"], {"role": "assistant", "content": [USED["content"][0] | {"input": {"source": source}}]}]  # type: ignore[index,operator]
-    turns.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1"}]})
-    assert (await refused(HI | {"messages": turns}))["message"] == "the body has a file in a place that takes none"
+    metadata = {"user_id": "u", "source": {"data": "A" * 8000}}
+    assert "metadata.source" in (await refused(HI | {"metadata": metadata}))["message"]
+    title = [{"type": "text", "text": "a", "x": {"source": {"data": "A" * 8000}}}]
+    error = await refused(HI | {"messages": [{"role": "user", "content": title}]})
+    assert error["message"] == "the body has the address of a file in a place that takes none"
 
 
 @pytest.mark.parametrize(

@@ -106,9 +106,6 @@ async def test_refused(field: str) -> None:
 NESTED = {
     "tools[0].defer_loading": {"tools": [WEATHER | {"defer_loading": True}]},
     "tools[0].allowed_callers": {"tools": [WEATHER | {"allowed_callers": ["code_execution_20250825"]}]},
-    "messages[0].content[0].citations": {
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "a", "citations": [{"type": "char_location"}]}]}]
-    },
     "messages[0].content[0].citations.enabled": {
         "messages": [
             {

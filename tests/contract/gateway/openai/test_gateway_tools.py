@@ -130,7 +130,7 @@ async def test_arguments_cut_by_the_limit_are_sent_as_they_are(stream: bool) -> 
 async def test_only_the_choice_that_called_has_tool_calls() -> None:
     frontend = FakeFrontend()
     text = [generation_pb2.ChoiceDelta(text="No."), end()]
-    frontend.script = Script([text, [*tool_call(0, ["{}"], index=1), end(index=1)]])
+    frontend.script = Script([text, [*tool_call(0, ["{}"], index=1), end(common_pb2.FINISH_REASON_TOOL_CALLS, index=1)]])
     async with openai_client(frontend) as client:
         whole = await client.chat.completions.create(**ASK, n=2)
         async with client.chat.completions.stream(**ASK, n=2) as stream:

@@ -57,7 +57,7 @@ HONOURED: dict[str, tuple[Any, dict[str, Any], Check]] = {
     "reasoning": ({"effort": "high"}, {}, _sent("reasoning.effort", "high")),
     "top_logprobs": (2, {}, _sent(_S + "logprobs", 2)),
     "include": (["message.output_text.logprobs"], {}, lambda request, _: request.options.sampling.HasField("logprobs")),
-    "truncation": ("auto", {}, _sent("options.truncate_prompt_tokens", -1)),
+    "truncation": ("auto", {}, _sent("drop_oldest_messages", True)),
     "truncate_prompt_tokens": (5, {}, _sent("options.truncate_prompt_tokens", 5)),
     "chat_template_kwargs": ({"a": "b"}, {}, lambda request, _: dict(request.template_kwargs) == {"a": "b"}),
     "temperature": (0.5, {}, _sent(_S + "temperature", 0.5)),

@@ -75,10 +75,13 @@ async def test_the_official_client_counts_a_conversation() -> None:
 
 
 async def test_what_is_too_long_is_counted_as_it_would_be_truncated() -> None:
-    async with gateway_client() as client:
-        for truncation, expected in (("disabled", 3000), ("auto", MODEL.max_model_len - 1)):
+    frontend = FakeFrontend()
+    async with gateway_client(frontend) as client:
+        for truncation in ("disabled", "auto"):
             body = BODY | {"input": "x" * 3000, "truncation": truncation}
-            assert (await client.post(PATH, json=body)).json()["input_tokens"] == expected
+            # The frontend leaves out what does not fit.
+            assert (await client.post(PATH, json=body)).json()["input_tokens"] == 3000
+            assert frontend.preprocessed[-1].chat.drop_oldest_messages == (truncation == "auto")
 
 
 async def test_pictures_are_sent_with_the_request() -> None:

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.drivers.media_templates import loaded
 from triptych.errors import InvalidRequestError
+from triptych_frontend.conversation.turns import ChatTurn
 from triptych_frontend.media.item import IMAGE, ImageHeader, MediaPart
 from triptych_frontend.media.processors.placeholders import placeholder_ranges
 from triptych_frontend.prompt.chat_template import ChatTemplate
-from triptych_frontend.prompt.conversation import ChatTurn
 
 
 @given(st.lists(st.lists(st.sampled_from("xE"), min_size=1, max_size=8), max_size=5))

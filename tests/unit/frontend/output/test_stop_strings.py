@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.drivers.output import merged, pieces_of, run_stage
-from triptych_frontend.output.events import Stopped, Text
+from triptych_frontend.conversation.events import Stopped, Text
+from triptych_frontend.conversation.text_matcher import TextMatcher
 from triptych_frontend.output.stop_strings import StopStrings
-from triptych_frontend.output.text_matcher import TextMatcher
 
 # Few characters, so that stop strings occur, overlap and contain each other.
 TEXTS = st.text("ab<|", max_size=24)

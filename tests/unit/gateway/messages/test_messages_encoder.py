@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from support.drivers.anthropic import LENGTH, STOP, Delta, call, sse, text, thought
 from triptych.v1 import common_pb2
+from triptych.v1.generation_pb2 import ToolCallDelta
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.dialect import Choice
 from triptych_gateway.dialects.messages.encoder import MessagesEncoder, input_of
@@ -25,7 +26,7 @@ COST = Cost(usage=common_pb2.Usage(prompt_tokens=9, cached_tokens=4, completion_
 
 def streamed(deltas: list[Delta], **options: Any) -> tuple[list[dict[str, Any]], anthropic.types.Message]:
     """The events of an answer, and the message that the client makes of them."""
-    encoder = MessagesEncoder("r1", "m", **options)
+    encoder = MessagesEncoder("r1", "m", 5, **options)
     body = encoder.opening(1) + b"".join(encoder.delta(0, delta) for delta in deltas) + encoder.closing(COST)
     events = [orjson.loads(data) for name, data in sse(body) if name != "ping"]
     snapshot: Any = None
@@ -40,7 +41,7 @@ def whole(deltas: list[Delta], **options: Any) -> dict[str, Any]:
     choice = Choice()
     for delta in deltas:
         choice.add(delta)
-    answer: dict[str, Any] = orjson.loads(MessagesEncoder("r1", "m", **options).whole([choice], COST))
+    answer: dict[str, Any] = orjson.loads(MessagesEncoder("r1", "m", 5, **options).whole([choice], COST))
     anthropic.types.Message.model_validate(answer)
     return answer
 
@@ -70,7 +71,7 @@ def steps(kinds: tuple[str, ...]) -> list[Delta]:
             num_calls += 1
         else:
             deltas += thought("h", "m") if kind == "thinking" else text("a", "", "b")
-    return [*deltas, Delta(finish_reason=STOP)]
+    return [*deltas, Delta(finish_reason=common_pb2.FINISH_REASON_TOOL_CALLS if num_calls else STOP)]
 
 
 @pytest.mark.parametrize("shows_thinking", [True, False])
@@ -95,7 +96,7 @@ def test_every_sequence_of_kinds(kinds: tuple[str, ...], shows_thinking: bool) -
     model=st.text(st.characters(codec="utf-8"), min_size=1),
 )
 def test_any_text_comes_through(pieces: list[str], model: str) -> None:
-    encoder = MessagesEncoder("r", model)
+    encoder = MessagesEncoder("r", model, 5)
     body = encoder.opening(1) + b"".join(encoder.delta(0, delta) for delta in text(*pieces))
     events = [orjson.loads(data) for _, data in sse(body)]
     assert events[0]["message"]["model"] == model
@@ -103,7 +104,7 @@ def test_any_text_comes_through(pieces: list[str], model: str) -> None:
 
 
 def test_a_delta_with_nothing_new_is_no_event() -> None:
-    encoder = MessagesEncoder("r", "m")
+    encoder = MessagesEncoder("r", "m", 5)
     assert encoder.delta(0, Delta(prompt_tokens=3)).startswith(b"event: message_start")
     assert encoder.delta(0, Delta()) == b""
     assert encoder.delta(0, Delta(text="")) == b""
@@ -116,6 +117,23 @@ def test_the_last_delta_may_have_text() -> None:
     check_blocks(events)
     assert message.content[0].text == "ab"  # type: ignore[union-attr]
     assert message.stop_reason == whole(deltas)["stop_reason"] == "max_tokens"
+
+
+def test_an_answer_that_fills_the_context_says_so() -> None:
+    deltas = [Delta(text="a"), Delta(finish_reason=LENGTH)]
+    choice = Choice()
+    for delta in deltas:
+        choice.add(delta)
+    encoder = MessagesEncoder("r1", "m", 6)
+    assert orjson.loads(encoder.whole([choice], COST))["stop_reason"] == "model_context_window_exceeded"
+
+
+def test_a_call_that_cannot_be_made_is_not_waited_for() -> None:
+    cut = Delta(tool_call=ToolCallDelta(index=0, incomplete=True))
+    deltas = [*call(0, "f", '{"a":'), cut, Delta(finish_reason=STOP)]
+    events, message = streamed(deltas)
+    check_blocks(events)
+    assert message.stop_reason == whole(deltas)["stop_reason"] == "end_turn"
 
 
 @pytest.mark.parametrize("end", range(len('{"city":"Paris","days":[1,{"a":2.5}],"ok":true}') + 1))
@@ -146,7 +164,7 @@ def test_arguments_are_not_written_anew(arguments: str, written: str) -> None:
 
 
 def test_the_events_of_thinking_and_a_tool() -> None:
-    encoder = MessagesEncoder("r1", "m")
+    encoder = MessagesEncoder("r1", "m", 5)
     deltas = [*thought("hm"), *call(0, "f", '{"a":', "1}"), Delta(finish_reason=STOP)]
     encoder.delta(0, Delta())
     body = b"".join(encoder.delta(0, delta) for delta in deltas)

@@ -188,9 +188,25 @@ def test_no_text_at_all_is_an_empty_message() -> None:
     assert [item["type"] for item in events[-1]["response"]["output"]] == ["message"]
 
 
-def test_calls_beyond_the_limit_are_dropped() -> None:
-    events = written(an_encoder(max_tool_calls=1), EVERYTHING)
-    assert [item["type"] for item in events[-1]["response"]["output"]] == ["reasoning", "message", "function_call"]
+def test_the_limit_of_built_in_tools_is_none_of_functions() -> None:
+    unlimited = [item["type"] for item in written(an_encoder(), EVERYTHING)[-1]["response"]["output"]]
+    limited = written(an_encoder(max_tool_calls=1), EVERYTHING)[-1]["response"]["output"]
+    assert [item["type"] for item in limited] == unlimited
+    assert unlimited.count("function_call") > 1
+
+
+def test_a_call_that_cannot_be_made_is_incomplete() -> None:
+    cut = generation_pb2.ToolCallDelta(index=0, incomplete=True)
+    deltas = [
+        Delta(tool_call=generation_pb2.ToolCallDelta(index=0, id="c", name="f")),
+        Delta(tool_call=generation_pb2.ToolCallDelta(index=0, arguments='{"a": ')),
+        Delta(tool_call=cut),
+        Delta(finish_reason=common_pb2.FINISH_REASON_STOP),
+    ]
+    last = written(an_encoder(), deltas)[-1]["response"]
+    assert [(item["type"], item["status"], item["arguments"]) for item in last["output"]] == [
+        ("function_call", "incomplete", '{"a": ')
+    ]
 
 
 def test_the_whole_answer_is_the_last_response_of_the_stream() -> None:

@@ -174,10 +174,10 @@ async def test_options() -> None:
     sampling = request.options.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.seed, sampling.top_k, sampling.logprobs) == (5, 0.5, 3, 0, 2)
     assert list(request.options.stop) == ["x"]
-    assert request.options.truncate_prompt_tokens == -1
+    assert request.drop_oldest_messages
     assert (await chat(include=["message.output_text.logprobs"])).options.sampling.logprobs == 0
     plain = await chat(truncation="disabled")
-    assert not plain.options.HasField("truncate_prompt_tokens")
+    assert not plain.HasField("drop_oldest_messages")
     assert not plain.options.sampling.HasField("logprobs")
     assert not plain.HasField("tool_choice")
     assert not plain.HasField("reasoning")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from support.drivers.output import merged, run_stage
 from triptych.errors import InvalidRequestError
-from triptych_frontend.output.events import Event, ToolArguments, ToolCallStarted
-from triptych_frontend.output.formats.grammar import CallableTool, CallGrammar, closed_schema
-from triptych_frontend.output.formats.known import OLD_MISTRAL_SHAPE, TOOL_FORMATS, reasoning_format_of, tool_format_of
-from triptych_frontend.output.formats.parser import FormatParser, ParserOptions
-from triptych_frontend.output.formats.table import FormatTable, ToolFormat
+from triptych_frontend.conversation.events import Event, ToolArguments, ToolCallEnded, ToolCallStarted
+from triptych_frontend.conversation.formats.calls import ParserOptions
+from triptych_frontend.conversation.formats.grammar import AnswerGrammar, AnswerShape
+from triptych_frontend.conversation.formats.known import OLD_MISTRAL, TOOL_FORMATS, reasoning_format_of, tool_format_of
+from triptych_frontend.conversation.formats.parser import FormatParser
+from triptych_frontend.conversation.formats.table import FormatTable, ToolFormat
+from triptych_frontend.conversation.syntaxes.syntax import CallableTool, closed_schema
 
 SCHEMA = {
     "type": "object",
@@ -25,7 +28,6 @@ TOOLS = [
     CallableTool("f", closed_schema(SCHEMA), "tools[0]"),
     CallableTool("g.h", {"type": "object", "properties": {}}, "tools[1]"),
 ]
-OLD_MISTRAL = replace(TOOL_FORMATS["mistral"], shape=OLD_MISTRAL_SHAPE)
 
 # format, one call, two calls, wrong arguments
 WRITTEN = [
@@ -71,43 +73,47 @@ def accepts(grammar: str, text: str) -> bool:
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
+def forced(tools: ToolFormat, parallel: bool, given: Sequence[CallableTool] = TOOLS, **shape: Any) -> str:
+    return AnswerGrammar(FormatTable(None, tools), {}).of(AnswerShape(given, is_forced=True, parallel=parallel, **shape))
+
+
 def read(tools: ToolFormat, text: str) -> list[object]:
     numbers = itertools.count()
-    options = ParserOptions(FormatTable(None, tools), tool_names=frozenset(tool.name for tool in TOOLS))
+    options = ParserOptions(FormatTable(None, tools), tools={tool.name: tool.parameters for tool in TOOLS})
     return merged(run_stage(FormatParser(options, lambda: str(next(numbers))), list(text)))
 
 
 def call(index: int, name: str, arguments: str) -> list[Event]:
-    return [ToolCallStarted(index, str(index), name), ToolArguments(index, arguments)]
+    return [ToolCallStarted(index, str(index), name), ToolArguments(index, arguments), ToolCallEnded(index, True)]
 
 
 @pytest.mark.parametrize(("tools", "one", "two", "wrong"), WRITTEN)
 def test_a_forced_call_is_read_as_a_call(tools: ToolFormat, one: str, two: str, wrong: str) -> None:
-    grammar = CallGrammar(tools, {})
-    parallel, single = grammar.forced(TOOLS, parallel=True), grammar.forced(TOOLS, parallel=False)
+    parallel, single = forced(tools, parallel=True), forced(tools, parallel=False)
     assert [accepts(parallel, text) for text in (one, two, wrong, "", "text")] == [True, True, False, False, False]
     assert [accepts(single, text) for text in (one, two)] == [True, False]
     assert read(tools, two) == [*call(0, "f", '{"a": 1, "b": "x"}'), *call(1, "g.h", "{}")]
-    assert accepts(grammar.forced(TOOLS, parallel=True, after_reasoning=True), "\n\n" + one)
+    assert accepts(forced(tools, parallel=True, is_reasoning=True), "\n\n" + one)
 
 
 @pytest.mark.parametrize(("tools", "one", "two", "wrong"), WRITTEN)
 def test_where_the_model_chooses_text_and_calls_are_accepted(tools: ToolFormat, one: str, two: str, wrong: str) -> None:
-    grammar = CallGrammar(tools, {}).free(TOOLS, parallel=True)
+    grammar = AnswerGrammar(FormatTable(None, tools), {}).of(AnswerShape(TOOLS))
     assert [accepts(grammar, text) for text in (one, two, wrong, "", "Text, < [ {.")] == [True, True, False, True, True]
     assert accepts(grammar, f"Look: {one}") or not tools.shape.before.startswith(tools.start or "?")
 
 
 def test_special_tokens_are_tokens() -> None:
-    grammar = CallGrammar(TOOL_FORMATS["mistral"], {"[TOOL_CALLS]": 5, "[ARGS]": 32}).forced(TOOLS, parallel=True)
+    grammars = AnswerGrammar(FormatTable(None, TOOL_FORMATS["mistral"]), {"[TOOL_CALLS]": 5, "[ARGS]": 32})
+    grammar = grammars.of(AnswerShape(TOOLS, is_forced=True))
     assert grammar.splitlines()[0] == "start: <[5]> call (<[5]> call)*"
     assert 'call_0: "f" <[32]> arguments_0' in grammar
-    free = CallGrammar(TOOL_FORMATS["mistral"], {"[TOOL_CALLS]": 5, "[ARGS]": 32}).free(TOOLS, parallel=False)
-    assert free.splitlines()[0] == "start: TEXT | TEXT <[5]> call"
+    free = grammars.of(AnswerShape(TOOLS, parallel=False))
+    assert free.splitlines()[0] == "start: (TEXT | TEXT <[5]> call)"
 
 
 def test_optional_arguments_of_a_pythonic_call_may_be_left_out() -> None:
-    grammar = CallGrammar(TOOL_FORMATS["pythonic"], {}).forced(TOOLS, parallel=False)
+    grammar = forced(TOOL_FORMATS["pythonic"], parallel=False)
     assert [accepts(grammar, text) for text in ('[f(b="x")]', '[f(, b="x")]', "[g.h()]", "[g.h(a=1)]")] == [
         True,
         False,
@@ -119,7 +125,7 @@ def test_optional_arguments_of_a_pythonic_call_may_be_left_out() -> None:
 def test_a_schema_that_cannot_be_honoured_is_named() -> None:
     bad = CallableTool("f", {"properties": {"a": {"type": "nonsense"}}}, "tools[3].parameters_json_schema")
     with pytest.raises(InvalidRequestError, match="properties/a") as caught:
-        CallGrammar(TOOL_FORMATS["hermes"], {}).forced([bad], parallel=True)
+        forced(TOOL_FORMATS["hermes"], True, [bad])
     assert caught.value.field == "tools[3].parameters_json_schema"
 
 
@@ -133,12 +139,10 @@ def test_a_schema_that_cannot_be_honoured_is_named() -> None:
         ("[func_name1(params_name1=params_value1, ...), func_name2(params)]", "pythonic"),
         ("{{ '<|tool_call|>' }}", "granite"),
         ("{{ tools | tojson }}", "json"),
-        ("<tool_call><function=name><parameter=x>", None),
     ],
 )
-def test_a_template_shows_its_format(template: str, name: str | None) -> None:
-    tools = tool_format_of(template)
-    assert (tools.name if tools is not None else None) == name
+def test_a_template_shows_its_format(template: str, name: str) -> None:
+    assert tool_format_of(template).name == name
 
 
 def test_a_template_or_a_token_shows_the_reasoning() -> None:
@@ -153,6 +157,6 @@ def test_a_template_or_a_token_shows_the_reasoning() -> None:
 def test_a_name_that_no_python_call_can_have_is_refused(name: str) -> None:
     tool = CallableTool("f", {"type": "object", "properties": {name: {}}}, "tools[3].parameters_json_schema")
     with pytest.raises(InvalidRequestError, match="cannot be the name of an argument") as caught:
-        CallGrammar(TOOL_FORMATS["pythonic"], {}).forced([tool], parallel=True)
+        forced(TOOL_FORMATS["pythonic"], True, [tool])
     assert caught.value.field == tool.field
-    assert CallGrammar(TOOL_FORMATS["hermes"], {}).forced([tool], parallel=True)
+    assert forced(TOOL_FORMATS["hermes"], True, [tool])

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from triptych.errors import InvalidRequestError, StartupError
 from triptych.v1 import common_pb2, generation_pb2
 
-from triptych_frontend.generation.sampling import ReasoningLimit
-from triptych_frontend.output.formats.grammar import CallableTool, CallGrammar, closed_schema
-from triptych_frontend.output.formats.known import (
-    OLD_MISTRAL_SHAPE,
+from triptych_frontend.conversation.formats.calls import ParserOptions
+from triptych_frontend.conversation.formats.grammar import AnswerGrammar, AnswerShape
+from triptych_frontend.conversation.formats.known import (
+    OLD_MISTRAL,
     REASONING_FORMATS,
     TOOL_FORMATS,
     reasoning_format_of,
     tool_format_of,
 )
-from triptych_frontend.output.formats.parser import ParserOptions
-from triptych_frontend.output.formats.table import FormatTable, ReasoningFormat, ToolFormat
-from triptych_frontend.prompt.chat_template import ChatTemplate
-from triptych_frontend.prompt.preprocess import Prompt
-from triptych_frontend.prompt.tools import FunctionTool, ToolOptions
+from triptych_frontend.conversation.formats.outside import format_from_file
+from triptych_frontend.conversation.formats.table import FormatTable, ReasoningFormat, ToolFormat
+from triptych_frontend.conversation.reasoning import ReasoningLimit
+from triptych_frontend.conversation.syntaxes.syntax import CallableTool, closed_schema
+from triptych_frontend.conversation.tools import FunctionTool, ToolOptions
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -43,14 +44,20 @@ class AnswerFormat:
 
 
 def choose_formats(
-    template: ChatTemplate, tokenizer: Tokenizer, tool_call_parser: str, reasoning_parser: str
+    source: str, tool_source: str | None, tokenizer: Tokenizer, tool_call_parser: str, reasoning_parser: str
 ) -> tuple[ToolFormat | None, ReasoningFormat | None]:
-    """The formats of a model, by name, or, for `auto`, by its template and its tokens. Raises StartupError for unknown names."""
-    source = template.source or ""
+    """The formats of a model, by name, or, for `auto`, by its chat template and its tokens. Raises StartupError for unknown names.
+
+    Args:
+        source: the template.
+        tool_source: the template for conversations with tools; None if it shows no tools.
+    """
     tokens = {token.content for token in tokenizer.added_tokens.values()}
     tools = reasoning = None
     if tool_call_parser == "auto":
-        tools = tool_format_of(template.tool_source or "") if template.takes_tools else None
+        tools = tool_format_of(tool_source) if tool_source is not None else None
+    elif tool_call_parser.endswith(".py"):
+        tools = format_from_file(Path(tool_call_parser))
     elif tool_call_parser != "none":
         tools = _named(TOOL_FORMATS, tool_call_parser, "tool_call_parser")
     if reasoning_parser == "auto":
@@ -58,7 +65,7 @@ def choose_formats(
     elif reasoning_parser != "none":
         reasoning = _named(REASONING_FORMATS, reasoning_parser, "reasoning_parser")
     if tools is not None and tools.name == "mistral" and "[ARGS]" not in tokens:
-        tools = replace(tools, shape=OLD_MISTRAL_SHAPE)
+        tools = OLD_MISTRAL
     return tools, reasoning
 
 
@@ -76,60 +83,80 @@ class AnswerFormats:
         self._reasoning = reasoning
         self._with_tools = FormatTable(reasoning, tools)
         self._without_tools = FormatTable(reasoning, None)
-        self._special_ids = {token.content: token_id for token_id, token in tokenizer.added_tokens.items() if token.special}
+        special_ids = {token.content: token_id for token_id, token in tokenizer.added_tokens.items() if token.special}
+        self._grammar_with_tools = AnswerGrammar(self._with_tools, special_ids)
+        self._grammar_without_tools = AnswerGrammar(self._without_tools, special_ids)
 
-    def of(self, request: generation_pb2.ChatRequest, prompt: Prompt) -> AnswerFormat:
+    def of(self, request: generation_pb2.ChatRequest, tools: ToolOptions, prompt: str) -> AnswerFormat:
         """The format of a request's answers. It compiles no grammar, but may take milliseconds for large schemas.
 
+        Args:
+            tools: those of the request.
+            prompt: the rendered conversation.
+
         Raises:
-            InvalidRequestError: a schema cannot be honoured, the calls cannot be read or forced, there is a further constraint, or
-                the reasoning cannot be limited.
+            InvalidRequestError: a schema cannot be honoured, the constraint cannot be combined with tools or reasoning, or the
+                reasoning cannot be limited.
         """
-        tools = prompt.tools
         if tools.allowed and self._tools is None:
             raise InvalidRequestError(
-                "the format of this model's tool calls is not known; start the frontend with --tool-call-parser", field="tools"
+                "tool calls are switched off here; start the frontend with another --tool-call-parser", field="tools"
             )
         table = self._with_tools if tools.allowed else self._without_tools
-        is_reasoning = self._is_reasoning(request, prompt.text)
+        is_reasoning, is_behind_reasoning = self._is_reasoning(request, prompt)
         prompt_end: tuple[int, ...] = ()
         if is_reasoning and request.reasoning.HasField("max_tokens") and request.reasoning.max_tokens == 0:
-            prompt_end, is_reasoning = self._end_of_reasoning(), False
+            prompt_end, is_reasoning, is_behind_reasoning = self._end_of_reasoning(), False, True
         parser = None
         if table.tools is not None or table.reasoning is not None:
-            names = frozenset(tool.name for tool in tools.allowed)
-            parser = ParserOptions(table, is_reasoning, names, not tools.parallel, is_behind_reasoning=bool(prompt_end))
-        constraint = self._constraint(request, tools, is_reasoning)
+            schemas = {tool.name: tool.parameters for tool in tools.allowed}
+            parser = ParserOptions(table, is_reasoning, schemas, tools.is_single, is_behind_reasoning=bool(prompt_end))
+        constraint = self._constraint(request, tools, is_reasoning, is_behind_reasoning)
         return AnswerFormat(parser, constraint, self._limit(request, constraint), prompt_end)
 
-    def _is_reasoning(self, request: generation_pb2.ChatRequest, prompt: str) -> bool:
-        """Whether the answer begins inside of the reasoning."""
+    def _is_reasoning(self, request: generation_pb2.ChatRequest, prompt: str) -> tuple[bool, bool]:
+        """Whether the answer begins inside of the reasoning, and whether it begins behind it."""
         reasoning = self._reasoning
         if reasoning is None:
-            return False
+            return False, False
         if request.continue_final_message:
             # Only this message counts: in others, the markers may be a user's text.
             last = "\n".join(part.text for part in request.messages[-1].content)
-            return _last_of(last, reasoning.starts) > _last_of(last, reasoning.ends)
+            is_open = _last_of(last, reasoning.starts) > _last_of(last, reasoning.ends)
+            return is_open, not is_open
         end = prompt.rstrip()
-        return end.endswith(reasoning.starts) or (reasoning.is_open and not end.endswith(reasoning.ends))
+        is_behind = end.endswith(reasoning.ends)
+        return end.endswith(tuple(start.rstrip() for start in reasoning.starts)) or (reasoning.is_open and not is_behind), is_behind
 
     def _constraint(
-        self, request: generation_pb2.ChatRequest, tools: ToolOptions, is_reasoning: bool
+        self, request: generation_pb2.ChatRequest, tools: ToolOptions, is_reasoning: bool, is_behind_reasoning: bool
     ) -> common_pb2.Constraint | None:
         own = request.options.constraint if request.options.HasField("constraint") else None
-        is_strict = any(tool.strict for tool in tools.allowed)
-        if self._tools is None or not (tools.is_forced or is_strict):
-            if own is None or own.starts_after_token_ids or not is_reasoning:
-                return own
-            constraint = common_pb2.Constraint()
+        if own is None and not tools.is_forced and not any(tool.strict for tool in tools.allowed):
+            return None
+        own_starts = own.starts_after_token_ids if own is not None and not tools.is_forced else ()
+        # A limited reasoning ends in a second request, whose constraint would let the model reason again.
+        is_settled = is_reasoning or is_behind_reasoning or own_starts or request.reasoning.HasField("max_tokens")
+        may_reason = not (is_settled or request.reasoning.effort == "none")
+        constraint = common_pb2.Constraint()
+        is_raw = self._reasoning is None or not may_reason or (own is not None and own.HasField("grammar"))
+        if own is not None and not tools.allowed and is_raw:
             constraint.CopyFrom(own)
         else:
-            if own is not None:
-                what = "tool_choice requires a call" if tools.is_forced else "a tool is strict"
-                raise InvalidRequestError(f"options.constraint cannot be honoured where {what}", field="options.constraint")
-            constraint = common_pb2.Constraint(grammar=self._grammar(request, tools, self._tools, is_reasoning))
-        if is_reasoning:
+            # Where a call is forced, there is no text that a constraint could describe.
+            text = None if tools.is_forced else own
+            shape = AnswerShape(
+                self._callable(request, tools),
+                tools.is_forced,
+                not tools.is_single,
+                text,
+                may_reason=may_reason,
+                is_reasoning=is_reasoning,
+            )
+            grammar = self._grammar_with_tools if tools.allowed else self._grammar_without_tools
+            constraint.grammar = grammar.of(shape)
+            constraint.starts_after_token_ids.extend(own_starts)
+        if is_reasoning and not constraint.starts_after_token_ids:
             constraint.starts_after_token_ids.extend(self._ends_of_reasoning())
         return constraint
 
@@ -153,13 +180,9 @@ class AnswerFormats:
         ends = self._reasoning.ends if self._reasoning is not None else ()
         return min((tuple(self._tokenizer.encode_inner(end)) for end in ends), key=len)
 
-    def _grammar(self, request: generation_pb2.ChatRequest, tools: ToolOptions, tool_format: ToolFormat, is_reasoning: bool) -> str:
+    def _callable(self, request: generation_pb2.ChatRequest, tools: ToolOptions) -> list[CallableTool]:
         fields = {tool.name: f"tools[{index}].parameters_json_schema" for index, tool in enumerate(request.tools)}
-        callable_tools = [CallableTool(tool.name, _arguments(tool, tools.is_forced), fields[tool.name]) for tool in tools.allowed]
-        grammar = CallGrammar(tool_format, self._special_ids)
-        if tools.is_forced:
-            return grammar.forced(callable_tools, tools.parallel, is_reasoning)
-        return grammar.free(callable_tools, tools.parallel)
+        return [CallableTool(tool.name, _arguments(tool, tools.is_forced), fields[tool.name]) for tool in tools.allowed]
 
     def _ends_of_reasoning(self) -> list[int]:
         """The tokens each of which ends the reasoning. Raises InvalidRequestError if there are none."""

@@ -4,19 +4,58 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Set
+import re
+from collections.abc import Collection
 from typing import Any
 
-from triptych_frontend.output.formats.call_reader import CallArguments, CallEnd, CallEvent, CallReader, CallStart, Status, is_text
+from triptych.errors import InvalidRequestError
+
+from triptych_frontend.conversation.syntaxes.arguments import arguments_of
+from triptych_frontend.conversation.syntaxes.call_reader import (
+    CallArguments,
+    CallEnd,
+    CallEvent,
+    CallReader,
+    CallStart,
+    Status,
+    is_text,
+)
+from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals, Tools, json_value
 
 _OPENING, _CLOSING, _QUOTES = "([{", ")]}", "\"'"
 _WORDS = {"true": True, "false": False, "null": None}
+#: Names of arguments that PythonicCalls reads.
+_KEYWORD = re.compile(r"[\w.$:/-]+(?: +[\w.$:/-]+)*")
+
+
+class PythonSyntax(CallSyntax):
+    """`f(a=1)`. Forced values are JSON, which the reader takes too, in the order of the schema."""
+
+    def reader(self, tools: Tools) -> CallReader:
+        return PythonicCalls(tools)
+
+    def rules(self, number: int, tool: CallableTool, literals: Literals) -> list[str]:
+        arguments = list(arguments_of(tool.parameters))
+        rules = [f'call_{number}: {json.dumps(tool.name + "(")} first_{number}_0 ")"']
+        for index, (name, schema, is_required) in enumerate(arguments):
+            if not _KEYWORD.fullmatch(name):
+                raise InvalidRequestError(
+                    f"this model calls tools as in Python, where {name!r} cannot be the name of an argument",
+                    field=tool.field,
+                    value=name,
+                )
+            value, rest = f"value_{number}_{index}", f"rest_{number}_{index + 1}"
+            for kind, comma, skipped in (("first", "", f"first_{number}_{index + 1}"), ("rest", ", ", rest)):
+                written = f"{json.dumps(f'{comma}{name}=')} {value} {rest}"
+                rules.append(f"{kind}_{number}_{index}: {written}" + ("" if is_required else f" | {skipped}"))
+            rules.append(f"{value}: {json_value(schema, tool.field)}")
+        return [*rules, *(f'{kind}_{number}_{len(arguments)}: ""' for kind in ("first", "rest"))]
 
 
 class PythonicCalls(CallReader):
     """Reads a list of calls with keyword arguments. Each argument becomes JSON when it is complete."""
 
-    def __init__(self, names: Set[str] | None = None) -> None:
+    def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
         #: The name, key or value that is being read.
         self._token = ""

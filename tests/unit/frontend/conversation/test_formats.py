@@ -10,23 +10,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drivers.output import merged, pieces_of, run_stage
+from triptych_frontend.conversation.events import Event, Reasoning, Stopped, Text, ToolArguments, ToolCallEnded, ToolCallStarted
+from triptych_frontend.conversation.formats.calls import ParserOptions
+from triptych_frontend.conversation.formats.known import REASONING_FORMATS, TOOL_FORMATS
+from triptych_frontend.conversation.formats.parser import FormatParser
+from triptych_frontend.conversation.formats.table import FormatTable
 from triptych_frontend.output.delta import DeltaBuilder
-from triptych_frontend.output.events import Event, Reasoning, Stopped, Text, ToolArguments, ToolCallStarted
-from triptych_frontend.output.formats.known import REASONING_FORMATS, TOOL_FORMATS
-from triptych_frontend.output.formats.parser import FormatParser, ParserOptions
-from triptych_frontend.output.formats.table import FormatTable
 
-NAMES = frozenset({"f", "get_weather"})
+ANYTHING = {"type": "object"}
+TOOLS = {"f": ANYTHING, "g": ANYTHING, "get_weather": ANYTHING}
 
 
 def parser(tools: str = "", reasoning: str = "", is_reasoning: bool = False, only_one_call: bool = False) -> FormatParser:
     numbers = itertools.count()
     table = FormatTable(REASONING_FORMATS.get(reasoning), TOOL_FORMATS.get(tools))
-    return FormatParser(ParserOptions(table, is_reasoning, NAMES, only_one_call), lambda: f"id{next(numbers)}")
+    return FormatParser(ParserOptions(table, is_reasoning, TOOLS, only_one_call), lambda: f"id{next(numbers)}")
 
 
-def call(index: int, name: str, arguments: str) -> list[Event]:
-    return [ToolCallStarted(index, f"id{index}", name), *([ToolArguments(index, arguments)] if arguments else [])]
+def call(index: int, name: str, arguments: str, is_complete: bool = True) -> list[Event]:
+    pieces = [ToolArguments(index, arguments)] if arguments else []
+    return [ToolCallStarted(index, f"id{index}", name), *pieces, ToolCallEnded(index, is_complete)]
+
+
+def cut(index: int, name: str, arguments: str) -> list[Event]:
+    """A call that cannot be made."""
+    return call(index, name, arguments, is_complete=False)
 
 
 F = '{"name": "f", "arguments": {"a":  [1, "}</tool_call>"], "b": "\\"é"}}'
@@ -48,7 +56,13 @@ TOOL_TRANSCRIPTS: list[tuple[str, str, list[object]]] = [
         [*call(0, "f", F_ARGUMENTS), *call(1, "f", F_ARGUMENTS), "Done.\n"],
     ),
     ("hermes", f"<tool_call>[{F}, {F}]</tool_call>", [*call(0, "f", F_ARGUMENTS), *call(1, "f", F_ARGUMENTS)]),
-    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "new", "id": 7}</tool_call>', call(0, "new", '{"a": 1}')),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "g", "id": 7}</tool_call>', call(0, "g", '{"a": 1}')),
+    # Nobody offered this tool.
+    (
+        "hermes",
+        'Hm.\n<tool_call>\n{"name": "rm", "arguments": {"a": 1}}\n</tool_call>',
+        ['Hm.\n<tool_call>\n{"name": "rm", "arguments": {"a": 1}}\n</tool_call>'],
+    ),
     ("hermes", '<tool_call>{"name": "f"}</tool_call>', call(0, "f", "{}")),
     ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', call(0, "f", "{}")),
     ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', call(0, "f", '{"a": 1}')),
@@ -56,11 +70,11 @@ TOOL_TRANSCRIPTS: list[tuple[str, str, list[object]]] = [
     ("hermes", "a <tool_call> tag, b < c", ["a <tool_call> tag, b < c"]),
     ("hermes", ' <tool_call>{"nam": 1}</tool_call>', [' <tool_call>{"nam": 1}</tool_call>']),
     ("hermes", '<tool_call>{"name": "f", oops}', ['<tool_call>{"name": "f", oops}']),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ]}', [*call(0, "f", '{"a": '), "]}"]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ]}', [*cut(0, "f", '{"a": '), "]}"]),
     ("hermes", "  Plain text, no call.  ", ["  Plain text, no call.  "]),
     # Cut by max_tokens: what is there, as it is.
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b', call(0, "f", '{"a": "b')),
-    ("hermes", '<tool_call>{"name": "f", "arg', call(0, "f", "")),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b', cut(0, "f", '{"a": "b')),
+    ("hermes", '<tool_call>{"name": "f", "arg', cut(0, "f", "")),
     ("hermes", 'x <tool_call>{"na', ['x <tool_call>{"na']),
     ("hermes", f"<tool_call>{F}</tool_", call(0, "f", F_ARGUMENTS)),
     (
@@ -68,7 +82,7 @@ TOOL_TRANSCRIPTS: list[tuple[str, str, list[object]]] = [
         '{"name": "f", "parameters": {"a": 1}}; {"name": "f", "parameters": {}}',
         [*call(0, "f", '{"a": 1}'), *call(1, "f", "{}")],
     ),
-    ("llama3_json", 'Sure. <|python_tag|>{"name": "new", "parameters": {"a": 1}}', ["Sure.", *call(0, "new", '{"a": 1}')]),
+    ("llama3_json", 'Sure. <|python_tag|>{"name": "g", "parameters": {"a": 1}}', ["Sure.", *call(0, "g", '{"a": 1}')]),
     ("llama3_json", '{"name": "Bob", "age": 3}', ['{"name": "Bob", "age": 3}']),
     ("llama3_json", 'I say {"name": "f", "parameters": {}}', ['I say {"name": "f", "parameters": {}}']),
     ("mistral", f'[TOOL_CALLS][{F}, {{"name": "g", "arguments": {{}}}}]', [*call(0, "f", F_ARGUMENTS), *call(1, "g", "{}")]),
@@ -88,7 +102,7 @@ TOOL_TRANSCRIPTS: list[tuple[str, str, list[object]]] = [
     ("pythonic", "[1, 2]", ["[1, 2]"]),
     ("pythonic", "[f(max-days=3)]", call(0, "f", '{"max-days": 3}')),
     ("pythonic", "[unknown(a=1)]", ["[unknown(a=1)]"]),
-    ("pythonic", '[f(a=1, b="x', call(0, "f", '{"a": 1, "b": "x')),
+    ("pythonic", '[f(a=1, b="x', cut(0, "f", '{"a": 1, "b": "x')),
     ("pythonic", "[f(a=1), b]", [*call(0, "f", '{"a": 1}'), ", b]"]),
     ("json", f"[{F}, {F}]", [*call(0, "f", F_ARGUMENTS), *call(1, "f", F_ARGUMENTS)]),
     ("json", f"{F}\n{F}", [*call(0, "f", F_ARGUMENTS), *call(1, "f", F_ARGUMENTS)]),
@@ -102,7 +116,15 @@ REASONING_TRANSCRIPTS: list[tuple[str, str, bool, str, list[object]]] = [
     ("qwen3", "", False, "<think>\nHm, 1 < 2.\n</think>\n\nYes.\n", [Reasoning("Hm, 1 < 2."), "Yes.\n"]),
     ("qwen3", "", False, "Yes, <think> is a tag.", ["Yes, <think> is a tag."]),
     ("qwen3", "", True, "Hm.</think>Yes.", [Reasoning("Hm."), "Yes."]),
-    ("qwen3", "hermes", True, f"\nHm.\n<tool_call>{F}</tool_call>", [Reasoning("Hm."), *call(0, "f", F_ARGUMENTS)]),
+    # A call that is only thought of is none.
+    ("qwen3", "hermes", True, f"\nHm.\n<tool_call>{F}</tool_call>", [Reasoning(f"Hm.\n<tool_call>{F}</tool_call>")]),
+    (
+        "qwen3",
+        "hermes",
+        True,
+        f"I could write <tool_call>{F}</tool_call>, but no.</think>Yes.",
+        [Reasoning(f"I could write <tool_call>{F}</tool_call>, but no."), "Yes."],
+    ),
     (
         "qwen3",
         "hermes",
@@ -170,20 +192,19 @@ def test_the_events_do_not_depend_on_how_the_text_is_cut(
 
 
 @given(
-    name=st.text(min_size=1, max_size=5),
     arguments=st.dictionaries(st.text(max_size=4), st.integers() | st.text() | st.lists(st.text())),
 )
-def test_arguments_are_the_models_own_text(name: str, arguments: dict) -> None:
+def test_arguments_are_the_models_own_text(arguments: dict) -> None:
     written = json.dumps(arguments, ensure_ascii=False, indent=1)
-    text = f'<tool_call>{{"name": {json.dumps(name)}, "arguments": {written}}}</tool_call>'
-    assert merged(run_stage(parser("hermes"), list(text))) == call(0, name, written)
+    text = f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>'
+    assert merged(run_stage(parser("hermes"), list(text))) == call(0, "f", written)
 
 
 def test_arguments_stream_as_they_come() -> None:
     stage = parser("hermes")
     for char in '<tool_call>{"name": "f", "arguments": ':
         assert stage.feed(Text(char, 1)) == []
-    assert stage.feed(Text("{", 1)) == call(0, "f", "{")
+    assert stage.feed(Text("{", 1)) == [ToolCallStarted(0, "id0", "f"), ToolArguments(0, "{")]
     assert stage.feed(Text('"a', 1)) == [ToolArguments(0, '"a')]
 
 
@@ -215,11 +236,11 @@ def test_a_stop_string_ends_the_parser_too() -> None:
     [
         # Half a character cannot be sent.
         ("hermes", r'<tool_call>{"name": "\ud800"}', [r'<tool_call>{"name": "\ud800"}']),
-        ("hermes", r'<tool_call>{"name": "f", "arguments": "\ud800"}', call(0, "f", r'"\ud800"')),
+        ("hermes", r'<tool_call>{"name": "f", "arguments": "\ud800"}', cut(0, "f", r'"\ud800"')),
         ("pythonic", r"[f(a='\ud800')]", call(0, "f", r'{"a": "\ud800"}')),
         # Deeper than the JSON parser goes.
-        ("hermes", f'<tool_call>{{"name": "f", "arguments": {"[" * 5000}{"]" * 5000}}}', call(0, "f", "[" * 5000 + "]" * 5000)),
-        ("hermes", f'<tool_call>{{"name": "f", "arguments": {"9" * 5000}}}', call(0, "f", "9" * 5000)),
+        ("hermes", f'<tool_call>{{"name": "f", "arguments": {"[" * 5000}{"]" * 5000}}}', cut(0, "f", "[" * 5000 + "]" * 5000)),
+        ("hermes", f'<tool_call>{{"name": "f", "arguments": {"9" * 5000}}}', cut(0, "f", "9" * 5000)),
         # JSON in a Python call: its escapes are JSON's.
         ("pythonic", r'[f(a="\ud83d\ude00", b="x\/y", c=NaN)]', call(0, "f", r'{"a": "\ud83d\ude00", "b": "x\/y", "c": "NaN"}')),
     ],

@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Set
+from collections.abc import Collection
+from dataclasses import dataclass
 
-from triptych_frontend.output.formats.call_reader import (
+from triptych_frontend.conversation.syntaxes.call_reader import (
     CallArguments,
     CallEnd,
     CallEvent,
     CallReader,
     CallStart,
-    JsonScan,
     Status,
     is_text,
 )
+from triptych_frontend.conversation.syntaxes.json_scan import JsonScan
+from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals, Tools, json_value, sequence
 
 _ARGUMENTS = ("arguments", "parameters")
+#: All keys that a call may have. An answer in JSON is told from a call by its first other key.
+_KEYS = frozenset({"name", "id", "type", *_ARGUMENTS})
 _NULL = "null"
+
+
+@dataclass(frozen=True)
+class JsonSyntax(CallSyntax):
+    """`{"name": "f", "arguments": {...}}`; `key` is the name of the arguments."""
+
+    key: str = "arguments"
+
+    def reader(self, tools: Tools) -> CallReader:
+        return JsonCalls(tools)
+
+    def rules(self, number: int, tool: CallableTool, literals: Literals) -> list[str]:
+        before = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{self.key}": '
+        return [
+            f"call_{number}: {sequence(literals(before), f'arguments_{number}', literals('}'))}",
+            f"arguments_{number}: {json_value(tool.parameters, tool.field)}",
+        ]
 
 
 class JsonCalls(CallReader):
@@ -26,7 +47,7 @@ class JsonCalls(CallReader):
     A call without arguments has `{}`. Arguments in a string, as some models write them, are taken out of it at its end.
     """
 
-    def __init__(self, names: Set[str] | None = None) -> None:
+    def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
         self._is_list = False
         self._num_calls = 0
@@ -83,6 +104,8 @@ class JsonCalls(CallReader):
         self._token += char
         if self._scan.feed(char):
             self._key, self._step = str(_decoded(self._token)), self._colon
+            if self._key not in _KEYS:
+                return self._refuse()
         return []
 
     def _colon(self, char: str) -> list[CallEvent]:
@@ -159,7 +182,9 @@ class JsonCalls(CallReader):
             self._step = self._item_end
         else:
             self.status = Status.DONE
-        return [CallEnd()] if self._has_arguments else [*self._begin_call(), CallArguments("{}"), CallEnd()]
+        begun = [] if self._has_arguments else [*self._begin_call(), CallArguments("{}")]
+        self._name = ""
+        return [*begun, CallEnd()]
 
 
 def _decoded(token: str) -> object:

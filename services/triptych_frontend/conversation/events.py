@@ -41,6 +41,15 @@ class ToolArguments:
 
 
 @dataclass(slots=True)
+class ToolCallEnded:
+    """The arguments of a tool call have ended."""
+
+    index: int
+    #: They are a JSON object, and the model closed the call. If not, the call cannot be made.
+    is_complete: bool
+
+
+@dataclass(slots=True)
 class Stopped:
     """Nothing comes after this: a stop string was found, or the only allowed tool call is complete."""
 
@@ -48,4 +57,4 @@ class Stopped:
     stop_string: str | None
 
 
-Event: TypeAlias = Text | Reasoning | ToolCallStarted | ToolArguments | Stopped
+Event: TypeAlias = Text | Reasoning | ToolCallStarted | ToolArguments | ToolCallEnded | Stopped

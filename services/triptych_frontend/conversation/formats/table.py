@@ -6,9 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from triptych_frontend.output.formats.call_reader import CallReader
-from triptych_frontend.output.formats.json_calls import JsonCalls
-from triptych_frontend.output.text_matcher import TextMatcher
+from triptych_frontend.conversation.syntaxes.syntax import CallSyntax
+from triptych_frontend.conversation.text_matcher import TextMatcher
 
 
 class State(enum.Enum):
@@ -33,35 +32,46 @@ class ReasoningFormat:
         starts: markers before the reasoning.
         ends: markers after it.
         is_open: the model never writes the marker before it, and always reasons.
+        tokens: special tokens that are a part of a marker.
+        answer: what stands before an answer that is no tool call.
+        is_harmony: answers are messages with headers.
     """
 
     name: str
     starts: tuple[str, ...]
     ends: tuple[str, ...]
     is_open: bool = False
+    tokens: tuple[str, ...] = ()
+    answer: str = ""
+    is_harmony: bool = False
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All texts that the format needs."""
+        return (*self.starts, *self.ends, *self.tokens)
 
 
-class CallStyle(enum.Enum):
-    """How one call is written when it is forced."""
+class CallIds(enum.Enum):
+    """The ids of calls that a model's template takes."""
 
-    #: `{"name": "f", "arguments": {...}}`
-    ARGUMENTS = enum.auto()
-    #: `{"name": "f", "parameters": {...}}`
-    PARAMETERS = enum.auto()
-    #: `f[ARGS]{...}`
-    NAMED = enum.auto()
-    #: `f(a=1)`
-    PYTHON = enum.auto()
+    #: Any, such as OpenAI's.
+    ANY = enum.auto()
+    #: Nine letters and digits.
+    SHORT = enum.auto()
+    #: `functions.f:0`: the tool, and the number of the call in the conversation.
+    FUNCTIONS = enum.auto()
 
 
 @dataclass(frozen=True)
 class CallShape:
-    """How calls are written when they are forced: `before`, calls with `between` between them, `after`."""
+    """How calls are written when they are forced: `before`, calls with `between` between them, `after`.
+
+    `between` is None if a turn has one call.
+    """
 
     before: str
-    between: str
+    between: str | None
     after: str
-    style: CallStyle = CallStyle.ARGUMENTS
 
 
 @dataclass(frozen=True)
@@ -70,25 +80,27 @@ class ToolFormat:
 
     Args:
         name: the name of the setting `tool_call_parser`.
+        syntax: how one call is written.
+        shape: how forced calls are written.
         start: marker before a call, or before a list of them. Empty if there is none.
         end: marker after it. Empty if there is none.
-        shape: how forced calls are written.
-        openers: characters that begin a call where the answer begins, or behind another call. The call's name must then be known.
+        openers: characters that begin a call where the answer begins, or behind another call.
         separators: characters between two calls, beside whitespace.
-        reader: reads the calls.
         markers: further texts that the format needs.
-        is_short_id: ids of calls have nine characters, as the model's template demands.
+        call_ids: the ids that the model's template takes.
+        is_harmony: calls are messages with headers.
     """
 
     name: str
+    syntax: CallSyntax
     shape: CallShape
     start: str = ""
     end: str = ""
     openers: str = ""
     separators: str = ""
-    reader: type[CallReader] = JsonCalls
     markers: tuple[str, ...] = ()
-    is_short_id: bool = False
+    call_ids: CallIds = CallIds.ANY
+    is_harmony: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,8 +122,6 @@ class FormatTable:
         if self.tools is not None and self.tools.start:
             start = self.tools.start
             rows |= {(State.START, start): State.CALLS, (State.TEXT, start): State.CALLS}
-            # The closing marker of the reasoning is missing.
-            rows[State.REASONING, start] = State.CALLS
             # The closing marker of the call before is missing, or the format has none.
             rows[State.AFTER_CALL, start] = State.CALLS
         if self.tools is not None and self.tools.end:
@@ -134,8 +144,13 @@ class FormatTable:
         return {state: TextMatcher(self.markers_of(state)) for state in (State.TEXT, State.REASONING)}
 
     @property
+    def is_harmony(self) -> bool:
+        """Whether answers are messages with headers, which `HarmonyParser` reads."""
+        return any(part is not None and part.is_harmony for part in (self.reasoning, self.tools))
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """All texts that the format needs. Special tokens among them must become text."""
         tools = (self.tools.start, self.tools.end, *self.tools.markers) if self.tools is not None else ()
-        reasoning = (*self.reasoning.starts, *self.reasoning.ends) if self.reasoning is not None else ()
+        reasoning = self.reasoning.markers if self.reasoning is not None else ()
         return tuple(marker for marker in (*reasoning, *tools) if marker)

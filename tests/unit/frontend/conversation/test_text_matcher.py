@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.drivers.output import pieces_of
-from triptych_frontend.output.text_matcher import Match, TextMatcher
+from triptych_frontend.conversation.text_matcher import Match, TextMatcher
 
 # Few characters, so that patterns occur, overlap and contain each other.
 TEXTS = st.text("ab<|", max_size=24)

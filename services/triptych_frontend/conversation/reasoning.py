@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import dataclass
 from typing import Any
 
 from triptych.errors import InvalidRequestError
@@ -11,6 +12,15 @@ from triptych.v1 import generation_pb2
 #: Variables that turn reasoning on and off. Templates read one of them.
 _SWITCHES = ("enable_thinking", "thinking")
 _EFFORT = "reasoning_effort"
+
+
+@dataclass(frozen=True)
+class ReasoningLimit:
+    """How long a choice may reason."""
+
+    max_tokens: int
+    #: The tokens that end the reasoning.
+    end_token_ids: tuple[int, ...]
 
 
 def reasoning_variables(reasoning: generation_pb2.Reasoning, can_reason: bool, known: Set[str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,11 +13,13 @@ class CallStart:
     """The name of a call is known, and its arguments begin."""
 
     name: str
+    #: Of a format whose models write it; None if the parser makes one.
+    call_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of the arguments."""
+    """A piece of the arguments, as JSON."""
 
     text: str
 
@@ -45,11 +47,10 @@ class CallReader:
     """Reads tool calls, character by character. Each call becomes CallStart, any CallArguments, CallEnd.
 
     Args:
-        names: only these names are calls. None: every name is one. A format without a marker of its own needs them, because a JSON
-            answer may have a "name" too.
+        names: the tools that may be called. Anything else is no call.
     """
 
-    def __init__(self, names: Set[str] | None = None) -> None:
+    def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self.status = Status.READING
         #: Characters that no event stands for.
@@ -79,7 +80,7 @@ class CallReader:
         raise NotImplementedError
 
     def _is_known(self, name: object) -> bool:
-        return isinstance(name, str) and name != "" and is_text(name) and (self._names is None or name in self._names)
+        return isinstance(name, str) and name in self._names
 
     def _refuse(self) -> list[CallEvent]:
         self.status = Status.REFUSED
@@ -93,46 +94,3 @@ def is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-_CLOSING = {"{": "}", "[": "]"}
-_ENDS_OF_SCALARS = frozenset(",}]")
-
-
-class JsonScan:
-    """Finds the end of one JSON value. It checks brackets and strings only.
-
-    Args:
-        first: the value's first character.
-    """
-
-    def __init__(self, first: str) -> None:
-        self.is_scalar = first not in '{["'
-        self._is_in_string = first == '"'
-        self._is_escaped = False
-        #: The brackets that must close, innermost last.
-        self._closing = [_CLOSING[first]] if first in _CLOSING else []
-
-    def ends_before(self, char: str) -> bool:
-        """Whether the value is a number or a word, and ended with the character before this one."""
-        return self.is_scalar and (char in _ENDS_OF_SCALARS or char.isspace())
-
-    def feed(self, char: str) -> bool | None:
-        """Take the next character, after the first. Returns whether it ends the value; None if it cannot belong to it."""
-        if self._is_in_string:
-            if self._is_escaped:
-                self._is_escaped = False
-            elif char == "\\":
-                self._is_escaped = True
-            elif char == '"':
-                self._is_in_string = False
-                return not self._closing
-        elif char == '"':
-            self._is_in_string = True
-        elif char in _CLOSING:
-            self._closing.append(_CLOSING[char])
-        elif char in "}]":
-            if not self._closing or self._closing.pop() != char:
-                return None
-            return not self._closing
-        return False

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 import string
-from collections.abc import Callable, Set
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import cast
 
-from triptych_frontend.output.events import Event, Reasoning, Stopped, Text, ToolArguments, ToolCallStarted
-from triptych_frontend.output.formats.call_reader import CallArguments, CallEvent, CallReader, CallStart, Status
-from triptych_frontend.output.formats.json_calls import JsonCalls
-from triptych_frontend.output.formats.table import FormatTable, State
-
-_ALPHANUMERICS = string.ascii_letters + string.digits
-
-
-@dataclass(frozen=True)
-class ParserOptions:
-    """How the answers of one request are read."""
-
-    table: FormatTable
-    #: The prompt ends inside of the reasoning.
-    is_reasoning: bool = False
-    #: The tools that may be called.
-    tool_names: frozenset[str] = frozenset()
-    #: End the choice after its first call.
-    only_one_call: bool = False
-    #: The prompt ends with the marker behind the reasoning.
-    is_behind_reasoning: bool = False
+from triptych_frontend.conversation.events import Event, Reasoning, Stopped, Text, ToolArguments
+from triptych_frontend.conversation.formats.calls import CallWriter, ParserOptions
+from triptych_frontend.conversation.formats.table import State
+from triptych_frontend.conversation.syntaxes.call_reader import CallArguments, CallEvent, CallReader, CallStart, Status
+from triptych_frontend.conversation.syntaxes.syntax import CallSyntax
 
 
 class FormatParser:
@@ -42,11 +25,10 @@ class FormatParser:
 
     def __init__(self, options: ParserOptions, new_call_id: Callable[[], str] | None = None) -> None:
         self._table = options.table
-        self._names: Set[str] = options.tool_names
-        self._only_one_call = options.only_one_call
+        self._tools = options.tools
         tools = options.table.tools
-        self._new_call_id = new_call_id or (_short_id if tools is not None and tools.is_short_id else _long_id)
-        self._reader_class: type[CallReader] = tools.reader if tools is not None else JsonCalls
+        self._syntax = tools.syntax if tools is not None else None
+        self._calls = CallWriter(options, new_call_id)
         self._openers = tools.openers if tools is not None else ""
         self._skipped = string.whitespace + (tools.separators if tools is not None else "")
         self._handlers: dict[State, Callable[[str], str]] = {
@@ -58,14 +40,13 @@ class FormatParser:
         }
         self._out: list[Event] = []
         self._num_tokens = 0
-        self._num_calls = 0
         self._is_ended = False
         #: Whitespace that may stand before a marker.
         self._spaces: list[str] = []
         #: The text before is a marker or a call, so that whitespace is not text.
         self._is_border = False
-        #: What turns into text again if no call follows, and the state to which it belongs.
-        self._before_calls, self._origin = "", State.TEXT
+        #: What turns into text again if no call follows.
+        self._before_calls = ""
         #: Output tokens of the reasoning that has ended, and where the one that has not ended began.
         self._num_reasoning_tokens = 0
         self._reasoning_start = 0
@@ -127,7 +108,7 @@ class FormatParser:
         """Follow the row of a marker. `before` is the whitespace in front of it."""
         origin, state = self._state, self._table.rows[self._state, marker]
         if state is State.CALLS:
-            self._begin_calls(before + marker, is_marked=True)
+            self._begin_calls(before + marker)
             return
         if state is State.REASONING:
             self._reasoning_start = self._num_tokens
@@ -157,7 +138,7 @@ class FormatParser:
             self._gaps, self._held = [before], stripped
             return ""
         if stripped[0] in self._openers:
-            self._begin_calls(before, is_marked=False)
+            self._begin_calls(before)
             return stripped
         self._enter(State.TEXT)
         return text
@@ -195,10 +176,10 @@ class FormatParser:
         if self._spaces and not self._is_border:
             self._out.append(Text("".join(self._spaces), self._num_tokens))
 
-    def _begin_calls(self, before: str, is_marked: bool) -> None:
+    def _begin_calls(self, before: str) -> None:
         self._before_calls, self._spaces = before, []
-        self._origin = State.REASONING if self._state is State.REASONING else State.TEXT
-        self._reader = self._reader_class(None if is_marked else self._names)
+        # Without a format of calls, no marker and no character leads here.
+        self._reader: CallReader = cast(CallSyntax, self._syntax).reader(self._tools)
         self._enter(State.CALLS)
 
     def _in_calls(self, text: str) -> str:
@@ -219,42 +200,39 @@ class FormatParser:
 
     def _add(self, event: CallEvent) -> None:
         if isinstance(event, CallStart):
-            if self._origin is State.REASONING:
-                self._end_reasoning()
-            # From here on, the format's text is a call, and what follows is not part of the reasoning.
-            self._before_calls, self._origin = "", State.TEXT
+            # From here on, the format's text is a call.
+            self._before_calls = ""
             self._is_border = True
-            self._out.append(ToolCallStarted(self._num_calls, self._new_call_id(), event.name))
-            self._num_calls += 1
+            self._out += self._calls.start(event.name, event.call_id)
         elif isinstance(event, CallArguments):
+            written = self._calls.arguments(event.text)
             last = self._out[-1] if self._out else None
             if isinstance(last, ToolArguments):
                 last.text += event.text
             else:
-                self._out.append(ToolArguments(self._num_calls - 1, event.text))
-        elif self._only_one_call:
-            self._out.append(Stopped(None))
-            self._is_ended = True
+                self._out += written
+        else:
+            self._end_call()
+
+    def _end_call(self, is_complete: bool = True) -> None:
+        events = self._calls.end(is_complete)
+        self._out += events
+        self._is_ended = self._is_ended or isinstance(events[-1], Stopped)
 
     def _take_back(self) -> None:
         """There is no further call here: turn what no event stands for into text."""
+        if self._calls.is_open:
+            self._end_call(is_complete=False)
         text = self._before_calls + self._reader.unread
-        self._enter(self._origin)
+        self._enter(State.TEXT)
         self._say(text)
 
     def _finish_calls(self) -> None:
         events = self._reader.finish()
         for event in events:
             self._add(event)
-        if not events and not self._reader.is_in_call:
+        if self._calls.is_open:
+            self._end_call(is_complete=False)
+        elif not events:
             self._take_back()
-            if self._state is State.TEXT:
-                self._say_space()
-
-
-def _long_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
-
-
-def _short_id() -> str:
-    return "".join(secrets.choice(_ALPHANUMERICS) for _ in range(9))
+            self._say_space()

@@ -12,8 +12,9 @@ from typing import Any
 from triptych.errors import InvalidRequestError
 from triptych.v1 import generation_pb2
 from triptych_common.constraints.messages import MAX_CONSTRAINT_BYTES
+from triptych_common.limits import MAX_TOOL_NAME_CHARS
 
-_NAME = re.compile(r"[\w.:/-]{1,128}")
+_NAME = re.compile(rf"[\w.:/-]{{1,{MAX_TOOL_NAME_CHARS}}}")
 _Mode = generation_pb2.ToolChoice.Mode
 #: Of a tool that declares no parameters.
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -61,6 +62,11 @@ class ToolOptions:
         return self.mode == _Mode.MODE_REQUIRED
 
     @property
+    def is_single(self) -> bool:
+        """Whether an answer may have only one call. A choice that names a tool asks for one call of it."""
+        return not self.parallel or (self.is_forced and len(self.allowed_names) == 1)
+
+    @property
     def rendered(self) -> list[dict[str, Any]] | None:
         """The tools for the template; None if it gets none.
 
@@ -94,10 +100,18 @@ def tool_options(request: generation_pb2.ChatRequest) -> ToolOptions:
     return ToolOptions(tools, mode, frozenset(choice.allowed_names), parallel)
 
 
-def template_tool_calls(calls: Sequence[generation_pb2.ToolCall]) -> list[dict[str, Any]]:
-    """Tool calls of the history, as templates get them: arguments are a dictionary if they are a JSON object."""
+def template_tool_calls(calls: Sequence[generation_pb2.ToolCall], as_objects: bool = True) -> list[dict[str, Any]]:
+    """Tool calls of the history, as templates get them.
+
+    Args:
+        as_objects: arguments are a dictionary if they are a JSON object. Some templates take their text instead.
+    """
     return [
-        {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": _arguments(call.arguments)}}
+        {
+            "type": "function",
+            "id": call.id,
+            "function": {"name": call.name, "arguments": _arguments(call.arguments) if as_objects else call.arguments or "{}"},
+        }
         for call in calls
     ]
 
@@ -113,7 +127,7 @@ def _arguments(text: str) -> Any:
 def _tool(tool: generation_pb2.Tool, field: str) -> FunctionTool:
     if not _NAME.fullmatch(tool.name):
         raise InvalidRequestError(
-            f"{field}.name must have 1 to 128 letters, digits or any of . : / _ -; given: {tool.name!r}",
+            f"{field}.name must have 1 to {MAX_TOOL_NAME_CHARS} letters, digits or any of . : / _ -; given: {tool.name!r}",
             field=f"{field}.name",
             value=tool.name,
         )

@@ -1,0 +1,143 @@
+"""Grammars of whole answers, in llguidance's dialect of Lark: reasoning, tool calls in a model's own format, and text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2
+from triptych_common.constraints.compiler import json_rule
+from triptych_common.constraints.messages import to_spec
+
+from triptych_frontend.conversation.formats.table import FormatTable
+from triptych_frontend.conversation.syntaxes.syntax import CallableTool, Literals, regex_of, sequence
+
+_ANY_OBJECT = '{"type": "object"}'
+
+
+@dataclass(frozen=True)
+class AnswerShape:
+    """What the answers to one request may be.
+
+    Args:
+        tools: the tools that may be called.
+        is_forced: the answer must be a call.
+        parallel: it may have more calls than one.
+        text: what text must look like; None for any.
+        text_field: path of `text` in the request, for errors.
+        may_reason: the model may reason first. Its prompt does not begin the reasoning.
+        is_reasoning: the prompt begins the reasoning, and this grammar holds behind it.
+    """
+
+    tools: Sequence[CallableTool] = ()
+    is_forced: bool = False
+    parallel: bool = True
+    text: common_pb2.Constraint | None = None
+    text_field: str = "options.constraint"
+    may_reason: bool = False
+    is_reasoning: bool = False
+
+
+class AnswerGrammar:
+    """Writes the grammars of one model.
+
+    Args:
+        special_ids: text -> id of the tokenizer's special tokens. In a grammar they are not text.
+    """
+
+    def __init__(self, table: FormatTable, special_ids: Mapping[str, int]) -> None:
+        self._tools = table.tools
+        self._reasoning = table.reasoning
+        self._answer = table.reasoning.answer if table.reasoning is not None else ""
+        self._literals = Literals({text: special_ids[text] for text in table.markers if text in special_ids})
+
+    def of(self, shape: AnswerShape) -> str:
+        """The grammar. Raises InvalidRequestError if a schema cannot be honoured."""
+        rules = list[str]()
+        before = self._before(shape, rules)
+        answers = [] if shape.is_forced else self._texts(shape, rules)
+        if shape.tools and not (answers and self._has_text_before_calls(shape)):
+            answers.insert(0, self._calls(shape.parallel))
+        rules += self._tool_rules(shape.tools)
+        either = " | ".join(answers)
+        return "\n".join([f"start: {sequence(before, either if len(answers) == 1 and not before else f'({either})')}", *rules])
+
+    def _before(self, shape: AnswerShape, rules: list[str]) -> str:
+        """What stands before the answer."""
+        if shape.is_reasoning:
+            return r'"\n\n"?'
+        if self._reasoning is None or not shape.may_reason:
+            return ""
+        rules += self._literals.until("thoughts", self._reasoning.ends[0])
+        starts = " | ".join(map(self._literals, self._reasoning.starts))
+        return rf'(({starts}) thoughts "\n\n"?)?'
+
+    def _has_text_before_calls(self, shape: AnswerShape) -> bool:
+        """Whether the alternatives of `_texts` have the calls already."""
+        return shape.text is None and not self._answer
+
+    def _texts(self, shape: AnswerShape, rules: list[str]) -> list[str]:
+        """The alternatives that are not only calls."""
+        answer = self._literals(self._answer)
+        if shape.text is not None:
+            rules += text_rules(shape.text, shape.text_field)
+            return [sequence(answer, "text")]
+        if self._answer or not shape.tools or self._tools is None:
+            rules.append("TEXT: /(?s:.*)/")
+            return [sequence(answer, "TEXT")]
+        start = self._tools.start
+        if not start or not self._tools.shape.before.startswith(start):
+            # Calls are told from text by their first character.
+            opener = re.escape(self._tools.openers)
+            rules.append(f"TEXT: /([^{opener}](?s:.*))?/")
+            return ["TEXT", self._calls(shape.parallel)]
+        calls = self._calls(shape.parallel, is_marked=True)
+        if start in self._literals.special_ids:
+            rules.append("TEXT: /(?s:.*)/")
+            return ["TEXT", sequence("TEXT", self._literals(start), calls)]
+        marker = regex_of(start)
+        rules += [f"text_to_call[lazy]: /(?s:.*){marker}/", f"TEXT: /(?s:.*)/ & ~/(?s:.*){marker}(?s:.*)/"]
+        return ["TEXT", sequence("text_to_call", calls)]
+
+    def _calls(self, parallel: bool, is_marked: bool = False) -> str:
+        """is_marked: the marker before the calls is written already."""
+        if self._tools is None:
+            return ""
+        shape = self._tools.shape
+        before = shape.before.removeprefix(self._tools.start) if is_marked else shape.before
+        between = shape.between if parallel else None
+        further = f"({sequence(self._literals(between), 'call')})*" if between is not None else ""
+        return sequence(self._literals(before), "call", further, self._literals(shape.after))
+
+    def _tool_rules(self, tools: Sequence[CallableTool]) -> list[str]:
+        if not tools or self._tools is None:
+            return []
+        rules = ["call: " + " | ".join(f"call_{number}" for number in range(len(tools)))]
+        for number, tool in enumerate(tools):
+            rules += self._tools.syntax.rules(number, tool, self._literals)
+        return rules
+
+
+def text_rules(constraint: common_pb2.Constraint, field: str) -> list[str]:
+    """The rule `text` for a constraint, and the rules that it uses. Raises InvalidRequestError."""
+    kind = to_spec(constraint, field).kind
+    if kind == "json_schema":
+        return [f"text: {json_rule(constraint.json_schema, f'{field}.json_schema')}"]
+    if kind == "json_object":
+        return [f"text: {json_rule(_ANY_OBJECT, f'{field}.json_object')}"]
+    if kind == "choice":
+        return ["text: " + " | ".join(json.dumps(value) for value in constraint.choice.values)]
+    if kind == "regex":
+        return ["text: TEXT", f"TEXT: /{_in_slashes(constraint.regex)}/"]
+    raise InvalidRequestError(
+        f"{field}.grammar cannot be combined with tools or reasoning: it must describe the whole answer",
+        field=f"{field}.grammar",
+    )
+
+
+def _in_slashes(pattern: str) -> str:
+    """A regular expression as it stands between slashes."""
+    return re.sub(r"\\.|/|\n", lambda match: {"/": r"\/", "\n": r"\n"}.get(match[0], match[0]), pattern, flags=re.DOTALL)

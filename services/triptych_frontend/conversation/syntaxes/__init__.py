@@ -1,0 +1,1 @@
+"""How models write a tool call: readers, and grammars."""

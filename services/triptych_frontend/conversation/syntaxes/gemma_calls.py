@@ -1,0 +1,237 @@
+"""Tool calls of Gemma 4: `call:name{key:<|"|>text<|"|>,other:1}`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from triptych.errors import InvalidRequestError
+
+from triptych_frontend.conversation.syntaxes.arguments import arguments_of, resolved, types_of
+from triptych_frontend.conversation.syntaxes.call_reader import CallArguments, CallEnd, CallEvent, CallReader, CallStart, Status
+from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals, Tools, json_value, sequence
+
+_HEAD = "call:"
+_MAX_NAME_CHARS = 256
+_MAX_DEPTH = 32
+_WORD = re.compile(r"[\w.$/-]+(?: +[\w.$/-]+)*")
+_STRING = frozenset({"string"})
+
+
+@dataclass(frozen=True)
+class GemmaSyntax(CallSyntax):
+    """`call:`, the name, and arguments in braces. Keys have no quotation marks. Strings have the marker `quote` on both sides."""
+
+    quote: str
+
+    def reader(self, tools: Tools) -> CallReader:
+        return GemmaCalls(tools, self.quote)
+
+    def rules(self, number: int, tool: CallableTool, literals: Literals) -> list[str]:
+        writer = _GemmaRules(self.quote, f"value_{number}", tool.field, literals)
+        arguments = writer.object(tool.parameters, 0)
+        return [f"call_{number}: {sequence(literals(f'{_HEAD}{tool.name}'), arguments)}", *writer.rules]
+
+
+class _GemmaRules:
+    """Writes the rules of one tool's arguments."""
+
+    def __init__(self, quote: str, prefix: str, field: str, literals: Literals) -> None:
+        self._quote = quote
+        self._prefix = prefix
+        self._field = field
+        self._literals = literals
+        self.rules = literals.until(f"{prefix}_text", quote)
+        self._num_names = 0
+
+    def object(self, schema: Mapping[str, Any], depth: int) -> str:
+        """An object. Its keys are sorted, as in the model's template."""
+        arguments = sorted(arguments_of(resolved(schema)))
+        if not arguments:
+            is_closed = schema.get("additionalProperties") is False
+            return '"{" "}"' if is_closed else f"{self._any()}_object"
+        pairs = []
+        for argument in arguments:
+            if not _WORD.fullmatch(argument.name):
+                raise InvalidRequestError(
+                    f"this model writes arguments without quotation marks, where {argument.name!r} cannot be the name of one",
+                    field=self._field,
+                    value=argument.name,
+                )
+            pairs.append((sequence(json.dumps(f"{argument.name}:"), self.value(argument.schema, depth + 1)), argument.is_required))
+        first, rest = self._new(), self._new()
+        for index, (pair, is_required) in enumerate(pairs):
+            self._chain(first, index, "", pair, rest, is_required)
+            self._chain(rest, index, '"," ', pair, rest, is_required)
+        self.rules += [f'{first}_{len(pairs)}: ""', f'{rest}_{len(pairs)}: ""']
+        return f'"{{" {first}_0 "}}"'
+
+    def _chain(self, rule: str, index: int, comma: str, pair: str, rest: str, is_required: bool) -> None:
+        skipped = "" if is_required else f" | {rule}_{index + 1}"
+        self.rules.append(f"{rule}_{index}: {comma}{pair} {rest}_{index + 1}{skipped}")
+
+    def value(self, schema: Mapping[str, Any], depth: int) -> str:
+        """A value of this schema."""
+        if depth > _MAX_DEPTH:
+            raise InvalidRequestError(f"{self._field} is nested too deeply", field=self._field, limit=_MAX_DEPTH)
+        schema, types = resolved(schema), types_of(schema)
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if isinstance(values, list):
+            return self._one_of([self._literals(self._written(value)) for value in values])
+        parts = []
+        if "string" in types:
+            parts.append(sequence(self._literals(self._quote), f"{self._prefix}_text"))
+        if "object" in types:
+            parts.append(self.object(schema, depth) if types == {"object"} else self._any())
+        if "array" in types:
+            items = schema.get("items")
+            item = self.value(items, depth + 1) if isinstance(items, dict) else self._any()
+            parts.append(f'"[" ({item} ("," {item})*)? "]"')
+        scalars = sorted(types & {"integer", "number", "boolean", "null"})
+        if scalars:
+            parts.append(self._scalar({**schema, "type": scalars} if "type" in schema else {"type": scalars}))
+        return self._one_of(parts)
+
+    def _written(self, value: Any) -> str:
+        """A value as the model's template writes it."""
+        if isinstance(value, str):
+            return f"{self._quote}{value}{self._quote}"
+        if isinstance(value, list):
+            return f"[{','.join(map(self._written, value))}]"
+        if isinstance(value, dict):
+            return f"{{{','.join(f'{key}:{self._written(item)}' for key, item in sorted(value.items()))}}}"
+        return json.dumps(value)
+
+    def _scalar(self, schema: Mapping[str, Any]) -> str:
+        rule = self._new()
+        self.rules.append(f"{rule}: {json_value(schema, self._field)}")
+        return rule
+
+    def _any(self) -> str:
+        """A value of any type."""
+        rule, any_rule = f"{self._prefix}_any", f"{self._prefix}_any: "
+        if not any(line.startswith(any_rule) for line in self.rules):
+            pair = f"KEY_{self._prefix.upper()} {rule}"
+            scalar = json_value({"type": ["boolean", "null", "number"]}, self._field)
+            self.rules += [
+                f"{any_rule}{self._literals(self._quote)} {self._prefix}_text | {rule}_scalar | {rule}_list | {rule}_object",
+                f"{rule}_scalar: {scalar}",
+                f'{rule}_list: "[" ({rule} ("," {rule})*)? "]"',
+                f'{rule}_object: "{{" ({pair} ("," {pair})*)? "}}"',
+                f"KEY_{self._prefix.upper()}: /[A-Za-z0-9_.$-]{{1,128}}:/",
+            ]
+        return rule
+
+    def _one_of(self, parts: list[str]) -> str:
+        return parts[0] if len(parts) == 1 else f"({' | '.join(parts)})"
+
+    def _new(self) -> str:
+        self._num_names += 1
+        return f"{self._prefix}_{self._num_names}"
+
+
+class GemmaCalls(CallReader):
+    """Reads one call. Its arguments become JSON as they come."""
+
+    def __init__(self, tools: Tools, quote: str) -> None:
+        super().__init__(tools)
+        self._quote = quote
+        self._token = ""
+        #: The brackets that must close, innermost last.
+        self._closing: list[str] = []
+
+    def _start(self, char: str) -> list[CallEvent]:
+        if char != "{":
+            self._token += "" if char.isspace() and not self._token else char
+            is_wrong = not (self._token.startswith(_HEAD) or _HEAD.startswith(self._token))
+            return self._refuse() if is_wrong or len(self._token) > _MAX_NAME_CHARS else []
+        name, self._token = self._token.removeprefix(_HEAD).strip(), ""
+        if name not in self._names:
+            return self._refuse()
+        self._closing, self._step = ["}"], self._key
+        return [CallStart(name), CallArguments(char)]
+
+    def _key(self, char: str) -> list[CallEvent]:
+        """A key, or the end of an object without any."""
+        if char == ":" and self._token.strip():
+            name = self._token.strip().removeprefix(self._quote).removesuffix(self._quote)
+            self._token, self._step = "", self._value
+            return [CallArguments(f"{json.dumps(name, ensure_ascii=False)}: ")]
+        if char == "}" and not self._token.strip():
+            return self._close(char)
+        self._token += char
+        return self._refuse() if len(self._token) > _MAX_NAME_CHARS or char in ",]{[" else []
+
+    def _value(self, char: str) -> list[CallEvent]:
+        """The beginning of a value."""
+        if char.isspace() and not self._token:
+            return []
+        token = self._token + char
+        if token == self._quote:
+            self._token, self._step = "", self._text
+            return [CallArguments('"')]
+        if self._quote.startswith(token):
+            self._token = token
+            return []
+        if self._token:
+            return self._refuse()
+        if char in "{[":
+            self._closing.append("}" if char == "{" else "]")
+            self._step = self._key if char == "{" else self._value
+            return [CallArguments(char)]
+        if char == "]" and self._closing[-1] == "]":
+            return self._close(char)
+        self._token, self._step = char, self._scalar
+        return []
+
+    def _text(self, char: str) -> list[CallEvent]:
+        text = self._token + char
+        if text.endswith(self._quote):
+            self._token, self._step = "", self._next
+            return [CallArguments(_escaped(text.removesuffix(self._quote)) + '"')]
+        certain = max(len(text) - len(self._quote) + 1, 0)
+        self._token = text[certain:]
+        return [CallArguments(_escaped(text[:certain]))] if certain else []
+
+    def _scalar(self, char: str) -> list[CallEvent]:
+        if char not in ",}]":
+            self._token += char
+            return []
+        value, self._token = self._token.strip(), ""
+        return [CallArguments(_scalar_json(value)), *self._next(char)]
+
+    def _next(self, char: str) -> list[CallEvent]:
+        """Behind a value."""
+        if char.isspace():
+            return []
+        if char == ",":
+            self._step = self._key if self._closing[-1] == "}" else self._value
+            return [CallArguments(", ")]
+        return self._close(char)
+
+    def _close(self, char: str) -> list[CallEvent]:
+        if not self._closing or char != self._closing.pop():
+            return self._refuse()
+        if self._closing:
+            self._step = self._next
+            return [CallArguments(char)]
+        self.status = Status.DONE
+        return [CallArguments(char), CallEnd()]
+
+    def finish(self) -> list[CallEvent]:
+        if not self.is_in_call or not self._token:
+            return []
+        return [CallArguments(_escaped(self._token) if self._step == self._text else self._token)]
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _scalar_json(text: str) -> str:
+    """A number or a word as JSON. Anything else becomes a string with its text."""
+    is_json = re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?|true|false|null", text)
+    return text if is_json else json.dumps(text, ensure_ascii=False)

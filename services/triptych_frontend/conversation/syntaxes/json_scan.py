@@ -1,0 +1,45 @@
+"""Finds the end of a JSON value in text that arrives character by character."""
+
+from __future__ import annotations
+
+_CLOSING = {"{": "}", "[": "]"}
+_ENDS_OF_SCALARS = frozenset(",}]")
+
+
+class JsonScan:
+    """Finds the end of one JSON value. It checks brackets and strings only.
+
+    Args:
+        first: the value's first character.
+    """
+
+    def __init__(self, first: str) -> None:
+        self.is_scalar = first not in '{["'
+        self._is_in_string = first == '"'
+        self._is_escaped = False
+        #: The brackets that must close, innermost last.
+        self._closing = [_CLOSING[first]] if first in _CLOSING else []
+
+    def ends_before(self, char: str) -> bool:
+        """Whether the value is a number or a word, and ended with the character before this one."""
+        return self.is_scalar and (char in _ENDS_OF_SCALARS or char.isspace())
+
+    def feed(self, char: str) -> bool | None:
+        """Take the next character, after the first. Returns whether it ends the value; None if it cannot belong to it."""
+        if self._is_in_string:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif char == "\\":
+                self._is_escaped = True
+            elif char == '"':
+                self._is_in_string = False
+                return not self._closing
+        elif char == '"':
+            self._is_in_string = True
+        elif char in _CLOSING:
+            self._closing.append(_CLOSING[char])
+        elif char in "}]":
+            if not self._closing or self._closing.pop() != char:
+                return None
+            return not self._closing
+        return False

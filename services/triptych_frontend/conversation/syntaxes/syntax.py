@@ -1,0 +1,106 @@
+"""How one call is written: a `CallSyntax` makes the reader of such calls, and the grammar that forces them."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from triptych_common.constraints.compiler import json_rule
+
+from triptych_frontend.conversation.syntaxes.call_reader import CallReader
+
+#: Keywords beside which the properties of a schema are not all that an object may have.
+_OPEN_KEYWORDS = ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref")
+
+
+class CallableTool(NamedTuple):
+    """A tool that may be called."""
+
+    name: str
+    #: JSON Schema of its arguments, and the path of that schema in the request, for errors.
+    parameters: Mapping[str, Any]
+    field: str
+
+
+#: name of a tool -> JSON Schema of its arguments
+Tools = Mapping[str, Mapping[str, Any]]
+
+
+class Literals:
+    """Writes texts into a grammar in llguidance's dialect of Lark. Special tokens in them are tokens.
+
+    Args:
+        special_ids: text -> id of the special tokens.
+    """
+
+    def __init__(self, special_ids: Mapping[str, int]) -> None:
+        self.special_ids = special_ids
+        contents = sorted(filter(None, special_ids), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, contents)) or r"(?!)")
+
+    def __call__(self, text: str) -> str:
+        """A text; empty for an empty one."""
+        parts, end = [], 0
+        for match in self._special.finditer(text):
+            parts += [json.dumps(text[end : match.start()]), f"<[{self.special_ids[match[0]]}]>"]
+            end = match.end()
+        return " ".join(part for part in (*parts, json.dumps(text[end:])) if part != '""')
+
+    def until(self, rule: str, marker: str) -> list[str]:
+        """A rule for any text up to the marker, and the marker."""
+        if self._special.match(marker) is not None:
+            terminal = rule.upper()
+            return [f"{rule}: {terminal} {self(marker)}", f"{terminal}: /(?s:.*)/"]
+        return [f"{rule}[lazy]: /(?s:.*){regex_of(marker)}/"]
+
+
+class CallSyntax(ABC):
+    """How one call is written."""
+
+    @abstractmethod
+    def reader(self, tools: Tools) -> CallReader:
+        """A reader of calls of these tools."""
+
+    @abstractmethod
+    def rules(self, number: int, tool: CallableTool, literals: Literals) -> list[str]:
+        """The rule `call_{number}`, which is a call of the tool, and the rules that it uses.
+
+        Raises:
+            InvalidRequestError: the tool's schema cannot be honoured.
+        """
+
+
+def sequence(*parts: str) -> str:
+    """Parts of a rule one after the other; empty parts are left out."""
+    return " ".join(filter(None, parts))
+
+
+def alternatives(parts: Iterable[str]) -> str:
+    """One of the parts of a rule."""
+    return " | ".join(parts)
+
+
+def regex_of(text: str) -> str:
+    """A regular expression for exactly this text, as it stands between slashes."""
+    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
+
+
+def json_value(schema: Any, field: str) -> str:
+    """A JSON value that matches the schema, as part of a rule. Raises InvalidRequestError."""
+    return json_rule(json.dumps(schema), field)
+
+
+def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema, whose objects have no properties but those that it names. A function has no other parameters either."""
+    closed = dict(schema)
+    properties = closed.get("properties")
+    if isinstance(properties, dict):
+        closed["properties"] = {name: closed_schema(item) if isinstance(item, dict) else item for name, item in properties.items()}
+        if not any(keyword in closed for keyword in _OPEN_KEYWORDS):
+            closed["additionalProperties"] = False
+    if isinstance(closed.get("items"), dict):
+        closed["items"] = closed_schema(closed["items"])
+    return closed
