@@ -144,6 +144,8 @@ class Frontend:
             self._tls,
         )
         defaults = sampling_defaults(path) if settings.generation_config == "auto" else common_pb2.SamplingParams()
+        if defaults.ListFields():
+            info.capabilities.default_sampling.CopyFrom(defaults)
         formats = AnswerFormats(self._tokenizer, tools, reasoning)
         self._router = engines = EngineRouter(self._engines)
         statistics = CallStatistics()

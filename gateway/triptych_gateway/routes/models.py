@@ -65,6 +65,8 @@ def _described(model: common_pb2.ModelInfo, request: Request) -> Model:
         tools=able.tools,
         reasoning=able.reasoning,
         constraints=list(able.constraints),
+        # Floats of the contract have 32 bits: 0.8 and not 0.800000011920929.
+        default_sampling={field.name: float(f"{value:.6g}") for field, value in able.default_sampling.ListFields()},
     )
     created = gateway_of(request).start_time
     return Model(id=model.name, created=created, max_model_len=model.max_model_len, triptych=abilities)

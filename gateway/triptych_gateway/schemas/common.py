@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import islice
 from typing import Annotated, Any, Literal
 
@@ -44,11 +45,17 @@ class Schema(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few_unknown_fields(cls, value: Any) -> Any:
-        fields = [info.alias or name for name, info in cls.model_fields.items()]
+        fields = _names_of(cls)
         if not isinstance(value, dict) or len(value) <= len(fields) + _MAX_UNKNOWN_FIELDS:
             return value
         unknown = islice((name for name in value if name not in fields), _MAX_UNKNOWN_FIELDS)
         return {name: value[name] for name in fields if name in value} | {name: value[name] for name in unknown}
+
+
+@cache
+def _names_of(schema: type[Schema]) -> dict[str, None]:
+    """The names of its fields, in order."""
+    return dict.fromkeys(info.alias or name for name, info in schema.model_fields.items())
 
 
 class HistorySchema(Schema):
@@ -63,8 +70,7 @@ class HistorySchema(Schema):
     @classmethod
     def _count_unknown_fields(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            known = {info.alias or name for name, info in cls.model_fields.items()}
-            ignored_fields.add(sum(1 for name in value if name not in known))
+            ignored_fields.add(len(value.keys() - _names_of(cls).keys()))
         return value
 
 

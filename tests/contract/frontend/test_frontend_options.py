@@ -216,6 +216,11 @@ async def test_the_checkpoints_own_defaults_apply_where_the_client_set_none(tmp_
             sampling = bench.engine.requests[-1].sampling
             assert (sampling.temperature, sampling.HasField("top_k")) == found
             assert not sampling.HasField("max_tokens")
+            (served,) = (await bench.generation.ListModels(generation_pb2.ListModelsRequest())).models
+            assert served.capabilities.default_sampling.top_k == (20 if setting == "auto" else 0)
+    async with frontend_bench(model=model) as bench:
+        await bench.generation.Chat(chat_request())
+        assert bench.engine.requests[-1].sampling.top_k == 20, "as other servers do"
     for bad in ('{"temperature": "warm"}', '{"top_p": 2}'):
         (model / "generation_config.json").write_text(bad)
         with pytest.raises(StartupError, match="generation_config"):

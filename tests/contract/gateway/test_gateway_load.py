@@ -98,7 +98,11 @@ async def test_models_say_what_requests_may_ask_for() -> None:
     frontend.model.CopyFrom(MODEL)
     frontend.model.capabilities.MergeFrom(
         common_pb2.Capabilities(
-            tasks=[common_pb2.TASK_GENERATE], modalities=[common_pb2.MODALITY_IMAGE], constraints=["regex"], tools=True
+            tasks=[common_pb2.TASK_GENERATE],
+            modalities=[common_pb2.MODALITY_IMAGE],
+            constraints=["regex"],
+            tools=True,
+            default_sampling=common_pb2.SamplingParams(temperature=0.7, top_k=20),
         )
     )
     async with gateway_client(frontend) as client:
@@ -109,4 +113,5 @@ async def test_models_say_what_requests_may_ask_for() -> None:
         "tools": True,
         "reasoning": False,
         "constraints": ["regex"],
+        "default_sampling": {"temperature": 0.7, "top_k": 20},
     }
