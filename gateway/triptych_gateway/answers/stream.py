@@ -70,6 +70,7 @@ class EventStreamResponse(Response):
         self._release = release
         self._is_started = False
         self._num_sent = 0
+        self._starting = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -104,9 +105,11 @@ class EventStreamResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _start(self, send: Send) -> None:
-        self._is_started = True
-        headers = ((b"content-type", self._encoder.content_type), *_HEADERS)
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async with self._starting:  # an event and a heartbeat may come at the same time
+            if not self._is_started:
+                headers = ((b"content-type", self._encoder.content_type), *_HEADERS)
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                self._is_started = True
 
     async def _beat(self, send: Send, send_body: Send) -> None:
         """Start the stream if no event does, and send comments while there are none."""

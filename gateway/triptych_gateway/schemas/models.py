@@ -16,7 +16,8 @@ class ModelAbilities(BaseModel):
     reasoning: Annotated[bool, Field(description="Whether reasoning is told apart from the answer.")]
     constraints: Annotated[list[str], Field(description="Kinds of structured output, by the names of the gRPC contract.")]
     default_sampling: Annotated[
-        dict[str, float], Field(description="Sampling parameters of requests that set none, from the model's generation_config.json.")
+        dict[str, float],
+        Field(description="Sampling parameters of requests that set none, from generation_config.json."),
     ]
 
 

@@ -182,7 +182,10 @@ class AnswerFormats:
 
     def _callable(self, request: generation_pb2.ChatRequest, tools: ToolOptions) -> list[CallableTool]:
         fields = {tool.name: f"tools[{index}].parameters_json_schema" for index, tool in enumerate(request.tools)}
-        return [CallableTool(tool.name, _arguments(tool, tools.is_forced), fields[tool.name]) for tool in tools.allowed]
+        try:
+            return [CallableTool(tool.name, _arguments(tool, tools.is_forced), fields[tool.name]) for tool in tools.allowed]
+        except RecursionError as error:
+            raise InvalidRequestError("a tool's schema is nested too deeply", field="tools") from error
 
     def _ends_of_reasoning(self) -> list[int]:
         """The tokens each of which ends the reasoning. Raises InvalidRequestError if there are none."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from triptych.v1 import generation_pb2
 
@@ -93,20 +94,29 @@ def with_call_ids(turns: Sequence[ChatTurn], call_ids: CallIds) -> list[ChatTurn
     """The turns, whose calls have ids that the template takes. Conversations that began elsewhere have others."""
     if call_ids is CallIds.ANY:
         return list(turns)
+    taken = {call.id for turn in turns for call in turn.tool_calls if _fits(call, call_ids)}
     ids: dict[str, str] = {}
     written = []
     for turn in turns:
         calls = []
         for call in turn.tool_calls:
-            ids[call.id] = _call_id(call, len(ids), call_ids)
+            ids[call.id] = call.id if _fits(call, call_ids) else _new_id(call, call_ids, taken)
             calls.append(generation_pb2.ToolCall(id=ids[call.id], name=call.name, arguments=call.arguments))
         result = ids.get(turn.tool_call_id, turn.tool_call_id) if turn.tool_call_id is not None else None
         written.append(replace(turn, tool_calls=tuple(calls), tool_call_id=result))
     return written
 
 
-def _call_id(call: generation_pb2.ToolCall, number: int, call_ids: CallIds) -> str:
+def _fits(call: generation_pb2.ToolCall, call_ids: CallIds) -> bool:
+    """Whether the template takes the call's id."""
     if call_ids is CallIds.FUNCTIONS:
-        return call.id if call.id.startswith(f"functions.{call.name}:") else f"functions.{call.name}:{number}"
-    is_short = len(call.id) == _SHORT_ID_CHARS and call.id.isalnum()
-    return call.id if is_short else f"{number:0{_SHORT_ID_CHARS}d}"
+        return call.id.startswith(f"functions.{call.name}:")
+    return len(call.id) == _SHORT_ID_CHARS and call.id.isalnum()
+
+
+def _new_id(call: generation_pb2.ToolCall, call_ids: CallIds, taken: set[str]) -> str:
+    """An id that no other call has. Adds it to those that are taken."""
+    form = f"functions.{call.name}:{{}}" if call_ids is CallIds.FUNCTIONS else f"{{:0{_SHORT_ID_CHARS}d}}"
+    new = next(one for number in count(len(taken)) if (one := form.format(number)) not in taken)
+    taken.add(new)
+    return new

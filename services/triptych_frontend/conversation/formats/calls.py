@@ -42,6 +42,7 @@ class CallWriter:
         self._new_call_id = new_call_id or (short_id if tools is not None and tools.call_ids is CallIds.SHORT else long_id)
         self._only_one_call = options.only_one_call
         self._pieces: list[str] = []
+        self._ids = set[str]()
         #: Calls so far.
         self.num_calls = 0
         #: A call has begun, and its arguments are not complete.
@@ -51,7 +52,10 @@ class CallWriter:
         """A call begins."""
         self.num_calls, self.is_open = self.num_calls + 1, True
         self._pieces.clear()
-        return [ToolCallStarted(self.num_calls - 1, call_id or self._new_call_id(), name)]
+        if call_id is None or call_id in self._ids:
+            call_id = self._new_call_id()
+        self._ids.add(call_id)
+        return [ToolCallStarted(self.num_calls - 1, call_id, name)]
 
     def arguments(self, text: str) -> list[Event]:
         """More of its arguments."""

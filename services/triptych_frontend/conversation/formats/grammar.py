@@ -13,7 +13,7 @@ from triptych_common.constraints.compiler import json_rule
 from triptych_common.constraints.messages import to_spec
 
 from triptych_frontend.conversation.formats.table import FormatTable
-from triptych_frontend.conversation.syntaxes.syntax import CallableTool, Literals, regex_of, sequence
+from triptych_frontend.conversation.syntaxes.syntax import CallableTool, Literals, in_slashes, regex_of, sequence
 
 _ANY_OBJECT = '{"type": "object"}'
 
@@ -68,12 +68,12 @@ class AnswerGrammar:
     def _before(self, shape: AnswerShape, rules: list[str]) -> str:
         """What stands before the answer."""
         if shape.is_reasoning:
-            return r'"\n\n"?'
+            return r"/\n{0,3}/"
         if self._reasoning is None or not shape.may_reason:
             return ""
         rules += self._literals.until("thoughts", self._reasoning.ends[0])
         starts = " | ".join(map(self._literals, self._reasoning.starts))
-        return rf'(({starts}) thoughts "\n\n"?)?'
+        return rf"(({starts}) thoughts /\n{{0,3}}/)?"
 
     def _has_text_before_calls(self, shape: AnswerShape) -> bool:
         """Whether the alternatives of `_texts` have the calls already."""
@@ -88,19 +88,20 @@ class AnswerGrammar:
         if self._answer or not shape.tools or self._tools is None:
             rules.append("TEXT: /(?s:.*)/")
             return [sequence(answer, "TEXT")]
-        start = self._tools.start
+        # What is text here must be text to the parser too: no beginning of reasoning or of a call, no marker of a call.
+        thoughts = self._reasoning.starts if self._reasoning is not None and shape.may_reason else ()
+        barred = [regex_of(start.rstrip()) for start in thoughts if not self._literals.has_special(start)]
+        barred += [f"[{re.escape(self._tools.openers)}]"] if self._tools.openers else []
+        start, begins = self._tools.start, rf"\s*({'|'.join(barred)})(?s:.*)" if barred else ""
+        parts = ["/(?s:.*)/"] + ([f"~/{begins}/"] if begins else [])
+        if start and not self._literals.has_special(start):
+            parts.append(f"~/(?s:.*){regex_of(start)}(?s:.*)/")
+        rules.append(f"TEXT: {' & '.join(parts)}")
         if not start or not self._tools.shape.before.startswith(start):
             # Calls are told from text by their first character.
-            opener = re.escape(self._tools.openers)
-            rules.append(f"TEXT: /([^{opener}](?s:.*))?/")
             return ["TEXT", self._calls(shape.parallel)]
-        calls = self._calls(shape.parallel, is_marked=True)
-        if start in self._literals.special_ids:
-            rules.append("TEXT: /(?s:.*)/")
-            return ["TEXT", sequence("TEXT", self._literals(start), calls)]
-        marker = regex_of(start)
-        rules += [f"text_to_call[lazy]: /(?s:.*){marker}/", f"TEXT: /(?s:.*)/ & ~/(?s:.*){marker}(?s:.*)/"]
-        return ["TEXT", sequence("text_to_call", calls)]
+        rules += self._literals.until("text_to_call", start, but=begins)
+        return ["TEXT", sequence("text_to_call", self._calls(shape.parallel, is_marked=True))]
 
     def _calls(self, parallel: bool, is_marked: bool = False) -> str:
         """is_marked: the marker before the calls is written already."""
@@ -131,13 +132,8 @@ def text_rules(constraint: common_pb2.Constraint, field: str) -> list[str]:
     if kind == "choice":
         return ["text: " + " | ".join(json.dumps(value) for value in constraint.choice.values)]
     if kind == "regex":
-        return ["text: TEXT", f"TEXT: /{_in_slashes(constraint.regex)}/"]
+        return ["text: TEXT", f"TEXT: /{in_slashes(constraint.regex)}/"]
     raise InvalidRequestError(
         f"{field}.grammar cannot be combined with tools or reasoning: it must describe the whole answer",
         field=f"{field}.grammar",
     )
-
-
-def _in_slashes(pattern: str) -> str:
-    """A regular expression as it stands between slashes."""
-    return re.sub(r"\\.|/|\n", lambda match: {"/": r"\/", "\n": r"\n"}.get(match[0], match[0]), pattern, flags=re.DOTALL)

@@ -28,9 +28,14 @@ _HEADER_STARTS = (_START, _CHANNEL, _MESSAGE, " to=", "to=", "assistant")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
 _FUNCTIONS = "functions."
-_MAX_HEADER_CHARS = 512
-#: What ends a message, or begins the next one although the end is missing.
-_ENDS = TextMatcher((_END, _RETURN, _CALL, _START, _CHANNEL))
+_MAX_HEADER_CHARS = 256
+#: A header, or its beginning.
+_HEADER = re.compile(
+    rf"({re.escape(_START)}\w*)?\w*( ?to=\S*)?\s*"
+    rf"({re.escape(_CHANNEL)}\s*\w*( ?to=[^\s<]*)?\s*)?({re.escape(_CONSTRAIN)})?\w*(<[|\w]*)?"
+)
+#: What ends a message.
+_ENDS = TextMatcher((_END, _RETURN, _CALL))
 
 
 class HarmonyParser:
@@ -72,7 +77,8 @@ class HarmonyParser:
             return []
         self._is_ended = True
         if self._kind is None:
-            if self._header and not self._header.startswith(_HEADER_STARTS[:3]):
+            # A header that was cut is no text.
+            if not _HEADER.fullmatch(self._header):
                 self._out.append(Text(self._header, self._num_tokens))
         else:
             self._say(self._held)
@@ -83,23 +89,23 @@ class HarmonyParser:
         out, self._out = self._out, []
         return out
 
-    def _begin_header(self, marker: str = "") -> None:
-        self._header = marker
+    def _begin_header(self) -> None:
+        self._header = ""
         #: What the message's text becomes; None inside of a header.
         self._kind: type[Reasoning | Text | ToolArguments] | None = None
 
     def _in_header(self, text: str) -> str:
-        header = self._header = self._header + text
-        if header.startswith(_HEADER_STARTS) or any(start.startswith(header) for start in _HEADER_STARTS):
-            head, found, rest = header.partition(_MESSAGE)
-            if found and len(head) <= _MAX_HEADER_CHARS:
-                self._begin_message(head)
-                return rest
-            if len(header) <= _MAX_HEADER_CHARS + len(_MESSAGE):
-                return ""
-        text, self._header = header, ""
-        self._enter(Text)
-        return text
+        for position, char in enumerate(text, start=1):
+            header = self._header = self._header + char
+            if header.endswith(_MESSAGE):
+                self._begin_message(header.removesuffix(_MESSAGE))
+                return text[position:]
+            is_header = header.startswith(_HEADER_STARTS) or any(start.startswith(header) for start in _HEADER_STARTS)
+            if not is_header or char == "\n" or len(header) > _MAX_HEADER_CHARS:
+                self._enter(Text)
+                self._say(header)
+                return text[position:]
+        return ""
 
     def _begin_message(self, header: str) -> None:
         recipient, channel = _RECIPIENT.search(header), _CHANNEL_NAME.search(header)
@@ -132,7 +138,7 @@ class HarmonyParser:
         first = matches[0]
         self._say(text[: first.start - start])
         self._end_message()
-        self._begin_header(first.pattern if first.pattern in (_START, _CHANNEL) else "")
+        self._begin_header()
         return text[first.end - start :]
 
     def _say(self, text: str) -> None:

@@ -12,6 +12,9 @@ from triptych_frontend.conversation.formats.table import State
 from triptych_frontend.conversation.syntaxes.call_reader import CallArguments, CallEvent, CallReader, CallStart, Status
 from triptych_frontend.conversation.syntaxes.syntax import CallSyntax
 
+#: Longest text that was no call and is looked at again for the marker of one.
+_MAX_SECOND_LOOK_CHARS = 256
+
 
 class FormatParser:
     """Turns text into events by a transition table.
@@ -82,14 +85,16 @@ class FormatParser:
     def finish(self) -> list[Event]:
         if self._is_ended:
             return []
-        self._is_ended = True
-        if self._state is State.CALLS:
-            self._finish_calls()
-        elif self._state is not State.AFTER_CALL:
+        while self._state is State.CALLS and not self._is_ended:
+            rest = self._finish_calls()
+            while rest and not self._is_ended:
+                rest = self._handlers[self._state](rest)
+        if not self._is_ended and self._state is not State.AFTER_CALL:
             # What was held back behind a call is a part of a marker.
             self._say("".join(self._gaps) + self._held)
             if self._state is not State.REASONING:
                 self._say_space()
+        self._is_ended = True
         return self._taken()
 
     def _taken(self) -> list[Event]:
@@ -194,8 +199,7 @@ class FormatParser:
                 self._enter(State.AFTER_CALL)
                 return text[position + 1 :]
             if reader.status is Status.REFUSED:
-                self._take_back()
-                return text[position:]
+                return self._take_back() + text[position:]
         return ""
 
     def _add(self, event: CallEvent) -> None:
@@ -219,20 +223,28 @@ class FormatParser:
         self._out += events
         self._is_ended = self._is_ended or isinstance(events[-1], Stopped)
 
-    def _take_back(self) -> None:
-        """There is no further call here: turn what no event stands for into text."""
+    def _take_back(self) -> str:
+        """There is no further call here: what no event stands for is text. Returns what may have a marker of the next call.
+
+        Long pieces are not looked at again, so that no text takes more than linear time.
+        """
         if self._calls.is_open:
             self._end_call(is_complete=False)
-        text = self._before_calls + self._reader.unread
+        before, unread = self._before_calls, self._reader.unread
         self._enter(State.TEXT)
-        self._say(text)
+        if len(unread) > _MAX_SECOND_LOOK_CHARS:
+            before, unread = before + unread, ""
+        self._say(before)
+        return unread
 
-    def _finish_calls(self) -> None:
+    def _finish_calls(self) -> str:
+        """The text has ended within calls. Returns what may have a marker of the next call."""
         events = self._reader.finish()
         for event in events:
             self._add(event)
+        if not events and not self._calls.is_open:
+            return self._take_back()
         if self._calls.is_open:
             self._end_call(is_complete=False)
-        elif not events:
-            self._take_back()
-            self._say_space()
+        self._enter(State.AFTER_CALL)
+        return ""

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-_MAX_REFERENCES = 16
+from triptych.errors import InvalidRequestError
+
 _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
     "integer": int,
     "number": (int, float),
@@ -16,58 +17,132 @@ _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
     "object": dict,
 }
 _ALL_TYPES = frozenset({"string", *_JSON_TYPES})
+#: Keywords that say more than the type, and that change nothing.
+_NOTES = frozenset(
+    {"description", "title", "default", "examples", "deprecated", "$comment", "$schema", "$id", "$defs", "definitions", "nullable"}
+)
+_BRANCHES = ("anyOf", "oneOf")
 
 
 class Argument(NamedTuple):
     """An argument that a tool's schema names."""
 
     name: str
-    #: Its JSON Schema, with the definitions of the tool's schema.
-    schema: dict[str, Any]
+    schema: Mapping[str, Any]
     is_required: bool
 
 
-def arguments_of(parameters: Mapping[str, Any]) -> Iterator[Argument]:
-    """The arguments that the JSON Schema of a tool's parameters names, in its order."""
-    properties, required = parameters.get("properties"), parameters.get("required")
-    required = required if isinstance(required, list) else []
-    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
-    for name, schema in properties.items() if isinstance(properties, dict) else ():
-        yield Argument(name, (schema if isinstance(schema, dict) else {}) | shared, name in required)
+class ToolSchema:
+    """The JSON Schema of a tool's arguments.
 
+    Args:
+        root: the whole schema. References lead to places in it.
+        field: its path in the request, for errors.
+    """
 
-def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that a reference within the same schema leads to."""
-    for _ in range(_MAX_REFERENCES):
+    def __init__(self, root: Mapping[str, Any], field: str = "") -> None:
+        self._root = root
+        self._field = field
+        #: Reference -> its types. Schemas may refer to themselves, and to the same place very often.
+        self._types: dict[str, frozenset[str]] = {}
+
+    def arguments(self, schema: Mapping[str, Any] | None = None) -> Iterator[Argument]:
+        """The properties of the tool's arguments, or of another object of the schema, in their order."""
+        schema = self.resolved(self._root if schema is None else schema)
+        properties, required = schema.get("properties"), schema.get("required")
+        required = required if isinstance(required, list) else []
+        for name, value in properties.items() if isinstance(properties, dict) else ():
+            yield Argument(name, value if isinstance(value, dict) else {}, name in required)
+
+    def check_object(self, schema: Mapping[str, Any] | None = None) -> None:
+        """Raise InvalidRequestError if an object demands what its properties, written one by one, cannot show."""
+        schema = self.resolved(self._root if schema is None else schema)
+        self.check_keywords(schema, {"type", "properties", "required", "additionalProperties"})
+        properties, required, others = schema.get("properties"), schema.get("required"), schema.get("additionalProperties")
+        names = properties if isinstance(properties, dict) else {}
+        unnamed = [name for name in required if name not in names] if isinstance(required, list) else []
+        if unnamed or (isinstance(others, dict) and others):
+            self.refuse("required" if unnamed else "additionalProperties")
+
+    def check_keywords(self, schema: Mapping[str, Any], known: set[str]) -> None:
+        """Raise InvalidRequestError, which names a keyword that is not one of these."""
+        if unknown := schema.keys() - known - _NOTES:
+            self.refuse(min(unknown))
+
+    def refuse(self, keyword: str) -> None:
+        """Raise InvalidRequestError for a keyword."""
+        raise InvalidRequestError(
+            f"{self._field} cannot be honoured: this model writes arguments without quotation marks, where {keyword!r} "
+            "cannot be enforced",
+            field=self._field,
+            value=keyword,
+        )
+
+    def resolved(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The schema that a reference leads to. A reference that leads nowhere allows everything."""
+        seen = set[str]()
+        while isinstance(reference := schema.get("$ref"), str) and reference not in seen:
+            seen.add(reference)
+            schema = self._target(reference)
+        return schema if "$ref" not in schema else {}
+
+    def types(self, schema: Mapping[str, Any]) -> frozenset[str]:
+        """The JSON types that a value of this schema may have. All of them, if it does not say."""
         reference = schema.get("$ref")
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            return schema
-        target: Any = schema
-        for key in reference[2:].split("/"):
+        if isinstance(reference, str):
+            if reference not in self._types:
+                self._types[reference] = frozenset()  # a circle adds nothing
+                self._types[reference] = self.types(self._target(reference))
+            return self._types[reference]
+        declared = schema.get("type")
+        if isinstance(declared, str | list):
+            return frozenset([declared] if isinstance(declared, str) else declared) & _ALL_TYPES or _ALL_TYPES
+        values = values_of(schema)
+        if values is not None:
+            return frozenset(map(type_of, values)) or _ALL_TYPES
+        options = [option for keyword in _BRANCHES for option in schema.get(keyword) or () if isinstance(option, dict)]
+        return frozenset[str]().union(*map(self.types, options)) if options else _ALL_TYPES
+
+    def branches(self, schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """The alternatives of a schema, each with one type. It is the only one, if it names no type."""
+        schema = self.resolved(schema)
+        for keyword in _BRANCHES:
+            options = schema.get(keyword)
+            if isinstance(options, list):
+                self.check_keywords(schema, {keyword, "type"})
+                return [option if isinstance(option, dict) else {} for option in options]
+        declared = schema.get("type")
+        if isinstance(declared, list) and len(declared) > 1 and values_of(schema) is None:
+            return [_of_type(schema, kind) for kind in declared]
+        return [schema]
+
+    def _target(self, reference: str) -> Mapping[str, Any]:
+        target: Any = self._root
+        for key in reference.removeprefix("#").split("/")[1:] if reference.startswith("#") else [""]:
             target = target.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(target, dict) else None
-        if not isinstance(target, dict):
-            return schema
-        schema = target | {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    return schema
+        return target if isinstance(target, dict) else {}
 
 
-def types_of(schema: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """The JSON types that a value of this schema may have. All of them, if it does not say."""
-    schema = resolved(schema)
-    declared = schema.get("type")
-    if isinstance(declared, str):
-        return frozenset({declared}) & _ALL_TYPES or _ALL_TYPES
-    if isinstance(declared, list):
-        return frozenset(item for item in declared if isinstance(item, str)) & _ALL_TYPES or _ALL_TYPES
+#: Keywords that belong to one type.
+_OF_TYPE = {
+    "string": {"pattern", "minLength", "maxLength", "format"},
+    "array": {"items", "minItems", "maxItems", "uniqueItems", "prefixItems", "contains"},
+    "object": {"properties", "required", "additionalProperties", "patternProperties"},
+}
+_OF_NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+
+
+def _of_type(schema: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The part of a schema that is about values of one type."""
+    others = set[str]().union(*(keywords for name, keywords in _OF_TYPE.items() if name != kind))
+    others |= set() if kind in ("integer", "number") else _OF_NUMBERS
+    return {key: value for key, value in schema.items() if key not in others} | {"type": kind}
+
+
+def values_of(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The only values of a schema; None if it does not list them."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list):
-        return frozenset(_type_of(value) for value in values) or _ALL_TYPES
-    for keyword in ("anyOf", "oneOf"):
-        options = schema.get(keyword)
-        if isinstance(options, list) and depth < _MAX_REFERENCES:
-            shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-            return frozenset().union(*(types_of(option | shared, depth + 1) for option in options if isinstance(option, dict)))
-    return _ALL_TYPES
+    return values if isinstance(values, list) else None
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
@@ -76,20 +151,20 @@ def json_of(text: str, types: frozenset[str]) -> str:
     A value is a string if it may be one, unless it is JSON of another type that was declared beside. What was not declared at all
     is a string, or a JSON object or list.
     """
-    others = {"array", "object"} if types == _ALL_TYPES else types - {"string"}
+    others = frozenset({"array", "object"}) if types == _ALL_TYPES else types - {"string"}
     source = text.strip()
     if others and _is_json_of(source, others):
         return source
     return json.dumps(text, ensure_ascii=False)
 
 
-def _is_json_of(source: str, types: frozenset[str] | set[str]) -> bool:
+def _is_json_of(source: str, types: frozenset[str]) -> bool:
     try:
         # Numbers are not converted: long ones would take long.
         value = json.loads(source, parse_int=_Integer, parse_float=_Number, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return False
-    return _type_of(value) in types or (isinstance(value, _Integer) and "number" in types)
+    return type_of(value) in types or (isinstance(value, _Integer) and "number" in types)
 
 
 class _Integer(str):
@@ -104,7 +179,8 @@ def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number in JSON")
 
 
-def _type_of(value: Any) -> str:
+def type_of(value: Any) -> str:
+    """The JSON type of a value."""
     if isinstance(value, _Integer):
         return "integer"
     if isinstance(value, _Number):

@@ -53,8 +53,9 @@ class CallReader:
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self.status = Status.READING
-        #: Characters that no event stands for.
-        self.unread = ""
+        self._unread: list[str] = []
+        #: What is read so far is no text, although no event stands for it.
+        self._is_accepted = False
         #: A call has begun and not ended.
         self.is_in_call = False
         self._step: Callable[[str], list[CallEvent]] = self._start
@@ -63,13 +64,17 @@ class CallReader:
         """Take the next character. `status` then says whether it belongs to the calls."""
         events = self._step(char)
         if events:
-            self.unread = ""
             self.is_in_call = not isinstance(events[-1], CallEnd)
-        elif self.status is Status.DONE:
-            self.unread = ""
+        if events or self._is_accepted or self.status is Status.DONE:
+            self._unread, self._is_accepted = [], False
         elif self.status is Status.READING:
-            self.unread += char
+            self._unread.append(char)
         return events
+
+    @property
+    def unread(self) -> str:
+        """Characters that no event stands for."""
+        return "".join(self._unread)
 
     def finish(self) -> list[CallEvent]:
         """The text has ended. Returns what can be said about a call that is not complete."""

@@ -10,15 +10,17 @@ from typing import Any
 
 from triptych.errors import InvalidRequestError
 
-from triptych_frontend.conversation.syntaxes.arguments import arguments_of, resolved, types_of
+from triptych_frontend.conversation.syntaxes.arguments import ToolSchema, values_of
 from triptych_frontend.conversation.syntaxes.call_reader import CallArguments, CallEnd, CallEvent, CallReader, CallStart, Status
+from triptych_frontend.conversation.syntaxes.strings import string_rules
 from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals, Tools, json_value, sequence
 
 _HEAD = "call:"
 _MAX_NAME_CHARS = 256
-_MAX_DEPTH = 32
+_MAX_SCALAR_CHARS = 1024
+#: Rules of one tool.
+_MAX_NAMES = 4096
 _WORD = re.compile(r"[\w.$/-]+(?: +[\w.$/-]+)*")
-_STRING = frozenset({"string"})
 
 
 @dataclass(frozen=True)
@@ -31,69 +33,109 @@ class GemmaSyntax(CallSyntax):
         return GemmaCalls(tools, self.quote)
 
     def rules(self, number: int, tool: CallableTool, literals: Literals) -> list[str]:
-        writer = _GemmaRules(self.quote, f"value_{number}", tool.field, literals)
-        arguments = writer.object(tool.parameters, 0)
+        writer = _GemmaRules(self.quote, f"value_{number}", tool, literals)
+        arguments = writer.object(tool.parameters)
         return [f"call_{number}: {sequence(literals(f'{_HEAD}{tool.name}'), arguments)}", *writer.rules]
 
 
 class _GemmaRules:
     """Writes the rules of one tool's arguments."""
 
-    def __init__(self, quote: str, prefix: str, field: str, literals: Literals) -> None:
+    def __init__(self, quote: str, prefix: str, tool: CallableTool, literals: Literals) -> None:
         self._quote = quote
         self._prefix = prefix
-        self._field = field
+        self._tool = tool
+        self._schema = ToolSchema(tool.parameters, tool.field)
         self._literals = literals
         self.rules = literals.until(f"{prefix}_text", quote)
         self._num_names = 0
+        #: Reference -> its rule.
+        self._references: dict[str, str] = {}
+        self._has_any = False
 
-    def object(self, schema: Mapping[str, Any], depth: int) -> str:
+    def object(self, schema: Mapping[str, Any]) -> str:
         """An object. Its keys are sorted, as in the model's template."""
-        arguments = sorted(arguments_of(resolved(schema)))
+        schema = self._schema.resolved(schema)
+        self._schema.check_object(schema)
+        arguments = sorted(self._schema.arguments(schema), key=lambda argument: argument.name)
         if not arguments:
-            is_closed = schema.get("additionalProperties") is False
-            return '"{" "}"' if is_closed else f"{self._any()}_object"
-        pairs = []
-        for argument in arguments:
+            return '"{" "}"' if schema.get("additionalProperties") is False else f"{self._any()}_object"
+        first, rest = self._new(), self._new()
+        for index, argument in enumerate(arguments):
             if not _WORD.fullmatch(argument.name):
                 raise InvalidRequestError(
                     f"this model writes arguments without quotation marks, where {argument.name!r} cannot be the name of one",
-                    field=self._field,
+                    field=self._tool.field,
                     value=argument.name,
                 )
-            pairs.append((sequence(json.dumps(f"{argument.name}:"), self.value(argument.schema, depth + 1)), argument.is_required))
-        first, rest = self._new(), self._new()
-        for index, (pair, is_required) in enumerate(pairs):
-            self._chain(first, index, "", pair, rest, is_required)
-            self._chain(rest, index, '"," ', pair, rest, is_required)
-        self.rules += [f'{first}_{len(pairs)}: ""', f'{rest}_{len(pairs)}: ""']
+            pair = sequence(json.dumps(f"{argument.name}:"), self.value(argument.schema))
+            self._chain(first, index, "", pair, rest, argument.is_required)
+            self._chain(rest, index, '"," ', pair, rest, argument.is_required)
+        self.rules += [f'{first}_{len(arguments)}: ""', f'{rest}_{len(arguments)}: ""']
         return f'"{{" {first}_0 "}}"'
 
     def _chain(self, rule: str, index: int, comma: str, pair: str, rest: str, is_required: bool) -> None:
         skipped = "" if is_required else f" | {rule}_{index + 1}"
         self.rules.append(f"{rule}_{index}: {comma}{pair} {rest}_{index + 1}{skipped}")
 
-    def value(self, schema: Mapping[str, Any], depth: int) -> str:
+    def value(self, schema: Mapping[str, Any]) -> str:
         """A value of this schema."""
-        if depth > _MAX_DEPTH:
-            raise InvalidRequestError(f"{self._field} is nested too deeply", field=self._field, limit=_MAX_DEPTH)
-        schema, types = resolved(schema), types_of(schema)
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if isinstance(values, list):
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return self._one_of([self._branch(branch) for branch in self._schema.branches(schema)])
+        if reference not in self._references:
+            self._references[reference] = rule = self._new()
+            self.rules.append(f"{rule}: {self.value(self._schema.resolved(schema))}")
+        return self._references[reference]
+
+    def _branch(self, schema: Mapping[str, Any]) -> str:
+        if "$ref" in schema or any(keyword in schema for keyword in ("anyOf", "oneOf")):
+            return self.value(schema)
+        values = values_of(schema)
+        if values is not None:
             return self._one_of([self._literals(self._written(value)) for value in values])
-        parts = []
-        if "string" in types:
-            parts.append(sequence(self._literals(self._quote), f"{self._prefix}_text"))
-        if "object" in types:
-            parts.append(self.object(schema, depth) if types == {"object"} else self._any())
-        if "array" in types:
-            items = schema.get("items")
-            item = self.value(items, depth + 1) if isinstance(items, dict) else self._any()
-            parts.append(f'"[" ({item} ("," {item})*)? "]"')
-        scalars = sorted(types & {"integer", "number", "boolean", "null"})
-        if scalars:
-            parts.append(self._scalar({**schema, "type": scalars} if "type" in schema else {"type": scalars}))
-        return self._one_of(parts)
+        types = self._schema.types(schema)
+        if len(types) > 1:
+            self._schema.check_keywords(schema, {"type"})
+            return self._any()
+        [kind] = types
+        if kind == "string":
+            rule = self._new()
+            self.rules += string_rules(rule, schema, self._quote, self._schema, self._literals)
+            return sequence(self._literals(self._quote), rule)
+        if kind == "object":
+            return self.object(schema)
+        return self._array(schema) if kind == "array" else self._scalar(schema)
+
+    def _array(self, schema: Mapping[str, Any]) -> str:
+        self._schema.check_keywords(schema, {"type", "items", "minItems", "maxItems"})
+        items, least, most = schema.get("items"), int(schema.get("minItems", 0)), schema.get("maxItems")
+        item = self.value(items) if isinstance(items, dict) else self._any()
+        if most is not None and int(most) < max(least, 1):
+            return '"[" "]"'
+        further = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else int(most) - 1}}}'
+        return f'"[" ({item} {further}){"" if least else "?"} "]"'
+
+    def _scalar(self, schema: Mapping[str, Any]) -> str:
+        rule = self._new()
+        self.rules.append(f"{rule}: {json_value(schema, self._tool.field)}")
+        return rule
+
+    def _any(self) -> str:
+        """A value of any type."""
+        rule = f"{self._prefix}_any"
+        if not self._has_any:
+            self._has_any = True
+            pair = f"KEY_{self._prefix.upper()} {rule}"
+            scalar = json_value({"type": ["boolean", "null", "number"]}, self._tool.field)
+            self.rules += [
+                f"{rule}: {self._literals(self._quote)} {self._prefix}_text | {rule}_scalar | {rule}_list | {rule}_object",
+                f"{rule}_scalar: {scalar}",
+                f'{rule}_list: "[" ({rule} ("," {rule})*)? "]"',
+                f'{rule}_object: "{{" ({pair} ("," {pair})*)? "}}"',
+                f"KEY_{self._prefix.upper()}: /[A-Za-z0-9_.$-]{{1,128}}:/",
+            ]
+        return rule
 
     def _written(self, value: Any) -> str:
         """A value as the model's template writes it."""
@@ -105,31 +147,13 @@ class _GemmaRules:
             return f"{{{','.join(f'{key}:{self._written(item)}' for key, item in sorted(value.items()))}}}"
         return json.dumps(value)
 
-    def _scalar(self, schema: Mapping[str, Any]) -> str:
-        rule = self._new()
-        self.rules.append(f"{rule}: {json_value(schema, self._field)}")
-        return rule
-
-    def _any(self) -> str:
-        """A value of any type."""
-        rule, any_rule = f"{self._prefix}_any", f"{self._prefix}_any: "
-        if not any(line.startswith(any_rule) for line in self.rules):
-            pair = f"KEY_{self._prefix.upper()} {rule}"
-            scalar = json_value({"type": ["boolean", "null", "number"]}, self._field)
-            self.rules += [
-                f"{any_rule}{self._literals(self._quote)} {self._prefix}_text | {rule}_scalar | {rule}_list | {rule}_object",
-                f"{rule}_scalar: {scalar}",
-                f'{rule}_list: "[" ({rule} ("," {rule})*)? "]"',
-                f'{rule}_object: "{{" ({pair} ("," {pair})*)? "}}"',
-                f"KEY_{self._prefix.upper()}: /[A-Za-z0-9_.$-]{{1,128}}:/",
-            ]
-        return rule
-
     def _one_of(self, parts: list[str]) -> str:
         return parts[0] if len(parts) == 1 else f"({' | '.join(parts)})"
 
     def _new(self) -> str:
         self._num_names += 1
+        if self._num_names > _MAX_NAMES:
+            raise InvalidRequestError(f"{self._tool.field} is too large for this model's calls", field=self._tool.field)
         return f"{self._prefix}_{self._num_names}"
 
 
@@ -176,7 +200,7 @@ class GemmaCalls(CallReader):
         if self._quote.startswith(token):
             self._token = token
             return []
-        if self._token:
+        if self._token or char in ",:}" or (char == "]" and self._closing[-1] != "]"):
             return self._refuse()
         if char in "{[":
             self._closing.append("}" if char == "{" else "]")
@@ -199,7 +223,7 @@ class GemmaCalls(CallReader):
     def _scalar(self, char: str) -> list[CallEvent]:
         if char not in ",}]":
             self._token += char
-            return []
+            return self._refuse() if len(self._token) > _MAX_SCALAR_CHARS else []
         value, self._token = self._token.strip(), ""
         return [CallArguments(_scalar_json(value)), *self._next(char)]
 

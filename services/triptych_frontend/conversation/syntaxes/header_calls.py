@@ -69,8 +69,12 @@ class HeaderCalls(JsonArgumentsReader):
         if self._json is None:
             return super().feed(char)
         events = self._json.feed(char)
-        self.status, self.unread, self.is_in_call = self._json.status, self._json.unread, self._json.is_in_call
+        self.status, self.is_in_call = self._json.status, self._json.is_in_call
         return events
+
+    @property
+    def unread(self) -> str:
+        return super().unread if self._json is None else self._json.unread
 
     def finish(self) -> list[CallEvent]:
         return self._json.finish() if self._json is not None else []

@@ -22,6 +22,7 @@ _ARGUMENTS = ("arguments", "parameters")
 #: All keys that a call may have. An answer in JSON is told from a call by its first other key.
 _KEYS = frozenset({"name", "id", "type", *_ARGUMENTS})
 _NULL = "null"
+_MAX_KEY_CHARS = 64
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class JsonCalls(CallReader):
     def _begin_object(self) -> None:
         self._name = ""
         self._key = ""
-        #: The key or value that is being read.
-        self._token = ""
+        #: The key that is being read, and the pieces of the value.
+        self._token, self._pieces = "", list[str]()
         self._scan = JsonScan('"')
         #: Arguments that came before the name; None if none did.
         self._early: str | None = None
@@ -102,6 +103,8 @@ class JsonCalls(CallReader):
 
     def _in_key(self, char: str) -> list[CallEvent]:
         self._token += char
+        if len(self._token) > _MAX_KEY_CHARS:
+            return self._refuse()
         if self._scan.feed(char):
             self._key, self._step = str(_decoded(self._token)), self._colon
             if self._key not in _KEYS:
@@ -120,7 +123,7 @@ class JsonCalls(CallReader):
             return []
         if char in ",}]:":
             return self._refuse()
-        self._token, self._scan, self._step = char, JsonScan(char), self._in_value
+        self._pieces, self._scan, self._step = [char], JsonScan(char), self._in_value
         if char == "{" and self._key in _ARGUMENTS and self._name and not self._has_arguments:
             self._has_arguments, self._step = True, self._in_arguments
             return [*self._begin_call(), CallArguments(char)]
@@ -138,16 +141,16 @@ class JsonCalls(CallReader):
         if self._scan.ends_before(char):
             events = self._end_value()
             return events if self.status is Status.REFUSED else [*events, *self._comma_or_end(char)]
-        self._token += char
+        self._pieces.append(char)
         is_end = self._scan.feed(char)
         if is_end is None:
             return self._refuse()
         return self._end_value() if is_end else []
 
     def _end_value(self) -> list[CallEvent]:
-        self._step = self._comma_or_end
+        self._step, token = self._comma_or_end, "".join(self._pieces)
         if self._key == "name" and not self._name:
-            name = _decoded(self._token)
+            name = _decoded(token)
             if not self._is_known(name):
                 return self._refuse()
             self._name = str(name)
@@ -155,8 +158,8 @@ class JsonCalls(CallReader):
                 return [*self._begin_call(), CallArguments(self._early)]
         elif self._key in _ARGUMENTS and not self._has_arguments:
             self._has_arguments = True
-            inner = _decoded(self._token)
-            text = "{}" if self._token == _NULL else inner if isinstance(inner, str) and is_text(inner) else self._token
+            inner = _decoded(token)
+            text = "{}" if token == _NULL else inner if isinstance(inner, str) and is_text(inner) else token
             if self._name:
                 return [*self._begin_call(), CallArguments(text)]
             self._early = text

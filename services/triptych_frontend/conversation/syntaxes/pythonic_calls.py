@@ -10,7 +10,7 @@ from typing import Any
 
 from triptych.errors import InvalidRequestError
 
-from triptych_frontend.conversation.syntaxes.arguments import arguments_of
+from triptych_frontend.conversation.syntaxes.arguments import ToolSchema
 from triptych_frontend.conversation.syntaxes.call_reader import (
     CallArguments,
     CallEnd,
@@ -35,7 +35,17 @@ class PythonSyntax(CallSyntax):
         return PythonicCalls(tools)
 
     def rules(self, number: int, tool: CallableTool, literals: Literals) -> list[str]:
-        arguments = list(arguments_of(tool.parameters))
+        whole = ToolSchema(tool.parameters, tool.field)
+        whole.check_object()
+        arguments = list(whole.arguments())
+        if not arguments and whole.resolved(tool.parameters).get("additionalProperties", True) is not False:
+            any_value, pair = json_value({}, tool.field), f"KEY_{number} value_{number}"
+            return [
+                f'call_{number}: {json.dumps(tool.name + "(")} ({pair} (", " {pair})*)? ")"',
+                f"KEY_{number}: /[A-Za-z_][A-Za-z0-9_]{{0,127}}=/",
+                f"value_{number}: {any_value}",
+            ]
+        shared = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
         rules = [f'call_{number}: {json.dumps(tool.name + "(")} first_{number}_0 ")"']
         for index, (name, schema, is_required) in enumerate(arguments):
             if not _KEYWORD.fullmatch(name):
@@ -48,7 +58,7 @@ class PythonSyntax(CallSyntax):
             for kind, comma, skipped in (("first", "", f"first_{number}_{index + 1}"), ("rest", ", ", rest)):
                 written = f"{json.dumps(f'{comma}{name}=')} {value} {rest}"
                 rules.append(f"{kind}_{number}_{index}: {written}" + ("" if is_required else f" | {skipped}"))
-            rules.append(f"{value}: {json_value(schema, tool.field)}")
+            rules.append(f"{value}: {json_value({**schema, **shared}, tool.field)}")
         return [*rules, *(f'{kind}_{number}_{len(arguments)}: ""' for kind in ("first", "rest"))]
 
 
@@ -57,8 +67,8 @@ class PythonicCalls(CallReader):
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
-        #: The name, key or value that is being read.
-        self._token = ""
+        #: The name or key that is being read, and the pieces of the value.
+        self._token, self._pieces = "", list[str]()
         self._key = ""
         self._num_arguments = 0
         self._quote = ""
@@ -69,7 +79,7 @@ class PythonicCalls(CallReader):
         if not self.is_in_call or not self._key:
             return []
         # The value as it is: nothing pretends that it is complete.
-        return [CallArguments(self._opening() + self._token.lstrip())]
+        return [CallArguments(self._opening() + "".join(self._pieces).lstrip())]
 
     def _start(self, char: str) -> list[CallEvent]:
         if char == "[":
@@ -117,12 +127,13 @@ class PythonicCalls(CallReader):
         elif self._depth and char in _CLOSING:
             self._depth -= 1
         elif not self._depth and char in ",)":
-            argument = CallArguments(self._opening() + _as_json(self._token))
+            argument = CallArguments(self._opening() + _as_json("".join(self._pieces)))
             self._num_arguments += 1
             self._key = self._token = ""
+            self._pieces = []
             self._step = self._argument_name
             return [argument, *self._end_call()] if char == ")" else [argument]
-        self._token += char
+        self._pieces.append(char)
         return []
 
     def _next(self, char: str) -> list[CallEvent]:

@@ -25,6 +25,7 @@ class SectionReader(CallReader):
         self._end_marker = end
         #: What may be a marker.
         self._token = ""
+        self._num_calls = 0
 
     def _start(self, char: str) -> list[CallEvent]:
         if not self._opener:
@@ -38,10 +39,10 @@ class SectionReader(CallReader):
         token = self._token + char
         if token == self._opener:
             self._token, self._step = "", self._begin
-        elif token == self._end_marker:
+        elif token == self._end_marker and self._num_calls:
             self.status = Status.DONE
-        elif token in self._skipped:
-            self._token = ""
+        elif token in self._skipped and self._num_calls:
+            self._token, self._is_accepted = "", True
         elif any(marker.startswith(token) for marker in (self._opener, self._end_marker, *self._skipped)):
             self._token = token
         else:
@@ -54,7 +55,7 @@ class SectionReader(CallReader):
 
     def _end_call(self) -> list[CallEvent]:
         """The arguments are complete."""
-        self._token = ""
+        self._token, self._num_calls = "", self._num_calls + 1
         if self._opener:
             self._step = self._marker
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from triptych_common.constraints.compiler import json_rule
@@ -49,12 +49,28 @@ class Literals:
             end = match.end()
         return " ".join(part for part in (*parts, json.dumps(text[end:])) if part != '""')
 
-    def until(self, rule: str, marker: str) -> list[str]:
-        """A rule for any text up to the marker, and the marker."""
-        if self._special.match(marker) is not None:
-            terminal = rule.upper()
-            return [f"{rule}: {terminal} {self(marker)}", f"{terminal}: /(?s:.*)/"]
-        return [f"{rule}[lazy]: /(?s:.*){regex_of(marker)}/"]
+    def has_special(self, text: str) -> bool:
+        """Whether a special token is in the text."""
+        return self._special.search(text) is not None
+
+    def until(self, rule: str, marker: str, bodies: Sequence[str] = ("(?s:.*)",), but: str = "") -> list[str]:
+        """A rule for text up to the marker, and the marker. The text does not have it.
+
+        Args:
+            bodies: regular expressions, each of which the text matches.
+            but: regular expression that the text and the marker together do not match.
+        """
+        special = self._special.search(marker)
+        # Special tokens are no text, so that a marker with one can only be at the end.
+        text, rest = (marker, "") if special is None else (marker[: special.start()], marker[special.start() :])
+        terminal = rule.upper()
+        parts = [f"/{body}{regex_of(text)}/" for body in bodies]
+        if special is None and list(bodies) != ["(?s:.*)"]:
+            parts.append(f"~/(?s:.*){regex_of(text)}(?s:.+)/")
+        if but:
+            parts.append(f"~/{but}/")
+        head = f"{rule}: {terminal} {self(rest)}" if rest else f"{rule}[lazy]: {terminal}"
+        return [head, f"{terminal}: {' & '.join(parts)}"]
 
 
 class CallSyntax(ABC):
@@ -86,6 +102,11 @@ def alternatives(parts: Iterable[str]) -> str:
 def regex_of(text: str) -> str:
     """A regular expression for exactly this text, as it stands between slashes."""
     return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
+
+
+def in_slashes(pattern: str) -> str:
+    """A regular expression as it stands between slashes."""
+    return re.sub(r"\\.|/|\n", lambda match: {"/": r"\/", "\n": r"\n"}.get(match[0], match[0]), pattern, flags=re.DOTALL)
 
 
 def json_value(schema: Any, field: str) -> str:

@@ -11,18 +11,18 @@ from typing import Any
 
 from triptych.errors import InvalidRequestError
 
-from triptych_frontend.conversation.syntaxes.arguments import arguments_of, json_of, resolved, types_of
+from triptych_frontend.conversation.syntaxes.arguments import ToolSchema, json_of, values_of
 from triptych_frontend.conversation.syntaxes.call_reader import CallArguments, CallEvent, CallReader, CallStart
 from triptych_frontend.conversation.syntaxes.section import SectionReader
-from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals, Tools, json_value, regex_of, sequence
+from triptych_frontend.conversation.syntaxes.strings import string_rules
+from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals, Tools, json_value, sequence
 
 _MAX_TAG_CHARS = 256
-_STRING = frozenset({"string"})
+#: Alternatives within alternatives.
+_MAX_DEPTH = 3
+_STRING, _ANY = frozenset({"string"}), ToolSchema({}).types({})
 #: What DeepSeek writes behind the name of an argument.
 _IS_STRING = re.compile(r'(?P<key>.*?)" string="(?P<is_string>true|false)')
-#: Keywords of a string's schema that a value without quotation marks can honour, and those that change nothing.
-_KNOWN = {"type", "enum", "const", "pattern", "minLength", "maxLength"}
-_NOTES = {"description", "title", "default", "examples", "deprecated", "$comment", "$defs", "definitions", "$ref", "nullable"}
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,15 @@ class _TaggedRules:
         self._syntax = syntax
         self._number = number
         self._tool = tool
+        self._schema = ToolSchema(tool.parameters, tool.field)
         self._literals = literals
 
     def rules(self) -> list[str]:
         syntax, number, literals = self._syntax, self._number, self._literals
+        self._schema.check_object()
         head = literals(f"{syntax.opener}{self._tool.name}{syntax.name_end}{syntax.space}")
         arguments, rules = list[str](), list[str]()
-        for index, argument in enumerate(arguments_of(self._tool.parameters)):
+        for index, argument in enumerate(self._schema.arguments()):
             if not re.fullmatch(r'[^<>"\s|]{1,128}', argument.name):
                 raise InvalidRequestError(
                     f"this model writes arguments in tags, where {argument.name!r} cannot be the name of one",
@@ -87,28 +89,45 @@ class _TaggedRules:
             name = f"argument_{number}_{index}"
             rules += self._argument(name, argument.name, argument.schema)
             arguments.append(name if argument.is_required else f"{name}?")
-        if not arguments and self._tool.parameters.get("additionalProperties", True) is not False:
+        if not arguments and self._schema.resolved(self._tool.parameters).get("additionalProperties", True) is not False:
             rules += self._any_argument(f"argument_{number}")
             arguments.append(f"argument_{number}*")
         return [f"call_{number}: {sequence(head, *arguments, literals(f'{syntax.call_end}{syntax.behind}'))}", *rules]
 
-    def _argument(self, rule: str, name: str, schema: Mapping[str, Any]) -> list[str]:
-        syntax, types = self._syntax, types_of(schema)
-        is_string = "string" in types
-        if syntax.says_type and is_string and types != _STRING:
-            texts = self._argument(f"{rule}_text", name, {"type": "string"})
-            others = self._argument(f"{rule}_other", name, {**resolved(schema), "type": sorted(types - _STRING)})
-            return [f"{rule}: {rule}_text | {rule}_other", *texts, *others]
-        kind = f'" string="{str(is_string).lower()}' if syntax.says_type else ""
-        head = self._literals(f"{syntax.argument}{name}{kind}{syntax.key_end}{syntax.value_space}")
-        end = f"{syntax.value_space}{syntax.value_end}"
-        if types == _STRING:
-            value, rules = self._string(f"value_{rule}", schema, end)
-        elif is_string:
-            value, rules = f"value_{rule}", self._literals.until(f"value_{rule}", end)
-        else:
-            value, rules = sequence(f"value_{rule}", self._literals(end)), [f"value_{rule}: {json_value(schema, self._tool.field)}"]
-        return [f"{rule}: {sequence(head, value, self._literals(syntax.space))}", *rules]
+    def _argument(self, rule: str, name: str, schema: Mapping[str, Any], depth: int = 0) -> list[str]:
+        """An argument, with an alternative for each type that it may have."""
+        if depth > _MAX_DEPTH:
+            self._schema.refuse("$ref")
+        branches = self._schema.branches(schema)
+        if len(branches) > 1:
+            names = [f"{rule}_{index}" for index in range(len(branches))]
+            rules = [
+                line for one, branch in zip(names, branches, strict=True) for line in self._argument(one, name, branch, depth + 1)
+            ]
+            return [f"{rule}: {' | '.join(names)}", *rules]
+        [schema], syntax = branches, self._syntax
+        types, values = self._schema.types(schema), values_of(schema)
+        if values is not None:
+            return [f"{rule}: {' | '.join(self._tagged(name, value) for value in values)}"]
+        is_text = "string" in types
+        head = self._literals(f"{self._head(name, is_text)}{syntax.value_space}")
+        if is_text:
+            text = string_rules(f"value_{rule}", schema, syntax.value_end, self._schema, self._literals, syntax.value_space)
+            return [f"{rule}: {sequence(head, f'value_{rule}', self._literals(syntax.space))}", *text]
+        end = self._literals(f"{syntax.value_space}{syntax.value_end}{syntax.space}")
+        whole = {**schema, **{key: self._tool.parameters[key] for key in ("$defs", "definitions") if key in self._tool.parameters}}
+        return [f"{rule}: {sequence(head, f'value_{rule}', end)}", f"value_{rule}: {json_value(whole, self._tool.field)}"]
+
+    def _head(self, name: str, is_text: bool) -> str:
+        kind = f'" string="{str(is_text).lower()}' if self._syntax.says_type else ""
+        return f"{self._syntax.argument}{name}{kind}{self._syntax.key_end}"
+
+    def _tagged(self, name: str, value: Any) -> str:
+        """The argument with this value."""
+        syntax, is_text = self._syntax, isinstance(value, str)
+        text = value if is_text else json.dumps(value, ensure_ascii=False)
+        space = syntax.value_space
+        return self._literals(f"{self._head(name, is_text)}{space}{text}{space}{syntax.value_end}{syntax.space}")
 
     def _any_argument(self, rule: str) -> list[str]:
         """An argument of a tool whose schema names none."""
@@ -120,42 +139,8 @@ class _TaggedRules:
         return [
             f"{rule}: {sequence(head, f'value_{rule}', self._literals(syntax.space))}",
             f'KEY_{rule.upper()}: /[^<>"\\s|]{{1,128}}{kind}/',
-            *self._literals.until(f"value_{rule}", f"{syntax.value_space}{syntax.value_end}"),
+            *self._literals.until(f"value_{rule}", syntax.value_end),
         ]
-
-    def _string(self, rule: str, schema: Mapping[str, Any], end: str) -> tuple[str, list[str]]:
-        """A string: what stands for it in its argument, its end included, and the rules of that."""
-        schema = resolved(schema)
-        unknown = schema.keys() - _KNOWN - _NOTES
-        if unknown:
-            raise InvalidRequestError(
-                f"this model writes strings without quotation marks, where {min(unknown)!r} cannot be honoured",
-                field=self._tool.field,
-                value=min(unknown),
-            )
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if isinstance(values, list):
-            return sequence(rule, self._literals(end)), [f"{rule}: " + " | ".join(json.dumps(str(value)) for value in values)]
-        bounds = [schema.get(key) for key in ("minLength", "maxLength")]
-        pattern = schema.get("pattern")
-        if pattern is None and bounds == [None, None]:
-            return rule, self._literals.until(rule, end)
-        terminal = rule.upper()
-        parts = [f"~/(?s:.*){regex_of(end)}(?s:.*)/"]
-        if bounds != [None, None]:
-            parts.append(f"/(?s:.){{{bounds[0] or 0},{'' if bounds[1] is None else bounds[1]}}}/")
-        if pattern is not None:
-            parts.append(_regex(str(pattern)))
-        return sequence(terminal, self._literals(end)), [f"{terminal}: " + " & ".join(["/(?s:.*)/", *parts])]
-
-
-def _regex(pattern: str) -> str:
-    """A schema's pattern, which may match anywhere in the value, as a terminal of the whole value."""
-    start = "" if pattern.startswith("^") else "(?s:.*)"
-    ends = pattern.endswith("$") and not pattern.endswith(r"\$")
-    body = pattern.removeprefix("^")
-    body = body[:-1] if ends else body
-    return f"/{start}({body.replace('/', chr(92) + '/')}){'' if ends else '(?s:.*)'}/"
 
 
 class TaggedCalls(SectionReader):
@@ -166,12 +151,6 @@ class TaggedCalls(SectionReader):
         self._syntax = syntax
         self._tools = tools
         self._types: dict[str, frozenset[str]] = {}
-
-    def finish(self) -> list[CallEvent]:
-        if not self.is_in_call or self._step != self._value:
-            return []
-        # The value as it is: nothing pretends that it is complete.
-        return [CallArguments(self._written(self._text))] if self._text else []
 
     def _begin(self, char: str) -> list[CallEvent]:
         self._step = self._name
@@ -191,7 +170,8 @@ class TaggedCalls(SectionReader):
     def _begin_call(self, name: str) -> list[CallEvent]:
         if name not in self._names:
             return self._refuse()
-        self._types = {argument.name: types_of(argument.schema) for argument in arguments_of(self._tools[name])}
+        schema = ToolSchema(self._tools[name])
+        self._types = {argument.name: schema.types(argument.schema) for argument in schema.arguments()}
         self._num_arguments = 0
         self._token, self._step = "", self._tags
         return [CallStart(name)]
@@ -221,38 +201,47 @@ class TaggedCalls(SectionReader):
 
     def _begin_value(self, tag: str) -> list[CallEvent]:
         name = tag.strip()
-        types = self._types.get(name, types_of({}))
+        types = self._types.get(name, _ANY)
         if self._syntax.says_type and (match := _IS_STRING.fullmatch(name)) is not None:
             name = match["key"]
-            types = _STRING if match["is_string"] == "true" else types_of({}) - _STRING
-        self._value_types, self._text, self._step = types, "", self._first
-        self._value_end = self._syntax.value_end
+            types = _STRING if match["is_string"] == "true" else _ANY - _STRING
+        self._value_types, self._pieces, self._tail, self._step = types, list[str](), "", self._first
         opening = f"{', ' if self._num_arguments else '{'}{json.dumps(name, ensure_ascii=False)}: "
         self._num_arguments += 1
         return [CallArguments(opening + '"' if types == _STRING else opening)]
 
     def _first(self, char: str) -> list[CallEvent]:
-        """The first character of a value."""
-        self._step = self._value
-        if char != self._syntax.value_space:
-            return self._value(char)
-        self._value_end = char + self._value_end
-        return []
+        """The first character of a value. A line break there belongs to the format."""
+        self._step, self._has_space = self._value, char == self._syntax.value_space
+        return [] if self._has_space else self._value(char)
 
     def _value(self, char: str) -> list[CallEvent]:
-        text = self._text = self._text + char
-        end = self._value_end
-        if text.endswith(end) or text == self._syntax.value_end:
+        """A character of a value. What may be a line break and the end marker is held back."""
+        tail, end = self._tail + char, self._syntax.value_end
+        if tail.endswith(end):
+            text = tail.removesuffix(end)
             self._token, self._step = "", self._tags
-            return [CallArguments(self._written(text.removesuffix(end) if text.endswith(end) else "", is_complete=True))]
-        if self._value_types != _STRING or len(text) < len(end):
-            return []
-        certain = len(text) - len(end) + 1
-        self._text = text[certain:]
-        return [CallArguments(self._written(text[:certain]))]
-
-    def _written(self, text: str, is_complete: bool = False) -> str:
-        """The JSON of a value, or of a further piece of it."""
+            return [CallArguments(self._closed(text.removesuffix(self._syntax.value_space) if self._has_space else text))]
+        certain = max(len(tail) - len(end), 0)
+        text, self._tail = tail[:certain], tail[certain:]
         if self._value_types == _STRING:
-            return json.dumps(text, ensure_ascii=False)[1:-1] + ('"' if is_complete else "")
-        return json_of(text, self._value_types) if is_complete else text
+            return [CallArguments(_escaped(text))] if text else []
+        self._pieces.append(text)
+        return []
+
+    def _closed(self, text: str) -> str:
+        """The JSON of the end of a value."""
+        if self._value_types == _STRING:
+            return _escaped(text) + '"'
+        return json_of("".join([*self._pieces, text]), self._value_types)
+
+    def finish(self) -> list[CallEvent]:
+        if not self.is_in_call or self._step != self._value:
+            return []
+        # The value as it is: nothing pretends that it is complete.
+        text = "".join([*self._pieces, self._tail])
+        return [CallArguments(_escaped(text) if self._value_types == _STRING else text)] if text else []
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]

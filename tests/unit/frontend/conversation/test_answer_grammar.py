@@ -26,7 +26,7 @@ SCHEMA = {
 }
 TOOLS = [
     CallableTool("f", closed_schema(SCHEMA), "tools[0]"),
-    CallableTool("g.h", {"type": "object", "properties": {}}, "tools[1]"),
+    CallableTool("g.h", closed_schema({"type": "object", "properties": {}}), "tools[1]"),
 ]
 
 # format, one call, two calls, wrong arguments
@@ -109,7 +109,8 @@ def test_special_tokens_are_tokens() -> None:
     assert grammar.splitlines()[0] == "start: <[5]> call (<[5]> call)*"
     assert 'call_0: "f" <[32]> arguments_0' in grammar
     free = grammars.of(AnswerShape(TOOLS, parallel=False))
-    assert free.splitlines()[0] == "start: (TEXT | TEXT <[5]> call)"
+    assert free.splitlines()[0] == "start: (TEXT | text_to_call call)"
+    assert "text_to_call: TEXT_TO_CALL <[5]>" in free.splitlines()
 
 
 def test_optional_arguments_of_a_pythonic_call_may_be_left_out() -> None:

@@ -79,7 +79,7 @@ TRANSCRIPTS: list[tuple[str, list[object]]] = [
     ("<|channel|>fin", []),
     # The model left the format.
     ("Plain text.", ["Plain text."]),
-    ("<|channel|>final<|message|>one<|channel|>analysis<|message|>two", ["one", Reasoning("two")]),
+    ("<|channel|>final<|message|>one<|channel|>analysis<|message|>two", ["one<|channel|>analysis<|message|>two"]),
     ("<|channel|>final<|message|>a < b <| c<|", ["a < b <| c<|"]),
 ]
 
