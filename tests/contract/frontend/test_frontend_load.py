@@ -53,6 +53,7 @@ async def test_an_engine_that_is_away_has_neither_id_nor_load() -> None:
 
 async def test_counts_of_an_encoder() -> None:
     async with media_bench() as bench:
+        await until(lambda: bool(bench.bench.frontend._encoders.ready))
         bench.encoder.stats = encoder_pb2.GetStatsResponse(num_entries=3, used_bytes=10, capacity_bytes=20, queue_length=1)
         [encoder] = (await load_of(bench.bench.channel)).encoders
     assert (encoder.instance.id, encoder.instance.state) == (bench.encoder.instance.id, SERVING)
