@@ -21,7 +21,7 @@ _OPTIONS: dict[str, Any] = {
     "frequency_penalty": 0.5, "repetition_penalty": 2.0, "logit_bias": {7: 1.5}, "allowed_token_ids": [1], "bad_token_ids": [2],
     "stop_token_ids": [3], "ignore_eos": True, "seed": -5, "logprobs": 0, "prompt_logprobs": 2, "stop": ["a", "b"],
     "include_stop_in_output": True, "skip_special_tokens": False, "n": 2, "return_token_ids": True, "priority": -1,
-    "cache_salt": "s", "bad_words": ["w"], "truncate_prompt_tokens": -1, "best_of": 3,
+    "cache_salt": "s", "bad_words": ["w"], "truncate_prompt_tokens": -1, "best_of": 3, "clamp_max_tokens": True,
 }  # fmt: skip
 
 
@@ -36,6 +36,13 @@ def test_options_become_the_fields_of_their_names() -> None:
     assert chat_request("hello", **dict.fromkeys(_OPTIONS)) == chat_request("hello")
     sequences = chat_request("hello", bad_token_sequences=[[1, 2], [3]]).options.sampling.bad_token_sequences
     assert [list(sequence.token_ids) for sequence in sequences] == [[1, 2], [3]]
+
+
+def test_options_of_chats_become_the_fields_of_their_names() -> None:
+    flags = dict.fromkeys(("add_generation_prompt", "continue_final_message", "drop_oldest_messages", "parallel_tool_calls"), True)
+    request = chat_request("hello", **flags, model="m", template_kwargs={"a": 1})
+    assert {name: getattr(request, name) for name in flags} == flags
+    assert (request.model, request.template_kwargs["a"]) == ("m", 1)
 
 
 def test_every_option_of_the_contracts_has_a_keyword() -> None:

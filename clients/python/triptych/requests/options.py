@@ -60,6 +60,7 @@ class GenerationKeywords(TypedDict, total=False):
     truncate_prompt_tokens: int | None
     best_of: int | None
     beam_search: generation_pb2.BeamSearch | None
+    clamp_max_tokens: bool | None
     json_schema: JsonSchema | None
     json_object: bool | None
     regex: str | None
@@ -93,6 +94,7 @@ class ChatOptions(GenerationKeywords, MediaKeywords, total=False):
     continue_final_message: bool | None
     reasoning_effort: str | None
     max_reasoning_tokens: int | None
+    drop_oldest_messages: bool | None
 
 
 class CompleteOptions(GenerationKeywords, MediaKeywords, total=False):
