@@ -16,6 +16,7 @@ from triptych_common.host.cpu import isas_of_this_cpu
 from triptych_engine.runner.cpu import kernel_build
 from triptych_engine.runner.cpu.huge_pages import HugePages
 from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs, KernelArgs
+from triptych_engine.runner.cpu.openmp import share_runtime_of_torch
 from triptych_engine.runner.cpu.sampling_kernels import SamplingKernels
 
 log = logging.getLogger(__name__)
@@ -233,6 +234,7 @@ def load_kernels() -> CpuKernels | None:
     Raises:
         StartupError: $TRIPTYCH_CPU_ISA names an instruction set that this CPU does not have.
     """
+    share_runtime_of_torch()
     problem: object = f"there are none for {platform.machine()}"
     for isa in isas_of_this_cpu():
         try:
