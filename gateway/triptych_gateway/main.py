@@ -28,6 +28,10 @@ _BACKLOG = 2048
 #: Longer than load balancers and HTTP clients keep idle connections. The peer therefore closes an idle connection first, and never
 #: writes to one that the gateway has closed.
 _KEEP_ALIVE_S = 75
+#: A WebSocket gets a ping as often as a stream that waits gets a comment, because proxies close what is silent for a minute.
+_PING_S = 15
+#: A WebSocket whose client has not answered a ping for this long is closed, and what it waits for is cancelled.
+_PONG_S = 20
 
 
 def main() -> None:
@@ -59,6 +63,8 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         http=LimitedHttpProtocol,
         ws="websockets-sansio",
         ws_max_size=settings.max_body_bytes,
+        ws_ping_interval=_PING_S,
+        ws_ping_timeout=_PONG_S,
         lifespan="on",
         log_config=None,
         log_level="warning",
