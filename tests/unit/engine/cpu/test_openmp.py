@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 from pathlib import Path
 
@@ -17,7 +18,10 @@ def _build(path: Path, source: str, *libraries: Path) -> Path:
     """A shared library of C code that needs these libraries."""
     flags = ["-shared", "-fPIC", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
     subprocess.run(
-        ["g++", *flags, "-xc", "-", "-xnone", *map(str, libraries), "-o", str(path)], input=source, text=True, check=True
+        [os.environ.get("CXX", "g++"), *flags, "-xc", "-", "-xnone", *map(str, libraries), "-o", str(path)],
+        input=source,
+        text=True,
+        check=True,
     )
     return path
 
