@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Protocol
 
 from triptych_frontend.conversation.events import Event, Text
-from triptych_frontend.conversation.formats.calls import ParserOptions
+from triptych_frontend.conversation.formats.calls import AnswerParser, ParserOptions
 from triptych_frontend.conversation.formats.harmony import HarmonyParser
 from triptych_frontend.conversation.formats.parser import FormatParser
 from triptych_frontend.conversation.text_matcher import TextMatcher
@@ -35,19 +35,6 @@ class Stage(Protocol):
 
     def finish(self) -> list[Event]:
         """The sequence has ended. Returns the text that was held back."""
-        ...
-
-
-class Parser(Stage, Protocol):
-    """The stage that tells reasoning and tool calls from text."""
-
-    @property
-    def num_reasoning_tokens(self) -> int:
-        """Output tokens of the reasoning so far, without its markers."""
-        ...
-
-    def has_reasoned(self, num_tokens: int, position: int) -> bool:
-        """Whether the reasoning is open, and took at least so many of the output tokens up to this position."""
         ...
 
 
@@ -77,7 +64,7 @@ class OutputChain:
         parser: the stage that counts the tokens of the reasoning, if there is one.
     """
 
-    def __init__(self, detokenizer: IncrementalDetokenizer, stages: Sequence[Stage], parser: Parser | None = None) -> None:
+    def __init__(self, detokenizer: IncrementalDetokenizer, stages: Sequence[Stage], parser: AnswerParser | None = None) -> None:
         self._detokenizer = detokenizer
         self._stages = stages
         self._parser = parser
@@ -129,7 +116,7 @@ class OutputChains:
         stages: list[Stage] = []
         if options.stop:
             stages.append(StopStrings(options.stop_matcher, options.include_stop, options.min_tokens))
-        parser: Parser | None = None
+        parser: AnswerParser | None = None
         if options.parser is not None:
             parser = (HarmonyParser if options.parser.table.is_harmony else FormatParser)(options.parser)
         return OutputChain(detokenizer, [*stages, parser] if parser is not None else stages, parser)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import secrets
 import string
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from triptych_frontend.conversation.events import Event, Stopped, ToolArguments, ToolCallEnded, ToolCallStarted
+from triptych_frontend.conversation.events import Event, Stopped, Text, ToolArguments, ToolCallEnded, ToolCallStarted
 from triptych_frontend.conversation.formats.table import CallIds, FormatTable
+from triptych_frontend.conversation.syntaxes.json_scan import no_number
 
 _ALPHANUMERICS = string.ascii_letters + string.digits
 
@@ -70,17 +72,90 @@ class CallWriter:
         return [ended, Stopped(None)] if self._only_one_call and is_complete else [ended]
 
 
+class AnswerParser(ABC):
+    """A stage that tells reasoning and tool calls from text.
+
+    Args:
+        new_call_id: makes the ids of calls.
+    """
+
+    def __init__(self, options: ParserOptions, new_call_id: Callable[[], str] | None = None) -> None:
+        self._calls = CallWriter(options, new_call_id)
+        self._tools = options.tools
+        self._out: list[Event] = []
+        self._num_tokens = 0
+        self._is_ended = False
+        #: Output tokens of the reasoning that has ended, and where the one that has not ended began.
+        self._num_reasoning_tokens = 0
+        self._reasoning_start = 0
+
+    @property
+    @abstractmethod
+    def _is_reasoning(self) -> bool:
+        """Whether the reasoning is open."""
+
+    @abstractmethod
+    def _read(self, text: str) -> str:
+        """Read the beginning of the text, or all of it. Returns the rest."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """The text has ended: send what was held back."""
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Output tokens of the reasoning so far, without its markers."""
+        running = self._num_tokens - self._reasoning_start if self._is_reasoning else 0
+        return self._num_reasoning_tokens + running
+
+    def has_reasoned(self, num_tokens: int, position: int) -> bool:
+        """Whether the reasoning is open, and took at least so many of the output tokens up to this position.
+
+        Text of the last tokens may not have arrived here yet.
+        """
+        return self._is_reasoning and self._num_reasoning_tokens + position - self._reasoning_start >= num_tokens
+
+    def feed(self, event: Event) -> list[Event]:
+        if self._is_ended:
+            return []
+        if not isinstance(event, Text):
+            return [*self.finish(), event]
+        self._num_tokens = event.num_tokens
+        self._read_all(event.text)
+        return self._taken()
+
+    def finish(self) -> list[Event]:
+        if self._is_ended:
+            return []
+        self._finish()
+        self._is_ended = True
+        return self._taken()
+
+    def _read_all(self, text: str) -> None:
+        while text and not self._is_ended:
+            text = self._read(text)
+
+    def _taken(self) -> list[Event]:
+        out, self._out = self._out, []
+        return out
+
+    def _end_reasoning(self) -> None:
+        # The token with the marker does not count.
+        self._num_reasoning_tokens += max(self._num_tokens - 1 - self._reasoning_start, 0)
+
+    def _end_call(self, is_complete: bool = True) -> None:
+        events = self._calls.end(is_complete)
+        self._out += events
+        self._is_ended = self._is_ended or isinstance(events[-1], Stopped)
+
+
 def _is_object(text: str) -> bool:
     """Whether the text is a JSON object."""
     try:
         # The texts of numbers: converting long ones would take long.
-        return isinstance(json.loads(text, parse_int=str, parse_float=str, parse_constant=_no_number), dict)
+        return isinstance(json.loads(text, parse_int=str, parse_float=str, parse_constant=no_number), dict)
     except (ValueError, RecursionError):
         return False
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number in JSON")
 
 
 def long_id() -> str:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from triptych_frontend.conversation.events import Event, Reasoning, Stopped, Text, ToolArguments
-from triptych_frontend.conversation.formats.calls import CallWriter, ParserOptions
+from triptych_frontend.conversation.events import Reasoning, Text, ToolArguments
+from triptych_frontend.conversation.formats.calls import AnswerParser, ParserOptions
 from triptych_frontend.conversation.formats.table import CallShape, ReasoningFormat, ToolFormat
 from triptych_frontend.conversation.syntaxes.call_reader import CallReader
 from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals, Tools, json_value
@@ -38,56 +38,26 @@ _HEADER = re.compile(
 _ENDS = TextMatcher((_END, _RETURN, _CALL))
 
 
-class HarmonyParser:
+class HarmonyParser(AnswerParser):
     """Turns text in the format into events. Nothing of a message is lost; headers and markers are not text."""
 
     def __init__(self, options: ParserOptions, new_call_id: Callable[[], str] | None = None) -> None:
-        self._calls = CallWriter(options, new_call_id)
-        self._names = options.tools
-        self._out: list[Event] = []
-        self._num_tokens = 0
-        self._num_reasoning_tokens = 0
-        self._reasoning_start = 0
-        self._is_ended = False
+        super().__init__(options, new_call_id)
         self._begin_header()
 
     @property
-    def num_reasoning_tokens(self) -> int:
-        """Output tokens of the analysis so far, without its header."""
-        running = self._num_tokens - self._reasoning_start if self._kind is Reasoning else 0
-        return self._num_reasoning_tokens + running
+    def _is_reasoning(self) -> bool:
+        return self._kind is Reasoning
 
-    def has_reasoned(self, num_tokens: int, position: int) -> bool:
-        """Whether the analysis is open, and took at least so many of the output tokens up to this position."""
-        return self._kind is Reasoning and self._num_reasoning_tokens + position - self._reasoning_start >= num_tokens
+    def _read(self, text: str) -> str:
+        return self._in_header(text) if self._kind is None else self._in_message(text)
 
-    def feed(self, event: Event) -> list[Event]:
-        if self._is_ended:
-            return []
-        if not isinstance(event, Text):
-            return [*self.finish(), event]
-        self._num_tokens = event.num_tokens
-        rest = event.text
-        while rest and not self._is_ended:
-            rest = self._in_header(rest) if self._kind is None else self._in_message(rest)
-        return self._taken()
-
-    def finish(self) -> list[Event]:
-        if self._is_ended:
-            return []
-        self._is_ended = True
-        if self._kind is None:
-            # A header that was cut is no text.
-            if not _HEADER.fullmatch(self._header):
-                self._out.append(Text(self._header, self._num_tokens))
-        else:
+    def _finish(self) -> None:
+        if self._kind is not None:
             self._say(self._held)
             self._end_message()
-        return self._taken()
-
-    def _taken(self) -> list[Event]:
-        out, self._out = self._out, []
-        return out
+        elif not _HEADER.fullmatch(self._header):  # a header that was cut is no text
+            self._out.append(Text(self._header, self._num_tokens))
 
     def _begin_header(self) -> None:
         self._header = ""
@@ -113,7 +83,7 @@ class HarmonyParser:
         if name is None:
             is_reasoning = channel is not None and channel[1] == "analysis"
             self._enter(Reasoning if is_reasoning else Text)
-        elif name in self._names:
+        elif name in self._tools:
             self._enter(ToolArguments)
             self._out += self._calls.start(name)
         else:
@@ -153,11 +123,9 @@ class HarmonyParser:
 
     def _end_message(self) -> None:
         if self._kind is Reasoning:
-            self._num_reasoning_tokens += max(self._num_tokens - 1 - self._reasoning_start, 0)
+            self._end_reasoning()
         elif self._kind is ToolArguments:
-            events = self._calls.end()
-            self._out += events
-            self._is_ended = self._is_ended or any(isinstance(event, Stopped) for event in events)
+            self._end_call()
 
 
 class HarmonySyntax(CallSyntax):

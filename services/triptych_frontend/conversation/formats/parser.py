@@ -6,8 +6,8 @@ import string
 from collections.abc import Callable
 from typing import cast
 
-from triptych_frontend.conversation.events import Event, Reasoning, Stopped, Text, ToolArguments
-from triptych_frontend.conversation.formats.calls import CallWriter, ParserOptions
+from triptych_frontend.conversation.events import Reasoning, Text, ToolArguments
+from triptych_frontend.conversation.formats.calls import AnswerParser, ParserOptions
 from triptych_frontend.conversation.formats.table import State
 from triptych_frontend.conversation.syntaxes.call_reader import CallArguments, CallEvent, CallReader, CallStart, Status
 from triptych_frontend.conversation.syntaxes.syntax import CallSyntax
@@ -16,22 +16,18 @@ from triptych_frontend.conversation.syntaxes.syntax import CallSyntax
 _MAX_SECOND_LOOK_CHARS = 256
 
 
-class FormatParser:
+class FormatParser(AnswerParser):
     """Turns text into events by a transition table.
 
     Nothing is lost: what looks like a call and is none becomes text. Whitespace beside reasoning and calls belongs to the format,
     not to the text.
-
-    Args:
-        new_call_id: makes the ids of calls.
     """
 
     def __init__(self, options: ParserOptions, new_call_id: Callable[[], str] | None = None) -> None:
+        super().__init__(options, new_call_id)
         self._table = options.table
-        self._tools = options.tools
         tools = options.table.tools
         self._syntax = tools.syntax if tools is not None else None
-        self._calls = CallWriter(options, new_call_id)
         self._openers = tools.openers if tools is not None else ""
         self._skipped = string.whitespace + (tools.separators if tools is not None else "")
         self._handlers: dict[State, Callable[[str], str]] = {
@@ -41,65 +37,30 @@ class FormatParser:
             State.REASONING: self._in_text,
             State.CALLS: self._in_calls,
         }
-        self._out: list[Event] = []
-        self._num_tokens = 0
-        self._is_ended = False
         #: Whitespace that may stand before a marker.
         self._spaces: list[str] = []
         #: The text before is a marker or a call, so that whitespace is not text.
         self._is_border = False
         #: What turns into text again if no call follows.
         self._before_calls = ""
-        #: Output tokens of the reasoning that has ended, and where the one that has not ended began.
-        self._num_reasoning_tokens = 0
-        self._reasoning_start = 0
         self._enter(State.REASONING if options.is_reasoning else State.START)
         self._is_border = options.is_reasoning or options.is_behind_reasoning
 
     @property
-    def num_reasoning_tokens(self) -> int:
-        """Output tokens of the reasoning so far, without its markers."""
-        running = self._num_tokens - self._reasoning_start if self._state is State.REASONING else 0
-        return self._num_reasoning_tokens + running
+    def _is_reasoning(self) -> bool:
+        return self._state is State.REASONING
 
-    def has_reasoned(self, num_tokens: int, position: int) -> bool:
-        """Whether the reasoning is open, and took at least so many of the output tokens up to this position.
+    def _read(self, text: str) -> str:
+        return self._handlers[self._state](text)
 
-        Text of the last tokens may not have arrived here yet.
-        """
-        if self._state is not State.REASONING:
-            return False
-        return self._num_reasoning_tokens + position - self._reasoning_start >= num_tokens
-
-    def feed(self, event: Event) -> list[Event]:
-        if self._is_ended:
-            return []
-        if not isinstance(event, Text):
-            return [*self.finish(), event]
-        self._num_tokens = event.num_tokens
-        rest = event.text
-        while rest and not self._is_ended:
-            rest = self._handlers[self._state](rest)
-        return self._taken()
-
-    def finish(self) -> list[Event]:
-        if self._is_ended:
-            return []
+    def _finish(self) -> None:
         while self._state is State.CALLS and not self._is_ended:
-            rest = self._finish_calls()
-            while rest and not self._is_ended:
-                rest = self._handlers[self._state](rest)
+            self._read_all(self._finish_calls())
         if not self._is_ended and self._state is not State.AFTER_CALL:
             # What was held back behind a call is a part of a marker.
             self._say("".join(self._gaps) + self._held)
-            if self._state is not State.REASONING:
+            if not self._is_reasoning:
                 self._say_space()
-        self._is_ended = True
-        return self._taken()
-
-    def _taken(self) -> list[Event]:
-        out, self._out = self._out, []
-        return out
 
     def _enter(self, state: State) -> None:
         self._state = state
@@ -121,10 +82,6 @@ class FormatParser:
             self._end_reasoning()
         self._spaces, self._is_border = [], True
         self._enter(state)
-
-    def _end_reasoning(self) -> None:
-        # The token with the marker does not count.
-        self._num_reasoning_tokens += max(self._num_tokens - 1 - self._reasoning_start, 0)
 
     def _at_border(self, text: str) -> str:
         skipped = self._skipped if self._state is State.AFTER_CALL else string.whitespace
@@ -171,8 +128,7 @@ class FormatParser:
         if body:
             body = "".join((*self._spaces, body))
             self._spaces, self._is_border = [], False
-            is_reasoning = self._state is State.REASONING
-            self._out.append(Reasoning(body) if is_reasoning else Text(body, self._num_tokens))
+            self._out.append(Reasoning(body) if self._is_reasoning else Text(body, self._num_tokens))
         if space:
             self._spaces.append(space)
 
@@ -217,11 +173,6 @@ class FormatParser:
                 self._out += written
         else:
             self._end_call()
-
-    def _end_call(self, is_complete: bool = True) -> None:
-        events = self._calls.end(is_complete)
-        self._out += events
-        self._is_ended = self._is_ended or isinstance(events[-1], Stopped)
 
     def _take_back(self) -> str:
         """There is no further call here: what no event stands for is text. Returns what may have a marker of the next call.

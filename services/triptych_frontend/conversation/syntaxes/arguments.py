@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from triptych.errors import InvalidRequestError
 
+from triptych_frontend.conversation.syntaxes.json_scan import no_number
+
 _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
     "integer": int,
     "number": (int, float),
@@ -161,7 +163,7 @@ def json_of(text: str, types: frozenset[str]) -> str:
 def _is_json_of(source: str, types: frozenset[str]) -> bool:
     try:
         # Numbers are not converted: long ones would take long.
-        value = json.loads(source, parse_int=_Integer, parse_float=_Number, parse_constant=_no_number)
+        value = json.loads(source, parse_int=_Integer, parse_float=_Number, parse_constant=no_number)
     except (ValueError, RecursionError):
         return False
     return type_of(value) in types or (isinstance(value, _Integer) and "number" in types)
@@ -173,10 +175,6 @@ class _Integer(str):
 
 class _Number(str):
     """The text of another number."""
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number in JSON")
 
 
 def type_of(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Finds the end of a JSON value in text that arrives character by character."""
+"""Helpers for JSON in the text of models: finds the end of a value that arrives character by character."""
 
 from __future__ import annotations
 
@@ -43,3 +43,8 @@ class JsonScan:
                 return None
             return not self._closing
         return False
+
+
+def no_number(name: str) -> None:
+    """`parse_constant` of `json.loads`, which otherwise takes NaN and Infinity. Raises ValueError."""
+    raise ValueError(f"{name} is no number in JSON")

@@ -20,6 +20,7 @@ from triptych_frontend.conversation.syntaxes.call_reader import (
     Status,
     is_text,
 )
+from triptych_frontend.conversation.syntaxes.json_scan import no_number
 from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals, Tools, json_value
 
 _OPENING, _CLOSING, _QUOTES = "([{", ")]}", "\"'"
@@ -170,14 +171,10 @@ def _as_json(source: str) -> str:
 def _is_json(source: str) -> bool:
     """Whether it is JSON. Forced calls have JSON values, whose escapes mean something else in Python."""
     try:
-        json.loads(source, parse_constant=_no_number)
+        json.loads(source, parse_constant=no_number)
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number in JSON")
 
 
 def _literal(node: ast.expr) -> Any:
