@@ -95,7 +95,14 @@ class Choices {
       call.incomplete = piece.incomplete;
     } else {
       places.set(piece.index, choice.toolCalls.length);
-      choice.toolCalls.push(create(ToolCallSchema, { id: piece.id, name: piece.name, arguments: piece.arguments, incomplete: piece.incomplete }));
+      choice.toolCalls.push(
+        create(ToolCallSchema, {
+          id: piece.id,
+          name: piece.name,
+          arguments: piece.arguments,
+          incomplete: piece.incomplete,
+        }),
+      );
     }
   }
 }
