@@ -93,12 +93,12 @@ COPY --from=code /opt/triptych/bin/triptych /opt/triptych/bin/
 RUN --mount=type=bind,source=tools/images,target=/tools python /tools/compile_imported.py triptych_gateway.app triptych_cli.stack.probes
 ENV TRIPTYCH_GATEWAY_HOST=0.0.0.0
 USER 10001:10001
-EXPOSE 8000
+EXPOSE 8000 50051
 HEALTHCHECK --start-period=60s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "gateway"]
 ENTRYPOINT ["python", "-m", "triptych_gateway"]
 ARG VERSION
 ARG REVISION
-LABEL org.opencontainers.image.title="Triptych gateway" org.opencontainers.image.description="Gateway: OpenAI and Anthropic APIs over HTTP" \
+LABEL org.opencontainers.image.title="Triptych gateway" org.opencontainers.image.description="Gateway: OpenAI and Anthropic APIs over HTTP, and gRPC" \
     org.opencontainers.image.version="${VERSION}" org.opencontainers.image.revision="${REVISION}"
 
 FROM base AS frontend
@@ -106,14 +106,14 @@ COPY --from=build-frontend /opt/triptych /opt/triptych
 COPY --from=code /opt/triptych/lib /opt/triptych/lib
 COPY --from=code /opt/triptych/bin/triptych /opt/triptych/bin/
 RUN --mount=type=bind,source=tools/images,target=/tools python /tools/compile_imported.py triptych_frontend.service triptych_cli.stack.probes
-ENV TRIPTYCH_FRONTEND_HOST=0.0.0.0 TRIPTYCH_FRONTEND_HEALTH_PORT=50251 TRIPTYCH_FRONTEND_METRICS_PORT=50351
+ENV TRIPTYCH_FRONTEND_HOST=0.0.0.0 TRIPTYCH_FRONTEND_HEALTH_PORT=50254 TRIPTYCH_FRONTEND_METRICS_PORT=50354
 USER 10001:10001
-EXPOSE 50051 50251 50351
+EXPOSE 50054 50254 50354
 HEALTHCHECK --start-period=120s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "frontend"]
 ENTRYPOINT ["python", "-m", "triptych_frontend"]
 ARG VERSION
 ARG REVISION
-LABEL org.opencontainers.image.title="Triptych frontend" org.opencontainers.image.description="Frontend: chat templates, tokens, media; the public gRPC API" \
+LABEL org.opencontainers.image.title="Triptych frontend" org.opencontainers.image.description="Frontend: chat templates, tokens, media" \
     org.opencontainers.image.version="${VERSION}" org.opencontainers.image.revision="${REVISION}"
 
 FROM base AS encoder
@@ -199,7 +199,7 @@ COPY --from=code /opt/triptych/bin/triptych /opt/triptych/bin/
 RUN --mount=type=bind,source=tools/images,target=/tools python /tools/compile_imported.py triptych_gateway.app triptych_frontend.service triptych_encoder.service triptych_engine.service triptych_cli.serve triptych_cli.stack.probes
 ENV TRIPTYCH_GATEWAY_HOST=0.0.0.0 TRIPTYCH_KERNEL_DIR=/opt/triptych/kernels
 USER 10001:10001
-EXPOSE 8000
+EXPOSE 8000 50051
 VOLUME /var/cache/triptych
 HEALTHCHECK --start-period=300s --interval=10s CMD ["python", "-m", "triptych_cli.stack.probes", "gateway"]
 ENTRYPOINT ["tini", "--", "triptych", "serve"]

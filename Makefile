@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve models-of-tests test test-long test-levels test-qemu test-slow test-clients test-codegen test-ecosystem test-containers test-cluster conformance coverage lint format protos protos-freeze clients-typescript clients-cpp docs bench bench-report images push sbom clean
+.PHONY: help install serve models-of-tests test test-long test-levels test-qemu test-slow test-clients test-codegen test-ecosystem test-containers test-cluster conformance coverage lint format protos protos-freeze clients-typescript clients-cpp clients-go clients-java client-python docs bench bench-report images push sbom clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -98,6 +98,9 @@ test-clients: ## Check style and tests of the TypeScript and C++ clients; leaves
 	@if command -v cmake >/dev/null && command -v grpc_cpp_plugin >/dev/null; then \
 		$(MAKE) --no-print-directory clients-cpp && ctest --test-dir build/clients/cpp --output-on-failure; \
 	else echo "the C++ client is left out: this machine has no cmake, or no grpc_cpp_plugin"; fi
+	@if command -v go >/dev/null && command -v protoc-gen-go-grpc >/dev/null; then \
+		$(MAKE) --no-print-directory clients-go && $(MAKE) --no-print-directory -C clients/go lint test; \
+	else echo "the Go client is left out: this machine has no go, or no protoc-gen-go-grpc"; fi
 
 test-codegen: $(VENV)/.dev ## Generate clients in TypeScript, C++, Go and Java, compile and run them; downloads the tools for it
 	$(BIN)/python -m pytest -m codegen tests/codegen $(ARGS)
@@ -123,6 +126,7 @@ lint: $(VENV)/.dev ## Check style, types, who imports whom, contracts, generated
 	$(BIN)/buf lint
 	$(BIN)/buf breaking --against protos/baseline.binpb
 	$(BIN)/python tools/gen_protos.py --check
+	$(BIN)/python -m tools.gen_sync_client --check
 	$(BIN)/python -m tools.docs.configuration --check
 	$(BIN)/python -m tools.docs.openai --check
 	$(BIN)/python -m tools.dashboard --check
@@ -138,6 +142,9 @@ format: $(VENV)/.dev ## Put the code into shape
 protos: $(VENV)/.dev ## Regenerate the Python of protos/
 	$(BIN)/python tools/gen_protos.py
 
+client-python: $(VENV)/.dev ## Regenerate the Python client for threads from the one for asyncio
+	$(BIN)/python -m tools.gen_sync_client
+
 protos-freeze: $(VENV)/.dev ## Make the public contracts, as they are now, what `make lint` compares later ones with
 	$(BIN)/buf build --path protos/triptych/v1 --exclude-source-info -o protos/baseline.binpb
 
@@ -151,6 +158,12 @@ clients-typescript: $(VENV)/.dev clients/typescript/node_modules/.package-lock.j
 clients-cpp: ## Build the C++ client with tests, conformance program, example and benchmark in build/clients/cpp
 	cmake -S clients/cpp -B build/clients/cpp -DCMAKE_BUILD_TYPE=Release
 	cmake --build build/clients/cpp --parallel $$(nproc)
+
+clients-go: ## Build the Go client's conformance program and example in build/clients/go; needs Go, protoc and its two plugins for Go
+	$(MAKE) --no-print-directory -C clients/go build
+
+clients-java: ## Build the Java client with tests, conformance program and example in build/clients/java
+	$(MAKE) --no-print-directory -C clients/java
 
 docs: $(VENV)/.dev ## Regenerate what follows from the code: docs/configuration.md, docs/openai.md, the Grafana dashboard, the Helm chart's schema and renderings; check all links
 	$(BIN)/python -m tools.docs.configuration

@@ -90,7 +90,16 @@ def running_without_model(model: str) -> Iterator[Stack]:
     programs = {
         "engine": (__name__, str(engine), model),
         "frontend": ("triptych_frontend", *front),
-        "gateway": ("triptych_gateway", "--port", str(gateway), "--frontend-addresses", f"{HOST}:{frontend}", *quiet),
+        "gateway": (
+            "triptych_gateway",
+            "--port",
+            str(gateway),
+            "--grpc-port",
+            "0",
+            "--frontend-addresses",
+            f"{HOST}:{frontend}",
+            *quiet,
+        ),
     }
     with ExitStack() as exits:
         children = {

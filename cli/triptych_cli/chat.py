@@ -1,4 +1,4 @@
-"""A conversation in the terminal. It calls the frontend over gRPC."""
+"""A conversation in the terminal, over gRPC."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from typing import TextIO
 
 from rich.console import Console
 from triptych import ChatStream, Client, TLSConfig
+from triptych.client.config import addresses_of
 from triptych.errors import DeadlineExceededError, ServiceUnavailableError, TriptychError
 from triptych_common.rpc.security.certificates import AUTHORITIES, CHAIN, KEY
 from triptych_common.rpc.security.roles import Role
 
+from triptych_cli.api_key import read_api_key
 from triptych_cli.errors import CommandError
 
-#: Longest wait for the frontend's answer to the first, small call, in seconds.
+#: Longest wait for the answer to the first, small call, in seconds.
 _CONNECT_TIMEOUT_S = 5.0
 
 
@@ -27,7 +29,7 @@ class Conversation:
     """The turns so far, and the parameters for the next one.
 
     Args:
-        client: of the frontend.
+        client: of the gateway.
         model: empty for the only served model.
     """
 
@@ -51,7 +53,7 @@ class Conversation:
         turn is not kept.
 
         Raises:
-            TriptychError: the frontend refused the request, or the connection was lost.
+            TriptychError: the request was refused, or the connection was lost.
         """
         turns = [*self._preamble(), *self._turns, ("user", text)]
         stream = self._stream = self.client.chat_stream(
@@ -87,30 +89,36 @@ class Conversation:
 
 
 def chat(
-    address: str,
+    address: str | None = None,
     *,
     model: str = "",
     system: str | None = None,
     temperature: float | None = None,
     max_tokens: int | None = None,
     tls_dir: Path | None = None,
+    cacert: Path | None = None,
+    api_key_file: Path | None = None,
     stdin: TextIO = sys.stdin,
     stdout: TextIO = sys.stdout,
 ) -> None:
     """Read turns and write answers until the input ends.
 
     Args:
-        tls_dir: directory with a client's certificate, in the layout of the services' `tls_dir`; None for no TLS.
+        address: of a gateway or a frontend; None for that of the environment.
+        tls_dir: directory with a client's certificate, in the layout of the services' `tls_dir`; None for no mutual TLS.
+        cacert: the authority of a gateway with TLS.
+        api_key_file: None for the key of the environment, if it has one.
 
     Raises:
-        CommandError: no frontend answers at the address, or a file of TLS cannot be read.
+        CommandError: nobody answers at the address, or a file cannot be read.
     """
+    tls = TLSConfig(root_certificates=cacert) if cacert is not None else None
     try:
-        connection = Client(address, tls=_tls(tls_dir) if tls_dir is not None else None)
+        connection = Client(address, tls=_tls(tls_dir) if tls_dir is not None else tls, api_key=read_api_key(api_key_file))
     except OSError as error:
         raise CommandError(f"cannot read {error.filename}: {error.strerror}") from error
     with connection as client:
-        served = _served_models(client, address)
+        served = _served_models(client, ", ".join(addresses_of(address)))
         conversation = Conversation(client, model, system, temperature, max_tokens)
         if stdin.isatty():
             Console(file=stdout).print(f"[bold]{model or served}[/] — Ctrl-C stops an answer, /reset starts anew, Ctrl-D ends")
@@ -134,7 +142,7 @@ def _served_models(client: Client, address: str) -> str:
     try:
         response = client.list_models(timeout_s=_CONNECT_TIMEOUT_S)
     except (ServiceUnavailableError, DeadlineExceededError) as error:
-        raise CommandError(f"no frontend answers at {address}; start one with `triptych serve`, or give --address") from error
+        raise CommandError(f"nobody answers at {address}; start one with `triptych serve`, or give --address") from error
     except TriptychError as error:
         raise CommandError(f"{address}: {error}") from error
     return ", ".join(info.name for info in response.models)

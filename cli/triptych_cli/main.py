@@ -67,7 +67,8 @@ def serve(
     model: _Model = DEFAULT_MODEL,
     host: Annotated[str | None, typer.Option(help="Address of the gateway.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the gateway.  [default: 8000]")] = None,
-    frontend_port: Annotated[int | None, typer.Option(min=0, max=65535, help="gRPC port.  [default: 50051]")] = None,
+    grpc_port: Annotated[int | None, typer.Option(min=0, max=65535, help="gRPC port of the gateway.  [default: 50051]")] = None,
+    frontend_port: Annotated[int | None, typer.Option(min=0, max=65535, help="gRPC port.  [default: 50054]")] = None,
     encoder_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="gRPC port, where the model takes more than text.  [default: 50052]")
     ] = None,
@@ -113,6 +114,7 @@ def serve(
         model=model,
         host=host,
         port=port,
+        grpc_port=grpc_port,
         frontend_port=frontend_port,
         encoder_port=encoder_port,
         engine_port=engine_port,
@@ -201,7 +203,7 @@ def batch(
     url: Annotated[str | None, typer.Option(help="Gateway that runs already, as http://127.0.0.1:8000.")] = None,
     max_in_flight: Annotated[int, typer.Option(min=1, max=4096, help="Requests at the same time.")] = 256,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="File with the gateway's key.  [default: $TRIPTYCH_GATEWAY_API_KEY]", dir_okay=False)
+        Path | None, typer.Option(help="File with the gateway's key.  [default: $TRIPTYCH_API_KEY]", dir_okay=False)
     ] = None,
 ) -> None:
     """Answer the requests of a file. The answers stand in the order in which they came; custom_id tells whose they are.
@@ -235,26 +237,44 @@ def certs(
 
 @app.command()
 def chat(
-    address: Annotated[str, typer.Option(help="host:port of the frontend.")] = "127.0.0.1:50051",
+    address: Annotated[
+        str | None, typer.Option(help="host:port of the gateway's gRPC.  [default: $TRIPTYCH_ADDRESS, or 127.0.0.1:50051]")
+    ] = None,
     model: Annotated[str, typer.Option(help="Name of the model, where several are served.")] = "",
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
     tls_dir: Annotated[
-        Path | None, typer.Option(help="Directory with tls.crt, tls.key and ca.crt of the role client, for mutual TLS.")
+        Path | None,
+        typer.Option(help="Directory with tls.crt, tls.key and ca.crt of the role client, for mutual TLS with a frontend."),
+    ] = None,
+    cacert: Annotated[
+        Path | None, typer.Option(help="Certificate of the authority that vouches for a gateway with HTTPS.", dir_okay=False)
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the gateway's key.  [default: $TRIPTYCH_API_KEY]", dir_okay=False)
     ] = None,
 ) -> None:
     """Chat with a served model. Also reads lines from a pipe."""
     from triptych_cli.chat import chat as run
 
-    run(address, model=model, system=system, temperature=temperature, max_tokens=max_tokens, tls_dir=tls_dir)
+    run(
+        address,
+        model=model,
+        system=system,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        tls_dir=tls_dir,
+        cacert=cacert,
+        api_key_file=api_key_file,
+    )
 
 
 @app.command()
 def top(
     url: Annotated[str, typer.Option(help="Gateway, as http://127.0.0.1:8000.")] = "http://127.0.0.1:8000",
     api_key_file: Annotated[
-        Path | None, typer.Option(help="File with the gateway's key.  [default: $TRIPTYCH_GATEWAY_API_KEY]", dir_okay=False)
+        Path | None, typer.Option(help="File with the gateway's key.  [default: $TRIPTYCH_API_KEY]", dir_okay=False)
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the tables once and exit, for pipes.")] = False,
 ) -> None:

@@ -70,7 +70,7 @@ def announce(services: list[Service], elapsed_s: float, ready_fd: int | None = N
     print(f"Triptych serves {model} at {gateway.url} (ready after {elapsed_s:.1f} s)")
     if generates and getattr(gateway.settings, "playground", False):
         print(f"  open {gateway.url} in a browser to chat")
-    print(f"  documentation {gateway.url}/docs · gRPC {frontend.address} · Ctrl-C stops it")
+    print(f"  documentation {gateway.url}/docs · gRPC {gateway.grpc_address} · Ctrl-C stops it")
     has_key = bool(getattr(gateway.settings, "has_keys", False))
     https_dir = getattr(gateway.settings, "https_dir", None)
     # `triptych certs` writes the authority beside the certificate.

@@ -22,6 +22,7 @@ from triptych.errors import (
     ContextLengthError,
     DeadlineExceededError,
     DuplicateRequestError,
+    InternalError,
     InvalidRequestError,
     ModelNotFoundError,
     PermissionDeniedError,
@@ -35,6 +36,7 @@ from triptych.errors import (
 
 from triptych_gateway.connections.http_protocol import TOO_LARGE_CODE
 from triptych_gateway.not_served import explanation
+from triptych_gateway.record import RequestRecord
 from triptych_gateway.schemas.common import ErrorResponse
 from triptych_gateway.schemas.validation import describe
 from triptych_gateway.tracing import note_error
@@ -145,16 +147,45 @@ ErrorBody = Callable[[ApiError, str], bytes]
 
 def error_response(error: Exception, scope: Scope) -> Response:
     """The HTTP response for any error of a request, with the body of its route's dialect. By default the body is OpenAI's."""
-    api_error = to_api_error(error)
     record = scope["state"]["record"]
+    api_error = note_failure(record, error)
+    write: ErrorBody | None = scope["app"].state.error_bodies.of(scope["path"])
+    body = api_error.body if write is None else write(api_error, record.request_id)
+    return Response(body, api_error.status, dict(api_error.headers), media_type="application/json")
+
+
+def note_failure(record: RequestRecord, error: Exception) -> ApiError:
+    """Note the error that a request ended with in its record and its span. Returns the client's view of it."""
+    api_error = to_api_error(error)
     record.error = api_error.code or api_error.type
     if isinstance(error, AccessDeniedError):
         record.refusal = error.reason
     record.refused_resource = refused_resource(error)
-    note_error(api_error.code or api_error.type, api_error.status)
-    write: ErrorBody | None = scope["app"].state.error_bodies.of(scope["path"])
-    body = api_error.body if write is None else write(api_error, record.request_id)
-    return Response(body, api_error.status, dict(api_error.headers), media_type="application/json")
+    note_error(record.error, api_error.status)
+    return api_error
+
+
+#: HTTP status -> what a gRPC client gets.
+_CALL_ERRORS: dict[int, type[TriptychError]] = {
+    400: InvalidRequestError,
+    401: UnauthenticatedError,
+    403: PermissionDeniedError,
+    429: QueueFullError,
+    503: ServiceUnavailableError,
+}
+
+
+def to_call_error(error: Exception) -> TriptychError:
+    """Any error as the gRPC port tells it, after `note_failure`: with an unexpected one's text only in the log."""
+    if isinstance(error, TriptychError):
+        return error
+    if not isinstance(error, HTTPException):
+        return InternalError(f"internal error ({type(error).__name__}); the gateway's log has the details")
+    api_error = to_api_error(error)
+    retry_after = api_error.headers.get("retry-after")
+    retry_after_s = float(retry_after) if retry_after else None
+    cls = _CALL_ERRORS.get(api_error.status, InternalError)
+    return cls(api_error.message, field=api_error.param or "", retry_after_s=retry_after_s)
 
 
 # class -> (status, type, code). The first matching class applies. A code of None means the error's own reason in lower case.

@@ -21,7 +21,9 @@ from triptych_common.settings import startup_error
 from triptych_gateway.app import create_app
 from triptych_gateway.connections.http_protocol import LimitedHttpProtocol
 from triptych_gateway.connections.https import Https
+from triptych_gateway.rpc.server import GrpcDoor
 from triptych_gateway.settings import GatewaySettings
+from triptych_gateway.state import Gateway
 
 log = logging.getLogger(__name__)
 _BACKLOG = 2048
@@ -83,19 +85,24 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         config.http_protocol_class = https.protocol  # type: ignore[assignment]
         watch = asyncio.create_task(https.watch(), name="HTTPS certificate")
         app.state.gateway.metrics.add_certificate("https_certificate", lambda: https.watched.current.expiry_s)
+    gateway: Gateway = app.state.gateway
+    gateway.door = door = GrpcDoor(gateway, https)
+    grpc_port = door.listen()
     server = _Server(config)
     host, port = listener.getsockname()[:2]
     frontends = ", ".join(settings.frontend_addresses)
     scheme = "http" if https is None else "https"
-    log.info("listening on %s://%s:%d, frontends at %s", scheme, f"[{host}]" if ":" in host else host, port, frontends)
+    where = f"[{host}]" if ":" in host else host
+    log.info("listening on %s://%s:%d, gRPC on port %d, frontends at %s", scheme, where, port, grpc_port, frontends)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     server.should_exit = True
-    await asyncio.wait({serving}, timeout=settings.shutdown_grace_s)
-    app.state.gateway.stop_requests()
-    await serving
+    ending = {serving, asyncio.create_task(door.stop(settings.shutdown_grace_s))}
+    await asyncio.wait(ending, timeout=settings.shutdown_grace_s)
+    gateway.stop_requests()
+    await asyncio.gather(*ending)
     if watch is not None:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, ProcessCollector, disable_created_metrics
 from prometheus_client.registry import Collector
-from triptych.v1 import common_pb2
 from triptych_common.telemetry.histogram import GAP_SECONDS, SECONDS, Histograms
 from triptych_common.telemetry.metrics import build_info, counter, labelled_gauge, labelled_histogram, model_info
 
@@ -16,45 +14,13 @@ from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.cost_json import MODALITIES, encoder_cache
 from triptych_gateway.errors import ApiError
 from triptych_gateway.frontends.engine_loads import ModelLoad
+from triptych_gateway.record import RequestRecord
 from triptych_gateway.schemas.common import ignored_fields
 from triptych_gateway.tally import Tally
 from triptych_gateway.tenant_metrics import TenantMetrics
 
 # A series per counter with the time at which it was made. Nothing reads it.
 disable_created_metrics()
-
-
-@dataclass
-class RequestRecord:
-    """Facts about a request, for the access log and the metrics. Complete when the request has ended."""
-
-    request_id: str
-    start_s: float = field(default_factory=time.perf_counter)
-    status: int = 0
-    is_aborted: bool = False
-    #: The code of the error that was answered, and of the error that ended the stream.
-    error: str = ""
-    stream_error: str = ""
-    usage: common_pb2.Usage | None = None
-    num_events: int = 0
-    #: Counts the tokens of an answer in parts. None if its key has no limit of tokens.
-    tally: Tally | None = None
-    #: The key that it came with, and whose data it may see. Empty for requests without a key.
-    key_id: str = ""
-    tenant: str = ""
-    #: The model that it names.
-    model: str = ""
-    #: Why it was refused, if that was because of its key.
-    refusal: str = ""
-    #: What there was too little of for it. Empty if it was not refused with 429.
-    refused_resource: str = ""
-    #: Headers of the answer that say how much the key may still do.
-    rate_headers: dict[bytes, bytes] = field(default_factory=dict)
-
-    @property
-    def duration_ms(self) -> float:
-        """Time since it began, in milliseconds."""
-        return round((time.perf_counter() - self.start_s) * 1e3, 1)
 
 
 class Metrics:

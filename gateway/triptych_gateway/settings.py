@@ -18,13 +18,17 @@ _LOOPBACK_ORIGIN = r"https?://([\w.-]+\.)?(localhost|127\.\d+\.\d+\.\d+|\[::1\])
 
 
 class GatewaySettings(ServiceSettings):
-    """OpenAI-compatible REST in front of a frontend."""
+    """OpenAI-compatible REST, and gRPC with keys, in front of frontends."""
 
     model_config = SettingsConfigDict(env_prefix="TRIPTYCH_GATEWAY_")
 
     port: Annotated[Port, Field(description="Port to listen on; 0 takes a free one.")] = 8000
+    grpc_port: Annotated[
+        Port,
+        Field(description="Port of the frontends' gRPC services, with the same keys, rates and certificate; 0 takes a free one."),
+    ] = 50051
     frontend_addresses: Annotated[Targets, Field(min_length=1, description=f"host:port of the frontends, {TARGETS_HELP}.")] = (
-        "127.0.0.1:50051",
+        "127.0.0.1:50054",
     )
     expected_models: Annotated[
         tuple[str, ...],

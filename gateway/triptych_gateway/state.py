@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import HTTPConnection, Request
 from triptych.v1 import common_pb2
@@ -36,6 +36,13 @@ from triptych_gateway.stores.opening import open_store
 T = TypeVar("T")
 
 
+class Door(Protocol):
+    """Another port that serves this gateway. `start` and `stop` may be called twice."""
+
+    async def start(self) -> None: ...
+    async def stop(self, grace_s: float) -> None: ...
+
+
 class Gateway:
     """All objects that live as long as the server. Call `open` and `close` on the server's event loop."""
 
@@ -45,6 +52,8 @@ class Gateway:
     engine_loads: EngineLoads
     #: Done when requests in flight must end.
     stopping: asyncio.Future[None]
+    #: The gRPC port; None where only the ASGI application is served.
+    door: Door | None = None
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
@@ -87,6 +96,8 @@ class Gateway:
         if self.tls is not None:
             self._running.append(asyncio.create_task(self.tls.watch(), name="certificates"))
         await self.access.open()
+        if self.door is not None:
+            await self.door.start()
 
     def stop_requests(self) -> None:
         """End each request in flight with an error."""
@@ -95,6 +106,8 @@ class Gateway:
 
     async def close(self) -> None:
         """End the requests in flight, and close the store and the connections to the frontends."""
+        if self.door is not None:
+            await self.door.stop(0.0)
         await self.background.close(self.settings.shutdown_grace_s, self.stopping)
         self.stop_requests()
         await self.store.close()

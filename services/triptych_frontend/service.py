@@ -185,7 +185,7 @@ class Frontend:
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._generation, server)
         stages = PreprocessServicer(admission, model, preprocessor, self._encoder_client)
         preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server(stages, server)
-        detokenize = DetokenizeServicer(admission, self._tokenizer, preprocessor)
+        detokenize = DetokenizeServicer(admission, model, self._tokenizer, preprocessor)
         detokenize_pb2_grpc.add_DetokenizeServiceServicer_to_server(detokenize, server)
 
     @contextlib.asynccontextmanager

@@ -18,7 +18,7 @@ class FrontendSettings(MediaLimitSettings):
 
     model_config = SettingsConfigDict(env_prefix="TRIPTYCH_FRONTEND_")
 
-    port: Annotated[Port, Field(description="Port to listen on; 0 takes a free one.")] = 50051
+    port: Annotated[Port, Field(description="Port to listen on; 0 takes a free one.")] = 50054
     model: Annotated[str, Field(description="Directory, built-in name or hub id (org/name).")] = DEFAULT_MODEL
     served_model_name: Annotated[str | None, Field(description="Name that clients use; by default follows from the model.")] = None
     engine_addresses: Annotated[Targets, Field(min_length=1, description=f"host:port of the engines, {TARGETS_HELP}.")] = (

@@ -120,7 +120,7 @@ def test_a_killed_engine_is_replaced(stack: Project) -> None:
 
     def both_are_connected() -> bool:
         (frontend,) = stack.containers("frontend")
-        return stack.metrics(frontend, 50351)["triptych_frontend_engines_connected"] == 2
+        return stack.metrics(frontend, 50354)["triptych_frontend_engines_connected"] == 2
 
     until("the frontend uses both engines", both_are_connected, _READY_TIMEOUT_S)
     run("podman", "stop", "--time", "45", other)

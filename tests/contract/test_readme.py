@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 from pathlib import Path
@@ -21,7 +22,10 @@ def python_blocks(page: str) -> list[str]:
 async def run(program: str, address: str) -> str:
     """Run a program against this server in place of the frontend and the encoder. Returns what it prints."""
     program = program.replace("127.0.0.1:50051", address).replace("127.0.0.1:50052", address)
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, cwd=_ROOT, stdout=asyncio.subprocess.PIPE)
+    environment = os.environ | {"TRIPTYCH_ADDRESS": address}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, cwd=_ROOT, stdout=asyncio.subprocess.PIPE, env=environment
+    )
     output, _ = await process.communicate()
     assert process.returncode == 0
     return output.decode()

@@ -80,7 +80,7 @@ class GatewayProcess:
 @contextmanager
 def gateway_process(*flags: str) -> Iterator[GatewayProcess]:
     """`python -m triptych_gateway` on a free port, killed at the end."""
-    command = [sys.executable, "-m", "triptych_gateway", "--port", "0", *_NO_FRONTEND, *flags]
+    command = [sys.executable, "-m", "triptych_gateway", "--port", "0", "--grpc-port", "0", *_NO_FRONTEND, *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}) as process:
         try:
             assert process.stderr is not None

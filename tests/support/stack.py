@@ -168,7 +168,7 @@ def serving(*args: str) -> Iterator[Serving]:
         args: flags; the first one may be a model.
     """
     resolve_model(args[0] if args and not args[0].startswith("-") else DEFAULT_MODEL)
-    ports = ["--port", "0", "--frontend-port", "0", "--encoder-port", "0", "--engine-port", "0"]
+    ports = ["--port", "0", "--grpc-port", "0", "--frontend-port", "0", "--encoder-port", "0", "--engine-port", "0"]
     command = [sys.executable, "-c", "from triptych_cli.main import app; app()", "serve", *args, *ports]
     environment = {**os.environ, "COLUMNS": "200"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as process:

@@ -26,7 +26,17 @@ _BASE = Path(__file__).with_name("values.schema.yaml")
 #: Settings that the chart determines, because other objects must agree with them. `models` and other values stand for some of them.
 OWNED = frozenset(
     (
-        *("port", "control_port", "health_port", "metrics_port", "tls_dir", "insecure_grpc", "https_dir", "api_keys_file"),
+        *(
+            "port",
+            "grpc_port",
+            "control_port",
+            "health_port",
+            "metrics_port",
+            "tls_dir",
+            "insecure_grpc",
+            "https_dir",
+            "api_keys_file",
+        ),
         *("frontend_addresses", "engine_addresses", "encoder_addresses"),
         *("model", "served_model_name", "task", "max_model_len"),
     )

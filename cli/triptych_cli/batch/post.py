@@ -119,7 +119,7 @@ class Client:
             location = response.headers.get("Location", "elsewhere")
             raise CommandError(f"{self._url}{path} redirects to {location}; give that address as --url")
         if response.status == 401:
-            source = "give it with --api-key-file or in TRIPTYCH_GATEWAY_API_KEY"
+            source = "give it with --api-key-file or in TRIPTYCH_API_KEY"
             raise CommandError(f"{self._url} answers with status 401: the key is missing or wrong; {source}, and {again}")
         try:
             return json.loads(content)

@@ -32,6 +32,7 @@ def write_addresses(descriptor: int, model: str, services: Sequence[Service]) ->
     line = {
         "model": model,
         "gateway": gateway.url,
+        "grpc": gateway.grpc_address,
         "frontends": by_kind["frontend"],
         "encoders": by_kind["encoder"],
         "engines": by_kind["engine"],

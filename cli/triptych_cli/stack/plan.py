@@ -28,6 +28,7 @@ class ServeOptions:
     model: str
     host: str | None = None
     port: int | None = None
+    grpc_port: int | None = None
     frontend_port: int | None = None
     encoder_port: int | None = None
     engine_port: int | None = None
@@ -59,7 +60,7 @@ class ServeOptions:
             "engine": {**model, "--port": self.engine_port, "--quantization": self.quantization, "--task": self.task},
             "encoder": {**model, "--port": self.encoder_port},
             "frontend": {**model, "--port": self.frontend_port, "--task": self.task},
-            "gateway": {"--host": self.host, "--port": self.port},
+            "gateway": {"--host": self.host, "--port": self.port, "--grpc-port": self.grpc_port},
         }
         return {**common, **own[service]}
 
@@ -84,6 +85,11 @@ class Service:
     def address(self) -> str:
         """host:port where the other services reach it."""
         return f"{connect_host(self.settings.host)}:{self.settings.port}"
+
+    @property
+    def grpc_address(self) -> str:
+        """host:port where gRPC clients reach the gateway."""
+        return f"{connect_host(self.settings.host)}:{getattr(self.settings, 'grpc_port', 0)}"
 
     @property
     def scheme(self) -> str:
@@ -212,6 +218,9 @@ def _settle(kind: str, name: str, number: int, flags: Mapping[str, object], give
         if isinstance(settings, GrpcServiceSettings) and settings.control_port is None:
             args += ["--control-port", str(free_port(settings.control_host))]
         settings = parse_settings(kind, args)
+    if getattr(settings, "grpc_port", None) == 0:
+        args = [*_without(args, "--grpc-port"), "--grpc-port", str(free_port(settings.host))]
+        settings = parse_settings(kind, args)
     # Mutual TLS lets only operators in at the control port, so the supervisor asks at another one.
     if isinstance(settings, GrpcServiceSettings) and settings.tls_dir is not None and settings.health_port is None:
         args = [*args, "--health-port", str(free_port(settings.host))]
@@ -256,6 +265,8 @@ def port_claims(services: Sequence[Service]) -> list[PortClaim]:
     for service in services:
         settings = service.settings
         claims.append(PortClaim(service.name, settings.host, settings.port, _PORT_FLAGS[service.kind]))
+        if service.kind == "gateway":
+            claims.append(PortClaim("gateway (gRPC)", settings.host, int(service.grpc_address.rpartition(":")[2]), "--grpc-port"))
         if isinstance(settings, GrpcServiceSettings):
             flag = f"--{service.kind}.control-port"
             claims.append(PortClaim(f"{service.name} (control)", settings.control_host, settings.resolved_control_port, flag))

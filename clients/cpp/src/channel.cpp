@@ -4,7 +4,9 @@
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include <cstdlib>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "callback_scope.h"
@@ -13,10 +15,11 @@
 namespace triptych::detail {
 namespace {
 
-// For all methods. gRPC itself retries only while nothing of the answer was received.
+// For all methods. gRPC itself retries only while nothing of the answer was received. A full queue is tried again only when its error
+// says so: servers forbid it otherwise.
 constexpr const char* kServiceConfig = R"({"methodConfig": [{"name": [{}], "retryPolicy": {
   "maxAttempts": 4, "initialBackoff": "0.1s", "maxBackoff": "2s", "backoffMultiplier": 2,
-  "retryableStatusCodes": ["UNAVAILABLE"]}}]})";
+  "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"]}}]})";
 
 std::shared_ptr<grpc::ChannelCredentials> credentials(const TlsOptions& tls) {
   if (tls.certificate.empty() != tls.private_key.empty()) {
@@ -63,6 +66,11 @@ void close(const SharedChannel* channel) {
 }
 
 }  // namespace
+
+std::string environment(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody writes
+  return value != nullptr && *value != '\0' ? value : otherwise;
+}
 
 std::shared_ptr<const SharedChannel> open_channel(const ClientOptions& options) {
   const auto channel_credentials = options.tls ? credentials(*options.tls) : grpc::InsecureChannelCredentials();

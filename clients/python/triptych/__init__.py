@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from triptych.client.config import KeepAliveConfig as KeepAliveConfig
     from triptych.client.config import RetryConfig as RetryConfig
     from triptych.client.config import TLSConfig as TLSConfig
+    from triptych.client.parsing import IncompleteAnswerError as IncompleteAnswerError
+    from triptych.client.parsing import Parsed as Parsed
     from triptych.client.ranking import RankedDocument as RankedDocument
     from triptych.client.streams import ChatStream as ChatStream
     from triptych.client.streams import CompleteStream as CompleteStream
@@ -49,9 +51,11 @@ _EXPORTS = {
     "CompleteAccumulator": "triptych.accumulators",
     "CompleteStream": "triptych.client.streams",
     "GenerationError": "triptych.offline.outputs",
+    "IncompleteAnswerError": "triptych.client.parsing",
     "KeepAliveConfig": "triptych.client.config",
     "LLM": "triptych.offline.llm",
     "LocalServer": "triptych.local.server",
+    "Parsed": "triptych.client.parsing",
     "PoolingParams": "triptych.offline.pooling_methods",
     "RankedDocument": "triptych.client.ranking",
     "RequestOutput": "triptych.offline.outputs",

@@ -1,8 +1,10 @@
-import type { MessageInitShape } from "@bufbuild/protobuf";
-import type { Client } from "@grpc/grpc-js";
+import { clone, create, type MessageInitShape } from "@bufbuild/protobuf";
+import type { Client, Interceptor } from "@grpc/grpc-js";
 import { ChatAccumulator, CompleteAccumulator } from "./accumulate.js";
 import { type CallOptions, callServerStream, callUnary } from "./call.js";
 import { openChannel, type TlsOptions } from "./channel.js";
+import { Code, InvalidRequestError } from "./errors.js";
+import { ConstraintSchema, FinishReason } from "./gen/triptych/v1/common_pb.js";
 import {
   type DetokenizeRequestSchema,
   type DetokenizeResponse,
@@ -22,14 +24,42 @@ const { GenerationService } = generation;
 
 /** Where the server is, and what all calls have. */
 export interface ClientOptions {
-  /** host:port of a frontend. */
-  address: string;
+  /**
+   * host:port of a gateway. Several, or all that a `dns:///name:port` stands for, take turns. Default: those of TRIPTYCH_ADDRESS, where
+   * commas separate them, or 127.0.0.1:50051.
+   */
+  address?: string | readonly string[] | undefined;
   /** Absent: the connection is not encrypted. `{}`: the server's certificate is one that Node.js trusts. */
   tls?: TlsOptions | undefined;
-  /** Sent with each call as `authorization: Bearer ...`. */
+  /** Sent with each call as `authorization: Bearer ...`. Default: that of TRIPTYCH_API_KEY, if it is set. */
   apiKey?: string | undefined;
   /** Default deadline of a call, in milliseconds. Default: none. */
   timeoutMs?: number | undefined;
+  /** Of gRPC, around each call. */
+  interceptors?: Interceptor[] | undefined;
+}
+
+/** What the text of an answer must be, and how it becomes a value. With zod: `{ schema: z.toJSONSchema(T), parse: T.parse }`. */
+export interface ResponseFormat<T> {
+  /** A JSON Schema. */
+  schema: object;
+  /** Checks the parsed JSON, and returns the value. Default: the JSON as it is. */
+  parse?: (json: unknown) => T;
+}
+
+/** An answer, and what its text says. */
+export interface Parsed<T> {
+  value: T;
+  response: generation.ChatResponse;
+}
+
+/** The answer's text ended before it was complete, for example at `maxTokens`. */
+export class IncompleteAnswerError extends Error {
+  override readonly name = "IncompleteAnswerError";
+
+  constructor(readonly response: generation.ChatResponse) {
+    super(`the answer is incomplete: it ended after ${String(response.choices[0]?.text.length ?? 0)} characters`);
+  }
 }
 
 /** One document of `rerank`. */
@@ -50,9 +80,10 @@ export class TriptychClient {
   readonly #client: Client;
   readonly #defaults: CallOptions;
 
-  constructor(options: ClientOptions) {
-    this.#client = openChannel(options.address, options.tls);
-    const metadata = options.apiKey ? { authorization: `Bearer ${options.apiKey}` } : {};
+  constructor(options: ClientOptions = {}) {
+    this.#client = openChannel(options.address, options.tls, options.interceptors ?? []);
+    const apiKey = options.apiKey ?? process.env["TRIPTYCH_API_KEY"];
+    const metadata = apiKey ? { authorization: `Bearer ${apiKey}` } : {};
     this.#defaults = { timeoutMs: options.timeoutMs, metadata };
   }
 
@@ -69,6 +100,31 @@ export class TriptychClient {
     const { method } = GenerationService;
     const { responses, cancel } = callServerStream(this.#client, method.chatStream, request, this.#with(options));
     return new ResponseStream(responses, cancel, new ChatAccumulator());
+  }
+
+  /**
+   * Answers a conversation with a value: the text follows a JSON Schema. Throws IncompleteAnswerError if the text was cut, and what
+   * `format.parse` throws.
+   */
+  async parse<T>(
+    request: MessageInitShape<typeof generation.ChatRequestSchema>,
+    format: ResponseFormat<T>,
+    options?: CallOptions,
+  ): Promise<Parsed<T>> {
+    const message = clone(generation.ChatRequestSchema, create(generation.ChatRequestSchema, request));
+    if (message.options?.constraint) {
+      const text = "the request has a constraint already";
+      throw new InvalidRequestError(text, { code: Code.INVALID_ARGUMENT, field: "options.constraint" });
+    }
+    message.options ??= create(generation.GenerationOptionsSchema);
+    message.options.constraint = create(ConstraintSchema, {
+      kind: { case: "jsonSchema", value: JSON.stringify(format.schema) },
+    });
+    const response = await this.chat(message, options);
+    const [choice] = response.choices;
+    if (choice?.finishReason !== FinishReason.STOP) throw new IncompleteAnswerError(response);
+    const json: unknown = JSON.parse(choice.text);
+    return { value: format.parse ? format.parse(json) : (json as T), response };
   }
 
   /** Continues a prompt, and answers once all choices have ended. */

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Literal
 
-from starlette.datastructures import Headers
 from starlette.types import Scope
 from triptych_common.host.fair_share import FairShare
 from triptych_common.rpc.principal import ANONYMOUS
@@ -20,7 +19,8 @@ from triptych_gateway.access.rates.bucket import MemoryRates, RateStore
 from triptych_gateway.access.rates.shared import SharedRates
 from triptych_gateway.access.refusals import RefusalPace
 from triptych_gateway.errors import AccessDeniedError, ShareExceededError
-from triptych_gateway.metrics import Metrics, RequestRecord
+from triptych_gateway.metrics import Metrics
+from triptych_gateway.record import RequestRecord
 from triptych_gateway.redaction import redacted
 from triptych_gateway.settings import GatewaySettings
 
@@ -70,8 +70,11 @@ class AccessControl:
         if self._audit is not None:
             await asyncio.to_thread(self._audit.close)
 
-    def authenticate(self, headers: Headers, record: RequestRecord, *, for_operators: bool = False) -> Key | None:
+    def authenticate(self, headers: Mapping[str, str], record: RequestRecord, *, for_operators: bool = False) -> Key | None:
         """The key of a request; None if there are no keys. Notes it in the record.
+
+        Args:
+            headers: of HTTP, or the metadata of a gRPC call.
 
         Raises:
             AccessDeniedError: there is no key, it is not accepted, or it may not use the routes for operators.
@@ -149,11 +152,13 @@ class AccessControl:
             finally:
                 shares.give_back(tenant)
 
-    def ended(self, event: Event, record: RequestRecord, scope: Scope, route: str) -> None:
+    def ended(self, event: Event, record: RequestRecord, client: str | None, method: str, route: str) -> None:
         """Count what was done for its tenant, and write it to the audit log.
 
         Args:
-            route: the path template; empty if it is not known.
+            client: its address.
+            method: of HTTP; or gRPC.
+            route: the path template, or the beginning of the path if that is not known.
         """
         if record.status == HTTPStatus.TOO_MANY_REQUESTS:
             self._refusals.note(record.key_id)
@@ -161,16 +166,15 @@ class AccessControl:
             self._metrics.tenants.ended(record.tenant, record.refused_resource)
         if self._audit is None:
             return
-        usage, client = record.usage, scope.get("client")
+        usage = record.usage
         self._audit.write(
             event,
             request_id=record.request_id,
             key=record.key_id or None,
             tenant=record.tenant or None,
-            client=client[0] if client else None,
-            method=scope.get("method", "WEBSOCKET"),
-            # A request that was refused before its route was known has only a path.
-            route=redacted(route or scope["path"][:_MAX_PATH]),
+            client=client,
+            method=method,
+            route=redacted(route[:_MAX_PATH]),
             model=redacted(record.model) or None,
             status=record.status,
             refused=record.refusal or None,
@@ -191,6 +195,12 @@ class AccessControl:
             self._audit.write("keys", added=change.added, removed=change.removed, changed=change.changed)
 
 
+def audited(scope: Scope, route: str) -> tuple[str | None, str, str]:
+    """What the audit log says of a request: client, method, and route or, if it was refused before that was known, path."""
+    client = scope.get("client")
+    return client[0] if client else None, scope.get("method", "WEBSOCKET"), route or scope["path"]
+
+
 def _unauthenticated(refusals: Sequence[Refusal]) -> AccessDeniedError:
     """The same answer for every key that is not accepted, so that it does not tell of a key that once was."""
     if not refusals:
@@ -200,7 +210,7 @@ def _unauthenticated(refusals: Sequence[Refusal]) -> AccessDeniedError:
     return AccessDeniedError(401, "wrong API key, or one that is no longer valid", f"{reason}_key", code="invalid_api_key")
 
 
-def _given_keys(headers: Headers) -> list[bytes]:
+def _given_keys(headers: Mapping[str, str]) -> list[bytes]:
     """The keys that a request has: OpenAI's clients send a bearer token, Anthropic's a header of its own, or both."""
     keys = [headers["x-api-key"]] if "x-api-key" in headers else []
     if "authorization" in headers:

@@ -13,7 +13,7 @@ from triptych_gateway.access.rates.bucket import Draw, Kind, Level, RateStore
 from triptych_gateway.errors import AccessDeniedError
 from triptych_gateway.frontends.calls import FrontendCall
 from triptych_gateway.frontends.models import visible_models_var
-from triptych_gateway.metrics import RequestRecord
+from triptych_gateway.record import RequestRecord
 from triptych_gateway.tally import Tally
 
 #: Bytes of a request per token of its prompt: OpenAI's rule of thumb. The answer's usage corrects it.

@@ -17,12 +17,13 @@ from triptych_common.telemetry.span import Span
 from triptych_common.telemetry.trace_context import TRACEPARENT, TRACESTATE, TraceContext, parse_trace_context, trace_var
 from triptych_common.telemetry.tracing import Tracer
 
-from triptych_gateway.access.control import AccessControl
+from triptych_gateway.access.control import AccessControl, audited
 from triptych_gateway.access.hosts import HostCheck
 from triptych_gateway.access.routes import Access, AccessPaths
 from triptych_gateway.connections.http_protocol import MAX_HEADER_BYTES, TOO_LARGE
 from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, ClientDisconnectedError, error_response
-from triptych_gateway.metrics import Metrics, RequestRecord
+from triptych_gateway.metrics import Metrics
+from triptych_gateway.record import RequestRecord
 from triptych_gateway.redaction import excerpt
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class RequestMiddleware:
                 # A connection is not a request of its route.
                 self._metrics.request_ended(record, "websocket" if scope["type"] == "websocket" else route or "unmatched")
                 if self._paths.of(scope["path"]) is not Access.OPEN and scope.get("method") != "OPTIONS":
-                    self._access.ended("request", record, scope, route)
+                    self._access.ended("request", record, *audited(scope, route))
                 self._log(scope, record)
                 request_id_var.reset(token)
 
@@ -100,22 +101,10 @@ class RequestMiddleware:
     def _log(self, scope: Scope, record: RequestRecord) -> None:
         if not self._access_log:
             return
-        # A request for vectors generates none.
-        tokens = f" {record.usage.completion_tokens} tokens" if record.usage and record.usage.completion_tokens else ""
-        end = " aborted by the client" if record.is_aborted else f" {record.stream_error}" if record.stream_error else ""
         path = excerpt(scope["path"])
-        log.log(
-            logging.DEBUG if scope["path"] in _PROBES else logging.INFO,
-            "%s %s %d %.1f ms%s%s%s",
-            scope.get("method", "WEBSOCKET"),
-            # A path can contain line breaks.
-            path if path.isprintable() else repr(path),
-            record.status,
-            record.duration_ms,
-            tokens,
-            f" key {record.key_id}" if record.key_id else "",
-            end,
-        )
+        # A path can contain line breaks.
+        what = f"{scope.get('method', 'WEBSOCKET')} {path if path.isprintable() else repr(path)}"
+        log.log(logging.DEBUG if scope["path"] in _PROBES else logging.INFO, "%s", record.line(what))
 
 
 def _trace_of(headers: Headers) -> TraceContext | None:

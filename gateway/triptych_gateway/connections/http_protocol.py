@@ -20,13 +20,21 @@ TOO_LARGE_CODE = "request_header_fields_too_large"
 #: handshake, in seconds.
 HEADER_TIMEOUT_S = 20.0
 #: Most connections at once. Each takes a file descriptor, and memory before anybody has looked at what it sends.
-MAX_CONNECTIONS = 8192
+MAX_CONNECTIONS, MAX_GRPC_CONNECTIONS = 8192, 1024
 
 
 def max_connections() -> int:
-    """Fewer where the process may open few files. Without a free one, it reaches no frontend, and libuv can spin: it closes a spare
-    file to accept and close the next connection, and if another thread takes that place meanwhile, it tries again without end."""
-    return max_accepted_connections(MAX_CONNECTIONS)
+    """Most connections at the HTTP port.
+
+    Fewer where the process may open few files. Without a free one, it reaches no frontend, and libuv can spin: it closes a spare
+    file to accept and close the next connection, and if another thread takes that place meanwhile, it tries again without end.
+    """
+    return max_accepted_connections(MAX_CONNECTIONS + MAX_GRPC_CONNECTIONS) - max_grpc_connections()
+
+
+def max_grpc_connections() -> int:
+    """Most connections at the gRPC port, each of which carries many calls: an eighth of all."""
+    return max(1, min(MAX_GRPC_CONNECTIONS, max_accepted_connections(MAX_CONNECTIONS + MAX_GRPC_CONNECTIONS) // 8))
 
 
 def _answer(status: str, message: str, kind: str, code: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -80,21 +80,35 @@ class FrontendClient:
             model, lambda frontend: frontend.preprocess.Preprocess, request, request_id, WORK_TIMEOUT_S, needs_engine=False
         )
 
-    async def tokenize(
-        self, model: str, request: preprocess_pb2.TokenizeRequest, request_id: str
-    ) -> preprocess_pb2.TokenizeResponse:
+    async def tokenize(self, request: preprocess_pb2.TokenizeRequest, request_id: str) -> preprocess_pb2.TokenizeResponse:
         """Text to token ids of a model."""
         return await self._ask(
-            model, lambda frontend: frontend.preprocess.Tokenize, request, request_id, CALL_TIMEOUT_S, needs_engine=False
+            request.model, lambda frontend: frontend.preprocess.Tokenize, request, request_id, CALL_TIMEOUT_S, needs_engine=False
         )
 
-    async def detokenize(
-        self, model: str, request: detokenize_pb2.DetokenizeRequest, request_id: str
-    ) -> detokenize_pb2.DetokenizeResponse:
+    async def detokenize(self, request: detokenize_pb2.DetokenizeRequest, request_id: str) -> detokenize_pb2.DetokenizeResponse:
         """Token ids of a model to text."""
         return await self._ask(
-            model, lambda frontend: frontend.detokenize.Detokenize, request, request_id, CALL_TIMEOUT_S, needs_engine=False
+            request.model, lambda frontend: frontend.detokenize.Detokenize, request, request_id, CALL_TIMEOUT_S, needs_engine=False
         )
+
+    async def detokenize_stream(
+        self, model: str, requests: AsyncIterator[detokenize_pb2.DetokenizeStreamRequest], request_id: str
+    ) -> AsyncGenerator[detokenize_pb2.DetokenizeStreamResponse, None]:
+        """Growing token ids of a model to text, by one frontend."""
+        await self._models.until_served(model, needs_engine=False)
+        frontend = self._router.choose(model, set())
+        if frontend is None:
+            raise self._router.away()
+        with frontend.in_use():
+            call = frontend.detokenize.DetokenizeStream(requests, metadata=_metadata(request_id))
+            try:
+                while isinstance(
+                    response := await answered(lambda _: call.read(), frontend), detokenize_pb2.DetokenizeStreamResponse
+                ):
+                    yield response
+            finally:
+                call.cancel()
 
     async def embed(self, request: generation_pb2.EmbedRequest, request_id: str) -> generation_pb2.EmbedResponse:
         """Vectors of inputs."""

@@ -38,8 +38,8 @@ async def _tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse
         except TriptychError as error:
             raise in_client_terms(error, FIELD_NAMES | conversation_fields(body.messages, body.tools)) from error
     else:
-        text = preprocess_pb2.TokenizeRequest(text=body.prompt, add_special_tokens=body.add_special_tokens)
-        reply = await frontend.tokenize(body.model or "", text, request_id)
+        text = preprocess_pb2.TokenizeRequest(text=body.prompt, add_special_tokens=body.add_special_tokens, model=body.model or "")
+        reply = await frontend.tokenize(text, request_id)
     strings = list(reply.tokens) if body.return_token_strs and isinstance(reply, preprocess_pb2.TokenizeResponse) else None
     tokens = list(reply.token_ids)
     return TokenizeResponse(count=len(tokens), max_model_len=reply.max_model_len, tokens=tokens, token_strs=strings)
@@ -53,6 +53,6 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeRes
 
 async def _detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
     frontend, request_id = gateway_of(request).frontend, request_id_of(request)
-    tokens = detokenize_pb2.DetokenizeRequest(token_ids=body.tokens)
-    reply = await frontend.detokenize(body.model or "", tokens, request_id)
+    tokens = detokenize_pb2.DetokenizeRequest(token_ids=body.tokens, model=body.model or "")
+    reply = await frontend.detokenize(tokens, request_id)
     return DetokenizeResponse(prompt=reply.text)

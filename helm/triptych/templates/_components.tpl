@@ -24,11 +24,11 @@ All components of the release, as a JSON list: the gateway, then frontend, encod
 {{- toJson $found }}
 {{- end }}
 
-{{/* Ports of a role, as JSON. `main` is the port of the work; the gateway has its metrics there too. */}}
+{{/* Ports of a role, as JSON. `main` is the port of the work; the gateway has its metrics there too, and serves gRPC at a second one. */}}
 {{- define "triptych.ports" -}}
 {{- $ports := dict
-  "gateway" (dict "main" 8000 "metrics" 8000)
-  "frontend" (dict "main" 50051 "health" 50251 "metrics" 50351)
+  "gateway" (dict "main" 8000 "grpc" 50051 "metrics" 8000)
+  "frontend" (dict "main" 50054 "health" 50254 "metrics" 50354)
   "encoder" (dict "main" 50052 "health" 50252 "metrics" 50352)
   "engine" (dict "main" 50053 "health" 50253 "metrics" 50353) }}
 {{- index $ports . | toJson }}

@@ -10,7 +10,9 @@ env: {{- . | nindent 2 }}
 {{- end }}
 ports:
   - {name: {{ $isGateway | ternary "http" "grpc" }}, containerPort: {{ $ports.main }}}
-  {{- if not $isGateway }}
+  {{- if $isGateway }}
+  - {name: grpc, containerPort: {{ $ports.grpc }}}
+  {{- else }}
   - {name: health, containerPort: {{ $ports.health }}}
   - {name: metrics, containerPort: {{ $ports.metrics }}}
   {{- end }}

@@ -14,7 +14,7 @@ podSelector:
 {{- define "triptych.ingressRules" -}}
 {{- $root := index . 0 }}{{ $it := index . 1 }}{{ $policy := $root.Values.networkPolicy }}
 {{- $ports := include "triptych.ports" $it.role | fromJson }}{{ $isGateway := eq $it.role "gateway" -}}
-- ports: [{port: {{ $ports.main }}}]
+- ports: [{port: {{ $ports.main }}}{{ if $isGateway }}, {port: {{ $ports.grpc }}}{{ end }}]
   {{- if not (and $isGateway (empty $policy.gatewayFrom)) }}
   from:
     {{- range $caller, $callees := include "triptych.callees" . | fromJson }}

@@ -19,6 +19,8 @@ from triptych_common.telemetry.logs import request_id_var
 #: a byte may take three, and twice in the details, which many libraries send in base64.
 _MAX_MESSAGE_BYTES = 800
 _MAX_TEXT_BYTES = 256
+#: gRPC's key for the time until the next attempt, in milliseconds; a negative one forbids it. Nobody waits longer by itself.
+_PUSHBACK_KEY, _MAX_PUSHBACK_S = "grpc-retry-pushback-ms", 60.0
 _STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -59,8 +61,23 @@ def to_status(error: TriptychError, request_id: str = "") -> status_pb2.Status:
 async def abort_call(context: grpc.aio.ServicerContext, error: TriptychError) -> NoReturn:
     """End the call with the error's status and details. Always raises, with grpc's own abort exception."""
     status = to_status(error, request_id_var.get())
-    await context.abort(_STATUS_CODES[status.code], status.message, ((DETAILS_KEY, status.SerializeToString()),))
+    trailers = ((DETAILS_KEY, status.SerializeToString()), *_pushback(error))
+    await context.abort(_STATUS_CODES[status.code], status.message, trailers)
     raise AssertionError("context.abort never returns")
+
+
+def _pushback(error: TriptychError) -> tuple[tuple[str, str], ...]:
+    """When clients make the call again by themselves, as gRPC reads it (proposal A6).
+
+    A full queue that does not say when is left to the caller.
+
+    Returns:
+        metadata; empty for an error that is retried as the client's settings say, or not at all.
+    """
+    if error.retry_after_s is not None and error.retry_after_s <= _MAX_PUSHBACK_S:
+        return ((_PUSHBACK_KEY, str(round(error.retry_after_s * 1000))),)
+    is_left_to_caller = error.retry_after_s is not None or error.code == Code.RESOURCE_EXHAUSTED
+    return ((_PUSHBACK_KEY, "-1"),) if is_left_to_caller else ()
 
 
 def to_request_error(error: BaseException) -> common_pb2.RequestError:

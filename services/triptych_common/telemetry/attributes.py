@@ -20,6 +20,9 @@ HTTP_ROUTE = "http.route"
 URL_PATH = "url.path"
 URL_SCHEME = "url.scheme"
 
+RPC_SYSTEM = "rpc.system.name"
+RPC_METHOD = "rpc.method"
+
 ERROR_TYPE = "error.type"
 
 GEN_AI_PROVIDER_NAME = "gen_ai.provider.name"

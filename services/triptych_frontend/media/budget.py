@@ -9,6 +9,8 @@ from collections.abc import Callable
 from triptych.errors import InvalidRequestError, QueueFullError
 
 _RETRY_AFTER_S = 1.0
+#: How long an upload waits for the budget, in seconds. Other calls return their share at their first tokens.
+_UPLOAD_WAIT_S = 30.0
 
 
 class MediaBudget:
@@ -31,6 +33,16 @@ class MediaBudget:
     def hold(self) -> MediaHold:
         """A new, empty share of the budget for one call."""
         return MediaHold(self)
+
+    async def reserve(self, tenant: str, num_bytes: int) -> Callable[[], None]:
+        """Wait for the memory of an upload. Returns what gives it back. The tenants share one budget."""
+        hold = self.hold()
+        try:
+            await hold.take_when_free(num_bytes, "data", _UPLOAD_WAIT_S)
+        except BaseException:
+            hold.release()
+            raise
+        return hold.release
 
     def make_room(self, num_bytes: int) -> None:
         """Drop spare files, oldest first, until `num_bytes` more fit."""

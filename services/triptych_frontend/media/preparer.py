@@ -11,7 +11,9 @@ from triptych.errors import InvalidRequestError, ServiceUnavailableError
 from triptych.v1 import common_pb2
 from triptych_common.media.key import canonical_options, content_hash, media_key_of_hash
 from triptych_common.media.processor_options import check_option_numbers
+from triptych_common.media.uploads import Uploads
 from triptych_common.rpc.principal import Principal
+from triptych_common.rpc.security.roles import trusted_tenant
 from triptych_common.rpc.structs import from_struct
 from triptych_common.telemetry.attributes import MEDIA_NUM_BYTES
 from triptych_common.telemetry.span import SpanKind
@@ -23,7 +25,6 @@ from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.header import read_header
 from triptych_frontend.media.item import MODALITY_NAMES, MediaFile, MediaInput, PreparedMedia
 from triptych_frontend.media.processors.placeholders import PlaceholderExpander
-from triptych_frontend.media.uploads import Uploads
 from triptych_frontend.settings import FrontendSettings
 
 #: Largest processor options of one item.
@@ -70,7 +71,7 @@ class MediaPreparer:
         self._limits = settings.media_limits
         self.aliases = UuidAliases(settings.max_media_aliases)
         self.budget = MediaBudget(settings.max_live_media_bytes)
-        self.uploads = Uploads(self.budget, settings.max_media_bytes)
+        self.uploads = Uploads(self.budget.reserve, trusted_tenant, settings.max_media_bytes)
         self._pool = ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media")
 
     def close(self) -> None:

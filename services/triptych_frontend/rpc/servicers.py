@@ -4,43 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
-from triptych.accumulators import merged_choices
 from triptych.errors import InvalidRequestError, ServiceUnavailableError
 from triptych.v1 import (
     common_pb2,
     detokenize_pb2,
     detokenize_pb2_grpc,
     generation_pb2,
-    generation_pb2_grpc,
     preprocess_pb2,
     preprocess_pb2_grpc,
 )
+from triptych_common.media.uploads import Uploads
+from triptych_common.rpc.generation import GenerationCalls, Request, Responses
 from triptych_common.rpc.principal import Principal
 from triptych_common.rpc.security.roles import trusted_context, trusted_tenant
-from triptych_common.telemetry.logs import request_id_var
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import media_ref
 from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.generator import Generator
 from triptych_frontend.generation.pooling.embedder import Embedder
-from triptych_frontend.generation.preparation.prepare import Request
-from triptych_frontend.media.uploads import Uploads
 from triptych_frontend.prompt.preprocess import Preprocessor
 from triptych_frontend.rpc.session import GenerationSession
 from triptych_frontend.served_model import ServedModel
 from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
-_MEDIA_TRAILER = "triptych-media-bin"
-#: Metadata of more than 8 KiB make calls fail, and other code adds its own metadata.
-_MAX_TRAILER_BYTES = 4096
 
-
-class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+class GenerationServicer(GenerationCalls):
     """Chat and Complete, whole and streamed, Session, Embed, Score, Classify, UploadMedia, ListModels, Describe, GetLoad.
 
     Args:
@@ -80,71 +73,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         if self._refusal is not None:
             raise ServiceUnavailableError(self._refusal, retry_after_s=1.0)
 
-    async def Chat(self, request: generation_pb2.ChatRequest, context: grpc.aio.ServicerContext) -> generation_pb2.ChatResponse:
-        new = await self._whole(request, context)
-        _set_media_trailers(context, new.media)
-        return generation_pb2.ChatResponse(
-            request_id=request_id_var.get(),
-            model=self._model.info.name,
-            choices=merged_choices(new.choices),
-            usage=new.usage,
-            timings=new.timings,
-            media=new.media,
-        )
+    def model_name(self, request: Request) -> str:
+        return self._model.info.name
 
-    async def Complete(
-        self, request: generation_pb2.CompleteRequest, context: grpc.aio.ServicerContext
-    ) -> generation_pb2.CompleteResponse:
-        new = await self._whole(request, context)
-        _set_media_trailers(context, new.media)
-        return generation_pb2.CompleteResponse(
-            request_id=request_id_var.get(),
-            model=self._model.info.name,
-            choices=merged_choices(new.choices),
-            usage=new.usage,
-            timings=new.timings,
-            media=new.media,
-        )
-
-    async def ChatStream(
-        self, request: generation_pb2.ChatStreamRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[generation_pb2.ChatStreamResponse]:
-        is_final_only = request.output_mode == generation_pb2.OUTPUT_MODE_FINAL
-        async for new in self._news(request.chat, context, is_final_only):
-            response = generation_pb2.ChatStreamResponse(
-                request_id=request_id_var.get(), model=self._model.info.name, choices=new.choices, media=new.media
-            )
-            if new.HasField("usage"):
-                response.usage.CopyFrom(new.usage)
-                response.timings.CopyFrom(new.timings)
-                _set_media_trailers(context, new.media)
-            yield response
-
-    async def CompleteStream(
-        self, request: generation_pb2.CompleteStreamRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[generation_pb2.CompleteStreamResponse]:
-        is_final_only = request.output_mode == generation_pb2.OUTPUT_MODE_FINAL
-        async for new in self._news(request.complete, context, is_final_only):
-            response = generation_pb2.CompleteStreamResponse(
-                request_id=request_id_var.get(), model=self._model.info.name, choices=new.choices, media=new.media
-            )
-            if new.HasField("usage"):
-                response.usage.CopyFrom(new.usage)
-                response.timings.CopyFrom(new.timings)
-                _set_media_trailers(context, new.media)
-            yield response
-
-    async def _whole(self, request: Request, context: grpc.aio.ServicerContext) -> generation_pb2.GenerationCallResponse:
-        """All output of a call, in one message."""
-        whole = generation_pb2.GenerationCallResponse()
-        async for new in self._news(request, context, is_final_only=True):
-            whole.MergeFrom(new)
-        return whole
-
-    async def _news(
-        self, request: Request, context: grpc.aio.ServicerContext, is_final_only: bool
-    ) -> AsyncIterator[generation_pb2.GenerationCallResponse]:
-        """The output of a call as it arrives. The last message has the usage. Raises the call's error."""
+    async def responses(
+        self, request: Request, context: grpc.aio.ServicerContext, *, is_final_only: bool, is_stream: bool
+    ) -> Responses:
         news = asyncio.Event()
         generation = await self._generator.start(
             request, news.set, is_final_only=is_final_only, context=trusted_context(None), keeps_request=True
@@ -215,11 +149,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return await self._embedder.classify(request)
 
 
-def _set_media_trailers(context: grpc.aio.ServicerContext, reports: Sequence[generation_pb2.MediaReport]) -> None:
-    if sum(report.ByteSize() for report in reports) <= _MAX_TRAILER_BYTES:
-        context.set_trailing_metadata(tuple((_MEDIA_TRAILER, report.SerializeToString()) for report in reports))
-
-
 class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
     """Preprocess, Tokenize."""
 
@@ -256,6 +185,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
     async def Tokenize(
         self, request: preprocess_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> preprocess_pb2.TokenizeResponse:
+        self._model.check_name(request.model)
         with self._admission.admit():
             token_ids, tokens = await self._preprocessor.tokenize(
                 request.text,
@@ -268,14 +198,16 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
 class DetokenizeServicer(detokenize_pb2_grpc.DetokenizeServiceServicer):
     """Detokenize, DetokenizeStream."""
 
-    def __init__(self, admission: Admission, tokenizer: Tokenizer, preprocessor: Preprocessor) -> None:
+    def __init__(self, admission: Admission, model: ServedModel, tokenizer: Tokenizer, preprocessor: Preprocessor) -> None:
         self._admission = admission
+        self._model = model
         self._tokenizer = tokenizer
         self._preprocessor = preprocessor
 
     async def Detokenize(
         self, request: detokenize_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
     ) -> detokenize_pb2.DetokenizeResponse:
+        self._model.check_name(request.model)
         with self._admission.admit():
             text = await self._preprocessor.detokenize(request.token_ids, _skips_special_tokens(request))
             return detokenize_pb2.DetokenizeResponse(text=text)
@@ -287,6 +219,7 @@ class DetokenizeServicer(detokenize_pb2_grpc.DetokenizeServiceServicer):
             stream: IncrementalDetokenizer | None = None
             async for request in request_iterator:
                 if stream is None:
+                    self._model.check_name(request.model)
                     stream = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=_skips_special_tokens(request))
                 text = await self._preprocessor.detokenize_next(stream, request.token_ids)
                 yield detokenize_pb2.DetokenizeStreamResponse(text=text)

@@ -1,4 +1,4 @@
-"""gRPC's retries with both clients: UNAVAILABLE alone, while nothing of the answer has come, and within the deadline."""
+"""gRPC's retries with both clients: while nothing of the answer has come, within the deadline, and when the server says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.mock import Mock, mock_server, script
 from triptych import AsyncClient, Client, RetryConfig
-from triptych.errors import DeadlineExceededError, ServiceUnavailableError
+from triptych.errors import DeadlineExceededError, QueueFullError, ServiceUnavailableError
 
 #: Make one call with a client; the text of its answer.
 Ask = Callable[..., Awaitable[str]]
@@ -66,7 +66,24 @@ async def test_a_stream_that_has_begun_is_not_asked_again(ask: Ask) -> None:
         assert len(await mock.calls("a")) == 1
 
 
-@pytest.mark.parametrize("code", [8, 13, 10])
+@pytest.mark.parametrize("retry_after_s", [0.2, 61, None])
+async def test_a_full_queue_is_asked_again_when_it_says(ask: Ask, retry_after_s: float | None) -> None:
+    error = {"reason": "QUEUE_FULL", "code": 8} | ({} if retry_after_s is None else {"retryAfterS": retry_after_s})
+    full = script(numTokens=1, fault={"numCalls": 1, "error": error})
+    async with mock_server() as mock:
+        started_s = time.monotonic()
+        if retry_after_s == 0.2:
+            assert await ask(mock, full, False, request_id="a") == "word1"
+            assert time.monotonic() - started_s > 0.2
+            assert len(await mock.calls("a")) == 2
+        else:
+            with pytest.raises(QueueFullError):
+                await ask(mock, full, False, request_id="a")
+            assert time.monotonic() - started_s < 5
+            assert len(await mock.calls("a")) == 1
+
+
+@pytest.mark.parametrize("code", [13, 10])
 async def test_other_errors_are_not_retried(ask: Ask, code: int) -> None:
     async with mock_server() as mock:
         with pytest.raises(Exception, match="mock"):

@@ -137,7 +137,7 @@ async def until_ready(client: httpx.AsyncClient, ready: bool) -> None:
 @contextmanager
 def gateway_process(*flags: str) -> Iterator[subprocess.Popen[str]]:
     """`python -m triptych_gateway`, killed at the end if it still lives."""
-    command = [sys.executable, "-m", "triptych_gateway", *flags]
+    command = [sys.executable, "-m", "triptych_gateway", "--grpc-port", "0", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process

@@ -37,7 +37,18 @@ async def ready(frontend: FakeFrontend) -> AsyncIterator[str]:
 async def gateway(frontend_address: str, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
     """A gateway that is ready, as a process."""
     process = await asyncio.create_subprocess_exec(
-        *(*_COMMAND, "gateway", "--frontend-addresses", frontend_address, "--port", str(port), "--log-level", "ERROR"),
+        *(
+            *_COMMAND,
+            "gateway",
+            "--frontend-addresses",
+            frontend_address,
+            "--port",
+            str(port),
+            "--grpc-port",
+            "0",
+            "--log-level",
+            "ERROR",
+        ),
         *("--no-access-log", "--shutdown-grace-s", "0"),
     )
     is_ready = http_ready("127.0.0.1", port)

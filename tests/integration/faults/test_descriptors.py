@@ -59,7 +59,7 @@ def _until_answered(url: str, timeout_s: float) -> None:
 
 
 def _gateway(port: int, directory: Path) -> tuple[list[str], str]:
-    command = [sys.executable, "-c", _GATEWAY, "--port", str(port), "--frontend-addresses", "127.0.0.1:1"]
+    command = [sys.executable, "-c", _GATEWAY, "--port", str(port), "--grpc-port", "0", "--frontend-addresses", "127.0.0.1:1"]
     return command, f"http://127.0.0.1:{port}/live"
 
 

@@ -96,7 +96,15 @@ async def a_stack(max_live_body_bytes: int) -> AsyncIterator[Stack]:
             "WARNING",
         ]
         frontend += ["--engine-addresses", engine_address, "--encoder-addresses", encoder_address]
-        gateway = ["triptych_gateway", "--port", str(gateway_port), "--frontend-addresses", f"127.0.0.1:{frontend_port}"]
+        gateway = [
+            "triptych_gateway",
+            "--port",
+            str(gateway_port),
+            "--grpc-port",
+            "0",
+            "--frontend-addresses",
+            f"127.0.0.1:{frontend_port}",
+        ]
         gateway += ["--max-live-body-bytes", str(max_live_body_bytes), "--body-wait-s", "300", "--no-access-log"]
         processes = []
         for command in (frontend, gateway):

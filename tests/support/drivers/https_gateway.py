@@ -22,7 +22,9 @@ from support.certificates import authority
 async def https_gateway(directory: Path, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A gateway with the certificate of a directory, and a client that trusts its authority."""
     port, stop = free_port("127.0.0.1"), asyncio.Event()
-    task = asyncio.create_task(serve(GatewaySettings(port=port, https_dir=directory, shutdown_grace_s=0, **settings), stop))
+    task = asyncio.create_task(
+        serve(GatewaySettings(port=port, grpc_port=0, https_dir=directory, shutdown_grace_s=0, **settings), stop)
+    )
     ready = http_ready("127.0.0.1", port, is_https=True)
     try:
         async with asyncio.timeout(20):

@@ -227,6 +227,13 @@ class FakeFrontend(
     ) -> detokenize_pb2.DetokenizeResponse:
         return detokenize_pb2.DetokenizeResponse(text="".join(chr(token) for token in request.token_ids if token < 0xD800))
 
+    async def DetokenizeStream(
+        self, request_iterator: AsyncIterator[detokenize_pb2.DetokenizeStreamRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[detokenize_pb2.DetokenizeStreamResponse]:
+        async for request in request_iterator:
+            yield detokenize_pb2.DetokenizeStreamResponse(text="".join(map(chr, request.token_ids)))
+        yield detokenize_pb2.DetokenizeStreamResponse(text="end")
+
     async def _play(
         self, request: generation_pb2.ChatRequest | generation_pb2.CompleteRequest, output_mode: generation_pb2.OutputMode
     ) -> AsyncIterator[tuple[list[Delta], dict[str, Any]]]:

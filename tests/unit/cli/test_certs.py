@@ -140,7 +140,7 @@ async def test_a_chat_with_a_clients_certificate(tmp_path: Path, capsys: pytest.
         answer = io.StringIO()
         await asyncio.to_thread(chat, address, tls_dir=tmp_path / "client", stdin=io.StringIO("Hi\n"), stdout=answer)
         assert answer.getvalue() == "Hello there\n"
-        with pytest.raises(CommandError, match="no frontend answers"):
+        with pytest.raises(CommandError, match="nobody answers"):
             await asyncio.to_thread(chat, address, stdin=io.StringIO("Hi\n"), stdout=answer)
         with pytest.raises(CommandError, match="role must be one of client, gateway, operator"):
             await asyncio.to_thread(chat, address, tls_dir=tmp_path / "engine", stdin=io.StringIO("Hi\n"), stdout=answer)

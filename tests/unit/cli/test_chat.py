@@ -76,5 +76,5 @@ async def test_a_proxy_for_the_web_is_not_asked(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nothing_there_is_one_clear_line() -> None:
-    with pytest.raises(CommandError, match=r"no frontend answers at 127\.0\.0\.1:1; start one with `triptych serve`"):
+    with pytest.raises(CommandError, match=r"nobody answers at 127\.0\.0\.1:1; start one with `triptych serve`"):
         chat("127.0.0.1:1", stdin=io.StringIO("hello\n"))

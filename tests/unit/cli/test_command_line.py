@@ -161,8 +161,8 @@ def test_several_of_a_kind_have_ports_of_their_own_and_are_all_told(monkeypatch:
     frontend, gateway = services["frontend-2"], services["gateway"]
     assert "--engine-addresses 127.0.0.1:50053,127.0.0.1:50063" in " ".join(frontend.args)
     assert "--encoder-addresses 127.0.0.1:50052,127.0.0.1:50062" in " ".join(frontend.args)
-    assert "--frontend-addresses 127.0.0.1:50051,127.0.0.1:50061,127.0.0.1:50071" in " ".join(gateway.args)
-    assert frontend.settings.resolved_control_port == 50161  # type: ignore[attr-defined]
+    assert "--frontend-addresses 127.0.0.1:50054,127.0.0.1:50064,127.0.0.1:50074" in " ".join(gateway.args)
+    assert frontend.settings.resolved_control_port == 50164  # type: ignore[attr-defined]
     assert all("--num-threads 4" in " ".join(services[name].args) for name in ("engine-1", "engine-2"))
     check = [claim.port for claim in port_claims(list(services.values()))]
     assert len(set(check)) == len(check)
@@ -201,9 +201,10 @@ def test_moving_the_gateway_moves_nothing_else() -> None:
         "engine (control)": 50153,
         "encoder": 50052,
         "encoder (control)": 50152,
-        "frontend": 50051,
-        "frontend (control)": 50151,
+        "frontend": 50054,
+        "frontend (control)": 50154,
         "gateway": 9000,
+        "gateway (gRPC)": 50051,
     }
 
 
@@ -217,7 +218,7 @@ def test_port_zero_is_settled_before_the_others_are_told() -> None:
 def test_a_taken_port_is_told_with_service_and_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        code, output = run("serve", "--port", str(port), "--frontend-port", "0", "--engine-port", "0")
+        code, output = run("serve", "--port", str(port), "--grpc-port", "0", "--frontend-port", "0", "--engine-port", "0")
     assert code == 1
     assert output == f"triptych: port {port} of the gateway is taken (127.0.0.1:{port}); choose another: --port\n"
 

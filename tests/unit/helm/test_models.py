@@ -19,7 +19,7 @@ def test_two_models(rendered: Any) -> None:
         f"{FULL}-vision-frontend",
     ]
     addresses = environment(objects, f"{FULL}-gateway")["TRIPTYCH_GATEWAY_FRONTEND_ADDRESSES"]
-    assert addresses == f"dns:{FULL}-vision-frontend.ai.svc:50051,dns:{FULL}-minilm-frontend.ai.svc:50051"
+    assert addresses == f"dns:{FULL}-vision-frontend.ai.svc:50054,dns:{FULL}-minilm-frontend.ai.svc:50054"
 
 
 def test_names_that_yaml_would_not_take_for_text(rendered: Any) -> None:

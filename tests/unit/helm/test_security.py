@@ -185,7 +185,7 @@ def roles_at(rules: Sequence[Object], port: int, side: str) -> set[str] | None:
 def test_only_the_gateway_is_reached_from_outside(rendered: Any) -> None:
     objects = rendered()
     assert roles_at(rules(objects, GATEWAY, "ingress"), 8000, "from") is None
-    assert roles_at(rules(objects, FRONTEND, "ingress"), 50051, "from") == {"gateway"}
+    assert roles_at(rules(objects, FRONTEND, "ingress"), 50054, "from") == {"gateway"}
     assert roles_at(rules(objects, ENCODER, "ingress"), 50052, "from") == {"frontend", "engine"}
     assert roles_at(rules(objects, ENGINE, "ingress"), 50053, "from") == {"frontend"}
     for name in (FRONTEND, ENCODER, ENGINE):
@@ -195,9 +195,9 @@ def test_only_the_gateway_is_reached_from_outside(rendered: Any) -> None:
 
 def test_services_reach_those_that_they_use(rendered: Any) -> None:
     objects = rendered()
-    for name, uses in {GATEWAY: {50051}, FRONTEND: {50052, 50053}, ENGINE: {50052}, ENCODER: set[int]()}.items():
+    for name, uses in {GATEWAY: {50054}, FRONTEND: {50052, 50053}, ENGINE: {50052}, ENCODER: set[int]()}.items():
         egress = rules(objects, name, "egress")
-        assert {port for port in (50051, 50052, 50053) if roles_at(egress, port, "to")} == uses
+        assert {port for port in (50052, 50053, 50054) if roles_at(egress, port, "to")} == uses
         assert egress[0]["ports"] == [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
 
 
@@ -206,7 +206,7 @@ def test_a_model_is_closed_to_another_models_services(rendered: Any) -> None:
         for peer in rule["from"]:
             if "podSelector" in peer:
                 assert peer["podSelector"]["matchLabels"]["triptych.internal/model"] == "vision"
-    (to_frontends,) = [rule for rule in rules(rendered(file="two-models"), GATEWAY, "egress") if {"port": 50051} in rule["ports"]]
+    (to_frontends,) = [rule for rule in rules(rendered(file="two-models"), GATEWAY, "egress") if {"port": 50054} in rule["ports"]]
     assert "triptych.internal/model" not in to_frontends["to"][0]["podSelector"]["matchLabels"]
 
 

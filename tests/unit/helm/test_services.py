@@ -22,7 +22,7 @@ def test_one_deployment_and_one_service_each(rendered: Any) -> None:
 
 def test_each_service_knows_those_that_it_uses(rendered: Any) -> None:
     encoder, engine = f"dns:{ENCODER}.ai.svc:50052", f"dns:{ENGINE}.ai.svc:50053"
-    assert environment(rendered(), GATEWAY)["TRIPTYCH_GATEWAY_FRONTEND_ADDRESSES"] == f"dns:{FRONTEND}.ai.svc:50051"
+    assert environment(rendered(), GATEWAY)["TRIPTYCH_GATEWAY_FRONTEND_ADDRESSES"] == f"dns:{FRONTEND}.ai.svc:50054"
     assert environment(rendered(), FRONTEND)["TRIPTYCH_FRONTEND_ENGINE_ADDRESSES"] == engine
     assert environment(rendered(), FRONTEND)["TRIPTYCH_FRONTEND_ENCODER_ADDRESSES"] == encoder
     # The frontend names an encoder by its instance id, which the engine must know.
@@ -79,7 +79,7 @@ def test_settings_from_secrets(rendered: Any) -> None:
     assert "TRIPTYCH_ENCODER_STORE_URL" not in environment(objects, ENCODER)
 
 
-@pytest.mark.parametrize(("name", "port"), [(FRONTEND, 50251), (ENCODER, 50252), (ENGINE, 50253)])
+@pytest.mark.parametrize(("name", "port"), [(FRONTEND, 50254), (ENCODER, 50252), (ENGINE, 50253)])
 def test_grpc_probes_ask_the_health_port(rendered: Any, name: str, port: int) -> None:
     container = container_of(rendered(), name)
     # An engine or encoder is alive long before its model is loaded, and a frontend without engine is never ready.
@@ -228,7 +228,9 @@ def test_services_are_headless_but_for_the_gateway(rendered: Any) -> None:
         GATEWAY
     ]
     assert balanced["spec"]["type"] == "LoadBalancer"
-    assert balanced["spec"]["ports"] == [{"name": "http", "port": 80, "targetPort": "http"}]
+    http, call = balanced["spec"]["ports"]
+    assert http == {"name": "http", "port": 80, "targetPort": "http"}
+    assert call == {"name": "grpc", "port": 50051, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"}
     assert balanced["metadata"]["annotations"] == {"a": "b"}
 
 

@@ -12,7 +12,9 @@ namespace triptych {
 
 namespace detail {
 class CancellationState;
-}
+/// A variable of the environment, or `otherwise` if it is not set or empty.
+std::string environment(const char* name, const char* otherwise);
+}  // namespace detail
 
 /// Paths of PEM files.
 struct TlsOptions {
@@ -26,12 +28,12 @@ struct TlsOptions {
 };
 
 struct ClientOptions {
-  /// host:port of a frontend.
-  std::string address = "127.0.0.1:50051";
+  /// host:port of a gateway, or another target of gRPC (`dns:///...`). Default: $TRIPTYCH_ADDRESS, or 127.0.0.1:50051.
+  std::string address = detail::environment("TRIPTYCH_ADDRESS", "127.0.0.1:50051");
   /// Absent: no TLS.
   std::optional<TlsOptions> tls;
-  /// Sent as `authorization: Bearer KEY`. Empty: not sent.
-  std::string api_key;
+  /// Sent as `authorization: Bearer KEY`. Empty: not sent. Default: $TRIPTYCH_API_KEY.
+  std::string api_key = detail::environment("TRIPTYCH_API_KEY", "");
   /// Deadline of calls that have none of their own. Absent: none.
   std::optional<std::chrono::milliseconds> timeout;
 };

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self, Unpack
@@ -11,10 +11,11 @@ import grpc
 from google.protobuf.message import Message
 
 from triptych.accumulators import ChatAccumulator, CompleteAccumulator
-from triptych.client.aio_streams import AsyncChatStream, AsyncCompleteStream, is_cancelled
+from triptych.client.aio_streams import AsyncChatStream, AsyncCompleteStream, unary
 from triptych.client.calls import Call, CallDefaults, check_open, check_size
-from triptych.client.channels import open_aio_channel
-from triptych.client.config import KeepAliveConfig, RetryConfig, TLSConfig
+from triptych.client.channels import open_aio_channel, target_of
+from triptych.client.config import KeepAliveConfig, RetryConfig, TLSConfig, key_of
+from triptych.client.parsing import Parsed, ParsedT, constrained, parsed
 from triptych.client.ranking import RankedDocument, ranked
 from triptych.requests import build
 from triptych.requests import options as of
@@ -36,49 +37,79 @@ class _Stubs(NamedTuple):
     preprocess: preprocess_pb2_grpc.PreprocessServiceStub
     detokenize: detokenize_pb2_grpc.DetokenizeServiceStub
 
+    @classmethod
+    def over(cls, channel: grpc.aio.Channel) -> Self:
+        """The stubs of a channel."""
+        return cls(
+            channel,
+            generation_pb2_grpc.GenerationServiceStub(channel),
+            preprocess_pb2_grpc.PreprocessServiceStub(channel),
+            detokenize_pb2_grpc.DetokenizeServiceStub(channel),
+        )
+
 
 class AsyncClient:
-    """A client of a Triptych frontend, for asyncio.
+    """A client of a Triptych gateway, for asyncio. `Client` is the same for threads.
 
         async with AsyncClient("127.0.0.1:50051") as client:
             response = await client.chat("What is this?", images=["photo.jpg"], max_tokens=64)
             print(response.choices[0].text)
 
-    Methods, arguments and errors are those of `Client`. Cancelling a task cancels its call, and the server stops its work.
+    Each method takes either a finished request of `triptych.v1`, or values and keyword options, which have the names of the fields
+    of the contracts (docs/contracts.md). All return messages of `triptych.v1`. Options of every call are `timeout_s`, `request_id`
+    and `metadata`. In a program that uses OpenTelemetry, each call carries the place in the current trace.
 
-    A client belongs to the event loop of its first call. Requests are built in that loop: to keep it free while large files are
-    read and pictures are encoded, build them in a thread, by `asyncio.to_thread(triptych.chat_request, ...)`.
+    The client connects at its first call, and again after each loss.
+
+    An `AsyncClient` belongs to the event loop of its first call. Cancelling a task cancels its call, and the server stops its work.
+    Requests are built in that loop: to keep it free while large files are read and pictures are encoded, build them in a thread, by
+    `asyncio.to_thread(triptych.chat_request, ...)`.
+
+    Threads may share a `Client`. A process that forks must do so before the first call: neither connections nor the threads of gRPC
+    survive a fork. To start processes later, use `multiprocessing` with the start method "spawn", and make a client in each.
+
+    All methods raise:
+        TriptychError: the call failed; the class says why (`triptych.errors`). The error of gRPC is its `__cause__`.
+        InvalidRequestError: a value that the request cannot hold, before anything is sent.
+        OSError: a media file cannot be read.
+        TypeError: an unknown keyword.
+
+    Args:
+        address: `host:port`, or another target of gRPC (`dns:///...`, `unix:...`). Several, and all that a `dns:` name stands for,
+            take turns (`round_robin`). None: those of the environment's TRIPTYCH_ADDRESS, or 127.0.0.1:50051.
+        api_key: sent with each call, as `authorization: Bearer ...`. None: that of TRIPTYCH_API_KEY, if it is set.
+        timeout_s: deadline of calls that have none of their own, in seconds. None: no deadline.
+        tls: None: no TLS.
+        retry: None: the defaults of `RetryConfig`.
+        keepalive: None: the defaults of `KeepAliveConfig`.
+        interceptors: of gRPC, around each call.
     """
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str] | None = None,
         *,
         api_key: str | None = None,
         timeout_s: float | None = None,
         tls: TLSConfig | None = None,
         retry: RetryConfig | None = None,
         keepalive: KeepAliveConfig | None = None,
+        interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
     ) -> None:
-        self._defaults = CallDefaults(api_key, timeout_s)
-        self._open = partial(open_aio_channel, address, tls, retry, keepalive)
+        self._defaults = CallDefaults(key_of(api_key), timeout_s)
+        self._open = partial(open_aio_channel, target_of(address, tls, retry, keepalive), interceptors)
         self._opened: _Stubs | None = None
+        self._lock = threading.Lock()
         self._is_closed = False
 
     @property
     def _stubs(self) -> _Stubs:
-        """Made at the first call: a channel belongs to the loop that runs when it is made."""
+        """Made at the first call: a channel belongs to the event loop, and to the process, in which it is made."""
         check_open(self._is_closed)
-        if self._opened is None:
-            asyncio.get_running_loop()  # else gRPC would make one
-            channel = self._open()
-            self._opened = _Stubs(
-                channel,
-                generation_pb2_grpc.GenerationServiceStub(channel),
-                preprocess_pb2_grpc.PreprocessServiceStub(channel),
-                detokenize_pb2_grpc.DetokenizeServiceStub(channel),
-            )
-        return self._opened
+        with self._lock:
+            if self._opened is None:
+                self._opened = _Stubs.over(self._open())
+            return self._opened
 
     async def close(self) -> None:
         """Close the connection. Calls that have not ended are cancelled; their readers get a RequestAbortedError."""
@@ -95,9 +126,15 @@ class AsyncClient:
     async def chat(
         self, messages: Messages | generation_pb2.ChatRequest, **options: Unpack[of.ChatCallOptions]
     ) -> generation_pb2.ChatResponse:
-        """The assistant's turn, when all choices have ended. See `Client.chat`."""
+        """The assistant's turn, when all choices have ended.
+
+        Args:
+            messages: a user's text (with `images`, `audio`, `videos` before it); turns as OpenAI's dictionaries, `ChatMessage`s, or
+                `Choice`s of earlier answers; or a finished request.
+            options: see `ChatOptions`.
+        """
         call = self._defaults.take(options)
-        return await self._unary(self._stubs.generation.Chat, build.build_chat(messages, options), call)
+        return await unary(self._stubs.generation.Chat, build.build_chat(messages, options), call)
 
     def chat_stream(
         self,
@@ -115,12 +152,38 @@ class AsyncClient:
         request = build.build_chat_stream(messages, options)
         return AsyncChatStream(self._start(self._stubs.generation.ChatStream, request, call), call, ChatAccumulator())
 
+    async def parse(
+        self,
+        messages: Messages | generation_pb2.ChatRequest,
+        response_type: type[ParsedT],
+        **options: Unpack[of.ChatCallOptions],
+    ) -> Parsed[ParsedT]:
+        """The assistant's turn as an object: its text follows the schema of a pydantic model.
+
+            answer = await client.parse("Who won in 1998?", Winner)
+            print(answer.value.country)
+
+        Args:
+            response_type: the model, or another class with `model_json_schema` and `model_validate_json`.
+
+        Raises:
+            IncompleteAnswerError: the text was cut, for example at max_tokens.
+        """
+        call = self._defaults.take(options)
+        request = constrained(build.build_chat(messages, options), response_type)
+        return parsed(await unary(self._stubs.generation.Chat, request, call), response_type)
+
     async def complete(
         self, prompt: str | Sequence[int] | generation_pb2.CompleteRequest, **options: Unpack[of.CompleteCallOptions]
     ) -> generation_pb2.CompleteResponse:
-        """The continuation of a prompt, when all choices have ended. See `Client.complete`."""
+        """The continuation of a prompt, when all choices have ended.
+
+        Args:
+            prompt: text, token ids, or a finished request.
+            options: see `CompleteOptions`.
+        """
         call = self._defaults.take(options)
-        return await self._unary(self._stubs.generation.Complete, build.build_complete(prompt, options), call)
+        return await unary(self._stubs.generation.Complete, build.build_complete(prompt, options), call)
 
     def complete_stream(
         self,
@@ -137,9 +200,14 @@ class AsyncClient:
         inputs: PoolingInput | Sequence[PoolingInput] | generation_pb2.EmbedRequest,
         **options: Unpack[of.EmbedCallOptions],
     ) -> generation_pb2.EmbedResponse:
-        """A vector for each input, in their order. See `Client.embed`."""
+        """A vector for each input, in their order.
+
+        Args:
+            inputs: one input or several: texts, lists of token ids, conversations; or a finished request.
+            options: see `EmbedOptions`.
+        """
         call = self._defaults.take(options)
-        return await self._unary(self._stubs.generation.Embed, build.build_embed(inputs, options), call)
+        return await unary(self._stubs.generation.Embed, build.build_embed(inputs, options), call)
 
     async def score(
         self,
@@ -147,9 +215,15 @@ class AsyncClient:
         documents: PoolingInput | Sequence[PoolingInput] = (),
         **options: Unpack[of.ScoreCallOptions],
     ) -> generation_pb2.ScoreResponse:
-        """How well each document fits its query, in the order of the documents. See `Client.score`."""
+        """How well each document fits its query, in the order of the documents.
+
+        Args:
+            queries: one for all documents, or one for each; or a finished request, without `documents`.
+            documents: one or several.
+            options: see `ScoreOptions`.
+        """
         call = self._defaults.take(options)
-        return await self._unary(self._stubs.generation.Score, build.build_score(queries, documents, options), call)
+        return await unary(self._stubs.generation.Score, build.build_score(queries, documents, options), call)
 
     async def rerank(
         self,
@@ -159,7 +233,11 @@ class AsyncClient:
         top_n: int | None = None,
         **options: Unpack[of.ScoreCallOptions],
     ) -> list[RankedDocument]:
-        """The documents by how well they fit the query, the best first. See `Client.rerank`."""
+        """The documents by how well they fit the query, the best first: `score`, sorted.
+
+        Args:
+            top_n: how many to return. None: all.
+        """
         documents = listed(documents, "documents")
         return ranked(await self.score(query, build.documents(documents), **options), documents, top_n)
 
@@ -170,21 +248,21 @@ class AsyncClient:
     ) -> generation_pb2.ClassifyResponse:
         """A value for each label of the model, for each input. Inputs are those of `embed`."""
         call = self._defaults.take(options)
-        return await self._unary(self._stubs.generation.Classify, build.build_classify(inputs, options), call)
+        return await unary(self._stubs.generation.Classify, build.build_classify(inputs, options), call)
 
     async def tokenize(
         self, text: str | preprocess_pb2.TokenizeRequest, **options: Unpack[of.TokenizeCallOptions]
     ) -> preprocess_pb2.TokenizeResponse:
         """Tokens of a text, without a template."""
         call = self._defaults.take(options)
-        return await self._unary(self._stubs.preprocess.Tokenize, build.build_tokenize(text, options), call)
+        return await unary(self._stubs.preprocess.Tokenize, build.build_tokenize(text, options), call)
 
     async def detokenize(
         self, token_ids: Sequence[int] | detokenize_pb2.DetokenizeRequest, **options: Unpack[of.DetokenizeCallOptions]
     ) -> detokenize_pb2.DetokenizeResponse:
         """Text of tokens."""
         call = self._defaults.take(options)
-        return await self._unary(self._stubs.detokenize.Detokenize, build.build_detokenize(token_ids, options), call)
+        return await unary(self._stubs.detokenize.Detokenize, build.build_detokenize(token_ids, options), call)
 
     async def preprocess(
         self,
@@ -193,33 +271,19 @@ class AsyncClient:
     ) -> preprocess_pb2.PreprocessResponse:
         """The prompt that the engine would get: text, token ids, placeholders, references to media. Nothing is generated."""
         call = self._defaults.take(options)
-        return await self._unary(self._stubs.preprocess.Preprocess, build.build_preprocess(messages, options), call)
+        return await unary(self._stubs.preprocess.Preprocess, build.build_preprocess(messages, options), call)
 
     async def list_models(self, **options: Unpack[of.CallOptions]) -> generation_pb2.ListModelsResponse:
         """The models that a request can name."""
         call = self._defaults.take(options)
         build.refuse(options)
-        return await self._unary(self._stubs.generation.ListModels, generation_pb2.ListModelsRequest(), call)
+        return await unary(self._stubs.generation.ListModels, generation_pb2.ListModelsRequest(), call)
 
     async def describe(self, **options: Unpack[of.CallOptions]) -> generation_pb2.GenerationServiceDescribeResponse:
-        """Which frontend this is, and what it serves."""
+        """Which gateway or frontend this is, and what it serves."""
         call = self._defaults.take(options)
         build.refuse(options)
-        return await self._unary(self._stubs.generation.Describe, generation_pb2.GenerationServiceDescribeRequest(), call)
-
-    async def _unary(self, method: Callable[..., Any], request: Message, call: Call) -> Any:
-        check_size(request)
-        try:
-            rpc = method(request, timeout=call.timeout_s, metadata=call.metadata)
-            response = await rpc
-            call.answered(await rpc.trailing_metadata())
-        except grpc.RpcError as error:
-            raise call.error(error) from error
-        except asyncio.CancelledError as error:
-            if is_cancelled():
-                raise
-            raise call.aborted() from error
-        return response
+        return await unary(self._stubs.generation.Describe, generation_pb2.GenerationServiceDescribeRequest(), call)
 
     def _start(self, method: Callable[..., Any], request: Message, call: Call) -> Any:
         check_size(request)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, Self
 
 import grpc
+from google.protobuf.message import Message
 
 from triptych.accumulators import ChatAccumulator, CompleteAccumulator
-from triptych.client.calls import Call, media_reports
+from triptych.client.calls import Call, check_size, media_reports
 from triptych.client.streams import AccumulatorT, ResponseT
 from triptych.errors import TriptychError
 from triptych.v1 import generation_pb2
@@ -19,6 +20,22 @@ def is_cancelled() -> bool:
     """Whether somebody cancels the current task. gRPC raises CancelledError also where only the call was cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+async def unary(method: Callable[..., Any], request: Message, call: Call) -> Any:
+    """The response of a call that answers once. Raises TriptychError."""
+    check_size(request)
+    try:
+        rpc = method(request, timeout=call.timeout_s, metadata=call.metadata)
+        response = await rpc
+        call.answered(await rpc.trailing_metadata())
+    except grpc.RpcError as error:
+        raise call.error(error) from error
+    except asyncio.CancelledError as error:
+        if is_cancelled():
+            raise
+        raise call.aborted() from error
+    return response
 
 
 class AsyncStream(Generic[ResponseT, AccumulatorT]):
@@ -85,6 +102,12 @@ class AsyncStream(Generic[ResponseT, AccumulatorT]):
             for delta in response.choices:
                 if delta.text and delta.index == index:
                     yield delta.text
+
+    async def until_done(self) -> Self:
+        """Read to the end, and return the stream, whose `response` is then complete."""
+        async for _ in self:
+            pass
+        return self
 
     async def trailing_media(self) -> list[generation_pb2.MediaReport]:
         """The reports on media in the trailing metadata. Empty until the stream has ended, and if they are too long for it."""

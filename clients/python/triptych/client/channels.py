@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
-from triptych.client.config import KeepAliveConfig, RetryConfig, TLSConfig
+from triptych.client.config import KeepAliveConfig, RetryConfig, TLSConfig, addresses_of, key_of
+from triptych.errors import InvalidRequestError
 
 #: Largest message in either direction, in bytes.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 
 def connect(
-    address: str,
+    address: str | Sequence[str] | None = None,
     *,
     api_key: str | None = None,
     tls: TLSConfig | None = None,
@@ -28,8 +30,9 @@ def connect(
     It connects at its first use, and again after each loss. Close it, or use it in a `with`.
 
     Args:
-        address: `host:port`, or another target of gRPC (`dns:///...`, `unix:...`).
-        api_key: sent with each call, as `authorization: Bearer ...`.
+        address: `host:port`, or another target of gRPC (`dns:///...`, `unix:...`). Several, and all that a `dns:` name stands for,
+            take turns (`round_robin`). None: those of TRIPTYCH_ADDRESS, or 127.0.0.1:50051.
+        api_key: sent with each call, as `authorization: Bearer ...`. None: that of TRIPTYCH_API_KEY, if it is set.
         tls: None: no TLS.
         retry: None: the defaults of `RetryConfig`.
         keepalive: None: the defaults of `KeepAliveConfig`.
@@ -37,16 +40,16 @@ def connect(
     Raises:
         OSError: a file of `tls` cannot be read.
     """
-    channel = open_channel(address, tls, retry, keepalive)
+    target, api_key = target_of(address, tls, retry, keepalive), key_of(api_key)
     if api_key is None:
-        return channel
+        return open_channel(target)
     from triptych.client.keys import KeyInterceptor
 
-    return grpc.intercept_channel(channel, KeyInterceptor(api_key))
+    return open_channel(target, [KeyInterceptor(api_key)])
 
 
 def aconnect(
-    address: str,
+    address: str | Sequence[str] | None = None,
     *,
     api_key: str | None = None,
     tls: TLSConfig | None = None,
@@ -54,37 +57,47 @@ def aconnect(
     keepalive: KeepAliveConfig | None = None,
 ) -> grpc.aio.Channel:
     """A channel of `grpc.aio`, for the running event loop. Otherwise as `connect`."""
+    target, api_key = target_of(address, tls, retry, keepalive), key_of(api_key)
     if api_key is None:
-        return open_aio_channel(address, tls, retry, keepalive)
+        return open_aio_channel(target)
     from triptych.client.keys import aio_interceptors
 
-    return open_aio_channel(address, tls, retry, keepalive, aio_interceptors(api_key))
+    return open_aio_channel(target, aio_interceptors(api_key))
 
 
-def open_channel(address: str, tls: TLSConfig | None, retry: RetryConfig | None, keepalive: KeepAliveConfig | None) -> grpc.Channel:
-    options = channel_options(address, tls, retry, keepalive)
-    if tls is None:
-        return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, _credentials(tls), options=options)
+class Target(NamedTuple):
+    """Where a channel goes, and how."""
+
+    name: str
+    options: list[tuple[str, Any]]
+    #: None: no TLS.
+    credentials: grpc.ChannelCredentials | None
 
 
-def open_aio_channel(
-    address: str,
-    tls: TLSConfig | None,
-    retry: RetryConfig | None,
-    keepalive: KeepAliveConfig | None,
-    interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
-) -> grpc.aio.Channel:
-    options = channel_options(address, tls, retry, keepalive)
-    if tls is None:
-        return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
-    return grpc.aio.secure_channel(address, _credentials(tls), options=options, interceptors=interceptors)
+def open_channel(target: Target, interceptors: Sequence[Any] = ()) -> grpc.Channel:
+    if target.credentials is None:
+        channel = grpc.insecure_channel(target.name, options=target.options)
+    else:
+        channel = grpc.secure_channel(target.name, target.credentials, options=target.options)
+    return grpc.intercept_channel(channel, *interceptors) if interceptors else channel
 
 
-def channel_options(
-    address: str, tls: TLSConfig | None, retry: RetryConfig | None, keepalive: KeepAliveConfig | None
-) -> list[tuple[str, Any]]:
-    """The channel arguments of gRPC."""
+def open_aio_channel(target: Target, interceptors: Sequence[grpc.aio.ClientInterceptor] = ()) -> grpc.aio.Channel:
+    if target.credentials is None:
+        return grpc.aio.insecure_channel(target.name, options=target.options, interceptors=interceptors)
+    return grpc.aio.secure_channel(target.name, target.credentials, options=target.options, interceptors=interceptors)
+
+
+def target_of(
+    address: str | Sequence[str] | None, tls: TLSConfig | None, retry: RetryConfig | None, keepalive: KeepAliveConfig | None
+) -> Target:
+    """The target of a channel, with its channel arguments. Arguments are those of `connect`.
+
+    Raises:
+        InvalidRequestError: one of several addresses is no `host:port`, or names no host.
+        OSError: a file of `tls` cannot be read.
+    """
+    addresses = addresses_of(address)
     retry, keepalive = retry or RetryConfig(), keepalive or KeepAliveConfig()
     options: list[tuple[str, Any]] = [
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -99,18 +112,43 @@ def channel_options(
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.dns_min_time_between_resolutions_ms", 2_000),
         ("grpc.enable_retries", int(retry.max_attempts > 1)),
-        ("grpc.service_config", _service_config(retry)),
+        ("grpc.service_config", _service_config(retry, is_balanced=len(addresses) > 1 or addresses[0].startswith("dns:"))),
         # gRPC keeps a request for its retries only if it fits in here. By default pictures do not.
         ("grpc.per_rpc_retry_buffer_size", MAX_MESSAGE_BYTES),
     ]
-    if address.startswith(("127.", "localhost:", "[::1]:")):
+    if all(address.startswith(("127.", "localhost:", "[::1]:")) for address in addresses):
         options.append(("grpc.enable_http_proxy", 0))
     if tls is not None and tls.server_name:
         options.append(("grpc.ssl_target_name_override", tls.server_name))
-    return options
+    credentials = _credentials(tls) if tls is not None else None
+    if len(addresses) == 1:
+        return Target(addresses[0], options, credentials)
+    # With a list of IP addresses, gRPC knows no name that a certificate could have.
+    options.append(("grpc.default_authority", addresses[0]))
+    return Target(_listed(addresses), options, credentials)
 
 
-def _service_config(retry: RetryConfig) -> str:
+def _listed(addresses: Sequence[str]) -> str:
+    """gRPC's target for several addresses. It takes IP addresses of one family, so names are looked up here."""
+    found: dict[str, list[str]] = {"ipv4": [], "ipv6": []}
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        try:
+            infos = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        except (ValueError, OSError) as error:
+            message = f"address: {address!r} cannot be one of several addresses, which are host:port ({error})"
+            raise InvalidRequestError(message, field="address", value=address) from None
+        for name, family, form in (("ipv4", socket.AF_INET, "{}:{}"), ("ipv6", socket.AF_INET6, "[{}]:{}")):
+            own = [form.format(*info[4][:2]) for info in infos if info[0] == family]
+            found[name].append(",".join(dict.fromkeys(own)))
+    chosen = next((name for name, parts in found.items() if all(parts)), None)
+    if chosen is None:
+        message = f"address: some of {', '.join(addresses)} have IPv4 addresses only, and some IPv6 only"
+        raise InvalidRequestError(message, field="address")
+    return f"{chosen}:{','.join(found[chosen])}"
+
+
+def _service_config(retry: RetryConfig, *, is_balanced: bool) -> str:
     method: dict[str, Any] = {"name": [{}]}
     if retry.max_attempts > 1:
         method["retryPolicy"] = {
@@ -118,9 +156,13 @@ def _service_config(retry: RetryConfig) -> str:
             "initialBackoff": f"{retry.initial_backoff_s:.9f}s",
             "maxBackoff": f"{retry.max_backoff_s:.9f}s",
             "backoffMultiplier": retry.backoff_multiplier,
-            "retryableStatusCodes": ["UNAVAILABLE"],
+            # A full queue is tried again only when its error says so: servers forbid it otherwise.
+            "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
         }
-    return json.dumps({"methodConfig": [method]})
+    config: dict[str, Any] = {"methodConfig": [method]}
+    if is_balanced:
+        config["loadBalancingConfig"] = [{"round_robin": {}}]
+    return json.dumps(config)
 
 
 def _credentials(tls: TLSConfig) -> grpc.ChannelCredentials:

@@ -3,7 +3,36 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from triptych.errors import InvalidRequestError
+
+#: Where the gateway of `triptych serve` takes gRPC.
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+
+def addresses_of(address: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The addresses that a client uses.
+
+    Args:
+        address: one, several, or several separated by commas. None: those of TRIPTYCH_ADDRESS, or this machine's gateway.
+
+    Raises:
+        InvalidRequestError: there is none.
+    """
+    if address is None:
+        address = os.environ.get("TRIPTYCH_ADDRESS") or DEFAULT_ADDRESS
+    parts = address.split(",") if isinstance(address, str) else address
+    addresses = tuple(part.strip() for part in parts if part.strip())
+    if not addresses:
+        raise InvalidRequestError("address is empty; give host:port", field="address")
+    return addresses
+
+
+def key_of(api_key: str | None) -> str | None:
+    """The key that a client sends: by default that of TRIPTYCH_API_KEY. An empty one is none."""
+    return (os.environ.get("TRIPTYCH_API_KEY") if api_key is None else api_key) or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +55,11 @@ class TLSConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RetryConfig:
-    """Retries of calls that end with UNAVAILABLE before anything of the answer has come. gRPC makes them, within the deadline."""
+    """Retries of calls that end with UNAVAILABLE before anything of the answer has come. gRPC makes them, within the deadline.
+
+    Where the server says when it is worth another try, it is made then: also for a full queue or a rate (RESOURCE_EXHAUSTED),
+    unless that is more than a minute away.
+    """
 
     max_attempts: int = 4
     """Attempts, the first included. 1 turns retries off. gRPC makes at most 5."""

@@ -6,13 +6,25 @@ from collections.abc import Iterator
 from typing import Any, Generic, Self, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from triptych.accumulators import ChatAccumulator, CompleteAccumulator
-from triptych.client.calls import Call, media_reports
+from triptych.client.calls import Call, check_size, media_reports
 from triptych.v1 import generation_pb2
 
 ResponseT = TypeVar("ResponseT", generation_pb2.ChatStreamResponse, generation_pb2.CompleteStreamResponse)
 AccumulatorT = TypeVar("AccumulatorT", ChatAccumulator, CompleteAccumulator)
+
+
+def unary(method: Any, request: Message, call: Call) -> Any:
+    """The response of a call that answers once. Raises TriptychError."""
+    check_size(request)
+    try:
+        response, rpc = method.with_call(request, timeout=call.timeout_s, metadata=call.metadata)
+    except grpc.RpcError as error:
+        raise call.error(error) from error
+    call.answered(rpc.trailing_metadata())
+    return response
 
 
 class Stream(Generic[ResponseT, AccumulatorT]):
@@ -57,6 +69,12 @@ class Stream(Generic[ResponseT, AccumulatorT]):
             for delta in response.choices:
                 if delta.text and delta.index == index:
                     yield delta.text
+
+    def until_done(self) -> Self:
+        """Read to the end, and return the stream, whose `response` is then complete."""
+        for _ in self:
+            pass
+        return self
 
     def trailing_media(self) -> list[generation_pb2.MediaReport]:
         """The reports on media in the trailing metadata. Empty until the stream has ended, and if they are too long for it."""

@@ -1,19 +1,22 @@
-"""The client for threads."""
+"""The client for threads. tools/gen_sync_client.py makes it from aio.py."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar, Unpack
+from functools import partial
+from typing import Any, NamedTuple, Self, Unpack
 
 import grpc
 from google.protobuf.message import Message
 
 from triptych.accumulators import ChatAccumulator, CompleteAccumulator
 from triptych.client.calls import Call, CallDefaults, check_open, check_size
-from triptych.client.channels import open_channel
-from triptych.client.config import KeepAliveConfig, RetryConfig, TLSConfig
+from triptych.client.channels import open_channel, target_of
+from triptych.client.config import KeepAliveConfig, RetryConfig, TLSConfig, key_of
+from triptych.client.parsing import Parsed, ParsedT, constrained, parsed
 from triptych.client.ranking import RankedDocument, ranked
-from triptych.client.streams import ChatStream, CompleteStream
+from triptych.client.streams import ChatStream, CompleteStream, unary
 from triptych.requests import build
 from triptych.requests import options as of
 from triptych.requests.fields import listed
@@ -27,11 +30,26 @@ from triptych.v1 import (
     preprocess_pb2_grpc,
 )
 
-_ResponseT = TypeVar("_ResponseT", bound=Message)
+
+class _Stubs(NamedTuple):
+    channel: grpc.Channel
+    generation: generation_pb2_grpc.GenerationServiceStub
+    preprocess: preprocess_pb2_grpc.PreprocessServiceStub
+    detokenize: detokenize_pb2_grpc.DetokenizeServiceStub
+
+    @classmethod
+    def over(cls, channel: grpc.Channel) -> Self:
+        """The stubs of a channel."""
+        return cls(
+            channel,
+            generation_pb2_grpc.GenerationServiceStub(channel),
+            preprocess_pb2_grpc.PreprocessServiceStub(channel),
+            detokenize_pb2_grpc.DetokenizeServiceStub(channel),
+        )
 
 
 class Client:
-    """A client of a Triptych frontend.
+    """A client of a Triptych gateway, for threads. `AsyncClient` is the same for asyncio.
 
         with Client("127.0.0.1:50051") as client:
             response = client.chat("What is this?", images=["photo.jpg"], max_tokens=64)
@@ -39,11 +57,16 @@ class Client:
 
     Each method takes either a finished request of `triptych.v1`, or values and keyword options, which have the names of the fields
     of the contracts (docs/contracts.md). All return messages of `triptych.v1`. Options of every call are `timeout_s`, `request_id`
-    and `metadata`.
+    and `metadata`. In a program that uses OpenTelemetry, each call carries the place in the current trace.
 
-    The client connects at its first call, and again after each loss. Threads may share one. A process that forks must do so before
-    the first client is made: neither connections nor the threads of gRPC survive a fork. To start processes later, use
-    `multiprocessing` with the start method "spawn", and make a client in each.
+    The client connects at its first call, and again after each loss.
+
+    An `AsyncClient` belongs to the event loop of its first call. Cancelling a task cancels its call, and the server stops its work.
+    Requests are built in that loop: to keep it free while large files are read and pictures are encoded, build them in a thread, by
+    `asyncio.to_thread(triptych.chat_request, ...)`.
+
+    Threads may share a `Client`. A process that forks must do so before the first call: neither connections nor the threads of gRPC
+    survive a fork. To start processes later, use `multiprocessing` with the start method "spawn", and make a client in each.
 
     All methods raise:
         TriptychError: the call failed; the class says why (`triptych.errors`). The error of gRPC is its `__cause__`.
@@ -52,35 +75,47 @@ class Client:
         TypeError: an unknown keyword.
 
     Args:
-        address: `host:port` of the frontend, or another target of gRPC (`dns:///...`, `unix:...`).
-        api_key: sent with each call, as `authorization: Bearer ...`.
+        address: `host:port`, or another target of gRPC (`dns:///...`, `unix:...`). Several, and all that a `dns:` name stands for,
+            take turns (`round_robin`). None: those of the environment's TRIPTYCH_ADDRESS, or 127.0.0.1:50051.
+        api_key: sent with each call, as `authorization: Bearer ...`. None: that of TRIPTYCH_API_KEY, if it is set.
         timeout_s: deadline of calls that have none of their own, in seconds. None: no deadline.
         tls: None: no TLS.
         retry: None: the defaults of `RetryConfig`.
         keepalive: None: the defaults of `KeepAliveConfig`.
+        interceptors: of gRPC, around each call.
     """
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str] | None = None,
         *,
         api_key: str | None = None,
         timeout_s: float | None = None,
         tls: TLSConfig | None = None,
         retry: RetryConfig | None = None,
         keepalive: KeepAliveConfig | None = None,
+        interceptors: Sequence[Any] = (),
     ) -> None:
-        self._defaults = CallDefaults(api_key, timeout_s)
-        self._channel = open_channel(address, tls, retry, keepalive)
-        self._generation = generation_pb2_grpc.GenerationServiceStub(self._channel)
-        self._preprocess = preprocess_pb2_grpc.PreprocessServiceStub(self._channel)
-        self._detokenize = detokenize_pb2_grpc.DetokenizeServiceStub(self._channel)
+        self._defaults = CallDefaults(key_of(api_key), timeout_s)
+        self._open = partial(open_channel, target_of(address, tls, retry, keepalive), interceptors)
+        self._opened: _Stubs | None = None
+        self._lock = threading.Lock()
         self._is_closed = False
+
+    @property
+    def _stubs(self) -> _Stubs:
+        """Made at the first call: a channel belongs to the event loop, and to the process, in which it is made."""
+        check_open(self._is_closed)
+        with self._lock:
+            if self._opened is None:
+                self._opened = _Stubs.over(self._open())
+            return self._opened
 
     def close(self) -> None:
         """Close the connection. Calls that have not ended are cancelled; their readers get a RequestAbortedError."""
         self._is_closed = True
-        self._channel.close()
+        if self._opened is not None:
+            self._opened.channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -99,7 +134,7 @@ class Client:
             options: see `ChatOptions`.
         """
         call = self._defaults.take(options)
-        return self._unary(self._generation.Chat, build.build_chat(messages, options), call)
+        return unary(self._stubs.generation.Chat, build.build_chat(messages, options), call)
 
     def chat_stream(
         self,
@@ -115,7 +150,28 @@ class Client:
         """
         call = self._defaults.take(options)
         request = build.build_chat_stream(messages, options)
-        return ChatStream(self._start(self._generation.ChatStream, request, call), call, ChatAccumulator())
+        return ChatStream(self._start(self._stubs.generation.ChatStream, request, call), call, ChatAccumulator())
+
+    def parse(
+        self,
+        messages: Messages | generation_pb2.ChatRequest,
+        response_type: type[ParsedT],
+        **options: Unpack[of.ChatCallOptions],
+    ) -> Parsed[ParsedT]:
+        """The assistant's turn as an object: its text follows the schema of a pydantic model.
+
+            answer = client.parse("Who won in 1998?", Winner)
+            print(answer.value.country)
+
+        Args:
+            response_type: the model, or another class with `model_json_schema` and `model_validate_json`.
+
+        Raises:
+            IncompleteAnswerError: the text was cut, for example at max_tokens.
+        """
+        call = self._defaults.take(options)
+        request = constrained(build.build_chat(messages, options), response_type)
+        return parsed(unary(self._stubs.generation.Chat, request, call), response_type)
 
     def complete(
         self, prompt: str | Sequence[int] | generation_pb2.CompleteRequest, **options: Unpack[of.CompleteCallOptions]
@@ -127,7 +183,7 @@ class Client:
             options: see `CompleteOptions`.
         """
         call = self._defaults.take(options)
-        return self._unary(self._generation.Complete, build.build_complete(prompt, options), call)
+        return unary(self._stubs.generation.Complete, build.build_complete(prompt, options), call)
 
     def complete_stream(
         self,
@@ -137,7 +193,7 @@ class Client:
         """The same as it is generated."""
         call = self._defaults.take(options)
         request = build.build_complete_stream(prompt, options)
-        return CompleteStream(self._start(self._generation.CompleteStream, request, call), call, CompleteAccumulator())
+        return CompleteStream(self._start(self._stubs.generation.CompleteStream, request, call), call, CompleteAccumulator())
 
     def embed(
         self,
@@ -151,7 +207,7 @@ class Client:
             options: see `EmbedOptions`.
         """
         call = self._defaults.take(options)
-        return self._unary(self._generation.Embed, build.build_embed(inputs, options), call)
+        return unary(self._stubs.generation.Embed, build.build_embed(inputs, options), call)
 
     def score(
         self,
@@ -167,7 +223,7 @@ class Client:
             options: see `ScoreOptions`.
         """
         call = self._defaults.take(options)
-        return self._unary(self._generation.Score, build.build_score(queries, documents, options), call)
+        return unary(self._stubs.generation.Score, build.build_score(queries, documents, options), call)
 
     def rerank(
         self,
@@ -192,21 +248,21 @@ class Client:
     ) -> generation_pb2.ClassifyResponse:
         """A value for each label of the model, for each input. Inputs are those of `embed`."""
         call = self._defaults.take(options)
-        return self._unary(self._generation.Classify, build.build_classify(inputs, options), call)
+        return unary(self._stubs.generation.Classify, build.build_classify(inputs, options), call)
 
     def tokenize(
         self, text: str | preprocess_pb2.TokenizeRequest, **options: Unpack[of.TokenizeCallOptions]
     ) -> preprocess_pb2.TokenizeResponse:
         """Tokens of a text, without a template."""
         call = self._defaults.take(options)
-        return self._unary(self._preprocess.Tokenize, build.build_tokenize(text, options), call)
+        return unary(self._stubs.preprocess.Tokenize, build.build_tokenize(text, options), call)
 
     def detokenize(
         self, token_ids: Sequence[int] | detokenize_pb2.DetokenizeRequest, **options: Unpack[of.DetokenizeCallOptions]
     ) -> detokenize_pb2.DetokenizeResponse:
         """Text of tokens."""
         call = self._defaults.take(options)
-        return self._unary(self._detokenize.Detokenize, build.build_detokenize(token_ids, options), call)
+        return unary(self._stubs.detokenize.Detokenize, build.build_detokenize(token_ids, options), call)
 
     def preprocess(
         self,
@@ -215,32 +271,21 @@ class Client:
     ) -> preprocess_pb2.PreprocessResponse:
         """The prompt that the engine would get: text, token ids, placeholders, references to media. Nothing is generated."""
         call = self._defaults.take(options)
-        return self._unary(self._preprocess.Preprocess, build.build_preprocess(messages, options), call)
+        return unary(self._stubs.preprocess.Preprocess, build.build_preprocess(messages, options), call)
 
     def list_models(self, **options: Unpack[of.CallOptions]) -> generation_pb2.ListModelsResponse:
         """The models that a request can name."""
         call = self._defaults.take(options)
         build.refuse(options)
-        return self._unary(self._generation.ListModels, generation_pb2.ListModelsRequest(), call)
+        return unary(self._stubs.generation.ListModels, generation_pb2.ListModelsRequest(), call)
 
     def describe(self, **options: Unpack[of.CallOptions]) -> generation_pb2.GenerationServiceDescribeResponse:
-        """Which frontend this is, and what it serves."""
+        """Which gateway or frontend this is, and what it serves."""
         call = self._defaults.take(options)
         build.refuse(options)
-        return self._unary(self._generation.Describe, generation_pb2.GenerationServiceDescribeRequest(), call)
-
-    def _unary(self, method: grpc.UnaryUnaryMultiCallable[Any, _ResponseT], request: Message, call: Call) -> _ResponseT:
-        check_open(self._is_closed)
-        check_size(request)
-        try:
-            response, rpc = method.with_call(request, timeout=call.timeout_s, metadata=call.metadata)
-        except grpc.RpcError as error:
-            raise call.error(error) from error
-        call.answered(rpc.trailing_metadata())
-        return response
+        return unary(self._stubs.generation.Describe, generation_pb2.GenerationServiceDescribeRequest(), call)
 
     def _start(self, method: Callable[..., Any], request: Message, call: Call) -> Any:
-        check_open(self._is_closed)
         check_size(request)
         call.check_stream()
         return method(request, timeout=call.timeout_s, metadata=call.metadata)

@@ -22,7 +22,7 @@ _NUM_LAST_LINES, _MAX_LAST_BYTES = 20, 16 * 1024
 #: Time for the services to stop after SIGTERM, in seconds. Then they are killed.
 _STOP_S = 60.0
 #: Free ports, unless the caller chooses them.
-_FREE_PORTS = {"port": 0, "frontend_port": 0, "encoder_port": 0, "engine_port": 0}
+_FREE_PORTS = {"port": 0, "grpc_port": 0, "frontend_port": 0, "encoder_port": 0, "engine_port": 0}
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Addresses:
     model: str
     #: URL of the OpenAI-compatible REST interface.
     gateway: str
+    #: host:port of the gateway's gRPC interface.
+    grpc: str
     #: host:port of each service.
     frontends: tuple[str, ...]
     encoders: tuple[str, ...]
@@ -43,7 +45,7 @@ class Addresses:
         """What `triptych serve` writes to its `--ready-fd`."""
         fields: dict[str, Any] = json.loads(line)
         lists = {name: tuple(fields[name]) for name in ("frontends", "encoders", "engines")}
-        return cls(model=fields["model"], gateway=fields["gateway"], **lists)
+        return cls(model=fields["model"], gateway=fields["gateway"], grpc=fields["grpc"], **lists)
 
 
 class LocalServer:

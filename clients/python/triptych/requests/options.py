@@ -143,6 +143,7 @@ class ClassifyOptions(TypedDict, total=False):
 class TokenizeOptions(TypedDict, total=False):
     """Fields of `TokenizeRequest`."""
 
+    model: str | None
     add_special_tokens: bool | None
     parse_special_tokens: bool | None
 
@@ -150,6 +151,7 @@ class TokenizeOptions(TypedDict, total=False):
 class DetokenizeOptions(TypedDict, total=False):
     """Fields of `DetokenizeRequest`."""
 
+    model: str | None
     skip_special_tokens: bool | None
 
 

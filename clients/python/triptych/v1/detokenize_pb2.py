@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctriptych/v1/detokenize.proto\x12\x0btriptych.v1\"`\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"f\n\x17\x44\x65tokenizeStreamRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"(\n\x18\x44\x65tokenizeStreamResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xc7\x01\n\x11\x44\x65tokenizeService\x12M\n\nDetokenize\x12\x1e.triptych.v1.DetokenizeRequest\x1a\x1f.triptych.v1.DetokenizeResponse\x12\x63\n\x10\x44\x65tokenizeStream\x12$.triptych.v1.DetokenizeStreamRequest\x1a%.triptych.v1.DetokenizeStreamResponse(\x01\x30\x01\x42\x85\x01\n\x0e\x61i.triptych.v1P\x01Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\xf8\x01\x01\xa2\x02\x03TPV\xaa\x02\x0bTriptych.V1\xca\x02\x0bTriptych\\V1\xea\x02\x0cTriptych::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctriptych/v1/detokenize.proto\x12\x0btriptych.v1\"o\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\r\n\x05model\x18\x03 \x01(\tB\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"u\n\x17\x44\x65tokenizeStreamRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\r\n\x05model\x18\x03 \x01(\tB\x16\n\x14_skip_special_tokens\"(\n\x18\x44\x65tokenizeStreamResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xc7\x01\n\x11\x44\x65tokenizeService\x12M\n\nDetokenize\x12\x1e.triptych.v1.DetokenizeRequest\x1a\x1f.triptych.v1.DetokenizeResponse\x12\x63\n\x10\x44\x65tokenizeStream\x12$.triptych.v1.DetokenizeStreamRequest\x1a%.triptych.v1.DetokenizeStreamResponse(\x01\x30\x01\x42\x85\x01\n\x0e\x61i.triptych.v1P\x01Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\xf8\x01\x01\xa2\x02\x03TPV\xaa\x02\x0bTriptych.V1\xca\x02\x0bTriptych\\V1\xea\x02\x0cTriptych::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\016ai.triptych.v1P\001Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\370\001\001\242\002\003TPV\252\002\013Triptych.V1\312\002\013Triptych\\V1\352\002\014Triptych::V1'
   _globals['_DETOKENIZEREQUEST']._serialized_start=45
-  _globals['_DETOKENIZEREQUEST']._serialized_end=141
-  _globals['_DETOKENIZERESPONSE']._serialized_start=143
-  _globals['_DETOKENIZERESPONSE']._serialized_end=177
-  _globals['_DETOKENIZESTREAMREQUEST']._serialized_start=179
-  _globals['_DETOKENIZESTREAMREQUEST']._serialized_end=281
-  _globals['_DETOKENIZESTREAMRESPONSE']._serialized_start=283
-  _globals['_DETOKENIZESTREAMRESPONSE']._serialized_end=323
-  _globals['_DETOKENIZESERVICE']._serialized_start=326
-  _globals['_DETOKENIZESERVICE']._serialized_end=525
+  _globals['_DETOKENIZEREQUEST']._serialized_end=156
+  _globals['_DETOKENIZERESPONSE']._serialized_start=158
+  _globals['_DETOKENIZERESPONSE']._serialized_end=192
+  _globals['_DETOKENIZESTREAMREQUEST']._serialized_start=194
+  _globals['_DETOKENIZESTREAMREQUEST']._serialized_end=311
+  _globals['_DETOKENIZESTREAMRESPONSE']._serialized_start=313
+  _globals['_DETOKENIZESTREAMRESPONSE']._serialized_end=353
+  _globals['_DETOKENIZESERVICE']._serialized_start=356
+  _globals['_DETOKENIZESERVICE']._serialized_end=555
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ from triptych.v1 import common_pb2 as triptych_dot_v1_dot_common__pb2
 from triptych.v1 import generation_pb2 as triptych_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctriptych/v1/preprocess.proto\x12\x0btriptych.v1\x1a\x18triptych/v1/common.proto\x1a\x1ctriptych/v1/generation.proto\"\xa3\x01\n\x11PreprocessRequest\x12(\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x18.triptych.v1.ChatRequestH\x00\x12\x30\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x1c.triptych.v1.CompleteRequestH\x00\x12)\n\x07\x63ontext\x18\x03 \x01(\x0b\x32\x18.triptych.v1.CallContextB\x07\n\x05input\"\xa9\x01\n\x12PreprocessResponse\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x33\n\x0cplaceholders\x18\x03 \x03(\x0b\x32\x1d.triptych.v1.PlaceholderRange\x12$\n\x05media\x18\x04 \x03(\x0b\x32\x15.triptych.v1.MediaRef\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\"\x93\x01\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12!\n\x14parse_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x15\n\x13_add_special_tokensB\x17\n\x15_parse_special_tokens\"L\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r2\xab\x01\n\x11PreprocessService\x12M\n\nPreprocess\x12\x1e.triptych.v1.PreprocessRequest\x1a\x1f.triptych.v1.PreprocessResponse\x12G\n\x08Tokenize\x12\x1c.triptych.v1.TokenizeRequest\x1a\x1d.triptych.v1.TokenizeResponseB\x85\x01\n\x0e\x61i.triptych.v1P\x01Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\xf8\x01\x01\xa2\x02\x03TPV\xaa\x02\x0bTriptych.V1\xca\x02\x0bTriptych\\V1\xea\x02\x0cTriptych::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctriptych/v1/preprocess.proto\x12\x0btriptych.v1\x1a\x18triptych/v1/common.proto\x1a\x1ctriptych/v1/generation.proto\"\xa3\x01\n\x11PreprocessRequest\x12(\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x18.triptych.v1.ChatRequestH\x00\x12\x30\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x1c.triptych.v1.CompleteRequestH\x00\x12)\n\x07\x63ontext\x18\x03 \x01(\x0b\x32\x18.triptych.v1.CallContextB\x07\n\x05input\"\xa9\x01\n\x12PreprocessResponse\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x33\n\x0cplaceholders\x18\x03 \x03(\x0b\x32\x1d.triptych.v1.PlaceholderRange\x12$\n\x05media\x18\x04 \x03(\x0b\x32\x15.triptych.v1.MediaRef\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\"\xa2\x01\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12!\n\x14parse_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\r\n\x05model\x18\x04 \x01(\tB\x15\n\x13_add_special_tokensB\x17\n\x15_parse_special_tokens\"L\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r2\xab\x01\n\x11PreprocessService\x12M\n\nPreprocess\x12\x1e.triptych.v1.PreprocessRequest\x1a\x1f.triptych.v1.PreprocessResponse\x12G\n\x08Tokenize\x12\x1c.triptych.v1.TokenizeRequest\x1a\x1d.triptych.v1.TokenizeResponseB\x85\x01\n\x0e\x61i.triptych.v1P\x01Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\xf8\x01\x01\xa2\x02\x03TPV\xaa\x02\x0bTriptych.V1\xca\x02\x0bTriptych\\V1\xea\x02\x0cTriptych::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,9 +39,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREPROCESSRESPONSE']._serialized_start=268
   _globals['_PREPROCESSRESPONSE']._serialized_end=437
   _globals['_TOKENIZEREQUEST']._serialized_start=440
-  _globals['_TOKENIZEREQUEST']._serialized_end=587
-  _globals['_TOKENIZERESPONSE']._serialized_start=589
-  _globals['_TOKENIZERESPONSE']._serialized_end=665
-  _globals['_PREPROCESSSERVICE']._serialized_start=668
-  _globals['_PREPROCESSSERVICE']._serialized_end=839
+  _globals['_TOKENIZEREQUEST']._serialized_end=602
+  _globals['_TOKENIZERESPONSE']._serialized_start=604
+  _globals['_TOKENIZERESPONSE']._serialized_end=680
+  _globals['_PREPROCESSSERVICE']._serialized_start=683
+  _globals['_PREPROCESSSERVICE']._serialized_end=854
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ from fastapi import Request, Response
 from triptych.errors import TriptychError
 from triptych.v1 import generation_pb2, preprocess_pb2
 
+from triptych_gateway.access.control import audited
 from triptych_gateway.answers.answer import Answer
 from triptych_gateway.answers.responses.background import Run
 from triptych_gateway.answers.responses.keeper import kept_events, kept_whole
@@ -60,7 +61,7 @@ def _kept(request: Request, run: Run) -> Callable[[], None]:
         record.is_aborted = run.encoder.resource["status"] == "cancelled"
         release()
         if run.task is not None:
-            gateway_of(request).access.ended("background", record, request.scope, request.scope["path"])
+            gateway_of(request).access.ended("background", record, *audited(request.scope, request.scope["path"]))
 
     return ended
 

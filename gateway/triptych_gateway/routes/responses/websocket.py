@@ -25,6 +25,7 @@ from triptych_common.rpc.principal import ANONYMOUS
 from triptych_common.telemetry.logs import request_id_var
 from triptych_common.telemetry.trace_context import trace_var
 
+from triptych_gateway.access.control import audited
 from triptych_gateway.access.grant import Grant
 from triptych_gateway.access.key_ring import Key
 from triptych_gateway.answers.answer import Answer
@@ -36,7 +37,8 @@ from triptych_gateway.dialects.responses.encoder import ResponsesEncoder
 from triptych_gateway.dialects.responses.events import DONE, data_of, split_events
 from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, AccessDeniedError, ApiError, refused_resource, status_of, to_api_error
 from triptych_gateway.file_parts import FileParts
-from triptych_gateway.metrics import GenerationMeter, RequestRecord
+from triptych_gateway.metrics import GenerationMeter
+from triptych_gateway.record import RequestRecord
 from triptych_gateway.routes.json_body import check_names, too_many_parts
 from triptych_gateway.schemas.responses.request import ResponseRequest
 from triptych_gateway.state import Gateway, call_context_of, gateway_of, grant_of
@@ -203,7 +205,7 @@ class _Connection:
             self._gateway.metrics.requests.labels(route, str(record.status)).inc()
             if record.refusal:
                 self._gateway.metrics.refused.labels(record.refusal).inc()
-            access.ended("turn", record, self._websocket.scope, route)
+            access.ended("turn", record, *audited(self._websocket.scope, route))
 
     async def _turn(
         self,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 from prometheus_client import Metric
 
-from triptych_common.rpc.security.certificates import load_mutual, read_pem
+from triptych_common.rpc.security.certificates import PemFiles, load_mutual, read_pem
 from triptych_common.rpc.security.roles import Role
 from triptych_common.rpc.security.watched import WatchedCertificates
 from triptych_common.telemetry.metrics import counter, gauge
@@ -56,21 +57,11 @@ class Tls:
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """For a port. Each connection gets the certificate that is current at its start. Clients must have one, too."""
-        last = self._server_configuration
+        return server_credentials(lambda: self.watched.current.files, mutual=True, on_handshake=self._note_handshake)
 
-        def fetch() -> grpc.ServerCertificateConfiguration | None:
-            # gRPC's threads call this before each handshake.
-            nonlocal last
-            with self._lock:
-                self._num_handshakes += 1
-            current = self._server_configuration
-            if current is last:
-                return None
-            last = current
-            return current
-
-        # None stands for no change, which the stubs do not know.
-        return grpc.dynamic_ssl_server_credentials(last, fetch, require_client_authentication=True)  # type: ignore[arg-type]
+    def _note_handshake(self) -> None:
+        with self._lock:
+            self._num_handshakes += 1
 
     async def watch(self) -> None:
         """Follow the files until cancelled."""
@@ -106,10 +97,37 @@ class Tls:
 
     def _prepare(self) -> None:
         files = self.watched.current.files
-        self._server_configuration = grpc.ssl_server_certificate_configuration([(files.key, files.chain)], files.authorities)
         self._channel_credentials = grpc.ssl_channel_credentials(files.authorities, files.key, files.chain)
 
     def _renewed(self) -> None:
         self._prepare()
         self._next_change.set()
         self._next_change = asyncio.Event()
+
+
+def server_credentials(
+    current: Callable[[], PemFiles], *, mutual: bool = False, on_handshake: Callable[[], None] = lambda: None
+) -> grpc.ServerCredentials:
+    """Credentials of a port whose certificate may change. Each connection gets the one that is current at its start.
+
+    Args:
+        current: returns the files as they are now, always the same object until they change.
+        mutual: clients must have a certificate, too.
+        on_handshake: called before each handshake, in a thread of gRPC's.
+    """
+    last = current()
+
+    def configuration(files: PemFiles) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(files.key, files.chain)], files.authorities or None)
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal last
+        on_handshake()
+        files = current()
+        if files is last:
+            return None
+        last = files
+        return configuration(files)
+
+    # None stands for no change, which the stubs do not know.
+    return grpc.dynamic_ssl_server_credentials(configuration(last), fetch, require_client_authentication=mutual)  # type: ignore[arg-type]

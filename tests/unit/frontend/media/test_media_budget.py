@@ -9,9 +9,13 @@ from collections.abc import AsyncIterator
 import pytest
 from triptych.errors import InvalidRequestError, ServiceUnavailableError
 from triptych.v1 import generation_pb2
-from triptych_frontend.media import uploads as uploads_module
+from triptych_common.media import uploads as uploads_module
+from triptych_common.media.uploads import Uploads
 from triptych_frontend.media.budget import MediaBudget
-from triptych_frontend.media.uploads import Uploads
+
+
+def _uploads(budget: MediaBudget, max_bytes: int) -> Uploads:
+    return Uploads(budget.reserve, lambda context: context.tenant, max_bytes)
 
 
 async def _upload(num_bytes: int) -> AsyncIterator[generation_pb2.UploadMediaRequest]:
@@ -26,7 +30,7 @@ async def _turns() -> None:
 
 async def test_an_upload_still_waits_when_a_call_takes_the_room_of_another_upload() -> None:
     budget = MediaBudget(10)
-    uploads = Uploads(budget, max_bytes=10)
+    uploads = _uploads(budget, 10)
     first = await uploads.receive(_upload(10))
     second = asyncio.create_task(uploads.receive(_upload(10)))
     await _turns()
@@ -51,7 +55,7 @@ async def test_an_upload_that_stalls_gives_its_room_back(monkeypatch: pytest.Mon
     monkeypatch.setattr(uploads_module, "_MAX_PAUSE_S", 0.05)
     budget = MediaBudget(10)
     with pytest.raises(ServiceUnavailableError, match="stalled"):
-        await asyncio.wait_for(Uploads(budget, max_bytes=10).receive(stalls()), 5)
+        await asyncio.wait_for(_uploads(budget, 10).receive(stalls()), 5)
     assert budget.used_bytes == 0
 
 
@@ -62,7 +66,7 @@ async def test_an_upload_in_tiny_messages_takes_no_more_memory_than_its_bytes() 
             await asyncio.sleep(0)
             yield generation_pb2.UploadMediaRequest(data=b"ab")
 
-    uploads = Uploads(MediaBudget(40_000), max_bytes=40_000)
+    uploads = _uploads(MediaBudget(40_000), 40_000)
     tracemalloc.start()
     try:
         response = await uploads.receive(tiny())
@@ -80,7 +84,7 @@ async def test_an_upload_has_no_empty_messages() -> None:
         yield generation_pb2.UploadMediaRequest(data=b"")
 
     with pytest.raises(InvalidRequestError, match="no data"):
-        await Uploads(MediaBudget(10), max_bytes=10).receive(empty())
+        await _uploads(MediaBudget(10), 10).receive(empty())
 
 
 async def test_room_is_promised_to_one_caller_alone() -> None:

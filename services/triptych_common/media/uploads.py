@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from triptych.errors import InvalidRequestError, ServiceUnavailableError
-from triptych.v1 import generation_pb2
-from triptych_common.rpc.security.roles import trusted_tenant
-
-from triptych_frontend.media.budget import MediaBudget, MediaHold
+from triptych.v1 import common_pb2, generation_pb2
 
 #: How long a file waits for a call that takes it, in seconds.
 EXPIRES_S = 60.0
-#: How long an upload waits for the budget, in seconds. Other calls return their share at their first tokens.
-_MAX_WAIT_S = 30.0
 #: Longest pause between two messages of an upload, in seconds.
 _MAX_PAUSE_S = 30.0
 #: Longest time for the content of an upload, in seconds.
@@ -30,7 +25,7 @@ _SMALL_BYTES = 16 << 10
 class _Upload:
     content: bytes
     tenant: str
-    hold: MediaHold
+    release: Callable[[], None]
     expiry: asyncio.TimerHandle
 
 
@@ -38,13 +33,18 @@ class Uploads:
     """Receives files and keeps each one until a call takes it or its time is over.
 
     Args:
-        budget: the memory budget, shared with the files of calls.
+        reserve: takes memory for a file of a tenant, and returns what gives it back. It may wait, and raise QueueFullError.
+        tenant_of: the tenant of an upload, by what its sender says of itself.
         max_bytes: most bytes of one file.
     """
 
-    def __init__(self, budget: MediaBudget, max_bytes: int) -> None:
-        self._budget = budget
-        self._max_bytes = max_bytes
+    def __init__(
+        self,
+        reserve: Callable[[str, int], Awaitable[Callable[[], None]]],
+        tenant_of: Callable[[common_pb2.CallContext], str],
+        max_bytes: int,
+    ) -> None:
+        self._reserve, self._tenant_of, self._max_bytes = reserve, tenant_of, max_bytes
         self._uploads: dict[str, _Upload] = {}  # upload id -> file
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class Uploads:
         Raises:
             InvalidRequestError: the file is too large, or does not have the announced length.
             ServiceUnavailableError: the upload stalled, or took too long.
-            QueueFullError: the budget had no space for the file in time.
+            QueueFullError: there was no memory for the file in time.
         """
         parts = aiter(messages)
         first = await _next(parts)
@@ -64,23 +64,23 @@ class Uploads:
             raise InvalidRequestError("the first message of an upload must be its header", field="header")
         header = first.header
         if not 0 < header.num_bytes <= self._max_bytes:
-            message = f"a media file must have 1 to {self._max_bytes} bytes (max_media_bytes); given: {header.num_bytes}"
+            message = f"a media file must have 1 to {self._max_bytes} bytes ; given: {header.num_bytes}"
             raise InvalidRequestError(message, field="header.num_bytes", limit=self._max_bytes, value=header.num_bytes)
-        hold = self._budget.hold()
+        tenant = self._tenant_of(header.context)
+        release = await self._reserve(tenant, header.num_bytes)
         try:
-            await hold.take_when_free(header.num_bytes, "data", _MAX_WAIT_S)
             async with _at_most(_MAX_READ_S, "took longer than"):
                 content = await _read(parts, header.num_bytes)
         except BaseException:
-            hold.release()
+            release()
             raise
         upload_id = secrets.token_urlsafe(16)
         expiry = asyncio.get_running_loop().call_later(EXPIRES_S, self._expire, upload_id)
-        self._uploads[upload_id] = _Upload(content, trusted_tenant(header.context), hold, expiry)
+        self._uploads[upload_id] = _Upload(content, tenant, release, expiry)
         return generation_pb2.UploadMediaResponse(upload_id=upload_id, expires_s=EXPIRES_S)
 
     def take(self, upload_id: str, tenant: str, field: str) -> bytes:
-        """Hand the file over and forget it. The caller must take its bytes from the budget at once.
+        """Hand the file over and forget it. The caller must reserve its bytes at once.
 
         Raises:
             InvalidRequestError: the id is unknown, or belongs to another tenant.
@@ -104,7 +104,7 @@ class Uploads:
     def _forget(self, upload_id: str) -> None:
         upload = self._uploads.pop(upload_id)
         upload.expiry.cancel()
-        upload.hold.release()
+        upload.release()
 
 
 @asynccontextmanager

@@ -1,0 +1,57 @@
+"""Answers as objects of a class that describes itself by a JSON schema."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2, generation_pb2
+
+
+class SchemaModel(Protocol):
+    """What is needed of a class; pydantic's models have it."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]: ...
+    @classmethod
+    def model_validate_json(cls, json_data: str) -> Self: ...
+
+
+ParsedT = TypeVar("ParsedT", bound=SchemaModel)
+
+
+@dataclass(frozen=True)
+class Parsed(Generic[ParsedT]):
+    """An answer, and what its text says."""
+
+    value: ParsedT
+    response: generation_pb2.ChatResponse
+
+
+class IncompleteAnswerError(ValueError):
+    """The answer's text ended before it was complete. `response` is the answer."""
+
+    def __init__(self, response: generation_pb2.ChatResponse) -> None:
+        reason = common_pb2.FinishReason.Name(response.choices[0].finish_reason).removeprefix("FINISH_REASON_").lower()
+        super().__init__(f"the answer is incomplete: it ended with {reason} after {len(response.choices[0].text)} characters")
+        self.response = response
+
+
+def constrained(request: generation_pb2.ChatRequest, response_type: type[SchemaModel]) -> generation_pb2.ChatRequest:
+    """The request with the schema as its constraint, in a new message. Raises InvalidRequestError if it has another constraint."""
+    if request.options.HasField("constraint"):
+        raise InvalidRequestError("response_type: the request has a constraint already", field="response_type")
+    result = generation_pb2.ChatRequest()
+    result.CopyFrom(request)
+    result.options.constraint.json_schema = json.dumps(response_type.model_json_schema())
+    return result
+
+
+def parsed(response: generation_pb2.ChatResponse, response_type: type[ParsedT]) -> Parsed[ParsedT]:
+    """The object that an answer's first choice describes. Raises IncompleteAnswerError."""
+    choice = response.choices[0]
+    if choice.finish_reason != common_pb2.FINISH_REASON_STOP:
+        raise IncompleteAnswerError(response)
+    return Parsed(response_type.model_validate_json(choice.text), response)

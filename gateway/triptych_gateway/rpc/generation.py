@@ -1,0 +1,143 @@
+"""GenerationService at the gateway: each call goes to a frontend of its model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+import grpc
+from triptych.errors import UnimplementedError
+from triptych.v1 import common_pb2, generation_pb2
+from triptych_common.media.uploads import Uploads
+from triptych_common.rpc.generation import GenerationCalls, Request, Responses
+
+from triptych_gateway.dialects.cost import Cost
+from triptych_gateway.frontends.calls import FrontendCall
+from triptych_gateway.frontends.loads import merged_loads
+from triptych_gateway.rpc import media
+from triptych_gateway.rpc.call import Call, call_var
+from triptych_gateway.state import Gateway, call_context_of
+from triptych_gateway.tracing import note_call, note_first_event, note_usage
+
+Context = grpc.aio.ServicerContext
+PoolingRequest = TypeVar("PoolingRequest", generation_pb2.EmbedRequest, generation_pb2.ScoreRequest, generation_pb2.ClassifyRequest)
+Pooled = TypeVar("Pooled", generation_pb2.EmbedResponse, generation_pb2.ScoreResponse, generation_pb2.ClassifyResponse)
+
+
+class GenerationServicer(GenerationCalls):
+    """All methods but Session, which carries the calls of a gateway.
+
+    Args:
+        instance: returns the identity of this gateway.
+    """
+
+    def __init__(self, gateway: Gateway, instance: common_pb2.Instance) -> None:
+        self._gateway, self._instance = gateway, instance
+        self.uploads = Uploads(self._reserve, lambda _: call_var.get().tenant, gateway.settings.max_body_bytes)
+
+    async def _reserve(self, tenant: str, num_bytes: int) -> Callable[[], None]:
+        hold = self._gateway.bodies.hold(tenant, num_bytes)
+        try:
+            await hold.grow(num_bytes)
+        except BaseException:
+            hold.release()
+            raise
+        hold.complete()
+        return hold.release
+
+    def model_name(self, request: Request) -> str:
+        return request.model or next(iter(self._gateway.served_models), "")
+
+    async def responses(self, request: Request, context: Context, *, is_final_only: bool, is_stream: bool) -> Responses:
+        call, gateway = call_var.get(), self._gateway
+        self._take_uploads(request, call)
+        mode = generation_pb2.OUTPUT_MODE_FINAL if is_final_only else generation_pb2.OUTPUT_MODE_DELTA
+        own = FrontendCall(request, call.record.request_id, mode, media.files_apart(request))
+        call.use_model(request.model)
+        await call.grant.admit([own])
+        operation = "chat" if isinstance(request, generation_pb2.ChatRequest) else "text_completion"
+        note_call(operation, request.model, max(1, request.options.n), is_stream=is_stream)
+        meter, cost, ends = call.meter(), Cost(), list[common_pb2.FinishReason]()
+        responses = gateway.router.generate([own], call_context_of(call.tenant), call.release)
+        del own  # the router keeps the files until a frontend has answered, and not longer
+        async with aclosing(responses):
+            async for batch in responses:
+                for _, response in batch:
+                    for delta in response.choices:
+                        if meter.tally is not None:
+                            meter.tally.add(0, delta)
+                        if delta.finish_reason:
+                            ends.append(delta.finish_reason)
+                    cost.add(response)
+                    if is_stream:
+                        if not call.record.num_events:
+                            note_first_event()
+                        meter.event()
+                    yield response
+        meter.finished(cost)
+        note_usage(cost.usage, ends)
+
+    async def Embed(self, request: generation_pb2.EmbedRequest, context: Context) -> generation_pb2.EmbedResponse:
+        call = await self._begin_pooling(request, "embeddings")
+        return self._pooled(await self._gateway.frontend.embed(request, call.record.request_id))
+
+    async def Score(self, request: generation_pb2.ScoreRequest, context: Context) -> generation_pb2.ScoreResponse:
+        call = await self._begin_pooling(request, "score")
+        return self._pooled(await self._gateway.frontend.score(request, call.record.request_id))
+
+    async def Classify(self, request: generation_pb2.ClassifyRequest, context: Context) -> generation_pb2.ClassifyResponse:
+        call = await self._begin_pooling(request, "classify")
+        return self._pooled(await self._gateway.frontend.classify(request, call.record.request_id))
+
+    async def _begin_pooling(self, request: PoolingRequest, operation: str) -> Call:
+        call = call_var.get()
+        self._take_uploads(request, call)
+        call.use_model(request.model)
+        # What the client says of itself does not count.
+        request.context.CopyFrom(call_context_of(call.tenant))
+        note_call(operation, request.model)
+        await call.grant.admit_pooling(request)
+        return call
+
+    def _pooled(self, response: Pooled) -> Pooled:
+        record = call_var.get().record
+        record.usage = response.usage
+        self._gateway.metrics.tenants.used(record.tenant, response.usage)
+        note_usage(response.usage)
+        return response
+
+    def _take_uploads(self, request: media.Request, call: Call) -> None:
+        """Put uploaded files into the request that names them."""
+        for path, item in media.media_of(request):
+            if item.HasField("upload_id"):
+                item.data = self.uploads.take(item.upload_id, call.tenant, path)
+
+    async def UploadMedia(
+        self, request_iterator: AsyncIterator[generation_pb2.UploadMediaRequest], context: Context
+    ) -> generation_pb2.UploadMediaResponse:
+        return await self.uploads.receive(request_iterator)
+
+    async def Session(
+        self, request_iterator: AsyncIterator[generation_pb2.GenerationServiceSessionRequest], context: Context
+    ) -> AsyncIterator[generation_pb2.GenerationServiceSessionResponse]:
+        raise UnimplementedError("Session is between a gateway and its frontends; call ChatStream or CompleteStream here")
+        yield
+
+    async def ListModels(self, request: generation_pb2.ListModelsRequest, context: Context) -> generation_pb2.ListModelsResponse:
+        return generation_pb2.ListModelsResponse(models=await self._models())
+
+    async def Describe(
+        self, request: generation_pb2.GenerationServiceDescribeRequest, context: Context
+    ) -> generation_pb2.GenerationServiceDescribeResponse:
+        return generation_pb2.GenerationServiceDescribeResponse(instance=self._instance, models=await self._models())
+
+    async def _models(self) -> Sequence[common_pb2.ModelInfo]:
+        call = call_var.get()
+        served = await self._gateway.frontend.models(call.record.request_id)
+        return [model for model in served if call.grant.may_use(model.name)]
+
+    async def GetLoad(self, request: generation_pb2.GetLoadRequest, context: Context) -> generation_pb2.GetLoadResponse:
+        load = merged_loads(await self._gateway.frontend.loads(call_var.get().record.request_id))
+        load.instance.CopyFrom(self._instance)
+        return load
