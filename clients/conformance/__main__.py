@@ -16,7 +16,7 @@ from rich.table import Column, Table
 
 from conformance.case_files import ROOT, load_cases
 from conformance.runner import ClientUnderTest, Verdict, load_clients, run_cases
-from conformance.servers import mock_servers
+from conformance.servers import API_KEY, gateway_servers, mock_servers
 
 #: Characters of a line in a log.
 _LOG_WIDTH = 120
@@ -27,7 +27,9 @@ def main() -> int:
     clients = load_clients()
     parser = argparse.ArgumentParser(prog="conformance", description=__doc__)
     parser.add_argument("language", nargs="*", metavar="LANGUAGE", help=f"{', '.join(clients)}; by default all")
-    parser.add_argument("--server", metavar="HOST:PORT", help="run the cases for a real stack, against its frontend")
+    parser.add_argument("--server", metavar="HOST:PORT", help="run the cases for a real stack, at its gateway or frontend")
+    parser.add_argument("--api-key", default="", metavar="KEY", help="send it to the real stack")
+    parser.add_argument("--gateway", action="store_true", help="with a gateway that asks for a key between clients and mock")
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="run only this case")
     parser.add_argument("--no-build", action="store_true", help="do not run make first")
     args = parser.parse_args()
@@ -39,7 +41,9 @@ def main() -> int:
         parser.error(f"no such case: {', '.join(args.case)}")
     for target in sorted({client.target for client in chosen if client.target and not args.no_build}):
         subprocess.run(["make", "--no-print-directory", target], cwd=ROOT, check=True)
-    verdicts = {client.name: asyncio.run(_verdicts(client, cases, args.server)) for client in chosen}
+    if args.gateway:
+        cases = [case for case in cases if not case.direct]
+    verdicts = {client.name: asyncio.run(_verdicts(client, cases, args)) for client in chosen}
     return _report([case.name for case in cases], verdicts)
 
 
@@ -50,13 +54,14 @@ def _with_tools(clients: Mapping[str, ClientUnderTest]) -> list[ClientUnderTest]
     return [client for client in clients.values() if not client.missing_tools()]
 
 
-async def _verdicts(client: ClientUnderTest, cases: list, server: str | None) -> list[Verdict]:
+async def _verdicts(client: ClientUnderTest, cases: list, args: argparse.Namespace) -> list[Verdict]:
     """Each client gets mocks of its own, because they remember calls by their ids."""
-    if server:
-        return await run_cases(client, cases, {"": server}, has_mock=False)
+    if args.server:
+        return await run_cases(client, cases, {"": args.server}, has_mock=False, api_key=args.api_key)
+    servers = gateway_servers if args.gateway else mock_servers
     with tempfile.TemporaryDirectory() as folder:
-        async with mock_servers(Path(folder)) as places:
-            return await run_cases(client, cases, places, has_mock=True)
+        async with servers(Path(folder)) as places:
+            return await run_cases(client, cases, places, has_mock=True, api_key=API_KEY if args.gateway else "")
 
 
 def _report(names: list[str], verdicts: dict[str, list[Verdict]]) -> int:

@@ -52,14 +52,17 @@ def _with_data(text: str) -> str:
     return "".join(pieces)
 
 
-def call_line(case: conformance_pb2.Case, places: Mapping[str, str]) -> str:
+def call_line(case: conformance_pb2.Case, places: Mapping[str, str], api_key: str = "") -> str:
     """The line that the client under test reads.
 
     Args:
         places: `$NAME` -> address of a server, or path of a file. The empty name is the default server.
+        api_key: of the default server.
     """
     call = conformance_pb2.Call()
     call.CopyFrom(case.call)
+    if not call.address:
+        call.api_key = call.api_key or api_key
     call.name, call.address = case.name, places[call.address]
     if call.HasField("tls"):
         for field, value in call.tls.ListFields():

@@ -19,6 +19,7 @@ from triptych.mock.v1 import mock_pb2, mock_pb2_grpc
 from conformance.case_files import HERE, ROOT, call_line
 from conformance.compare import differences
 from conformance.pb import conformance_pb2
+from conformance.servers import MOCK
 
 #: Longest time for one case, in seconds.
 _CASE_TIMEOUT_S = 60.0
@@ -68,24 +69,25 @@ class ClientDiedError(Exception):
 
 
 async def run_cases(
-    client: ClientUnderTest, cases: Sequence[conformance_pb2.Case], places: Mapping[str, str], *, has_mock: bool
+    client: ClientUnderTest, cases: Sequence[conformance_pb2.Case], places: Mapping[str, str], *, has_mock: bool, api_key: str = ""
 ) -> list[Verdict]:
     """Run the cases one after another. A client that dies or hangs is started again for the next case.
 
     Args:
         places: `$NAME` -> address or path; see `call_line`.
-        has_mock: the default server is a mock, which tells what it saw.
+        has_mock: the default server is a mock, which tells what it saw, or a gateway in front of one.
+        api_key: that the default server asks for.
     """
     verdicts: list[Verdict] = []
     queue = list(cases)
-    async with grpc.aio.insecure_channel(places[""]) as channel:
+    async with grpc.aio.insecure_channel(places.get(MOCK, places[""])) as channel:
         mock = mock_pb2_grpc.MockServiceStub(channel) if has_mock else None
         while queue:
             async with _program(client) as process:
                 while queue:
                     case = queue.pop(0)
                     try:
-                        verdicts.append(Verdict(case.name, await _run(process, case, places, mock)))
+                        verdicts.append(Verdict(case.name, await _run(process, case, places, mock, api_key)))
                     except ClientDiedError as error:
                         verdicts.append(Verdict(case.name, [str(error)]))
                         break
@@ -117,13 +119,14 @@ async def _run(
     case: conformance_pb2.Case,
     places: Mapping[str, str],
     mock: mock_pb2_grpc.MockServiceStub | None,
+    api_key: str,
 ) -> list[str]:
     assert process.stdin is not None
     assert process.stdout is not None
     start_s = time.monotonic()
     try:
         async with asyncio.timeout(_CASE_TIMEOUT_S):
-            process.stdin.write(call_line(case, places).encode() + b"\n")
+            process.stdin.write(call_line(case, places, api_key).encode() + b"\n")
             await process.stdin.drain()
             line = await process.stdout.readline()
     except TimeoutError as error:
@@ -140,7 +143,7 @@ async def _run(
     if outcome.name != case.name:
         raise ClientDiedError(f"the outcome is of {outcome.name!r}")
     seen = await _seen(mock, case) if mock and case.call.request_id else None
-    return differences(case.expected, outcome, seen, elapsed_s)
+    return differences(case.expected, outcome, seen, elapsed_s, is_direct=not api_key)
 
 
 async def _seen(mock: mock_pb2_grpc.MockServiceStub, case: conformance_pb2.Case) -> Sequence[mock_pb2.SeenCall]:

@@ -1,18 +1,28 @@
-"""The servers that the cases name: mocks with and without TLS and keys, in this process."""
+"""The servers that the cases name: mocks with and without TLS and keys, or gateways in front of a mock, in this process."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import trustme
+from pydantic import SecretStr
+from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
+from triptych_gateway.connections.https import Https
+from triptych_gateway.rpc.server import GrpcDoor
+from triptych_gateway.settings import GatewaySettings
+from triptych_gateway.state import Gateway
 from triptych_mock.service import MockServer
 from triptych_mock.settings import MockSettings
 
 API_KEY = "secret-key"
+
+
+#: Where the mock is that sees the calls, among the places.
+MOCK = "$MOCK"
 
 
 @asynccontextmanager
@@ -38,10 +48,49 @@ async def mock_servers(folder: Path) -> AsyncIterator[dict[str, str]]:
             stack.push_async_callback(mock.server.stop)
             # The name in the certificate, which a client of another machine would use too.
             places[name] = f"localhost:{mock.server.port}"
-        closed = stack.enter_context(socket.socket())
-        closed.bind(("127.0.0.1", 0))  # never listens
-        places["$CLOSED"] = f"127.0.0.1:{closed.getsockname()[1]}"
+        places[MOCK] = places[""]
+        places["$CLOSED"] = stack.enter_context(_closed_port())
         yield places
+
+
+@asynccontextmanager
+async def gateway_servers(folder: Path) -> AsyncIterator[dict[str, str]]:
+    """The same with a gateway of each kind in front of one mock. The default one asks for `API_KEY`; none asks for certificates."""
+    places = _certificates(folder)
+    https = folder / "https"
+    https.mkdir()
+    for source, name in (("server.pem", "tls.crt"), ("server.key", "tls.key")):
+        (https / name).write_bytes((folder / source).read_bytes())
+    async with AsyncExitStack() as stack:
+        mock = MockServer(MockSettings(port=0, shutdown_grace_s=0.1))
+        await mock.start()
+        stack.push_async_callback(mock.server.stop)
+        places[MOCK] = f"127.0.0.1:{mock.server.port}"
+        for name, has_key, has_tls in (("", True, False), ("$KEY", True, False), ("$TLS", False, True), ("$TLS_KEY", True, True)):
+            gateway = Gateway(
+                GatewaySettings(
+                    grpc_port=0,
+                    frontend_addresses=(places[MOCK],),
+                    api_key=SecretStr(API_KEY) if has_key else None,
+                    https_dir=https if has_tls else None,
+                    max_body_bytes=MAX_MESSAGE_BYTES // 2,
+                )
+            )
+            gateway.door = door = GrpcDoor(gateway, Https(https) if has_tls else None)
+            places[name] = f"localhost:{door.listen()}"
+            await gateway.open()
+            stack.push_async_callback(gateway.close)
+            await gateway.pool.until_ready()
+        places["$CLOSED"] = stack.enter_context(_closed_port())
+        yield places
+
+
+@contextmanager
+def _closed_port() -> Iterator[str]:
+    """An address where nobody listens."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{closed.getsockname()[1]}"
 
 
 def _certificates(folder: Path) -> dict[str, str]:

@@ -185,7 +185,8 @@ def to_call_error(error: Exception) -> TriptychError:
     retry_after = api_error.headers.get("retry-after")
     retry_after_s = float(retry_after) if retry_after else None
     cls = _CALL_ERRORS.get(api_error.status, InternalError)
-    return cls(api_error.message, field=api_error.param or "", retry_after_s=retry_after_s)
+    field = "authorization" if api_error.status == 401 else api_error.param or ""
+    return cls(api_error.message, field=field, retry_after_s=retry_after_s)
 
 
 # class -> (status, type, code). The first matching class applies. A code of None means the error's own reason in lower case.

@@ -18,18 +18,20 @@ class Suite(_message.Message):
     def __init__(self, cases: _Optional[_Iterable[_Union[Case, _Mapping]]] = ...) -> None: ...
 
 class Case(_message.Message):
-    __slots__ = ("name", "description", "call", "expected", "real_stack")
+    __slots__ = ("name", "description", "call", "expected", "real_stack", "direct")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     CALL_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_FIELD_NUMBER: _ClassVar[int]
     REAL_STACK_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_FIELD_NUMBER: _ClassVar[int]
     name: str
     description: str
     call: Call
     expected: Expected
     real_stack: bool
-    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., expected: _Optional[_Union[Expected, _Mapping]] = ..., real_stack: _Optional[bool] = ...) -> None: ...
+    direct: bool
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., expected: _Optional[_Union[Expected, _Mapping]] = ..., real_stack: _Optional[bool] = ..., direct: _Optional[bool] = ...) -> None: ...
 
 class Call(_message.Message):
     __slots__ = ("name", "address", "api_key", "tls", "request_id", "timeout_s", "cancel_after_responses", "pause_s", "chat", "chat_stream", "complete", "complete_stream", "embed", "score", "classify", "tokenize", "detokenize", "preprocess", "list_models")

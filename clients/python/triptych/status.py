@@ -84,11 +84,15 @@ def received_error(error: Any, request_id: str = "") -> TriptychError:
 
 def from_request_error(error: common_pb2.RequestError) -> TriptychError:
     """The error of a call on a session."""
-    cls = error_class(error.reason, error.code)
-    return cls(
+    result = error_class(error.reason, error.code)(
         error.message,
         field=error.field,
         limit=error.limit,
         value=error.value,
         retry_after_s=error.retry_after_s if error.HasField("retry_after_s") else None,
     )
+    # A newer service may have a reason that this version does not know.
+    with contextlib.suppress(ValueError):
+        result.code = Code(error.code)
+    result.reason = error.reason or result.reason
+    return result

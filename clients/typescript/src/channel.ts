@@ -62,7 +62,8 @@ export function openChannel(
 }
 
 function addressesOf(address: string | readonly string[] | undefined): string[] {
-  const given = address ?? (process.env["TRIPTYCH_ADDRESS"] || DEFAULT_ADDRESS);
+  const told = process.env.TRIPTYCH_ADDRESS ?? "";
+  const given = address ?? (told === "" ? DEFAULT_ADDRESS : told);
   const parts = typeof given === "string" ? given.split(",") : given;
   const addresses = parts.map((part) => part.trim()).filter((part) => part !== "");
   if (addresses.length === 0) throw invalid("address is empty; give host:port");
@@ -75,7 +76,9 @@ function listed(addresses: readonly string[]): string {
   const hosts = all.map((address) => address.replace(/:\d+$/, "").replace(/^\[(.*)\]$/, "$1"));
   if (hosts.every(isIPv4)) return `ipv4:${all.join(",")}`;
   if (hosts.every(isIPv6)) return `ipv6:${all.join(",")}`;
-  throw invalid("several addresses must be IP addresses of one family; a name that stands for several is one address: dns:///name:port");
+  throw invalid(
+    "several addresses must be IP addresses of one family; a name that stands for several is one address: dns:///name:port",
+  );
 }
 
 function serviceConfig(addresses: readonly string[]): string {

@@ -82,7 +82,7 @@ export class TriptychClient {
 
   constructor(options: ClientOptions = {}) {
     this.#client = openChannel(options.address, options.tls, options.interceptors ?? []);
-    const apiKey = options.apiKey ?? process.env["TRIPTYCH_API_KEY"];
+    const apiKey = options.apiKey ?? process.env.TRIPTYCH_API_KEY;
     const metadata = apiKey ? { authorization: `Bearer ${apiKey}` } : {};
     this.#defaults = { timeoutMs: options.timeoutMs, metadata };
   }

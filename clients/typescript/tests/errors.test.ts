@@ -58,17 +58,26 @@ test("the tree has the classes' parents", () => {
   assert.ok(new triptych.UnsupportedModelError("", fields) instanceof triptych.StartupError);
 });
 
-test("a full queue says when to try again, and is not tried again by the client", async (t) => {
-  let calls = 0;
-  const behaviour = {
-    unary: () => {
-      calls += 1;
-      return Promise.reject(serviceError(grpc.status.RESOURCE_EXHAUSTED, "QUEUE_FULL", "full", 1500));
-    },
-  };
-  const client = connect(t, await serve(t, { tokenize: behaviour }));
-  await assert.rejects(client.tokenize({ text: "x" }), { name: "QueueFullError", retryAfterS: 1.5 });
-  assert.equal(calls, 1);
+test("a full queue is tried again when it says, and otherwise not", async (t) => {
+  for (const [retryAfterMs, attempts] of [
+    [50, 2],
+    [61_000, 1],
+    [undefined, 1],
+  ] as const) {
+    let calls = 0;
+    const behaviour = {
+      unary: () => {
+        calls += 1;
+        if (calls > 1) return Promise.resolve(create(triptych.TokenizeResponseSchema, { tokenIds: [1] }));
+        return Promise.reject(serviceError(grpc.status.RESOURCE_EXHAUSTED, "QUEUE_FULL", "full", retryAfterMs));
+      },
+    };
+    const client = connect(t, await serve(t, { tokenize: behaviour }));
+    const call = client.tokenize({ text: "x" });
+    if (attempts === 2) assert.deepEqual((await call).tokenIds, [1]);
+    else await assert.rejects(call, { name: "QueueFullError", retryAfterS: retryAfterMs && retryAfterMs / 1000 });
+    assert.equal(calls, attempts);
+  }
 });
 
 test("a status without details is the transport's: the class goes by the code, and the reason is empty", async (t) => {

@@ -90,7 +90,10 @@ test("an answer has the fields that the gRPC client's has", async (t) => {
     choice?.toolCalls.map((call) => [call.id, call.name, call.arguments]),
     [["c", "add", "{}"]],
   );
-  assert.deepEqual([choice.finishReason, choice.matchedStop], [FinishReason.STOP, { case: "stopText", value: "END" }]);
+  assert.deepEqual(
+    [choice.finishReason, choice.matchedStop],
+    [FinishReason.TOOL_CALLS, { case: "stopText", value: "END" }],
+  );
   const { promptTokens, completionTokens, imageTokens } = answer.usage ?? assert.fail();
   assert.deepEqual([promptTokens, completionTokens, imageTokens], [5, 2, 3]);
   assert.deepEqual([answer.timings?.queueS, answer.timings?.numPreemptions], [1.5, 2]);

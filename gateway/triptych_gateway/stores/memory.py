@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from functools import partial
 
-from triptych_gateway.stores.store import Clock, StoredResponse, wall_clock
+from triptych_gateway.stores.store import Clock, StoredResponse, walked, wall_clock
 
 
 class MemoryStore:
@@ -40,6 +41,12 @@ class MemoryStore:
         return True
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        return self._get(tenant, response_id)
+
+    async def walk(self, tenant: str, response_id: str, max_bytes: int) -> list[StoredResponse]:
+        return walked(partial(self._get, tenant), response_id, max_bytes)
+
+    def _get(self, tenant: str, response_id: str) -> StoredResponse | None:
         entry = self._records.get(response_id)
         if entry is None or entry[0].tenant != tenant or entry[1] <= self._clock():
             return None

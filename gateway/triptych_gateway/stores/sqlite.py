@@ -7,12 +7,13 @@ import logging
 import sqlite3
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from triptych.errors import ServiceUnavailableError, StartupError
 
-from triptych_gateway.stores.store import Clock, StoredResponse, wall_clock
+from triptych_gateway.stores.store import Clock, StoredResponse, walked, wall_clock
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -76,6 +77,9 @@ class SqliteStore:
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         return await self._run(lambda: self._get(tenant, response_id))
+
+    async def walk(self, tenant: str, response_id: str, max_bytes: int) -> list[StoredResponse]:
+        return await self._run(lambda: walked(partial(self._get, tenant), response_id, max_bytes))
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         return await self._run(lambda: self._delete(tenant, response_id))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,9 +38,14 @@ class StoredResponse:
         return self.live_until_s > 0
 
     @property
+    def num_item_bytes(self) -> int:
+        """The size of what a response that continues this one is made from."""
+        return len(self.response) + len(self.input_items)
+
+    @property
     def num_bytes(self) -> int:
         """The size of its content."""
-        return len(self.response) + len(self.input_items) + len(self.events)
+        return self.num_item_bytes + len(self.events)
 
 
 class ResponseStore(Protocol):
@@ -64,6 +69,13 @@ class ResponseStore(Protocol):
         """The response."""
         ...
 
+    async def walk(self, tenant: str, response_id: str, max_bytes: int) -> list[StoredResponse]:
+        """The response and those that it continues, newest first, read at once.
+
+        They end where one is missing, after MAX_CHAIN, and with the one that makes their items and answers more than `max_bytes`.
+        """
+        ...
+
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Delete the response. Returns whether it was there."""
         ...
@@ -73,15 +85,14 @@ class ResponseStore(Protocol):
         ...
 
 
-async def walk(store: ResponseStore, tenant: str, response_id: str) -> AsyncIterator[StoredResponse]:
-    """The response and those that it continues, newest first, as far as they are there. At most MAX_CHAIN."""
-    next_id: str | None = response_id
-    for _ in range(MAX_CHAIN):
-        record = await store.get(tenant, next_id) if next_id is not None else None
-        if record is None:
-            return
-        yield record
-        next_id = record.previous_id
+def walked(get: Callable[[str], StoredResponse | None], response_id: str | None, max_bytes: int) -> list[StoredResponse]:
+    """What `ResponseStore.walk` returns, by a function that reads one response."""
+    found: list[StoredResponse] = []
+    while response_id and len(found) < MAX_CHAIN and max_bytes >= 0 and (record := get(response_id)) is not None:
+        found.append(record)
+        max_bytes -= record.num_item_bytes
+        response_id = record.previous_id
+    return found
 
 
 async def chain(store: ResponseStore, tenant: str, response_id: str, max_bytes: int) -> list[StoredResponse] | None:
@@ -93,15 +104,12 @@ async def chain(store: ResponseStore, tenant: str, response_id: str, max_bytes: 
     Raises:
         InvalidRequestError: they have more bytes.
     """
-    num_bytes = 0
-    found: list[StoredResponse] = []
-    async for record in walk(store, tenant, response_id):
-        num_bytes += len(record.input_items) + len(record.response)
-        if num_bytes > max_bytes:
-            field = "previous_response_id"
-            message = f"{field}: the conversation has more than {max_bytes} bytes; send the part that matters as input"
-            raise InvalidRequestError(message, field=field, limit=max_bytes, value=num_bytes)
-        found.append(record)
+    found = await store.walk(tenant, response_id, max_bytes)
+    num_bytes = sum(record.num_item_bytes for record in found)
+    if num_bytes > max_bytes:
+        field = "previous_response_id"
+        message = f"{field}: the conversation has more than {max_bytes} bytes; send the part that matters as input"
+        raise InvalidRequestError(message, field=field, limit=max_bytes, value=num_bytes)
     return found[::-1] if found and found[-1].previous_id is None else None
 
 

@@ -10,7 +10,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import ReadOnlyError, RedisError
 from triptych.errors import ServiceUnavailableError
 
-from triptych_gateway.stores.store import StoredResponse
+from triptych_gateway.stores.store import MAX_CHAIN, StoredResponse
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -29,6 +29,19 @@ return 1
 _GET = """
 if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return {} end
 return redis.call('HMGET', KEYS[1], 'previous_id', 'response', 'input_items', 'events', 'live_until_s')
+"""
+#: The same for a response and those that it continues. The server is not asked once for each: a long conversation has hundreds.
+_WALK = """
+local found, id, left = {}, ARGV[2], tonumber(ARGV[3])
+while id and id ~= '' and #found < tonumber(ARGV[4]) and left >= 0 do
+    local key = ARGV[5] .. id
+    if redis.call('HGET', key, 'tenant') ~= ARGV[1] then break end
+    local fields = redis.call('HMGET', key, 'previous_id', 'response', 'input_items', 'events', 'live_until_s')
+    found[#found + 1] = {id, unpack(fields)}
+    left = left - #fields[2] - #fields[3]
+    id = fields[1]
+end
+return found
 """
 _DELETE = """
 if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return 0 end
@@ -74,8 +87,11 @@ class ValkeyStore:
         fields: list[bytes] = await self._eval(_GET, response_id, tenant)
         if not fields:
             return None
-        previous_id, response, input_items, events, live_until_s = fields
-        return StoredResponse(response_id, tenant, previous_id.decode() or None, response, input_items, events, float(live_until_s))
+        return _record(tenant, [response_id.encode(), *fields])
+
+    async def walk(self, tenant: str, response_id: str, max_bytes: int) -> list[StoredResponse]:
+        found = await self._eval(_WALK, response_id, tenant, response_id, str(max_bytes), str(MAX_CHAIN), _PREFIX)
+        return [_record(tenant, fields) for fields in found]
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         return await self._script(_DELETE, response_id, tenant)
@@ -89,6 +105,12 @@ class ValkeyStore:
     async def _eval(self, script: str, response_id: str, *arguments: str | bytes) -> Any:
         answer = self._redis.eval(script, 1, _PREFIX + response_id, *cast("tuple[str, ...]", arguments))
         return await _answered(cast("Awaitable[Any]", answer), self._redis)
+
+
+def _record(tenant: str, fields: list[bytes]) -> StoredResponse:
+    response_id, previous_id, response, input_items, events, live_until_s = fields
+    previous = previous_id.decode() or None
+    return StoredResponse(response_id.decode(), tenant, previous, response, input_items, events, float(live_until_s))
 
 
 def _seconds(record: StoredResponse) -> str:

@@ -106,6 +106,10 @@ export function serviceError(
   const metadata = new grpc.Metadata();
   const status = create(StatusSchema, { code, message, details });
   metadata.set("grpc-status-details-bin", Buffer.from(toBinary(StatusSchema, status)));
+  // As the services say it.
+  if (retryAfterMs !== undefined && retryAfterMs <= 60_000)
+    metadata.set("grpc-retry-pushback-ms", String(retryAfterMs));
+  else if (code === grpc.status.RESOURCE_EXHAUSTED) metadata.set("grpc-retry-pushback-ms", "-1");
   return Object.assign(new Error(message), { code, details: message, metadata });
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from triptych_gateway.stores.store import ResponseStore, StoredResponse
+from triptych_gateway.stores.store import MAX_CHAIN, ResponseStore, StoredResponse
 
 
 class ConnectionStore:
@@ -32,6 +32,20 @@ class ConnectionStore:
         own = self._own.get(response_id)
         # The connection's key may have changed its tenant.
         return own if own is not None and own.tenant == tenant else await self._store.get(tenant, response_id)
+
+    async def walk(self, tenant: str, response_id: str, max_bytes: int) -> list[StoredResponse]:
+        found: list[StoredResponse] = []
+        next_id: str | None = response_id
+        while next_id is not None and max_bytes >= 0 and len(found) < MAX_CHAIN:
+            own = self._own.get(next_id)
+            is_own = own is not None and own.tenant == tenant
+            further = [own] if own is not None and is_own else await self._store.walk(tenant, next_id, max_bytes)
+            if not further:
+                break
+            found += further
+            max_bytes -= sum(record.num_item_bytes for record in further)
+            next_id = further[-1].previous_id
+        return found[:MAX_CHAIN]
 
     async def put(self, record: StoredResponse) -> None:
         await self._store.put(record)

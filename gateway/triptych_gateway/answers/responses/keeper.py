@@ -19,7 +19,7 @@ from triptych_gateway.errors import ApiError, NotFoundError, PreviousResponseNot
 from triptych_gateway.file_parts import FileParts, run_sized
 from triptych_gateway.schemas.responses.items import Input
 from triptych_gateway.schemas.responses.request import ResponseRequest
-from triptych_gateway.stores.store import Clock, ResponseStore, StoredResponse, chain, walk, wall_clock
+from triptych_gateway.stores.store import MAX_CHAIN, Clock, ResponseStore, StoredResponse, chain, wall_clock
 
 log = logging.getLogger(__name__)
 _LOST = ApiError(500, "the gateway that worked on this response is gone", "server_error")
@@ -133,9 +133,14 @@ class Keeper:
         """
         record = await self.get(tenant, response_id)
         items: list[dict[str, Any]] = orjson.loads(record.input_items)
-        if record.previous_id is not None:
-            async for earlier in walk(self.store, tenant, record.previous_id):
+        next_id, num_left = record.previous_id, MAX_CHAIN
+        while next_id is not None and num_left > 0:
+            # In parts, because all of it may be more than a server should send at once.
+            found = (await self.store.walk(tenant, next_id, self._max_chain_bytes))[:num_left]
+            for earlier in found:
                 items[:0] = orjson.loads(earlier.input_items) + orjson.loads(earlier.response)["output"]
+            num_left -= len(found)
+            next_id = found[-1].previous_id if found else None
         return items
 
     async def keep(self, turn: Turn, encoder: ResponsesEncoder) -> None:

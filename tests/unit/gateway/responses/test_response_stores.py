@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.shared_store import running_store, server_program
-from triptych.errors import ServiceUnavailableError, StartupError
+from triptych.errors import InvalidRequestError, ServiceUnavailableError, StartupError
+from triptych_gateway.answers.responses.connection import ConnectionStore
 from triptych_gateway.stores.memory import MemoryStore
 from triptych_gateway.stores.opening import check_target, open_store
 from triptych_gateway.stores.sqlite import SqliteStore, equal_part
@@ -82,6 +83,41 @@ async def test_a_chain_is_oldest_first(store: ResponseStore) -> None:
     assert await chain(store, "other", "resp_c3", 1 << 20) is None
     await store.delete("tenant", "resp_c1")
     assert await chain(store, "tenant", "resp_c3", 1 << 20) is None, "a part is gone"
+
+
+async def test_a_walk_ends_where_something_is_missing_or_too_large(store: ResponseStore) -> None:
+    chained = [record(f"w{number}", previous_id=f"resp_w{number - 1}", events=b"e") for number in range(1, 6)]
+    for one in chained:
+        await store.put(one)
+    newest_first = chained[::-1]
+    assert await store.walk("tenant", "resp_w5", 1 << 20) == newest_first, "the first one's predecessor is not there"
+    assert await store.walk("other", "resp_w5", 1 << 20) == []
+    each = chained[0].num_item_bytes
+    assert await store.walk("tenant", "resp_w5", 2 * each) == newest_first[:3], "with the one that is too much"
+    with pytest.raises(InvalidRequestError, match=f"more than {2 * each} bytes"):
+        await chain(store, "tenant", "resp_w5", 2 * each)
+    await store.put(record("w3", previous_id="resp_w2", tenant="other"))
+    assert await store.walk("tenant", "resp_w5", 1 << 20) == newest_first[:2]
+
+
+async def test_a_walk_ends_after_so_many(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("store", "valkey"):
+        monkeypatch.setattr(f"triptych_gateway.stores.{module}.MAX_CHAIN", 3)
+    await store.put(record("loop", previous_id="resp_loop"))
+    assert len(await store.walk("tenant", "resp_loop", 1 << 20)) == 3
+
+
+async def test_a_connection_walks_over_its_own_responses_and_those_of_the_store(store: ResponseStore) -> None:
+    connection = ConnectionStore(store, 1 << 20)
+    stored, own, last = record("s1"), record("o1", previous_id="resp_s1"), record("s2", previous_id="resp_o1")
+    await connection.put(stored)
+    connection.remember(own)
+    await connection.put(last)
+    assert await connection.walk("tenant", "resp_s2", 1 << 20) == [last, own, stored]
+    assert await connection.walk("tenant", "resp_o1", 0) == [own]
+    assert await connection.walk("other", "resp_o1", 1 << 20) == []
+    connection.forget("resp_o1")
+    assert await connection.walk("tenant", "resp_s2", 1 << 20) == [last]
 
 
 async def test_responses_expire_on_a_server(server: str) -> None:
