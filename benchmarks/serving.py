@@ -2,6 +2,7 @@
 
     python -m benchmarks.serving                                   # starts `triptych serve`, measures it, stops it
     python -m benchmarks.serving --engine-alone                    # and the engine without services around it
+    python -m benchmarks.serving --grpc                            # and the same over gRPC
     python -m benchmarks.serving --fake-engine                     # and gateway and frontend with a fake engine behind them
     python -m benchmarks.serving --baseline ../before              # and another checkout, for ratios before and after
     python -m benchmarks.serving --peer http://127.0.0.1:9100 --peer-model smollm2 --peer-name "vLLM 0.32 CPU" \\
@@ -45,6 +46,7 @@ from benchmarks.harness.targets import (
 )
 from benchmarks.load.client import put_load, run_async
 from benchmarks.load.figures import Figures
+from benchmarks.load.grpc import put_grpc_load
 from benchmarks.load.requests import Prompts, Request, Target, chat, completion, new_picture
 from benchmarks.report.hold import hold
 
@@ -63,6 +65,12 @@ Watching = contextlib.AbstractContextManager[dict[str, dict]]
 def over_rest(target: Target, timeout_s: float) -> PutLoad:
     """A load over HTTP."""
     return lambda requests, concurrency: run_async(put_load(target, requests, concurrency, timeout_s))
+
+
+def over_grpc(stack: Stack, timeout_s: float) -> PutLoad:
+    """A load over gRPC, at the address that `triptych serve` tells."""
+    address, target = stack.grpc_address, stack.target
+    return lambda requests, concurrency: run_async(put_grpc_load(address, target, requests, concurrency, timeout_s))
 
 
 class Requests:
@@ -123,13 +131,16 @@ def run(kind: str, args: argparse.Namespace) -> dict:
         servers = exits.enter_context(running_servers(args))
         stacks = {name: server.stack for name, server in servers.items() if server.stack is not None}
         targets = {name: over_rest(server.target, args.timeout_s) for name, server in servers.items()}
+        if args.grpc:
+            for name, stack in [*stacks.items()]:
+                targets[f"{name} gRPC"], stacks[f"{name} gRPC"] = over_grpc(stack, args.timeout_s), stack
         if args.fake_engine:
             stacks[FAKE_ENGINE] = exits.enter_context(running_without_model(args.model))
             targets[FAKE_ENGINE] = over_rest(stacks[FAKE_ENGINE].target, args.timeout_s)
         if args.engine_alone:
             engine = exits.enter_context(running_engine_alone(stacks[TRIPTYCH].engine_args))
             targets[ENGINE_ALONE] = lambda requests, concurrency: engine.put_load(requests, concurrency, args.timeout_s)
-        described = describe(kind, [process for stack in stacks.values() for process in stack.services.values()])
+        described = describe(kind, list({process for stack in stacks.values() for process in stack.services.values()}))
         idle = {name: {"idle": stack.resident(), "cold_start": stack.cold_start} for name, stack in stacks.items()}
         runs = measure(targets, stacks, args)
     about = [server.about | idle.get(name, {}) for name, server in servers.items()]
@@ -152,6 +163,7 @@ def parse_args(document: str | None, **defaults: Any) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the prompts; a server that ran with it before has their prefixes")
     parser.add_argument("--timeout-s", type=float, default=900.0, help="of one round of one target")
     parser.add_argument("--engine-alone", action="store_true", help="measure the engine in a process without services, too")
+    parser.add_argument("--grpc", action="store_true", help="measure the same over gRPC, too; not with pictures")
     parser.add_argument("--fake-engine", action=argparse.BooleanOptionalAction, help="measure without a model, too")
     parser.add_argument("--name", default="serving", help="of the results file")
     parser.set_defaults(**defaults)

@@ -36,6 +36,7 @@ class Stack:
 
     Attributes:
         ports: of the flags in `running_stack`'s `port_flags`.
+        grpc_address: host:port that `triptych serve` tells people for gRPC.
         cold_start: `ready_s` and `first_answer_s`, seconds from starting the command, with the model's files on the disk.
     """
 
@@ -43,6 +44,7 @@ class Stack:
     command: str
     services: dict[str, psutil.Process]
     ports: dict[str, int] = field(default_factory=dict)
+    grpc_address: str = ""
     cold_start: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -82,7 +84,7 @@ class Stack:
 
 def checkout_env(checkout: Path = REPOSITORY) -> dict[str, str]:
     """This process's environment, with Triptych's packages taken from a checkout, and the benchmarks from this one."""
-    folders = [*(checkout.resolve() / name for name in ("services", "cli", "gateway")), REPOSITORY]
+    folders = [*(checkout.resolve() / name for name in ("services", "cli", "gateway", "clients/python")), REPOSITORY]
     # A wide terminal: the line that is waited for must not be wrapped.
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "COLUMNS": "200"}
 
@@ -104,16 +106,20 @@ def running_stack(
         checkout: where its code lies.
     """
     ports = {flag: free_port(HOST) for flag in port_flags}
-    argv = [model, *(word for part in ("", "frontend-", "encoder-", "engine-") for word in (f"--{part}port", "0"))]
+    parts = ["", "frontend-", "encoder-", "engine-"]
+    if (checkout / "gateway" / "triptych_gateway" / "rpc").is_dir():  # the gateways of earlier commits have no gRPC port
+        parts.append("grpc-")
+    argv = [model, *(word for part in parts for word in (f"--{part}port", "0"))]
     argv += [*(word for flag, port in ports.items() for word in (flag, str(port))), *serve_args]
     with Child([sys.executable, *_SERVE, *argv], checkout_env(checkout)) as child:
         announced = child.wait_for(r"Triptych serves (\S+) at (http://\S+)", START_TIMEOUT_S)
         ready_s = time.perf_counter() - child.started_s
         target = Target(name, url=announced[2], model=announced[1])
+        grpc_address = child.wait_for(r"gRPC (\S+:\d+)", START_TIMEOUT_S)[1]
         ask(target)
         cold_start = {"ready_s": ready_s, "first_answer_s": time.perf_counter() - child.started_s}
         command = without_directories(shlex.join(["triptych", "serve", *argv]))
-        yield Stack(target, command, _services(child.pid), ports, cold_start)
+        yield Stack(target, command, _services(child.pid), ports, grpc_address, cold_start)
 
 
 def ask(target: Target) -> None:
