@@ -15,8 +15,7 @@ from collections.abc import Callable
 from triptych_frontend.conversation.events import Reasoning, Text, ToolArguments
 from triptych_frontend.conversation.formats.calls import AnswerParser, ParserOptions
 from triptych_frontend.conversation.formats.table import CallShape, ReasoningFormat, ToolFormat
-from triptych_frontend.conversation.syntaxes.call_reader import CallReader
-from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals, Tools, json_value
+from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallRules, Literals, json_value
 from triptych_frontend.conversation.text_matcher import TextMatcher
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -128,11 +127,8 @@ class HarmonyParser(AnswerParser):
             self._end_call()
 
 
-class HarmonySyntax(CallSyntax):
+class HarmonyRules(CallRules):
     """A message to a function on the channel `commentary`. `HarmonyParser` reads it."""
-
-    def reader(self, tools: Tools) -> CallReader:
-        raise NotImplementedError("HarmonyParser reads whole messages")
 
     def rules(self, number: int, tool: CallableTool, literals: Literals) -> list[str]:
         head = literals(f"{_CHANNEL}commentary to={_FUNCTIONS}{tool.name} {_CONSTRAIN}json{_MESSAGE}")
@@ -143,7 +139,7 @@ class HarmonySyntax(CallSyntax):
 
 
 #: One call per turn: the model ends with it.
-TOOL_FORMAT = ToolFormat("openai", HarmonySyntax(), CallShape("", None, ""), markers=MARKERS, is_harmony=True)
+TOOL_FORMAT = ToolFormat("openai", HarmonyRules(), CallShape("", None, ""), markers=MARKERS, is_harmony=True)
 REASONING_FORMAT = ReasoningFormat(
     "openai_gptoss",
     (f"{_CHANNEL}analysis{_MESSAGE}",),

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from triptych_frontend.conversation.syntaxes.syntax import CallSyntax
+from triptych_frontend.conversation.syntaxes.syntax import CallRules
 from triptych_frontend.conversation.text_matcher import TextMatcher
 
 
@@ -80,7 +80,7 @@ class ToolFormat:
 
     Args:
         name: the name of the setting `tool_call_parser`.
-        syntax: how one call is written.
+        syntax: how one call is written. All but messages with headers have a `CallSyntax`.
         shape: how forced calls are written.
         start: marker before a call, or before a list of them. Empty if there is none.
         end: marker after it. Empty if there is none.
@@ -92,7 +92,7 @@ class ToolFormat:
     """
 
     name: str
-    syntax: CallSyntax
+    syntax: CallRules
     shape: CallShape
     start: str = ""
     end: str = ""

@@ -1,4 +1,4 @@
-"""How one call is written: a `CallSyntax` makes the reader of such calls, and the grammar that forces them."""
+"""How one call is written: `CallRules` are the grammar that forces such calls, and a `CallSyntax` makes their reader, too."""
 
 from __future__ import annotations
 
@@ -73,12 +73,8 @@ class Literals:
         return [head, f"{terminal}: {' & '.join(parts)}"]
 
 
-class CallSyntax(ABC):
-    """How one call is written."""
-
-    @abstractmethod
-    def reader(self, tools: Tools) -> CallReader:
-        """A reader of calls of these tools."""
+class CallRules(ABC):
+    """How one call is written when it is forced."""
 
     @abstractmethod
     def rules(self, number: int, tool: CallableTool, literals: Literals) -> list[str]:
@@ -87,6 +83,14 @@ class CallSyntax(ABC):
         Raises:
             InvalidRequestError: the tool's schema cannot be honoured.
         """
+
+
+class CallSyntax(CallRules):
+    """How one call is written, and read in the midst of text."""
+
+    @abstractmethod
+    def reader(self, tools: Tools) -> CallReader:
+        """A reader of calls of these tools."""
 
 
 def sequence(*parts: str) -> str:
