@@ -91,7 +91,7 @@ test-qemu: models-of-tests ## Run tests of the CPU kernels and of parity on an e
 test-slow: $(VENV)/.dev ## Run the tests that take long: real downloads, soak
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-test-clients: ## Check style and tests of the TypeScript and C++ clients; leaves out those whose tools the machine lacks
+test-clients: ## Check style and tests of the clients in other languages; leaves out those whose tools the machine lacks
 	@if command -v npm >/dev/null; then \
 		$(MAKE) --no-print-directory clients-typescript && cd clients/typescript && npm run lint && npm test; \
 	else echo "the TypeScript client is left out: this machine has no npm"; fi
@@ -101,6 +101,9 @@ test-clients: ## Check style and tests of the TypeScript and C++ clients; leaves
 	@if command -v go >/dev/null && command -v protoc-gen-go-grpc >/dev/null; then \
 		$(MAKE) --no-print-directory clients-go && $(MAKE) --no-print-directory -C clients/go lint test; \
 	else echo "the Go client is left out: this machine has no go, or no protoc-gen-go-grpc"; fi
+	@if command -v javac >/dev/null && command -v grpc_java_plugin >/dev/null; then \
+		$(MAKE) --no-print-directory -C clients/java test; \
+	else echo "the Java client is left out: this machine has no javac, or no grpc_java_plugin"; fi
 
 test-codegen: $(VENV)/.dev ## Generate clients in TypeScript, C++, Go and Java, compile and run them; downloads the tools for it
 	$(BIN)/python -m pytest -m codegen tests/codegen $(ARGS)
