@@ -40,9 +40,9 @@ _LARGE_BYTES = 64 << 10
 _THREAD = ThreadPoolExecutor(1, thread_name_prefix="bodies")
 
 
-async def run_sized(num_bytes: int, work: Callable[[], T]) -> T:
-    """Run work on the content of a body: in a thread if the body is large. Work in the thread is done in order."""
-    if num_bytes <= _LARGE_BYTES:
+async def run_sized(num_bytes: int, work: Callable[[], T], small_bytes: int = _LARGE_BYTES) -> T:
+    """Run work on the content of a body: in a thread if the body is larger than that. Work in the thread is done in order."""
+    if num_bytes <= small_bytes:
         return work()
     context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(_THREAD, lambda: context.run(work))

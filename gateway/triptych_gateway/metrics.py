@@ -34,7 +34,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.tenants = TenantMetrics(self.registry, max_tenants)
-        self.requests = self._counter("requests", "HTTP requests by route and status.", "route", "status")
+        self.requests = self._counter("requests", "HTTP requests and gRPC calls by route and status.", "route", "status")
         self.aborted = self._counter("requests_aborted", "Requests whose client went away before the end.", "route")
         self.errors = self._counter("errors", "Requests that ended with an error.", "route", "code")
         self.stream_errors = self._counter("stream_errors", "Streams that ended with an error event.", "route", "code")
@@ -53,7 +53,7 @@ class Metrics:
         )
         self.rate_store_failures = self._counter("rate_store_failures", "Times that the store of rates did not answer.")
         self.audit_lost = self._counter("audit_lines_lost", "Lines of the audit log that could not be written.")
-        self.in_flight = Gauge("triptych_gateway_requests_in_flight", "HTTP requests being answered.", registry=self.registry)
+        self.in_flight = Gauge("triptych_gateway_requests_in_flight", "HTTP requests and gRPC calls being answered.", registry=self.registry)
         self.bodies_waiting = Gauge(
             "triptych_gateway_bodies_waiting", "Request bodies that wait for memory.", registry=self.registry
         )

@@ -216,4 +216,5 @@ def _given_keys(headers: Mapping[str, str]) -> list[bytes]:
     if "authorization" in headers:
         scheme, _, key = headers["authorization"].partition(" ")
         keys.append(key if scheme.lower() == "bearer" else "")
-    return [key.encode("latin-1") for key in keys]
+    # HTTP's headers are Latin-1, gRPC's metadata may have any characters. No key has.
+    return [key.encode("latin-1", "replace") for key in keys]

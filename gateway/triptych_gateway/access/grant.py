@@ -11,6 +11,7 @@ from triptych.v1 import generation_pb2
 from triptych_gateway.access.key_ring import Key
 from triptych_gateway.access.rates.bucket import Draw, Kind, Level, RateStore
 from triptych_gateway.errors import AccessDeniedError
+from triptych_gateway.file_parts import run_sized
 from triptych_gateway.frontends.calls import FrontendCall
 from triptych_gateway.frontends.models import visible_models_var
 from triptych_gateway.record import RequestRecord
@@ -18,6 +19,8 @@ from triptych_gateway.tally import Tally
 
 #: Bytes of a request per token of its prompt: OpenAI's rule of thumb. The answer's usage corrects it.
 _BYTES_PER_TOKEN = 4
+#: A larger request that generates nothing is counted in a thread.
+_SMALL_BYTES = 4 << 10
 #: OpenAI's names of the headers that tell a limit, what is left of it, and when all is there again.
 _HEADERS: dict[Kind, tuple[bytes, bytes, bytes]] = {
     "requests": (b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests"),
@@ -142,7 +145,8 @@ class Grant:
             return
         _rank(message, key)
         if key.tokens_per_minute is not None:
-            await self._reserve(_num_pooled_tokens(message), 0)
+            # Ten thousand inputs take a while.
+            await self._reserve(await run_sized(message.ByteSize(), lambda: _num_pooled_tokens(message), _SMALL_BYTES), 0)
 
     def keep(self, release: Callable[[], None]) -> Callable[[], None]:
         """Keep the permission beyond the answer: until the returned function, which also calls `release`, is called."""

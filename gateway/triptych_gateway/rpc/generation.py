@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from triptych.errors import UnimplementedError
 from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.media.uploads import Uploads
 from triptych_common.rpc.generation import GenerationCalls, Request, Responses
 
+from triptych_gateway.body_budget import BodyHold
 from triptych_gateway.dialects.cost import Cost
-from triptych_gateway.frontends.calls import FrontendCall
+from triptych_gateway.frontends.calls import FrontendCall, MediaFile
 from triptych_gateway.frontends.loads import merged_loads
 from triptych_gateway.rpc import media
 from triptych_gateway.rpc.call import Call, call_var
@@ -36,33 +39,36 @@ class GenerationServicer(GenerationCalls):
         self._gateway, self._instance = gateway, instance
         self.uploads = Uploads(self._reserve, lambda _: call_var.get().tenant, gateway.settings.max_body_bytes)
 
-    async def _reserve(self, tenant: str, num_bytes: int) -> Callable[[], None]:
+    async def _reserve(self, tenant: str, num_bytes: int) -> BodyHold:
         hold = self._gateway.bodies.hold(tenant, num_bytes)
         try:
             await hold.grow(num_bytes)
         except BaseException:
             hold.release()
             raise
-        hold.complete()
-        return hold.release
+        return hold
 
     def model_name(self, request: Request) -> str:
         return request.model or next(iter(self._gateway.served_models), "")
 
     async def responses(self, request: Request, context: Context, *, is_final_only: bool, is_stream: bool) -> Responses:
         call, gateway = call_var.get(), self._gateway
-        self._take_uploads(request, call)
         mode = generation_pb2.OUTPUT_MODE_FINAL if is_final_only else generation_pb2.OUTPUT_MODE_DELTA
-        own = FrontendCall(request, call.record.request_id, mode, media.files_apart(request))
+        own = FrontendCall(request, call.record.request_id, mode)
         call.use_model(request.model)
         await call.grant.admit([own])
+        files, uploaded = self._files_of(request, call)
+        own.files = [MediaFile(item, content) for item, content in files]
         operation = "chat" if isinstance(request, generation_pb2.ChatRequest) else "text_completion"
         note_call(operation, request.model, max(1, request.options.n), is_stream=is_stream)
         meter, cost, ends = call.meter(), Cost(), list[common_pb2.FinishReason]()
         responses = gateway.router.generate([own], call_context_of(call.tenant), call.release)
-        del own  # the router keeps the files until a frontend has answered, and not longer
+        del own, files  # the router keeps the files until a frontend has answered, and not longer
+        call.files.clear()
         async with aclosing(responses):
             async for batch in responses:
+                while uploaded:  # a call that no frontend took does not use them up
+                    self.uploads.drop(uploaded.pop())
                 for _, response in batch:
                     for delta in response.choices:
                         if meter.tally is not None:
@@ -92,12 +98,12 @@ class GenerationServicer(GenerationCalls):
 
     async def _begin_pooling(self, request: PoolingRequest, operation: str) -> Call:
         call = call_var.get()
-        self._take_uploads(request, call)
         call.use_model(request.model)
         # What the client says of itself does not count.
         request.context.CopyFrom(call_context_of(call.tenant))
         note_call(operation, request.model)
         await call.grant.admit_pooling(request)
+        self.put_files(request, call)
         return call
 
     def _pooled(self, response: Pooled) -> Pooled:
@@ -107,11 +113,25 @@ class GenerationServicer(GenerationCalls):
         note_usage(response.usage)
         return response
 
-    def _take_uploads(self, request: media.Request, call: Call) -> None:
-        """Put uploaded files into the request that names them."""
+    def put_files(self, request: Message, call: Call) -> None:
+        """Put files into a request that has no other way to take them, uploaded ones too."""
+        files, uploaded = self._files_of(request, call)
+        for item, content in files:
+            item.data = content
+        # Until the call has ended they are counted where they were uploaded.
+        call.on_end += [partial(self.uploads.drop, upload_id) for upload_id in uploaded]
+
+    def _files_of(self, request: Message, call: Call) -> tuple[list[tuple[common_pb2.MediaItem, bytes]], list[str]]:
+        """The files of a request, each with its item, and the ids of those that were uploaded before."""
+        files: list[tuple[common_pb2.MediaItem, bytes]] = []
+        uploaded: list[str] = []
         for path, item in media.media_of(request):
             if item.HasField("upload_id"):
-                item.data = self.uploads.take(item.upload_id, call.tenant, path)
+                files.append((item, self.uploads.look(item.upload_id, call.tenant, path)))
+                uploaded.append(item.upload_id)
+            elif path in call.files:
+                files.append((item, call.files[path]))
+        return files, uploaded
 
     async def UploadMedia(
         self, request_iterator: AsyncIterator[generation_pb2.UploadMediaRequest], context: Context

@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
-from triptych.v1 import common_pb2, generation_pb2
+from google.protobuf.message import Message
+from triptych.v1 import common_pb2, generation_pb2, preprocess_pb2
 
-from triptych_gateway.frontends.calls import MediaFile
-from triptych_gateway.frontends.router import MAX_INLINE_FILE_BYTES
+from triptych_gateway.rpc.wire import parse
 
+M = TypeVar("M", bound=Message)
 Item = tuple[str, common_pb2.MediaItem]
-Request = (
-    generation_pb2.ChatRequest
-    | generation_pb2.CompleteRequest
-    | generation_pb2.EmbedRequest
-    | generation_pb2.ClassifyRequest
-    | generation_pb2.ScoreRequest
-)
 
 
-def media_of(request: Request) -> Iterator[Item]:
-    """The media items of a request, each with its path."""
-    if isinstance(request, generation_pb2.ChatRequest):
-        yield from _in_messages("messages", request.messages)
-    elif isinstance(request, generation_pb2.CompleteRequest):
-        yield from ((f"media[{number}]", item) for number, item in enumerate(request.media))
-    elif isinstance(request, generation_pb2.ScoreRequest):
-        yield from _in_inputs("queries", request.queries)
-        yield from _in_inputs("documents", request.documents)
-    else:
-        yield from _in_inputs("inputs", request.inputs)
+def media_of(request: Message) -> Iterator[Item]:
+    """The media items of a request of any method, each with its path."""
+    one: Any = request
+    if isinstance(one, generation_pb2.ChatStreamRequest):
+        one = one.chat
+    elif isinstance(one, generation_pb2.CompleteStreamRequest):
+        one = one.complete
+    elif isinstance(one, preprocess_pb2.PreprocessRequest):
+        one = one.chat if one.HasField("chat") else one.complete
+    if isinstance(one, generation_pb2.ChatRequest):
+        yield from _in_messages("messages", one.messages)
+    elif isinstance(one, generation_pb2.CompleteRequest):
+        yield from ((f"media[{number}]", item) for number, item in enumerate(one.media))
+    elif isinstance(one, generation_pb2.ScoreRequest):
+        yield from _in_inputs("queries", one.queries)
+        yield from _in_inputs("documents", one.documents)
+    elif isinstance(one, generation_pb2.EmbedRequest | generation_pb2.ClassifyRequest):
+        yield from _in_inputs("inputs", one.inputs)
 
 
 def _in_inputs(path: str, inputs: Iterable[generation_pb2.EmbedInput]) -> Iterator[Item]:
     for number, one in enumerate(inputs):
-        yield from _in_messages(f"{path}[{number}].messages.messages", one.messages.messages)
+        if one.HasField("messages"):
+            yield from _in_messages(f"{path}[{number}].messages.messages", one.messages.messages)
 
 
 def _in_messages(path: str, messages: Iterable[generation_pb2.ChatMessage]) -> Iterator[Item]:
@@ -44,12 +47,16 @@ def _in_messages(path: str, messages: Iterable[generation_pb2.ChatMessage]) -> I
                 yield f"{path}[{number}].content[{place}].media", part.media
 
 
-def files_apart(request: Request) -> list[MediaFile]:
-    """Take the files out of a request, if they are too large to travel with it. They are uploaded before it."""
-    items = [item for _, item in media_of(request) if item.HasField("data")]
-    if sum(len(item.data) for item in items) <= MAX_INLINE_FILE_BYTES:
-        return []
-    files = [MediaFile(item, item.data) for item in items]
-    for item in items:
-        item.ClearField("data")
-    return files
+def parse_apart(cls: type[M], content: bytes) -> tuple[M, dict[str, bytes]]:
+    """A request without its files, and path -> file. Raises what `parse` raises.
+
+    protobuf frees the bytes of a field only with the whole message, which is kept until the call has ended. So the message that is
+    returned never had them.
+    """
+    message = parse(cls, content)
+    files: dict[str, bytes] = {}
+    for path, item in media_of(message):
+        if item.HasField("data"):
+            files[path] = item.data
+            item.data = b""  # the item still has a source
+    return (cls.FromString(message.SerializeToString()), files) if files else (message, files)

@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 from triptych.v1 import (
     common_pb2,
     detokenize_pb2,
@@ -36,15 +36,18 @@ from triptych_gateway.rpc.stages import StagesServicer
 from triptych_gateway.state import Gateway
 
 log = logging.getLogger(__name__)
+# gRPC writes metadata that is no UTF-8 to its log, and a key may be in it.
+logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: not str(record.msg).startswith("Invalid encoding"))
 _SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
     preprocess_pb2.DESCRIPTOR.services_by_name["PreprocessService"],
     detokenize_pb2.DESCRIPTOR.services_by_name["DetokenizeService"],
 )
+_MAX_RECEIVE = "grpc.max_receive_message_length"
 #: Calls of one connection at once; further ones wait in the client.
 _MAX_CALLS = 1024
 #: A connection without calls is closed after this time, in milliseconds. Clients open another one by themselves.
-_MAX_IDLE_MS = 30 * 60_000
+_MAX_IDLE_MS = 60_000
 #: Time between two looks at whether the gateway is ready, in seconds.
 _READINESS_S = 0.5
 
@@ -67,9 +70,9 @@ class GrpcDoor:
 
     def listen(self) -> int:
         """Take the port. Calls wait until `start`. Returns the actual port. Raises StartupError if it is taken."""
-        settings, stages = self._gateway.settings, StagesServicer(self._gateway)
+        settings, stages = self._gateway.settings, StagesServicer(self._gateway, self._generation.put_files)
         interceptor = DoorInterceptor(self._gateway, _request_classes())
-        self._server = server = grpc.aio.server(interceptors=[interceptor], options=_options())
+        self._server = server = grpc.aio.server(interceptors=[interceptor], options=_options(settings.max_body_bytes))
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._generation, server)
         preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server(stages, server)
         detokenize_pb2_grpc.add_DetokenizeServiceServicer_to_server(stages, server)
@@ -112,13 +115,16 @@ class GrpcDoor:
 
 def _request_classes() -> Mapping[str, type[Message]]:
     """Method -> the class of its requests."""
-    methods = [method for service in _SERVICES for method in service.methods]
+    further = (health_pb2.DESCRIPTOR.services_by_name["Health"], reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"])
+    methods = [method for service in (*_SERVICES, *further) for method in service.methods]
     return {f"/{one.containing_service.full_name}/{one.name}": GetMessageClass(one.input_type) for one in methods}
 
 
-def _options() -> list[tuple[str, Any]]:
+def _options(max_body_bytes: int) -> list[tuple[str, Any]]:
     return [
-        *SERVER_OPTIONS,
+        *(option for option in SERVER_OPTIONS if option[0] != _MAX_RECEIVE),
+        # A little more, so that a request that is too large is refused with words.
+        (_MAX_RECEIVE, max_body_bytes + (1 << 20)),
         ("grpc.max_concurrent_streams", _MAX_CALLS),
         ("grpc.max_connection_idle_ms", _MAX_IDLE_MS),
         ("grpc.server_handshake_timeout_ms", int(HEADER_TIMEOUT_S * 1000)),

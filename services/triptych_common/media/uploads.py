@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from triptych.errors import InvalidRequestError, ServiceUnavailableError
 from triptych.v1 import common_pb2, generation_pb2
@@ -21,11 +22,28 @@ _MAX_READ_S = 600.0
 _SMALL_BYTES = 16 << 10
 
 
+class Reservation(Protocol):
+    """Memory of one file."""
+
+    @property
+    def ends_s(self) -> float | None:
+        """Time of the event loop at which the file must have arrived, because others wait for its memory; None: none is set."""
+        ...
+
+    def complete(self) -> None:
+        """The file has arrived."""
+        ...
+
+    def release(self) -> None:
+        """Give the memory back. May be called twice."""
+        ...
+
+
 @dataclass(frozen=True)
 class _Upload:
     content: bytes
     tenant: str
-    release: Callable[[], None]
+    reservation: Reservation
     expiry: asyncio.TimerHandle
 
 
@@ -33,14 +51,14 @@ class Uploads:
     """Receives files and keeps each one until a call takes it or its time is over.
 
     Args:
-        reserve: takes memory for a file of a tenant, and returns what gives it back. It may wait, and raise QueueFullError.
+        reserve: takes memory for a file of a tenant. It may wait, and raise QueueFullError.
         tenant_of: the tenant of an upload, by what its sender says of itself.
         max_bytes: most bytes of one file.
     """
 
     def __init__(
         self,
-        reserve: Callable[[str, int], Awaitable[Callable[[], None]]],
+        reserve: Callable[[str, int], Awaitable[Reservation]],
         tenant_of: Callable[[common_pb2.CallContext], str],
         max_bytes: int,
     ) -> None:
@@ -67,20 +85,21 @@ class Uploads:
             message = f"a media file must have 1 to {self._max_bytes} bytes ; given: {header.num_bytes}"
             raise InvalidRequestError(message, field="header.num_bytes", limit=self._max_bytes, value=header.num_bytes)
         tenant = self._tenant_of(header.context)
-        release = await self._reserve(tenant, header.num_bytes)
+        reservation = await self._reserve(tenant, header.num_bytes)
         try:
             async with _at_most(_MAX_READ_S, "took longer than"):
-                content = await _read(parts, header.num_bytes)
+                content = await _read(parts, header.num_bytes, reservation)
+            reservation.complete()
         except BaseException:
-            release()
+            reservation.release()
             raise
         upload_id = secrets.token_urlsafe(16)
-        expiry = asyncio.get_running_loop().call_later(EXPIRES_S, self._expire, upload_id)
-        self._uploads[upload_id] = _Upload(content, tenant, release, expiry)
+        expiry = asyncio.get_running_loop().call_later(EXPIRES_S, self.drop, upload_id)
+        self._uploads[upload_id] = _Upload(content, tenant, reservation, expiry)
         return generation_pb2.UploadMediaResponse(upload_id=upload_id, expires_s=EXPIRES_S)
 
-    def take(self, upload_id: str, tenant: str, field: str) -> bytes:
-        """Hand the file over and forget it. The caller must reserve its bytes at once.
+    def look(self, upload_id: str, tenant: str, field: str) -> bytes:
+        """The file, which stays here until `drop`.
 
         Raises:
             InvalidRequestError: the id is unknown, or belongs to another tenant.
@@ -89,22 +108,19 @@ class Uploads:
         if upload is None or upload.tenant != tenant:
             message = f"{field}.upload_id is not known here (any more); upload the file again"
             raise InvalidRequestError(message, field=f"{field}.upload_id", value=upload_id)
-        self._forget(upload_id)
         return upload.content
+
+    def drop(self, upload_id: str) -> None:
+        """Forget a file, and give its memory back. Whoever still needs its content reserves it anew."""
+        if upload_id in self._uploads:
+            upload = self._uploads.pop(upload_id)
+            upload.expiry.cancel()
+            upload.reservation.release()
 
     def close(self) -> None:
         """Drop all files."""
         for upload_id in list(self._uploads):
-            self._forget(upload_id)
-
-    def _expire(self, upload_id: str) -> None:
-        if upload_id in self._uploads:
-            self._forget(upload_id)
-
-    def _forget(self, upload_id: str) -> None:
-        upload = self._uploads.pop(upload_id)
-        upload.expiry.cancel()
-        upload.release()
+            self.drop(upload_id)
 
 
 @asynccontextmanager
@@ -117,14 +133,19 @@ async def _at_most(timeout_s: float, what: str) -> AsyncIterator[None]:
         raise ServiceUnavailableError(f"the upload {what} {timeout_s:g} s", limit=timeout_s) from None
 
 
-async def _next(parts: AsyncIterator[generation_pb2.UploadMediaRequest]) -> generation_pb2.UploadMediaRequest | None:
-    async with _at_most(_MAX_PAUSE_S, "stalled for"):
+async def _next(
+    parts: AsyncIterator[generation_pb2.UploadMediaRequest], reservation: Reservation | None = None
+) -> generation_pb2.UploadMediaRequest | None:
+    ends_s, pause_s = reservation.ends_s if reservation is not None else None, _MAX_PAUSE_S
+    if ends_s is not None:
+        pause_s = min(pause_s, max(0.0, ends_s - asyncio.get_running_loop().time()))
+    async with _at_most(pause_s, "stalled for"):
         return await anext(parts, None)
 
 
-async def _read(parts: AsyncIterator[generation_pb2.UploadMediaRequest], num_bytes: int) -> bytes:
+async def _read(parts: AsyncIterator[generation_pb2.UploadMediaRequest], num_bytes: int, reservation: Reservation) -> bytes:
     pieces, num_read = list[bytes | bytearray](), 0
-    while (part := await _next(parts)) is not None:
+    while (part := await _next(parts, reservation)) is not None:
         if part.WhichOneof("part") != "data":
             raise InvalidRequestError("an upload has one header, then data", field="header")
         data = part.data

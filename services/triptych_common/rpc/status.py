@@ -20,7 +20,7 @@ from triptych_common.telemetry.logs import request_id_var
 _MAX_MESSAGE_BYTES = 800
 _MAX_TEXT_BYTES = 256
 #: gRPC's key for the time until the next attempt, in milliseconds; a negative one forbids it. Nobody waits longer by itself.
-_PUSHBACK_KEY, _MAX_PUSHBACK_S = "grpc-retry-pushback-ms", 60.0
+_PUSHBACK_KEY, _MAX_PUSHBACK_S = "grpc-retry-pushback-ms", 30.0
 _STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -58,10 +58,16 @@ def to_status(error: TriptychError, request_id: str = "") -> status_pb2.Status:
     return status
 
 
-async def abort_call(context: grpc.aio.ServicerContext, error: TriptychError) -> NoReturn:
-    """End the call with the error's status and details. Always raises, with grpc's own abort exception."""
+async def abort_call(
+    context: grpc.aio.ServicerContext, error: TriptychError, metadata: tuple[tuple[str, str], ...] = ()
+) -> NoReturn:
+    """End the call with the error's status and details. Always raises, with grpc's own abort exception.
+
+    Args:
+        metadata: further trailing metadata.
+    """
     status = to_status(error, request_id_var.get())
-    trailers = ((DETAILS_KEY, status.SerializeToString()), *_pushback(error))
+    trailers = ((DETAILS_KEY, status.SerializeToString()), *_pushback(error), *metadata)
     await context.abort(_STATUS_CODES[status.code], status.message, trailers)
     raise AssertionError("context.abort never returns")
 

@@ -34,15 +34,15 @@ class MediaBudget:
         """A new, empty share of the budget for one call."""
         return MediaHold(self)
 
-    async def reserve(self, tenant: str, num_bytes: int) -> Callable[[], None]:
-        """Wait for the memory of an upload. Returns what gives it back. The tenants share one budget."""
+    async def reserve(self, tenant: str, num_bytes: int) -> MediaHold:
+        """Wait for the memory of an upload. The tenants share one budget."""
         hold = self.hold()
         try:
             await hold.take_when_free(num_bytes, "data", _UPLOAD_WAIT_S)
         except BaseException:
             hold.release()
             raise
-        return hold.release
+        return hold
 
     def make_room(self, num_bytes: int) -> None:
         """Drop spare files, oldest first, until `num_bytes` more fit."""
@@ -85,7 +85,10 @@ class MediaBudget:
 
 
 class MediaHold:
-    """One call's share of the budget. The owner must release it."""
+    """One call's share of the budget, or one upload's. The owner must release it."""
+
+    #: Of an upload: nobody waits for just its memory.
+    ends_s: float | None = None
 
     def __init__(self, budget: MediaBudget) -> None:
         self._budget = budget
@@ -143,6 +146,9 @@ class MediaHold:
             on_drop = self._on_drop
             self.release()
             on_drop()
+
+    def complete(self) -> None:
+        """An upload has arrived."""
 
     def release(self) -> None:
         """Return all bytes to the budget. May be called twice."""

@@ -193,7 +193,8 @@ class MediaPreparer:
             hold.take(len(content), media.field)
             return content
         if kind == "upload_id":
-            content = self.uploads.take(item.upload_id, principal.tenant, media.field)
+            content = self.uploads.look(item.upload_id, principal.tenant, media.field)
+            self.uploads.drop(item.upload_id)
             hold.take(len(content), media.field)
             return content
         if kind == "url":

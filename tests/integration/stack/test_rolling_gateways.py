@@ -27,9 +27,19 @@ _NUM_TOKENS, _TOKEN_S = 20, 0.03
 class _Gateway:
     """A gateway that can be started again on its port."""
 
-    def __init__(self, frontend: str, keys: Path) -> None:
+    def __init__(self, frontend: str, keys: KeyStore) -> None:
+        self._metadata = tuple(keys.headers("streams").items())
         self.port = free_port("127.0.0.1")
-        self._flags = ["--port", "0", "--grpc-port", str(self.port), "--frontend-addresses", frontend, "--api-keys-file", str(keys)]
+        self._flags = [
+            "--port",
+            "0",
+            "--grpc-port",
+            str(self.port),
+            "--frontend-addresses",
+            frontend,
+            "--api-keys-file",
+            str(keys.path),
+        ]
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -38,8 +48,8 @@ class _Gateway:
         async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{self.port}") as channel:
             request = health_pb2.HealthCheckRequest(service="readiness")
             stub = health_pb2_grpc.HealthStub(channel)
-            await stub.Check(request, wait_for_ready=True)  # type: ignore[misc]
-            async for state in stub.Watch(request):
+            await stub.Check(request, wait_for_ready=True, metadata=self._metadata)  # type: ignore[misc]
+            async for state in stub.Watch(request, metadata=self._metadata):
                 if state.status == health_pb2.HealthCheckResponse.SERVING:
                     return
 
@@ -67,7 +77,7 @@ async def test_nothing_is_refused_while_gateways_are_restarted(tmp_path: Path) -
 
     async with AsyncExitStack() as stack:
         mock = await stack.enter_async_context(mock_server())
-        gateways = [_Gateway(mock.address, keys.path) for _ in range(2)]
+        gateways = [_Gateway(mock.address, keys) for _ in range(2)]
         for gateway in gateways:
             stack.push_async_callback(gateway.stop)
             await gateway.start()

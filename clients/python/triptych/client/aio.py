@@ -105,17 +105,19 @@ class AsyncClient:
     @property
     def _stubs(self) -> _Stubs:
         """Made at the first call: a channel belongs to the event loop, and to the process, in which it is made."""
-        check_open(self._is_closed)
         with self._lock:
+            check_open(self._is_closed)
             if self._opened is None:
                 self._opened = _Stubs.over(self._open())
             return self._opened
 
     async def close(self) -> None:
         """Close the connection. Calls that have not ended are cancelled; their readers get a RequestAbortedError."""
-        self._is_closed = True
-        if self._opened is not None:
-            await self._opened.channel.close()
+        with self._lock:
+            self._is_closed = True
+            opened = self._opened
+        if opened is not None:
+            await opened.channel.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -15,6 +15,8 @@ from triptych.errors import InvalidRequestError
 
 #: Largest message in either direction, in bytes.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+#: Targets that may stand for several addresses.
+_SEVERAL = ("dns:", "ipv4:", "ipv6:")
 
 
 def connect(
@@ -31,7 +33,8 @@ def connect(
 
     Args:
         address: `host:port`, or another target of gRPC (`dns:///...`, `unix:...`). Several, and all that a `dns:` name stands for,
-            take turns (`round_robin`). None: those of TRIPTYCH_ADDRESS, or 127.0.0.1:50051.
+            take turns (`round_robin`). None: those of TRIPTYCH_ADDRESS, or 127.0.0.1:50051. The names of several addresses are
+            looked up here, once. With TLS, all of them show a certificate for the host of the first.
         api_key: sent with each call, as `authorization: Bearer ...`. None: that of TRIPTYCH_API_KEY, if it is set.
         tls: None: no TLS.
         retry: None: the defaults of `RetryConfig`.
@@ -112,7 +115,7 @@ def target_of(
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.dns_min_time_between_resolutions_ms", 2_000),
         ("grpc.enable_retries", int(retry.max_attempts > 1)),
-        ("grpc.service_config", _service_config(retry, is_balanced=len(addresses) > 1 or addresses[0].startswith("dns:"))),
+        ("grpc.service_config", _service_config(retry, is_balanced=len(addresses) > 1 or addresses[0].startswith(_SEVERAL))),
         # gRPC keeps a request for its retries only if it fits in here. By default pictures do not.
         ("grpc.per_rpc_retry_buffer_size", MAX_MESSAGE_BYTES),
     ]

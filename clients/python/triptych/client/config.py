@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from triptych.errors import InvalidRequestError
 
 #: Where the gateway of `triptych serve` takes gRPC.
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+_TARGET = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|vsock|xds|google-c2p):")
 
 
 def addresses_of(address: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -23,8 +25,10 @@ def addresses_of(address: str | Sequence[str] | None) -> tuple[str, ...]:
     """
     if address is None:
         address = os.environ.get("TRIPTYCH_ADDRESS") or DEFAULT_ADDRESS
-    parts = address.split(",") if isinstance(address, str) else address
-    addresses = tuple(part.strip() for part in parts if part.strip())
+    if isinstance(address, str):
+        # Targets of gRPC may have commas, too: ipv4:10.0.0.1:1,10.0.0.2:1
+        address = [address] if _TARGET.match(address) else address.split(",")
+    addresses = tuple(part.strip() for part in address if part.strip())
     if not addresses:
         raise InvalidRequestError("address is empty; give host:port", field="address")
     return addresses
@@ -58,7 +62,7 @@ class RetryConfig:
     """Retries of calls that end with UNAVAILABLE before anything of the answer has come. gRPC makes them, within the deadline.
 
     Where the server says when it is worth another try, it is made then: also for a full queue or a rate (RESOURCE_EXHAUSTED),
-    unless that is more than a minute away.
+    unless that is more than 30 s away.
     """
 
     max_attempts: int = 4

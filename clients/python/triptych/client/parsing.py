@@ -31,11 +31,12 @@ class Parsed(Generic[ParsedT]):
 
 
 class IncompleteAnswerError(ValueError):
-    """The answer's text ended before it was complete. `response` is the answer."""
+    """The answer has no complete text: it was cut, or is a call of a tool. `response` is the answer."""
 
     def __init__(self, response: generation_pb2.ChatResponse) -> None:
-        reason = common_pb2.FinishReason.Name(response.choices[0].finish_reason).removeprefix("FINISH_REASON_").lower()
-        super().__init__(f"the answer is incomplete: it ended with {reason} after {len(response.choices[0].text)} characters")
+        choice = response.choices[0] if response.choices else generation_pb2.Choice()
+        reason = common_pb2.FinishReason.Name(choice.finish_reason).removeprefix("FINISH_REASON_").lower()
+        super().__init__(f"the answer is incomplete: it ended with {reason} after {len(choice.text)} characters")
         self.response = response
 
 
@@ -51,7 +52,7 @@ def constrained(request: generation_pb2.ChatRequest, response_type: type[SchemaM
 
 def parsed(response: generation_pb2.ChatResponse, response_type: type[ParsedT]) -> Parsed[ParsedT]:
     """The object that an answer's first choice describes. Raises IncompleteAnswerError."""
-    choice = response.choices[0]
-    if choice.finish_reason != common_pb2.FINISH_REASON_STOP:
+    choice = response.choices[0] if response.choices else generation_pb2.Choice()
+    if choice.finish_reason != common_pb2.FINISH_REASON_STOP or not choice.text:
         raise IncompleteAnswerError(response)
     return Parsed(response_type.model_validate_json(choice.text), response)

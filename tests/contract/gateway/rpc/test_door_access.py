@@ -11,15 +11,18 @@ import grpc
 import pytest
 from support.certificates import authority, issue, write
 from support.drivers.door import Door, door_of
-from support.fakes.frontend import MODEL, FakeFrontend, says
+from support.fakes.frontend import MODEL, FakeFrontend, fails, says
 from support.keys import KeyStore
-from triptych.errors import PermissionDeniedError, QueueFullError, TriptychError, UnauthenticatedError
+from support.waiting import until
+from triptych.errors import PermissionDeniedError, QueueFullError, ServiceUnavailableError, TriptychError, UnauthenticatedError
 from triptych.status import from_rpc_error
 from triptych.v1 import common_pb2, generation_pb2, preprocess_pb2
 from triptych_gateway.access import key_ring
-from triptych_gateway.rpc.server import _SERVICES
+from triptych_gateway.errors import AccessDeniedError
+from triptych_gateway.record import RequestRecord
+from triptych_gateway.rpc.server import _request_classes
 
-METHODS = [f"/{service.full_name}/{method.name}" for service in _SERVICES for method in service.methods]
+METHODS = sorted(_request_classes())
 
 
 @pytest.fixture
@@ -46,7 +49,21 @@ async def refusal(call: object) -> TriptychError:
     return from_rpc_error(raised.value)
 
 
-@pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer sk-wrong"),), (("authorization", "Basic x"),)])
+def test_there_is_a_rule_for_each_method() -> None:
+    services = {method.split("/")[1].rsplit(".", 1)[1] for method in METHODS}
+    assert services == {"GenerationService", "PreprocessService", "DetokenizeService", "Health", "ServerReflection"}
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        (),
+        (("authorization", "Bearer sk-wrong"),),
+        (("authorization", "Basic x"),),
+        (("authorization-bin", b"Bearer x"),),
+    ],
+    ids=["none", "wrong", "basic", "binary"],
+)
 @pytest.mark.parametrize("method", METHODS)
 async def test_each_method_needs_a_key(keys: KeyStore, method: str, metadata: tuple) -> None:
     async with door_of(FakeFrontend(), api_keys_file=keys.path) as door:
@@ -55,6 +72,15 @@ async def test_each_method_needs_a_key(keys: KeyStore, method: str, metadata: tu
         assert isinstance(error, UnauthenticatedError)
         # The request was never read.
         assert door.gateway.bodies.used_bytes == 0
+
+
+async def test_a_key_of_other_characters_is_a_wrong_one(keys: KeyStore) -> None:
+    # This client's library sends no such metadata; others do.
+    async with door_of(FakeFrontend(), api_keys_file=keys.path) as door:
+        for name in ("authorization", "x-api-key"):
+            with pytest.raises(AccessDeniedError) as raised:
+                door.gateway.access.authenticate({name: "Bearer \u0100\u4e2d"}, RequestRecord("id"))
+            assert raised.value.status_code == 401
 
 
 async def test_a_refused_call_does_not_send_its_request(keys: KeyStore) -> None:
@@ -113,6 +139,12 @@ async def test_nobody_uses_anothers_upload(keys: KeyStore) -> None:
         request.messages[0].content.add(
             media=common_pb2.MediaItem(modality=common_pb2.MODALITY_IMAGE, upload_id=uploaded.upload_id)
         )
+        prompt = preprocess_pb2.PreprocessRequest(chat=request)
+        for call in (
+            door.generation.Chat(request, metadata=with_key(keys, "b")),
+            door.preprocess.Preprocess(prompt, metadata=with_key(keys, "b")),
+        ):
+            await refusal(call)
         error = await refusal(door.generation.Chat(request, metadata=with_key(keys, "b")))
         assert error.field == "messages[0].content[0].media.upload_id" or "upload_id" in error.field
         assert not frontend.requests
@@ -145,7 +177,9 @@ async def test_rates_are_told_and_kept(keys: KeyStore) -> None:
         trailers = dict(await call.trailing_metadata())
         assert trailers["x-ratelimit-limit-requests"] == "1"
         assert trailers["x-ratelimit-limit-tokens"] == "10000"
-        error = await refusal(door.generation.Chat(chat(), metadata=metadata))
+        again = door.generation.Chat(chat(), metadata=metadata)
+        error = await refusal(again)
+        assert dict(await again.trailing_metadata())["x-ratelimit-remaining-requests"] == "0"
         assert isinstance(error, QueueFullError)
         assert error.message.startswith("Rate limit reached for requests per minute: limit 1")
         assert error.retry_after_s is not None
@@ -161,6 +195,77 @@ async def test_tokens_are_counted_whether_the_answer_is_whole_or_not(keys: KeySt
         await door.generation.Chat(chat(options=options), metadata=with_key(keys, "few"))
         error = await refusal(door.generation.Chat(chat(options=options), metadata=with_key(keys, "few")))
         assert "tokens per minute" in error.message
+
+
+async def test_what_a_client_that_left_had_reserved_is_used(keys: KeyStore) -> None:
+    keys.add("few", tokens_per_minute=1000)
+    frontend = FakeFrontend()
+    frontend.script = says("a", "b", gate=asyncio.Semaphore(0))
+    frontend.pooling_gate = asyncio.Event()
+    options = generation_pb2.GenerationOptions(sampling=common_pb2.SamplingParams(max_tokens=400))
+    embed = generation_pb2.EmbedRequest(model=MODEL.name, inputs=[generation_pb2.EmbedInput(text="x" * 1600)])
+    async with door_of(frontend, api_keys_file=keys.path) as door:
+        metadata = with_key(keys, "few")
+        for call in (
+            door.generation.Chat(chat(options=options), metadata=metadata),
+            door.generation.Embed(embed, metadata=metadata),
+        ):
+            frontend.was_cancelled.clear()
+            await asyncio.sleep(0.2)
+            call.cancel()
+            await asyncio.wait_for(frontend.was_cancelled.wait(), 5)
+        await asyncio.sleep(0.1)
+        error = await refusal(door.generation.Chat(chat(options=options), metadata=metadata))
+        assert "tokens per minute" in error.message
+
+
+async def test_a_picture_is_no_text_of_the_prompt(keys: KeyStore) -> None:
+    keys.add("few", tokens_per_minute=1000)
+    request = chat(options=generation_pb2.GenerationOptions(sampling=common_pb2.SamplingParams(max_tokens=5)))
+    request.messages[0].content.add(media=common_pb2.MediaItem(modality=common_pb2.MODALITY_IMAGE, data=bytes(100_000)))
+    async with door_of(FakeFrontend(), api_keys_file=keys.path) as door:
+        for _ in range(2):
+            await door.generation.Chat(request, metadata=with_key(keys, "few"))
+
+
+async def test_a_refused_call_does_not_use_its_upload_up(keys: KeyStore) -> None:
+    async def pieces() -> AsyncIterator[generation_pb2.UploadMediaRequest]:
+        yield generation_pb2.UploadMediaRequest(header=generation_pb2.UploadMediaHeader(num_bytes=3 << 20))
+        for _ in range(3):
+            yield generation_pb2.UploadMediaRequest(data=bytes(1 << 20))
+
+    frontend = FakeFrontend()
+    async with door_of(frontend, api_keys_file=keys.path) as door:
+        metadata = with_key(keys, "a")
+        uploaded = await door.generation.UploadMedia(pieces(), metadata=metadata)
+        item = common_pb2.MediaItem(modality=common_pb2.MODALITY_IMAGE, upload_id=uploaded.upload_id)
+        request = chat()
+        request.messages[0].content.add(media=item)
+        other = generation_pb2.ChatRequest()
+        other.CopyFrom(request)
+        other.model = "another/model"
+        await refusal(door.generation.Chat(other, metadata=metadata))
+        frontend.script = fails(ServiceUnavailableError("no engine"))
+        await refusal(door.generation.Chat(request, metadata=metadata))
+        frontend.script = says("a", "b", gate=asyncio.Semaphore(1))
+        stream = door.generation.ChatStream(generation_pb2.ChatStreamRequest(chat=request), metadata=metadata)
+        await stream.read()
+        assert len(frontend.uploads[frontend.request.messages[0].content[1].media.upload_id]) == 3 << 20
+        assert door.gateway.bodies.used_bytes == 0
+        stream.cancel()
+        assert "upload_id" in (await refusal(door.generation.Chat(request, metadata=metadata))).field
+
+        again = await door.generation.UploadMedia(pieces(), metadata=metadata)
+        item.upload_id = again.upload_id
+        embed = generation_pb2.EmbedRequest(model=MODEL.name, inputs=[generation_pb2.EmbedInput()])
+        embed.inputs[0].messages.messages.add(role="user").content.add(media=item)
+        frontend.pooling_gate = asyncio.Event()
+        call = door.generation.Embed(embed, metadata=metadata)
+        await until(lambda: len(frontend.pooling_requests) == 1)
+        assert door.gateway.bodies.used_bytes >= 3 << 20, "while it is used"
+        frontend.pooling_gate.set()
+        await call
+        assert door.gateway.bodies.used_bytes == 0
 
 
 async def test_one_call_at_a_time(keys: KeyStore) -> None:

@@ -15,6 +15,7 @@ from support.waiting import until
 from triptych.errors import ContextLengthError, InternalError, QueueFullError, TriptychError
 from triptych.status import from_rpc_error
 from triptych.v1 import common_pb2, detokenize_pb2, generation_pb2, preprocess_pb2
+from triptych_gateway.rpc import call as call_module
 
 PICTURE = common_pb2.MODALITY_IMAGE
 REPORT = generation_pb2.MediaReport(key=b"key", num_tokens=4)
@@ -138,6 +139,33 @@ async def test_growing_tokens_become_text() -> None:
     async with door_of(FakeFrontend()) as door:
         texts = [response.text async for response in door.detokenize.DetokenizeStream(requests())]
     assert texts == ["a", "b", "end"]
+
+
+async def test_a_fault_in_the_midst_of_growing_tokens_is_the_clients() -> None:
+    async def requests() -> AsyncIterator[bytes]:
+        yield detokenize_pb2.DetokenizeStreamRequest(token_ids=[97]).SerializeToString()
+        yield b"\xff\xff"
+
+    async with door_of(FakeFrontend()) as door:
+        stream = door.channel.stream_stream("/triptych.v1.DetokenizeService/DetokenizeStream")(requests())
+        assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+        async def nothing() -> AsyncIterator[detokenize_pb2.DetokenizeStreamRequest]:
+            for never in ():
+                yield never
+
+        assert [response.text async for response in door.detokenize.DetokenizeStream(nothing())] == [""]
+
+
+async def test_a_client_that_does_not_read_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_module, "READ_TIMEOUT_S", 0.3)
+    frontend = FakeFrontend()
+    frontend.script = says(*["x" * 10_000] * 2000)
+    async with door_of(frontend) as door:
+        stream = door.generation.ChatStream(generation_pb2.ChatStreamRequest(chat=chat()))
+        await until(lambda: door.gateway.metrics.in_flight._value.get() == 1)
+        await until(lambda: door.gateway.metrics.in_flight._value.get() == 0)
+        stream.cancel()
 
 
 async def test_errors_keep_their_details() -> None:
