@@ -1,18 +1,23 @@
 """Frameworks and clients that people use, unmodified, against a real stack. Each program raises, or prints "ok" at its end.
 
-They are downloaded: `make test-ecosystem`. A test is skipped where its packages cannot be had, and says which.
+They are downloaded: `make test-ecosystem`. A test is skipped where its packages cannot be had, and says which. Where an answer must
+mean something, the stack is a gateway in front of `triptych mock`, which answers what its requests tell it.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from support.codegen import Tools
 from support.downloads import npm_packages, python_environment
+from support.scripted import scripted_gateway
 from support.stack import Stack, running_stack
 from triptych_common.settings import DEFAULT_MODEL
 
@@ -24,7 +29,30 @@ FRAMEWORKS = {
     "litellm_app.py": ("litellm>=1.80", "mcp"),
     "instructor_app.py": ("instructor>=1.14",),
     "pydantic_ai_app.py": ("pydantic-ai-slim[openai]>=2",),
+    "openai_parse_app.py": ("openai>=3",),
 }
+#: The same for programs that ask a scripted stack, too.
+AGENTS = {
+    "agents_app.py": ("openai-agents>=0.24",),
+    "codex_app.py": ("openai>=3",),
+    "anthropic_app.py": ("anthropic>=2",),
+}
+#: Settings of the Codex CLI. By default it brings the tool `web_search` and a `namespace` of tools, which the gateway refuses.
+CODEX = """
+model = "{model}"
+model_provider = "triptych"
+web_search = "disabled"
+agents.enabled = false
+analytics.enabled = false
+check_for_update_on_startup = false
+[model_providers.triptych]
+name = "Triptych"
+base_url = "{url}/v1"
+wire_api = "responses"
+supports_websockets = {websockets}
+request_max_retries = 0
+stream_max_retries = 0
+"""
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +61,24 @@ def served() -> Iterator[Stack]:
         yield stack
 
 
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[str]:
+    """The URL of a gateway with a mock behind it."""
+    with scripted_gateway(DEFAULT_MODEL) as url:
+        yield url
+
+
 @pytest.fixture
 def cache(pytestconfig: pytest.Config) -> Path:
     """Where downloads are kept from run to run."""
     return pytestconfig.cache.mkdir("ecosystem")  # type: ignore[union-attr]
 
 
-def run(*command: str | Path, cwd: Path | None = None) -> str:
-    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, cwd=cwd)
+def run(*command: str | Path, cwd: Path | None = None, **environment: str) -> str:
+    env = os.environ | environment
+    result = subprocess.run(
+        [str(part) for part in command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=cwd, env=env
+    )
     assert result.returncode == 0, f"{command}:\n{result.stdout[-6000:]}\n{result.stderr[-6000:]}"
     return result.stdout
 
@@ -49,6 +87,37 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 def test_framework(program: str, served: Stack, cache: Path) -> None:
     python = python_environment(cache / program.removesuffix(".py"), *FRAMEWORKS[program])
     assert run(python, PROGRAMS / program, f"{served.url}/v1", DEFAULT_MODEL).endswith("ok\n")
+
+
+@pytest.mark.parametrize("program", AGENTS)
+def test_agent(program: str, scripted: str, served: Stack, cache: Path) -> None:
+    python = python_environment(cache / program.removesuffix(".py"), *AGENTS[program])
+    assert run(python, PROGRAMS / program, scripted, served.url, DEFAULT_MODEL).endswith("ok\n")
+
+
+@pytest.mark.parametrize("websockets", ["false", "true"])
+def test_codex_cli(websockets: str, scripted: str, cache: Path, tmp_path: Path) -> None:
+    tools = Tools(cache)
+    modules = npm_packages(cache / "codex", tools.program("npm"), "@openai/codex@>=0.169")
+    (tmp_path / "config.toml").write_text(CODEX.format(model=DEFAULT_MODEL, url=scripted, websockets=websockets))
+    call = {"id": "call_1", "name": "exec_command", "arguments": json.dumps({"cmd": "echo Triptych"})}
+    asked = json.dumps({"mock": {"reasoning": "I must look.", "text": "I look.", "toolCalls": [call]}})
+    options = ["--skip-git-repo-check", "--json"]
+
+    def turn(*arguments: str) -> list[tuple[str, str]]:
+        """The items that the CLI tells of, without its own warnings: type and text."""
+        home = {"HOME": str(tmp_path), "CODEX_HOME": str(tmp_path)}
+        told = run(tools.program("node"), modules / ".bin" / "codex", "exec", *arguments, cwd=tmp_path, **home)
+        items = [event["item"] for event in map(json.loads, told.splitlines()) if event["type"] == "item.completed"]
+        return [(item["type"], item.get("aggregated_output") or item["text"]) for item in items if item["type"] != "error"]
+
+    *items, last = turn("--sandbox", "danger-full-access", *options, asked)
+    assert items == [("reasoning", "I must look."), ("agent_message", "I look."), ("command_execution", "Triptych\n")]
+    assert "Triptych" in last[1], "the result of the command was the model's next question"
+    assert turn("resume", "--last", *options, "Thanks.") == [("agent_message", "Thanks.")]
+    # The connection of the first turn has ended by now, and is counted.
+    metrics = httpx.get(f"{scripted}/metrics", trust_env=False).text
+    assert ('requests_total{route="websocket",status="101"}' in metrics) == (websockets == "true")
 
 
 def test_openai_of_npm(served: Stack, cache: Path, tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ _TYPES = {
 def error_body(error: ApiError, request_id: str) -> bytes:
     """The JSON body. It has no field for the name of the field at fault; the message names it."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    detail: dict[str, Any] = {"type": kind, "message": error.message}
+    # Clients tell an overflow by these words, which Anthropic's own message begins with.
+    opening = "prompt is too long: " if error.code == "context_length_exceeded" else ""
+    detail: dict[str, Any] = {"type": kind, "message": opening + error.message}
     if error.param == "thread":
         # The client's tool runner asks for a thread that the server keeps. With this code it goes on without one.
         detail["details"] = {"error_code": "thread_unsupported_request"}

@@ -70,6 +70,9 @@ class ResponseRequest(GenerationRequest):
     ] = None
 
     metadata: Annotated[Metadata | None, Field(description="Labels that are kept with the response.")] = None
+    client_metadata: Annotated[
+        JsonObject | None, Field(description="Labels of the client, such as the Codex CLI's. They change nothing, and are not kept.")
+    ] = None
     safety_identifier: Annotated[str | None, Field(max_length=512, description="A label of the end user.")] = None
     prompt_cache_key: Annotated[
         str | None,

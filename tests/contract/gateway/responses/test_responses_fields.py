@@ -81,7 +81,7 @@ HONOURED: dict[str, tuple[Any, dict[str, Any], Check]] = {
     "cache_salt": ("s", {}, _sent("options.cache_salt", "s")),
 }
 #: Fields that other tests send.
-ELSEWHERE = {"stream", "stream_options", "previous_response_id", "mm_processor_kwargs"}
+ELSEWHERE = {"stream", "stream_options", "previous_response_id", "mm_processor_kwargs", "client_metadata"}
 REFUSED = sorted(
     name for name, info in ResponseRequest.model_fields.items() if any(isinstance(part, NoOp) for part in info.metadata)
 )
@@ -127,6 +127,15 @@ async def test_a_field_is_refused_by_its_name(name: str) -> None:
     error = response.json()["error"]
     assert (error["param"], error["code"]) == (name, "unsupported_parameter")
     assert accepted.status_code == 200
+
+
+async def test_labels_of_the_client_change_nothing() -> None:
+    frontend = FakeFrontend()
+    async with gateway_client(frontend) as client:
+        answer = await client.post("/v1/responses", json=BODY | {"client_metadata": {"thread_id": "x"}})
+        assert answer.status_code == 200, answer.text
+        assert "client_metadata" not in answer.json()
+        assert (await client.post("/v1/responses", json=BODY | {"client_metadata": "x"})).status_code == 400
 
 
 async def test_options_of_a_processor_need_media() -> None:
