@@ -53,7 +53,7 @@ class Metrics:
         )
         self.rate_store_failures = self._counter("rate_store_failures", "Times that the store of rates did not answer.")
         self.audit_lost = self._counter("audit_lines_lost", "Lines of the audit log that could not be written.")
-        self.in_flight = Gauge("triptych_gateway_requests_in_flight", "HTTP requests and gRPC calls being answered.", registry=self.registry)
+        self.in_flight = Gauge("triptych_gateway_requests_in_flight", "Requests and calls being answered.", registry=self.registry)
         self.bodies_waiting = Gauge(
             "triptych_gateway_bodies_waiting", "Request bodies that wait for memory.", registry=self.registry
         )

@@ -71,7 +71,7 @@ class ResponseRequest(GenerationRequest):
 
     metadata: Annotated[Metadata | None, Field(description="Labels that are kept with the response.")] = None
     client_metadata: Annotated[
-        JsonObject | None, Field(description="Labels of the client, such as the Codex CLI's. They change nothing, and are not kept.")
+        JsonObject | None, Field(description="Labels of the client, such as the Codex CLI's. They change nothing.")
     ] = None
     safety_identifier: Annotated[str | None, Field(max_length=512, description="A label of the end user.")] = None
     prompt_cache_key: Annotated[
