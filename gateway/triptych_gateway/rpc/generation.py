@@ -118,8 +118,8 @@ class GenerationServicer(GenerationCalls):
         files, uploaded = self._files_of(request, call)
         for item, content in files:
             item.data = content
-        # Until the call has ended they are counted where they were uploaded.
-        call.on_end += [partial(self.uploads.drop, upload_id) for upload_id in uploaded]
+        # Until then they are counted where they were uploaded, and a call that failed can be made again.
+        call.on_success += [partial(self.uploads.drop, upload_id) for upload_id in uploaded]
 
     def _files_of(self, request: Message, call: Call) -> tuple[list[tuple[common_pb2.MediaItem, bytes]], list[str]]:
         """The files of a request, each with its item, and the ids of those that were uploaded before."""

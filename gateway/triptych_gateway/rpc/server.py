@@ -30,8 +30,8 @@ from triptych_common.rpc.server import bind
 
 from triptych_gateway.connections.http_protocol import HEADER_TIMEOUT_S, max_grpc_connections
 from triptych_gateway.connections.https import Https
-from triptych_gateway.rpc.call import DoorInterceptor
 from triptych_gateway.rpc.generation import GenerationServicer
+from triptych_gateway.rpc.interceptor import DoorInterceptor
 from triptych_gateway.rpc.stages import StagesServicer
 from triptych_gateway.state import Gateway
 

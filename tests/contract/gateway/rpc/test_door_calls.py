@@ -15,7 +15,7 @@ from support.waiting import until
 from triptych.errors import ContextLengthError, InternalError, QueueFullError, TriptychError
 from triptych.status import from_rpc_error
 from triptych.v1 import common_pb2, detokenize_pb2, generation_pb2, preprocess_pb2
-from triptych_gateway.rpc import call as call_module
+from triptych_gateway.rpc import interceptor
 
 PICTURE = common_pb2.MODALITY_IMAGE
 REPORT = generation_pb2.MediaReport(key=b"key", num_tokens=4)
@@ -158,7 +158,7 @@ async def test_a_fault_in_the_midst_of_growing_tokens_is_the_clients() -> None:
 
 
 async def test_a_client_that_does_not_read_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_module, "READ_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(interceptor, "READ_TIMEOUT_S", 0.3)
     frontend = FakeFrontend()
     frontend.script = says(*["x" * 10_000] * 2000)
     async with door_of(frontend) as door:
