@@ -70,9 +70,21 @@ TEST(Chat, IsTriedFourTimesAtMost) {
 
 TEST(Chat, IsNotRetriedAfterOtherErrors) {
   FakeServer server;
-  server.on_chat = [&](auto&, auto&, auto&) { return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "full"); };
-  EXPECT_THROW(server.client().chat({}), QueueFullError);
+  server.on_chat = [&](auto&, auto&, auto&) { return grpc::Status(grpc::StatusCode::INTERNAL, "broken"); };
+  EXPECT_THROW(server.client().chat({}), InternalError);
   EXPECT_EQ(server.attempts.value(), 1);
+}
+
+TEST(Chat, IsRetriedAfterAFullQueueWhenTheServerSays) {
+  for (const auto& [pushback, attempts] : {std::pair{"50", 4}, std::pair{"-1", 1}}) {
+    FakeServer server;
+    server.on_chat = [&, text = std::string(pushback)](grpc::ServerContext& context, auto&, auto&) {
+      context.AddTrailingMetadata("grpc-retry-pushback-ms", text);
+      return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "full");
+    };
+    EXPECT_THROW(server.client().chat({}), QueueFullError);
+    EXPECT_EQ(server.attempts.value(), attempts);
+  }
 }
 
 TEST(Chat, EndsAtItsDeadline) {
