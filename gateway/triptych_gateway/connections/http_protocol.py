@@ -29,7 +29,8 @@ def max_connections() -> int:
     Fewer where the process may open few files. Without a free one, it reaches no frontend, and libuv can spin: it closes a spare
     file to accept and close the next connection, and if another thread takes that place meanwhile, it tries again without end.
     """
-    return max_accepted_connections(MAX_CONNECTIONS + MAX_GRPC_CONNECTIONS) - max_grpc_connections()
+    left = max_accepted_connections(MAX_CONNECTIONS + MAX_GRPC_CONNECTIONS) - max_grpc_connections()
+    return max(1, min(MAX_CONNECTIONS, left))
 
 
 def max_grpc_connections() -> int:
