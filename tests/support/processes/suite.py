@@ -36,6 +36,7 @@ class ServiceProcess:
         self._env = {**os.environ, **(env or {})}
         self._argv = [sys.executable, "-m", f"triptych_{kind}", "--port", str(self.port), *args]
         if kind == "gateway":
+            self._argv += ["--grpc-port", str(free_port("127.0.0.1"))]
             self.is_ready: Callable[[], Awaitable[bool]] = http_ready("127.0.0.1", self.port)
         else:
             control_port = free_port("127.0.0.1")
