@@ -12,7 +12,7 @@ import trustme
 from pydantic import SecretStr
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_gateway.connections.https import Https
-from triptych_gateway.rpc.server import GrpcDoor
+from triptych_gateway.rpc.server import GrpcServer
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.state import Gateway
 from triptych_mock.service import MockServer
@@ -76,8 +76,8 @@ async def gateway_servers(folder: Path) -> AsyncIterator[dict[str, str]]:
                     max_body_bytes=MAX_MESSAGE_BYTES // 2,
                 )
             )
-            gateway.door = door = GrpcDoor(gateway, Https(https) if has_tls else None)
-            places[name] = f"localhost:{door.listen()}"
+            gateway.grpc_server = grpc_server = GrpcServer(gateway, Https(https) if has_tls else None)
+            places[name] = f"localhost:{grpc_server.listen()}"
             await gateway.open()
             stack.push_async_callback(gateway.close)
             await gateway.pool.until_ready()

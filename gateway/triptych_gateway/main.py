@@ -21,7 +21,7 @@ from triptych_common.settings import startup_error
 from triptych_gateway.app import create_app
 from triptych_gateway.connections.http_protocol import LimitedHttpProtocol
 from triptych_gateway.connections.https import Https
-from triptych_gateway.rpc.server import GrpcDoor
+from triptych_gateway.rpc.server import GrpcServer
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.state import Gateway
 
@@ -86,8 +86,8 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         watch = asyncio.create_task(https.watch(), name="HTTPS certificate")
         app.state.gateway.metrics.add_certificate("https_certificate", lambda: https.watched.current.expiry_s)
     gateway: Gateway = app.state.gateway
-    gateway.door = door = GrpcDoor(gateway, https)
-    grpc_port = door.listen()
+    gateway.grpc_server = grpc_server = GrpcServer(gateway, https)
+    grpc_port = grpc_server.listen()
     server = _Server(config)
     host, port = listener.getsockname()[:2]
     frontends = ", ".join(settings.frontend_addresses)
@@ -99,7 +99,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     server.should_exit = True
-    ending = {serving, asyncio.create_task(door.stop(settings.shutdown_grace_s))}
+    ending = {serving, asyncio.create_task(grpc_server.stop(settings.shutdown_grace_s))}
     await asyncio.wait(ending, timeout=settings.shutdown_grace_s)
     gateway.stop_requests()
     await asyncio.gather(*ending)

@@ -14,9 +14,8 @@ from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.dialects.cost_json import MODALITIES, encoder_cache
 from triptych_gateway.errors import ApiError
 from triptych_gateway.frontends.engine_loads import ModelLoad
-from triptych_gateway.record import RequestRecord
+from triptych_gateway.record import RequestRecord, Tally
 from triptych_gateway.schemas.common import ignored_fields
-from triptych_gateway.tally import Tally
 from triptych_gateway.tenant_metrics import TenantMetrics
 
 # A series per counter with the time at which it was made. Nothing reads it.

@@ -36,7 +36,7 @@ from triptych_gateway.stores.opening import open_store
 T = TypeVar("T")
 
 
-class Door(Protocol):
+class Port(Protocol):
     """Another port that serves this gateway. `start` and `stop` may be called twice."""
 
     async def start(self) -> None: ...
@@ -53,7 +53,7 @@ class Gateway:
     #: Done when requests in flight must end.
     stopping: asyncio.Future[None]
     #: The gRPC port; None where only the ASGI application is served.
-    door: Door | None = None
+    grpc_server: Port | None = None
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
@@ -96,8 +96,8 @@ class Gateway:
         if self.tls is not None:
             self._running.append(asyncio.create_task(self.tls.watch(), name="certificates"))
         await self.access.open()
-        if self.door is not None:
-            await self.door.start()
+        if self.grpc_server is not None:
+            await self.grpc_server.start()
 
     def stop_requests(self) -> None:
         """End each request in flight with an error."""
@@ -106,8 +106,8 @@ class Gateway:
 
     async def close(self) -> None:
         """End the requests in flight, and close the store and the connections to the frontends."""
-        if self.door is not None:
-            await self.door.stop(0.0)
+        if self.grpc_server is not None:
+            await self.grpc_server.stop(0.0)
         await self.background.close(self.settings.shutdown_grace_s, self.stopping)
         self.stop_requests()
         await self.store.close()

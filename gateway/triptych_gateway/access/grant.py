@@ -14,8 +14,7 @@ from triptych_gateway.errors import AccessDeniedError
 from triptych_gateway.file_parts import run_sized
 from triptych_gateway.frontends.calls import FrontendCall
 from triptych_gateway.frontends.models import visible_models_var
-from triptych_gateway.record import RequestRecord
-from triptych_gateway.tally import Tally
+from triptych_gateway.record import RequestRecord, Tally
 
 #: Bytes of a request per token of its prompt: OpenAI's rule of thumb. The answer's usage corrects it.
 _BYTES_PER_TOKEN = 4

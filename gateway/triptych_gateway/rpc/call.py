@@ -23,7 +23,7 @@ from triptych_gateway.body_budget import BodyHold
 from triptych_gateway.file_parts import run_sized
 from triptych_gateway.metrics import GenerationMeter
 from triptych_gateway.record import RequestRecord
-from triptych_gateway.rpc.media import parse_apart
+from triptych_gateway.rpc.media import Media, parse_apart
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.state import Gateway
 
@@ -54,8 +54,8 @@ class Call:
         self.record = RequestRecord(usable_request_id(given if isinstance(given, str) else None))
         self._metadata = metadata
         self.tenant = ANONYMOUS.tenant
-        #: Path of a media item -> its file, which was cut out of the request.
-        self.files: dict[str, bytes] = {}
+        #: The media of the request. Their files were cut out of it.
+        self.media: list[Media] = []
         self._hold: BodyHold | None = None
         #: Called when the call was answered.
         self.on_success: list[Callable[[], None]] = []
@@ -114,7 +114,7 @@ class Call:
             self.grant.end()
 
     async def read(self, cls: type[M], requests: AsyncIterator[bytes]) -> M:
-        """The only request of a call that does not stream them. Its files are in `files`.
+        """The only request of a call that does not stream them. Its files are in `media`.
 
         Raises:
             InvalidRequestError: it is no such message, or it is too large.
@@ -127,8 +127,8 @@ class Call:
         self._hold = self.gateway.bodies.hold(self.tenant, len(content) * _MEMORY_FACTOR)
         await self._hold.grow(len(content) * _MEMORY_FACTOR)
         self._hold.complete()
-        request, self.files = await run_sized(len(content), partial(parse_apart, cls, content), SMALL_BYTES)
-        self._hold.shrink(sum(map(len, self.files.values())) + request.ByteSize())
+        request, self.media = await run_sized(len(content), partial(parse_apart, cls, content), SMALL_BYTES)
+        self._hold.shrink(sum(len(content) for *_, content in self.media if content is not None) + request.ByteSize())
         return request
 
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TypeVar
 
 import grpc
-from google.protobuf.message import Message
 from triptych.errors import UnimplementedError
 from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.media.uploads import Uploads
@@ -18,7 +17,6 @@ from triptych_gateway.body_budget import BodyHold
 from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
 from triptych_gateway.frontends.loads import merged_loads
-from triptych_gateway.rpc import media
 from triptych_gateway.rpc.call import Call, call_var
 from triptych_gateway.state import Gateway, call_context_of
 from triptych_gateway.tracing import note_call, note_first_event, note_usage
@@ -32,7 +30,7 @@ class GenerationServicer(GenerationCalls):
     """All methods but Session, which carries the calls of a gateway.
 
     Args:
-        instance: returns the identity of this gateway.
+        instance: the identity of this gateway.
     """
 
     def __init__(self, gateway: Gateway, instance: common_pb2.Instance) -> None:
@@ -57,14 +55,14 @@ class GenerationServicer(GenerationCalls):
         own = FrontendCall(request, call.record.request_id, mode)
         call.use_model(request.model)
         await call.grant.admit([own])
-        files, uploaded = self._files_of(request, call)
+        files, uploaded = self._files_of(call)
         own.files = [MediaFile(item, content) for item, content in files]
         operation = "chat" if isinstance(request, generation_pb2.ChatRequest) else "text_completion"
         note_call(operation, request.model, max(1, request.options.n), is_stream=is_stream)
         meter, cost, ends = call.meter(), Cost(), list[common_pb2.FinishReason]()
         responses = gateway.router.generate([own], call_context_of(call.tenant), call.release)
         del own, files  # the router keeps the files until a frontend has answered, and not longer
-        call.files.clear()
+        call.media.clear()
         async with aclosing(responses):
             async for batch in responses:
                 while uploaded:  # a call that no frontend took does not use them up
@@ -103,7 +101,7 @@ class GenerationServicer(GenerationCalls):
         request.context.CopyFrom(call_context_of(call.tenant))
         note_call(operation, request.model)
         await call.grant.admit_pooling(request)
-        self.put_files(request, call)
+        self.put_files(call)
         return call
 
     def _pooled(self, response: Pooled) -> Pooled:
@@ -113,24 +111,24 @@ class GenerationServicer(GenerationCalls):
         note_usage(response.usage)
         return response
 
-    def put_files(self, request: Message, call: Call) -> None:
-        """Put files into a request that has no other way to take them, uploaded ones too."""
-        files, uploaded = self._files_of(request, call)
+    def put_files(self, call: Call) -> None:
+        """Put the files of a call into its request, uploaded ones too, where a frontend has no other way to take them."""
+        files, uploaded = self._files_of(call)
         for item, content in files:
             item.data = content
         # Until then they are counted where they were uploaded, and a call that failed can be made again.
         call.on_success += [partial(self.uploads.drop, upload_id) for upload_id in uploaded]
 
-    def _files_of(self, request: Message, call: Call) -> tuple[list[tuple[common_pb2.MediaItem, bytes]], list[str]]:
-        """The files of a request, each with its item, and the ids of those that were uploaded before."""
+    def _files_of(self, call: Call) -> tuple[list[tuple[common_pb2.MediaItem, bytes]], list[str]]:
+        """The files of a call, each with its item, and the ids of those that were uploaded before."""
         files: list[tuple[common_pb2.MediaItem, bytes]] = []
         uploaded: list[str] = []
-        for path, item in media.media_of(request):
+        for path, item, content in call.media:
             if item.HasField("upload_id"):
                 files.append((item, self.uploads.look(item.upload_id, call.tenant, path)))
                 uploaded.append(item.upload_id)
-            elif path in call.files:
-                files.append((item, call.files[path]))
+            elif content is not None:
+                files.append((item, content))
         return files, uploaded
 
     async def UploadMedia(

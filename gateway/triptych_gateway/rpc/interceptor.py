@@ -31,7 +31,7 @@ M = TypeVar("M", bound=Message)
 _MIN_READS, _MAX_REQUEST_STREAMS = 4, 64
 
 
-class DoorInterceptor(grpc.aio.ServerInterceptor):
+class GatewayInterceptor(grpc.aio.ServerInterceptor):
     """Lets a call in, and accounts for it when it ends.
 
     A call that is refused for its key is refused before its request is read. gRPC would read all of it first, so each method is

@@ -12,9 +12,11 @@ from triptych_gateway.rpc.wire import parse
 
 M = TypeVar("M", bound=Message)
 Item = tuple[str, common_pb2.MediaItem]
+#: A media item of a request with its path, and its file if the request had that.
+Media = tuple[str, common_pb2.MediaItem, bytes | None]
 
 
-def media_of(request: Message) -> Iterator[Item]:
+def _media_of(request: Message) -> Iterator[Item]:
     """The media items of a request of any method, each with its path."""
     one: Any = request
     if isinstance(one, generation_pb2.ChatStreamRequest):
@@ -47,16 +49,18 @@ def _in_messages(path: str, messages: Iterable[generation_pb2.ChatMessage]) -> I
                 yield f"{path}[{number}].content[{place}].media", part.media
 
 
-def parse_apart(cls: type[M], content: bytes) -> tuple[M, dict[str, bytes]]:
-    """A request without its files, and path -> file. Raises what `parse` raises.
+def parse_apart(cls: type[M], content: bytes) -> tuple[M, list[Media]]:
+    """A request without its files, and its media. Raises what `parse` raises.
 
     protobuf frees the bytes of a field only with the whole message, which is kept until the call has ended. So the message that is
     returned never had them.
     """
     message = parse(cls, content)
     files: dict[str, bytes] = {}
-    for path, item in media_of(message):
+    for path, item in _media_of(message):
         if item.HasField("data"):
             files[path] = item.data
             item.data = b""  # the item still has a source
-    return (cls.FromString(message.SerializeToString()), files) if files else (message, files)
+    if files:
+        message = cls.FromString(message.SerializeToString())
+    return message, [(path, item, files.get(path)) for path, item in _media_of(message)]

@@ -31,7 +31,7 @@ from triptych_common.rpc.server import bind
 from triptych_gateway.connections.http_protocol import HEADER_TIMEOUT_S, max_grpc_connections
 from triptych_gateway.connections.https import Https
 from triptych_gateway.rpc.generation import GenerationServicer
-from triptych_gateway.rpc.interceptor import DoorInterceptor
+from triptych_gateway.rpc.interceptor import GatewayInterceptor
 from triptych_gateway.rpc.stages import StagesServicer
 from triptych_gateway.state import Gateway
 
@@ -48,11 +48,9 @@ _MAX_RECEIVE = "grpc.max_receive_message_length"
 _MAX_CALLS = 1024
 #: A connection without calls is closed after this time, in milliseconds. Clients open another one by themselves.
 _MAX_IDLE_MS = 60_000
-#: Time between two looks at whether the gateway is ready, in seconds.
-_READINESS_S = 0.5
 
 
-class GrpcDoor:
+class GrpcServer:
     """The gRPC server of a gateway.
 
     Args:
@@ -71,7 +69,7 @@ class GrpcDoor:
     def listen(self) -> int:
         """Take the port. Calls wait until `start`. Returns the actual port. Raises StartupError if it is taken."""
         settings, stages = self._gateway.settings, StagesServicer(self._gateway, self._generation.put_files)
-        interceptor = DoorInterceptor(self._gateway, _request_classes())
+        interceptor = GatewayInterceptor(self._gateway, _request_classes())
         self._server = server = grpc.aio.server(interceptors=[interceptor], options=_options(settings.max_body_bytes))
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._generation, server)
         preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server(stages, server)
@@ -104,13 +102,12 @@ class GrpcDoor:
 
     async def _follow_readiness(self) -> None:
         """Tell by the health service whether a frontend is ready, as /ready does."""
-        was_ready: bool | None = None
+        pool = self._gateway.pool
         while True:
-            is_ready = bool(self._gateway.pool.ready)
-            if is_ready != was_ready:
-                await self._health.set_ready(is_ready)
-                was_ready = is_ready
-            await asyncio.sleep(_READINESS_S)
+            await pool.until(lambda: bool(pool.ready), None)
+            await self._health.set_ready(True)
+            await pool.until(lambda: not pool.ready, None)
+            await self._health.set_ready(False)
 
 
 def _request_classes() -> Mapping[str, type[Message]]:

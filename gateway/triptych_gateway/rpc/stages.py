@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 import grpc
-from google.protobuf.message import Message
 from triptych.errors import InvalidRequestError, TriptychError
 from triptych.v1 import detokenize_pb2, detokenize_pb2_grpc, preprocess_pb2, preprocess_pb2_grpc
 
@@ -20,10 +19,10 @@ class StagesServicer(preprocess_pb2_grpc.PreprocessServiceServicer, detokenize_p
     """The stages before and after generation, each done by a frontend of the model.
 
     Args:
-        put_files: puts the files of a request into it.
+        put_files: puts the files of a call into its request.
     """
 
-    def __init__(self, gateway: Gateway, put_files: Callable[[Message, Call], None]) -> None:
+    def __init__(self, gateway: Gateway, put_files: Callable[[Call], None]) -> None:
         self._gateway, self._put_files = gateway, put_files
 
     async def Preprocess(self, request: preprocess_pb2.PreprocessRequest, context: Context) -> preprocess_pb2.PreprocessResponse:
@@ -33,7 +32,7 @@ class StagesServicer(preprocess_pb2_grpc.PreprocessServiceServicer, detokenize_p
         call.use_model(getattr(request, kind).model)
         # What the client says of itself does not count.
         request.context.CopyFrom(call_context_of(call.tenant))
-        self._put_files(request, call)
+        self._put_files(call)
         return await self._gateway.frontend.preprocess(request, call.record.request_id)
 
     async def Tokenize(self, request: preprocess_pb2.TokenizeRequest, context: Context) -> preprocess_pb2.TokenizeResponse:

@@ -123,8 +123,8 @@ class Pool(Generic[C]):
 
         await self.until(lambda: were_tried() or (bool(self._ready) and not all_of_them), timeout_s)
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until a change of the services makes the condition true. Returns False if none does in time."""
+    async def until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until a change of the services makes the condition true. Returns False if none does in time; None is no limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not condition():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
@@ -21,9 +22,10 @@ _MEDIA_TRAILER = "triptych-media-bin"
 _MAX_TRAILER_BYTES = 4096
 
 
-class GenerationCalls(generation_pb2_grpc.GenerationServiceServicer):
+class GenerationCalls(generation_pb2_grpc.GenerationServiceServicer, ABC):
     """The four methods that generate text. A service adds where the responses come from."""
 
+    @abstractmethod
     def responses(self, request: Request, context: grpc.aio.ServicerContext, *, is_final_only: bool, is_stream: bool) -> Responses:
         """The responses of a call as they arrive. The last one has the usage. Raises the call's error.
 
@@ -31,11 +33,10 @@ class GenerationCalls(generation_pb2_grpc.GenerationServiceServicer):
             is_final_only: each choice's text comes at once, when it has ended.
             is_stream: whether the client gets the responses one by one.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def model_name(self, request: Request) -> str:
         """The served name of the model that answers."""
-        raise NotImplementedError
 
     async def Chat(self, request: generation_pb2.ChatRequest, context: grpc.aio.ServicerContext) -> generation_pb2.ChatResponse:
         return await self._whole(request, context, generation_pb2.ChatResponse)

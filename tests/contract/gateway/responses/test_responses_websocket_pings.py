@@ -14,6 +14,7 @@ import websockets
 from support.certificates import issue, write
 from support.drivers.https_gateway import https_gateway, trusting
 from support.fakes.frontend import MODEL, FakeFrontend, running, says
+from support.waiting import until
 from triptych_gateway import main
 from websockets.asyncio.client import ClientConnection
 from websockets.frames import Frame, Opcode
@@ -67,8 +68,7 @@ async def waiting_turn(frontend: FakeFrontend, tmp_path: Path, kind: type[Client
 async def test_a_turn_that_waits_gets_pings_and_then_its_answer(tmp_path: Path) -> None:
     frontend = FakeFrontend()
     async with asyncio.timeout(30), waiting_turn(frontend, tmp_path, _Counting) as connection:
-        await asyncio.sleep(1)
-        assert connection.num_pings >= 3
+        await until(lambda: connection.num_pings >= 3)
         script: Any = frontend.script
         script.gate.release()
         script.gate.release()

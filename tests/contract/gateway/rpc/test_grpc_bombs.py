@@ -10,9 +10,10 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.drivers.door import door_of
+from support.drivers.grpc_port import grpc_port_of
 from support.fakes.frontend import MODEL, FakeFrontend
 from support.rpc_fuzz import Mutator
+from support.waiting import until
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, detokenize_pb2, generation_pb2
 from triptych_gateway.rpc import wire
@@ -31,7 +32,7 @@ BOMBS = {
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 @pytest.mark.parametrize("method", [CHAT, "/triptych.v1.GenerationService/Embed", "/grpc.health.v1.Health/Check"])
 async def test_a_bomb_is_refused_and_stops_nobody(bomb: bytes, method: str) -> None:
-    async with door_of(FakeFrontend()) as door:
+    async with grpc_port_of(FakeFrontend()) as port:
         longest_s, is_done = 0.0, False
 
         async def watch() -> None:
@@ -44,51 +45,51 @@ async def test_a_bomb_is_refused_and_stops_nobody(bomb: bytes, method: str) -> N
         watching = asyncio.create_task(watch())
         for _ in range(3):
             with suppress(grpc.aio.AioRpcError):
-                await door.channel.unary_unary(method)(bomb)
+                await port.channel.unary_unary(method)(bomb)
         is_done = True
         await watching
         assert longest_s < 0.1
-        assert door.gateway.bodies.used_bytes == 0
+        assert port.gateway.bodies.used_bytes == 0
 
 
 async def test_so_many_messages_arrive_at_the_same_time() -> None:
     settings = {"max_body_bytes": 1 << 20, "max_live_body_bytes": 4 << 20, "body_wait_s": 0.2, "body_timeout_s": 5.0}
-    async with door_of(FakeFrontend(), **settings) as door:
-        silent = [door.channel.stream_stream(CHAT)() for _ in range(4)]
-        await asyncio.sleep(0.2)
+    async with grpc_port_of(FakeFrontend(), **settings) as port:
+        silent = [port.channel.stream_stream(CHAT)() for _ in range(4)]
+        await until(lambda: port.gateway.metrics.in_flight._value.get() == 4)
         with pytest.raises(grpc.aio.AioRpcError, match="4 requests arrive at the same time") as raised:
-            await door.generation.Complete(generation_pb2.CompleteRequest(model=MODEL.name, text="x"))
+            await port.generation.Complete(generation_pb2.CompleteRequest(model=MODEL.name, text="x"))
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         for call in silent:
             call.cancel()
-        await asyncio.sleep(0.2)
-        assert (await door.generation.Complete(generation_pb2.CompleteRequest(model=MODEL.name, text="x"))).choices
+        await until(lambda: port.gateway.metrics.in_flight._value.get() == 0)
+        assert (await port.generation.Complete(generation_pb2.CompleteRequest(model=MODEL.name, text="x"))).choices
 
 
 async def test_a_large_message_without_files_is_refused() -> None:
-    async with door_of(FakeFrontend()) as door:
+    async with grpc_port_of(FakeFrontend()) as port:
         request = generation_pb2.CompleteRequest(model=MODEL.name, text="x" * (9 << 20))
         with pytest.raises(grpc.aio.AioRpcError, match="beside its files"):
-            await door.generation.Complete(request)
+            await port.generation.Complete(request)
 
 
 async def test_a_message_above_the_limit_of_bodies_is_refused_by_name() -> None:
-    async with door_of(FakeFrontend(), max_body_bytes=1 << 20) as door:
+    async with grpc_port_of(FakeFrontend(), max_body_bytes=1 << 20) as port:
         request = generation_pb2.ChatRequest(model=MODEL.name)
         content = request.messages.add(role="user").content
         content.add(media=common_pb2.MediaItem(modality=common_pb2.MODALITY_IMAGE, data=bytes(3 << 19)))
         with pytest.raises(grpc.aio.AioRpcError, match="max_body_bytes") as raised:
-            await door.generation.Chat(request)
+            await port.generation.Chat(request)
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_request_that_does_not_come_is_not_waited_for() -> None:
-    async with door_of(FakeFrontend(), body_timeout_s=0.1) as door:
-        call = door.channel.stream_stream(CHAT)()
+    async with grpc_port_of(FakeFrontend(), body_timeout_s=0.1) as port:
+        call = port.channel.stream_stream(CHAT)()
         with pytest.raises(grpc.aio.AioRpcError, match=r"did not arrive within 0\.1 s") as raised:
             await call.read()
         assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert door.gateway.metrics.in_flight._value.get() == 0
+        assert port.gateway.metrics.in_flight._value.get() == 0
 
 
 @given(st.sampled_from(["ChatStream", "Embed", "CompleteStream"]), st.integers(0, 1 << 30))
