@@ -52,6 +52,11 @@ class Schema(BaseModel):
         return {name: value[name] for name in fields if name in value} | {name: value[name] for name in unknown}
 
 
+def optional(description: str, **limits: Any) -> Any:
+    """A field of a model that may be left out or null, both of which mean "not given"; with pydantic's limits on its value."""
+    return Field(default=None, description=description, **limits)
+
+
 @cache
 def _names_of(schema: type[Schema]) -> dict[str, None]:
     """The names of its fields, in order."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from triptych_gateway.schemas.answers import PromptLogprobs, TriptychExtension, Usage
-from triptych_gateway.schemas.common import UINT32_MAX, NoOp, PromptTokenIds, at
+from triptych_gateway.schemas.common import UINT32_MAX, NoOp, PromptTokenIds, at, optional
 from triptych_gateway.schemas.generation import GenerationRequest
 
 #: Most prompts per request. Each becomes one frontend call.
@@ -40,15 +40,12 @@ class CompletionRequest(GenerationRequest):
     """OpenAI's request, and the sampling options that vLLM adds to it."""
 
     prompt: Annotated[Prompt, Field(description="A text, a list of texts, token ids, or a list of lists of token ids.")]
-    max_tokens: Annotated[
-        int | None,
-        Field(ge=0, le=UINT32_MAX, description=f"Most tokens per choice; 0 only with echo. Default {DEFAULT_MAX_TOKENS}."),
-    ] = None
-    logprobs: Annotated[
-        int | None, Field(ge=0, le=20, description="Send the log probability of each token and of this many alternatives.")
-    ] = None
-    echo: Annotated[bool | None, Field(description="Send the prompt's text first.")] = None
-    add_special_tokens: Annotated[bool | None, Field(description="Let the tokenizer add its own to a text. Default true.")] = None
+    max_tokens: int | None = optional(
+        f"Most tokens per choice; 0 only with echo. Default {DEFAULT_MAX_TOKENS}.", ge=0, le=UINT32_MAX
+    )
+    logprobs: int | None = optional("Send the log probability of each token and of this many alternatives.", ge=0, le=20)
+    echo: bool | None = optional("Send the prompt's text first.")
+    add_special_tokens: bool | None = optional("Let the tokenizer add its own to a text. Default true.")
     suffix: Annotated[Any, NoOp("")] = None
 
     @property
@@ -92,8 +89,8 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
     stop_reason: Annotated[str | int | None, Field(description="The stop string or stop token id that ended it.")]
-    token_ids: Annotated[list[int] | None, Field(description="Present when return_token_ids is true.")] = None
-    prompt_logprobs: Annotated[PromptLogprobs | None, Field(description="Present when prompt_logprobs was given.")] = None
+    token_ids: list[int] | None = optional("Present when return_token_ids is true.")
+    prompt_logprobs: PromptLogprobs | None = optional("Present when prompt_logprobs was given.")
 
 
 class Completion(BaseModel):

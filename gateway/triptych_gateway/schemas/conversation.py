@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from triptych_gateway.schemas.common import HistorySchema, JsonObject, NoOp, Schema, refuse
+from triptych_gateway.schemas.common import HistorySchema, JsonObject, NoOp, Schema, optional, refuse
 from triptych_gateway.schemas.tools import ToolCalls
 
 MAX_MESSAGES = 4096
@@ -36,17 +36,14 @@ class RefusalPart(HistorySchema):
 class MediaPart(HistorySchema):
     """Fields that all media parts have."""
 
-    uuid: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            max_length=256,
-            description="Your own name for this content. A later request may send the name alone, without the content.",
-        ),
-    ] = None
-    mm_processor_kwargs: Annotated[
-        JsonObject | None, Field(description="Options of the model's processor for this item; before those of the request.")
-    ] = None
+    uuid: str | None = optional(
+        "Your own name for this content. A later request may send the name alone, without the content.",
+        min_length=1,
+        max_length=256,
+    )
+    mm_processor_kwargs: JsonObject | None = optional(
+        "Options of the model's processor for this item; before those of the request."
+    )
 
     prompt_cache_breakpoint: Annotated[Any, NoOp(because=_NO_BREAKPOINT)] = None
 
@@ -67,12 +64,9 @@ class MediaUrl(Schema):
 class ImageUrl(MediaUrl):
     """The URL of an image."""
 
-    detail: Annotated[
-        Literal["low", "high", "auto"] | None,
-        Field(
-            description="How finely the image is looked at, if the model has several resolutions. Default: auto, the model's own."
-        ),
-    ] = None
+    detail: Literal["low", "high", "auto"] | None = optional(
+        "How finely the image is looked at, if the model has several resolutions. Default: auto, the model's own."
+    )
 
 
 class ImagePart(MediaPart):
@@ -132,17 +126,13 @@ class Message(HistorySchema):
 
     role: Annotated[Role, Field(description="Who speaks.")]
     content: Annotated[Content, Field(description="Of an assistant or a tool it may be null, empty or missing.")]
-    name: Annotated[str | None, Field(description="Name of the participant, for chat templates that use it.")] = None
-    reasoning_content: Annotated[
-        str | None, Field(description="The assistant's: what it thought, for chat templates that use it.")
-    ] = None
-    reasoning: Annotated[str | None, Field(description="vLLM's other name of reasoning_content.")] = None
-    refusal: Annotated[str | None, Field(description="The assistant's: its refusal. The model sees it as text.")] = None
+    name: str | None = optional("Name of the participant, for chat templates that use it.")
+    reasoning_content: str | None = optional("The assistant's: what it thought, for chat templates that use it.")
+    reasoning: str | None = optional("vLLM's other name of reasoning_content.")
+    refusal: str | None = optional("The assistant's: its refusal. The model sees it as text.")
     tool_calls: ToolCalls | None = None
-    tool_call_id: Annotated[str | None, Field(min_length=1, max_length=256, description="A tool's: the call that it answers.")] = (
-        None
-    )
-    parsed: Annotated[Any, Field(description="An SDK's reading of the content; it changes nothing.")] = None
+    tool_call_id: str | None = optional("A tool's: the call that it answers.", min_length=1, max_length=256)
+    parsed: Any = optional("An SDK's reading of the content; it changes nothing.")
     audio: Annotated[Any, NoOp()] = None
     function_call: Annotated[Any, NoOp(because="send tool_calls")] = None
 

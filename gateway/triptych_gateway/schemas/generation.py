@@ -11,15 +11,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 from triptych_common.limits import MAX_BAD_WORDS, MAX_CHOICES, MAX_LOGPROBS
 
-from triptych_gateway.schemas.common import (
-    UINT32_MAX,
-    LogitBias,
-    NoOp,
-    Schema,
-    StopStrings,
-    TokenIdList,
-    at,
-)
+from triptych_gateway.schemas.common import UINT32_MAX, LogitBias, NoOp, Schema, StopStrings, TokenIdList, at, optional
 from triptych_gateway.schemas.structured import ResponseFormat, StructuredOutputs
 
 _GUIDED = "vLLM removed it; send structured_outputs"
@@ -28,10 +20,8 @@ _GUIDED = "vLLM removed it; send structured_outputs"
 class StreamOptions(Schema):
     """Options of a streamed answer."""
 
-    include_usage: Annotated[bool | None, Field(description="End with a chunk that has no choices but the usage.")] = None
-    continuous_usage_stats: Annotated[bool | None, Field(description="With include_usage: every chunk has the usage so far.")] = (
-        None
-    )
+    include_usage: bool | None = optional("End with a chunk that has no choices but the usage.")
+    continuous_usage_stats: bool | None = optional("With include_usage: every chunk has the usage so far.")
     include_obfuscation: Annotated[Any, NoOp(False)] = None
 
 
@@ -39,91 +29,59 @@ class GenerationRequest(Schema):
     """The fields that /v1/chat/completions and /v1/completions share."""
 
     model: Annotated[str, Field(description="A name from /v1/models.")]
-    stream: Annotated[bool | None, Field(description="Send server-sent events as text appears.")] = None
-    stream_options: Annotated[StreamOptions | None, Field(description="Only with stream.")] = None
-    n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES, description="Choices to send. Default 1.")] = None
-    best_of: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            le=MAX_CHOICES,
-            description="Choices to generate, of which the n likeliest are sent. With use_beam_search: beams. Default n. "
-            "More than n only without stream.",
-        ),
-    ] = None
-    temperature: Annotated[float | None, Field(ge=0, le=2, description="Divides the logits; 0 is greedy. Default 1.")] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1, description="Smallest set of tokens with this probability. Default 1.")] = None
-    presence_penalty: Annotated[
-        float | None, Field(ge=-2, le=2, description="Subtracted once from the logit of each generated token. Default 0.")
-    ] = None
-    frequency_penalty: Annotated[
-        float | None, Field(ge=-2, le=2, description="Subtracted from a token's logit for each time it was generated. Default 0.")
-    ] = None
-    logit_bias: Annotated[
-        LogitBias | None, Field(description="Token id -> bias in [-100, 100] that is added to its logit. At most 4,096 tokens.")
-    ] = None
-    seed: Annotated[
-        int | None, Field(ge=-(2**63), le=2**63 - 1, description="Same seed, same random numbers; choice i uses seed + i.")
-    ] = None
-    stop: Annotated[
-        StopStrings | None,
-        Field(description="Up to 16 strings of up to 1,024 characters that end a choice; they are not sent."),
-    ] = None
-    user: Annotated[str | None, Field(description="The client's own label of its end user; it changes nothing here.")] = None
+    stream: bool | None = optional("Send server-sent events as text appears.")
+    stream_options: StreamOptions | None = optional("Only with stream.")
+    n: int | None = optional("Choices to send. Default 1.", ge=1, le=MAX_CHOICES)
+    best_of: int | None = optional(
+        "Choices to generate, of which the n likeliest are sent. With use_beam_search: beams. Default n. "
+        "More than n only without stream.",
+        ge=1,
+        le=MAX_CHOICES,
+    )
+    temperature: float | None = optional("Divides the logits; 0 is greedy. Default 1.", ge=0, le=2)
+    top_p: float | None = optional("Smallest set of tokens with this probability. Default 1.", gt=0, le=1)
+    presence_penalty: float | None = optional("Subtracted once from the logit of each generated token. Default 0.", ge=-2, le=2)
+    frequency_penalty: float | None = optional(
+        "Subtracted from a token's logit for each time it was generated. Default 0.", ge=-2, le=2
+    )
+    logit_bias: LogitBias | None = optional("Token id -> bias in [-100, 100] that is added to its logit. At most 4,096 tokens.")
+    seed: int | None = optional("Same seed, same random numbers; choice i uses seed + i.", ge=-(2**63), le=2**63 - 1)
+    stop: StopStrings | None = optional("Up to 16 strings of up to 1,024 characters that end a choice; they are not sent.")
+    user: str | None = optional("The client's own label of its end user; it changes nothing here.")
 
     # Extensions of OpenAI's API, with vLLM's names.
-    top_k: Annotated[int | None, Field(ge=-1, le=UINT32_MAX, description="Keep the k likeliest tokens; 0 and -1 keep all.")] = None
-    min_p: Annotated[float | None, Field(ge=0, le=1, description="Drop tokens less likely than this share of the likeliest.")] = (
-        None
+    top_k: int | None = optional("Keep the k likeliest tokens; 0 and -1 keep all.", ge=-1, le=UINT32_MAX)
+    min_p: float | None = optional("Drop tokens less likely than this share of the likeliest.", ge=0, le=1)
+    repetition_penalty: float | None = optional(
+        "Divides positive and multiplies negative logits of prompt and output tokens. Default 1.", ge=0.01, le=10
     )
-    repetition_penalty: Annotated[
-        float | None,
-        Field(
-            ge=0.01, le=10, description="Divides positive and multiplies negative logits of prompt and output tokens. Default 1."
-        ),
-    ] = None
-    min_tokens: Annotated[int | None, Field(ge=0, le=UINT32_MAX, description="Tokens before a stop token may end a choice.")] = None
-    ignore_eos: Annotated[bool | None, Field(description="Go on past the model's own end-of-sequence tokens.")] = None
-    stop_token_ids: Annotated[TokenIdList | None, Field(description="Tokens that end a choice.")] = None
-    allowed_token_ids: Annotated[
-        Annotated[TokenIdList, Field(min_length=1)] | None, Field(description="Only these tokens can be generated.")
-    ] = None
-    skip_special_tokens: Annotated[bool | None, Field(description="Leave special tokens out of the text. Default true.")] = None
-    include_stop_str_in_output: Annotated[bool | None, Field(description="Send the stop string too.")] = None
-    priority: Annotated[int | None, Field(ge=-(2**31), le=2**31 - 1, description="Lower runs first. Default 0.")] = None
-    cache_salt: Annotated[
-        str | None, Field(min_length=1, description="Prefix-cache blocks are shared only between requests of the same salt.")
-    ] = None
-    return_token_ids: Annotated[
-        bool | None, Field(description="Send the ids of the output tokens as `token_ids` of each choice.")
-    ] = None
+    min_tokens: int | None = optional("Tokens before a stop token may end a choice.", ge=0, le=UINT32_MAX)
+    ignore_eos: bool | None = optional("Go on past the model's own end-of-sequence tokens.")
+    stop_token_ids: TokenIdList | None = optional("Tokens that end a choice.")
+    allowed_token_ids: Annotated[TokenIdList, Field(min_length=1)] | None = optional("Only these tokens can be generated.")
+    skip_special_tokens: bool | None = optional("Leave special tokens out of the text. Default true.")
+    include_stop_str_in_output: bool | None = optional("Send the stop string too.")
+    priority: int | None = optional("Lower runs first. Default 0.", ge=-(2**31), le=2**31 - 1)
+    cache_salt: str | None = optional("Prefix-cache blocks are shared only between requests of the same salt.", min_length=1)
+    return_token_ids: bool | None = optional("Send the ids of the output tokens as `token_ids` of each choice.")
 
-    response_format: Annotated[ResponseFormat | None, Field(description="The format of the output. Default: text.")] = None
-    structured_outputs: Annotated[StructuredOutputs | None, Field(description="A constraint on the output.")] = None
-    prompt_logprobs: Annotated[
-        int | None,
-        Field(
-            ge=0, le=MAX_LOGPROBS, description="Log probabilities of prompt tokens and of so many alternatives. Not with stream."
-        ),
-    ] = None
-    bad_words: Annotated[
-        Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None,
-        Field(description="Words that are never generated, also with a space before them."),
-    ] = None
-    truncate_prompt_tokens: Annotated[
-        int | None,
-        Field(
-            ge=-1,
-            le=2**31 - 1,
-            description="Keep only this many last tokens of the prompt; -1: as many as fit. By default a longer prompt is "
-            "refused. Not with media.",
-        ),
-    ] = None
-    use_beam_search: Annotated[bool | None, Field(description="Find the n likeliest texts. Not with stream.")] = None
-    length_penalty: Annotated[
-        float | None,
-        Field(ge=-10, le=10, description="With use_beam_search: a text's score is divided by its length to this power. Default 1."),
-    ] = None
+    response_format: ResponseFormat | None = optional("The format of the output. Default: text.")
+    structured_outputs: StructuredOutputs | None = optional("A constraint on the output.")
+    prompt_logprobs: int | None = optional(
+        "Log probabilities of prompt tokens and of so many alternatives. Not with stream.", ge=0, le=MAX_LOGPROBS
+    )
+    bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = (
+        optional("Words that are never generated, also with a space before them.")
+    )
+    truncate_prompt_tokens: int | None = optional(
+        "Keep only this many last tokens of the prompt; -1: as many as fit. By default a longer prompt is refused. Not with media.",
+        ge=-1,
+        le=2**31 - 1,
+    )
+    use_beam_search: bool | None = optional("Find the n likeliest texts. Not with stream.")
+    length_penalty: float | None = optional(
+        "With use_beam_search: a text's score is divided by its length to this power. Default 1.", ge=-10, le=10
+    )
 
     # Fields of vLLM that ask for what is not here.
     spaces_between_special_tokens: Annotated[Any, NoOp(True)] = None

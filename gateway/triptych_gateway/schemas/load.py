@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from triptych_gateway.schemas.common import optional
+
 ServiceState = Literal["starting", "serving", "draining", "sleeping", "unavailable", "unknown"]
 
 
@@ -22,19 +24,15 @@ class EngineLoad(BaseModel):
 
     id: Annotated[str, Field(description="Differs after each start of the service. Empty while it is away.")]
     state: ServiceState
-    num_running: Annotated[int | None, Field(description="Sequences in the batch.")] = None
-    num_waiting: Annotated[int | None, Field(description="Sequences in the queue.")] = None
-    num_blocks: Annotated[int | None, Field(description="Blocks of the KV cache.")] = None
-    num_free_blocks: Annotated[
-        int | None, Field(description="Those of them that hold no live sequence's tokens; cached prefixes are among them.")
-    ] = None
-    block_size: Annotated[int | None, Field(description="Tokens that a block holds.")] = None
-    prefix_cache_queries: Annotated[int | None, Field(description="Prompt tokens looked up in the prefix cache, since start.")] = (
-        None
-    )
-    prefix_cache_hits: Annotated[int | None, Field(description="Those of them that were found.")] = None
-    num_preemptions: Annotated[int | None, Field(description="Since start.")] = None
-    num_generated_tokens: Annotated[int | None, Field(description="Since start.")] = None
+    num_running: int | None = optional("Sequences in the batch.")
+    num_waiting: int | None = optional("Sequences in the queue.")
+    num_blocks: int | None = optional("Blocks of the KV cache.")
+    num_free_blocks: int | None = optional("Those of them that hold no live sequence's tokens; cached prefixes are among them.")
+    block_size: int | None = optional("Tokens that a block holds.")
+    prefix_cache_queries: int | None = optional("Prompt tokens looked up in the prefix cache, since start.")
+    prefix_cache_hits: int | None = optional("Those of them that were found.")
+    num_preemptions: int | None = optional("Since start.")
+    num_generated_tokens: int | None = optional("Since start.")
 
 
 class EncoderLoad(BaseModel):
@@ -42,16 +40,16 @@ class EncoderLoad(BaseModel):
 
     id: Annotated[str, Field(description="Differs after each start of the service. Empty while it is away.")]
     state: ServiceState
-    queue_length: Annotated[int | None, Field(description="Items that wait to be encoded.")] = None
-    num_entries: Annotated[int | None, Field(description="Items whose embeddings are in the cache.")] = None
-    used_bytes: Annotated[int | None, Field(description="Size of the cache's entries.")] = None
-    capacity_bytes: Annotated[int | None, Field(description="Size of the cache.")] = None
-    leased_bytes: Annotated[int | None, Field(description="Size of the entries that live requests hold.")] = None
-    num_local_hits: Annotated[int | None, Field(description="Items found in the cache, since start.")] = None
-    num_shared_hits: Annotated[int | None, Field(description="Items found in the store that encoders share, since start.")] = None
-    num_joined: Annotated[int | None, Field(description="Items that another request was encoding, since start.")] = None
-    num_misses: Annotated[int | None, Field(description="Items that were encoded, since start.")] = None
-    num_evictions: Annotated[int | None, Field(description="Since start.")] = None
+    queue_length: int | None = optional("Items that wait to be encoded.")
+    num_entries: int | None = optional("Items whose embeddings are in the cache.")
+    used_bytes: int | None = optional("Size of the cache's entries.")
+    capacity_bytes: int | None = optional("Size of the cache.")
+    leased_bytes: int | None = optional("Size of the entries that live requests hold.")
+    num_local_hits: int | None = optional("Items found in the cache, since start.")
+    num_shared_hits: int | None = optional("Items found in the store that encoders share, since start.")
+    num_joined: int | None = optional("Items that another request was encoding, since start.")
+    num_misses: int | None = optional("Items that were encoded, since start.")
+    num_evictions: int | None = optional("Since start.")
 
 
 class LoadResponse(BaseModel):

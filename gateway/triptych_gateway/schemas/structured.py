@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from triptych_gateway.schemas.common import JsonSchema, NoOp, Schema, at, refuse
+from triptych_gateway.schemas.common import JsonSchema, NoOp, Schema, at, optional, refuse
 
 MAX_CHOICES = 4096
 #: Fields of StructuredOutputs of which one is given, as clients name them.
@@ -18,19 +18,17 @@ _SPACES = "JSON always has at most one space between its tokens, so that they ar
 class JsonSchemaFormat(Schema):
     """A JSON Schema, and labels for it."""
 
-    name: Annotated[str | None, Field(max_length=256, description="A label; the model does not see it.")] = None
-    description: Annotated[str | None, Field(description="A label; the model does not see it.")] = None
+    name: str | None = optional("A label; the model does not see it.", max_length=256)
+    description: str | None = optional("A label; the model does not see it.")
     json_schema: Annotated[JsonSchema, Field(alias="schema", description="The schema that the output follows.")]
-    strict: Annotated[bool | None, Field(description="The output follows the schema in any case, also with false.")] = None
+    strict: bool | None = optional("The output follows the schema in any case, also with false.")
 
 
 class ResponseFormat(Schema):
     """The format of the answer."""
 
     type: Annotated[Literal["text", "json_object", "json_schema"], Field(description="structural_tag is refused.")]
-    json_schema: Annotated[JsonSchemaFormat | None, Field(description="Required with the type json_schema, and only with it.")] = (
-        None
-    )
+    json_schema: JsonSchemaFormat | None = optional("Required with the type json_schema, and only with it.")
 
     @model_validator(mode="before")
     @classmethod
@@ -50,17 +48,15 @@ class ResponseFormat(Schema):
 class StructuredOutputs(Schema):
     """One constraint on the output. The tokens that would break it are never generated."""
 
-    json_: Annotated[
-        JsonSchema | str | None,
-        Field(alias="json", description="A JSON Schema, as an object or as JSON text.", union_mode="left_to_right"),
-    ] = None
-    regex: Annotated[str | None, Field(min_length=1, description="A regular expression that the whole output matches.")] = None
-    choice: Annotated[
-        Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)] | None,
-        Field(description="The output is one of these strings."),
-    ] = None
-    grammar: Annotated[str | None, Field(min_length=1, description="A context-free grammar in Lark's notation.")] = None
-    json_object: Annotated[bool | None, Field(description="true: any JSON object.")] = None
+    json_: JsonSchema | str | None = optional(
+        "A JSON Schema, as an object or as JSON text.", alias="json", union_mode="left_to_right"
+    )
+    regex: str | None = optional("A regular expression that the whole output matches.", min_length=1)
+    choice: (
+        Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)] | None
+    ) = optional("The output is one of these strings.")
+    grammar: str | None = optional("A context-free grammar in Lark's notation.", min_length=1)
+    json_object: bool | None = optional("true: any JSON object.")
     disable_any_whitespace: Annotated[Any, NoOp(True, because=_SPACES)] = None
     disable_fallback: Annotated[Any, NoOp(True, False, because="there is one backend")] = None
     disable_additional_properties: Annotated[Any, NoOp(False, because="write additionalProperties into the schema")] = None

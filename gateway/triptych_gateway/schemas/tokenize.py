@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from triptych_gateway.schemas.common import JsonObject, Schema, TokenId, at
+from triptych_gateway.schemas.common import JsonObject, Schema, TokenId, at, optional
 from triptych_gateway.schemas.conversation import Messages
 from triptych_gateway.schemas.tools import Tools
 
@@ -16,19 +16,15 @@ _CHAT_ONLY = ("add_generation_prompt", "continue_final_message", "chat_template_
 class TokenizeRequest(Schema):
     """A text, or messages for the model's chat template."""
 
-    model: Annotated[str | None, Field(description="A name from /v1/models; by default the only one.")] = None
+    model: str | None = optional("A name from /v1/models; by default the only one.")
     prompt: str | None = None
-    add_special_tokens: Annotated[bool | None, Field(description="Let the tokenizer add its own to the prompt. Default true.")] = (
-        None
-    )
+    add_special_tokens: bool | None = optional("Let the tokenizer add its own to the prompt. Default true.")
     messages: Messages | None = None
-    add_generation_prompt: Annotated[bool | None, Field(description="End with the start of an assistant turn. Default true.")] = (
-        None
-    )
-    continue_final_message: Annotated[bool | None, Field(description="Leave the last message, the assistant's, open.")] = None
-    chat_template_kwargs: Annotated[JsonObject | None, Field(description="Further variables for the chat template.")] = None
-    mm_processor_kwargs: Annotated[JsonObject | None, Field(description="Options of the model's processor for media.")] = None
-    return_token_strs: Annotated[bool | None, Field(description="Send each token's string too; not with messages.")] = None
+    add_generation_prompt: bool | None = optional("End with the start of an assistant turn. Default true.")
+    continue_final_message: bool | None = optional("Leave the last message, the assistant's, open.")
+    chat_template_kwargs: JsonObject | None = optional("Further variables for the chat template.")
+    mm_processor_kwargs: JsonObject | None = optional("Options of the model's processor for media.")
+    return_token_strs: bool | None = optional("Send each token's string too; not with messages.")
     tools: Tools | None = None
 
     @model_validator(mode="after")
@@ -59,7 +55,7 @@ class TokenizeResponse(BaseModel):
 class DetokenizeRequest(Schema):
     """Token ids."""
 
-    model: Annotated[str | None, Field(description="A name from /v1/models; by default the only one.")] = None
+    model: str | None = optional("A name from /v1/models; by default the only one.")
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from triptych_common.limits import MAX_TOOL_NAME_CHARS
 
-from triptych_gateway.schemas.common import HistorySchema, JsonSchema, Schema, refuse
+from triptych_gateway.schemas.common import HistorySchema, JsonSchema, Schema, optional, refuse
 
 MAX_TOOLS = 1024
 MAX_TOOL_CALLS = 1024
@@ -19,9 +19,9 @@ class FunctionDefinition(Schema):
     """A function that the model may call."""
 
     name: ToolName
-    description: Annotated[str | None, Field(description="What it does; for the model.")] = None
-    parameters: Annotated[JsonSchema | None, Field(description="JSON Schema of the arguments. By default there are none.")] = None
-    strict: Annotated[bool | None, Field(description="Constrain the arguments to the schema. Default false.")] = None
+    description: str | None = optional("What it does; for the model.")
+    parameters: JsonSchema | None = optional("JSON Schema of the arguments. By default there are none.")
+    strict: bool | None = optional("Constrain the arguments to the schema. Default false.")
 
 
 class FunctionName(Schema):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from triptych_gateway.schemas.audio.forms import FormFile, FormFlag, FormNumber
-from triptych_gateway.schemas.common import NoOp, Schema, at, refuse
+from triptych_gateway.schemas.common import NoOp, Schema, at, optional, refuse
 
 _WITH_TIMES = ("srt", "verbose_json", "vtt", "diarized_json")
 
@@ -29,14 +29,11 @@ class AudioRequest(Schema):
         FormFile, Field(description="The audio file. If its name has the ending of a sound format, it must be of that format.")
     ]
     model: Annotated[str, Field(description="A name from /v1/models, of a model that takes audio.")]
-    prompt: Annotated[str | None, Field(description="What the audio is about, or the text before it.")] = None
-    response_format: Annotated[
-        Annotated[Literal["json", "text"], BeforeValidator(_no_times, json_schema_input_type=Literal["json", "text"])] | None,
-        Field(description="json or text. Formats with timestamps are refused. Default json."),
-    ] = None
-    temperature: Annotated[
-        Annotated[FormNumber, Field(ge=0, le=1)] | None, Field(description="0 to 1. Divides the logits; 0 is greedy. Default 0.")
-    ] = None
+    prompt: str | None = optional("What the audio is about, or the text before it.")
+    response_format: (
+        Annotated[Literal["json", "text"], BeforeValidator(_no_times, json_schema_input_type=Literal["json", "text"])] | None
+    ) = optional("json or text. Formats with timestamps are refused. Default json.")
+    temperature: Annotated[FormNumber, Field(ge=0, le=1)] | None = optional("0 to 1. Divides the logits; 0 is greedy. Default 0.")
 
     @property
     def is_text(self) -> bool:
@@ -51,17 +48,11 @@ class TranslationRequest(AudioRequest):
 class TranscriptionRequest(AudioRequest):
     """OpenAI's request for a transcription."""
 
-    language: Annotated[Language | None, Field(description="The language of the audio, as an ISO 639 code or a name.")] = None
-    languages: Annotated[
-        list[Language] | None, Field(max_length=16, fail_fast=True, description="Languages that the audio may be in.")
-    ] = None
-    keywords: Annotated[
-        list[Words] | None, Field(max_length=256, fail_fast=True, description="Words and names that the audio may have.")
-    ] = None
-    include: Annotated[
-        list[Literal["logprobs"]] | None, Field(max_length=1, fail_fast=True, description="Log probabilities of the tokens.")
-    ] = None
-    stream: Annotated[FormFlag | None, Field(description="Send server-sent events as text appears.")] = None
+    language: Language | None = optional("The language of the audio, as an ISO 639 code or a name.")
+    languages: list[Language] | None = optional("Languages that the audio may be in.", max_length=16, fail_fast=True)
+    keywords: list[Words] | None = optional("Words and names that the audio may have.", max_length=256, fail_fast=True)
+    include: list[Literal["logprobs"]] | None = optional("Log probabilities of the tokens.", max_length=1, fail_fast=True)
+    stream: FormFlag | None = optional("Send server-sent events as text appears.")
 
     chunking_strategy: Annotated[Any, NoOp(because="a file is one piece; cut it in the client")] = None
     known_speaker_names: Annotated[Any, NoOp(because="speakers are not told apart")] = None
@@ -112,4 +103,4 @@ class Transcription(BaseModel):
 
     text: str
     usage: TranscriptionUsage
-    logprobs: Annotated[list[TranscriptionLogprob] | None, Field(description="Present if include names them.")] = None
+    logprobs: list[TranscriptionLogprob] | None = optional("Present if include names them.")

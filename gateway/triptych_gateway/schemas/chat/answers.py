@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from triptych_gateway.schemas.answers import PromptLogprobs, TriptychExtension, Usage
+from triptych_gateway.schemas.common import optional
 
 
 class TopLogprob(BaseModel):
@@ -51,9 +52,9 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"]
     content: Annotated[str | None, Field(description="null if the message has only tool calls.")]
     refusal: None
-    tool_calls: Annotated[list[ToolCall] | None, Field(description="Present when the model calls tools.")] = None
-    reasoning_content: Annotated[str | None, Field(description="Present when the model reasoned.")] = None
-    reasoning: Annotated[str | None, Field(description="The same, by vLLM's newer name.")] = None
+    tool_calls: list[ToolCall] | None = optional("Present when the model calls tools.")
+    reasoning_content: str | None = optional("Present when the model reasoned.")
+    reasoning: str | None = optional("The same, by vLLM's newer name.")
 
 
 class ChatChoice(BaseModel):
@@ -64,7 +65,7 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: Annotated[str | int | None, Field(description="The stop string or stop token id that ended it.")]
-    token_ids: Annotated[list[int] | None, Field(description="Present when return_token_ids is true.")] = None
+    token_ids: list[int] | None = optional("Present when return_token_ids is true.")
 
 
 class ChatCompletion(BaseModel):
@@ -78,5 +79,5 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     triptych: TriptychExtension
-    service_tier: Annotated[Literal["default"] | None, Field(description="Present when service_tier was given.")] = None
-    prompt_logprobs: Annotated[PromptLogprobs | None, Field(description="Present when prompt_logprobs was given.")] = None
+    service_tier: Literal["default"] | None = optional("Present when service_tier was given.")
+    prompt_logprobs: PromptLogprobs | None = optional("Present when prompt_logprobs was given.")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from triptych_gateway.schemas.common import UINT32_MAX, JsonObject, NoOp, at
+from triptych_gateway.schemas.common import UINT32_MAX, JsonObject, NoOp, at, optional
 from triptych_gateway.schemas.conversation import Messages
 from triptych_gateway.schemas.generation import GenerationRequest
 from triptych_gateway.schemas.tools import ToolChoice, Tools, chosen_names
@@ -17,51 +17,39 @@ class ChatCompletionRequest(GenerationRequest):
     """OpenAI's request, and the sampling options that vLLM adds to it."""
 
     messages: Annotated[Messages, Field(description="The conversation.")]
-    max_completion_tokens: Annotated[
-        int | None, Field(ge=1, le=UINT32_MAX, description="Most tokens per choice. Default: up to the context length.")
-    ] = None
-    max_tokens: Annotated[int | None, Field(ge=1, le=UINT32_MAX, description="Older name of max_completion_tokens.")] = None
-    logprobs: Annotated[bool | None, Field(description="Send the log probability of each output token.")] = None
-    top_logprobs: Annotated[int | None, Field(ge=0, le=20, description="Likeliest alternatives to send per token.")] = None
+    max_completion_tokens: int | None = optional("Most tokens per choice. Default: up to the context length.", ge=1, le=UINT32_MAX)
+    max_tokens: int | None = optional("Older name of max_completion_tokens.", ge=1, le=UINT32_MAX)
+    logprobs: bool | None = optional("Send the log probability of each output token.")
+    top_logprobs: int | None = optional("Likeliest alternatives to send per token.", ge=0, le=20)
 
-    add_generation_prompt: Annotated[
-        bool | None, Field(description="End the prompt with the start of an assistant turn. Default true.")
-    ] = None
-    continue_final_message: Annotated[bool | None, Field(description="Go on with the last message, the assistant's.")] = None
-    chat_template_kwargs: Annotated[JsonObject | None, Field(description="Further variables for the chat template.")] = None
-    mm_processor_kwargs: Annotated[
-        JsonObject | None, Field(description="Options of the model's processor for the media of this request, e.g. fps of a video.")
-    ] = None
+    add_generation_prompt: bool | None = optional("End the prompt with the start of an assistant turn. Default true.")
+    continue_final_message: bool | None = optional("Go on with the last message, the assistant's.")
+    chat_template_kwargs: JsonObject | None = optional("Further variables for the chat template.")
+    mm_processor_kwargs: JsonObject | None = optional(
+        "Options of the model's processor for the media of this request, e.g. fps of a video."
+    )
 
     # Labels and hints that do not change the answer, by OpenAI's definition.
-    metadata: Annotated[
-        Annotated[dict[str, str], Field(max_length=16, fail_fast=True)] | None,
-        Field(description="Labels for stored completions; nothing is stored here."),
-    ] = None
-    safety_identifier: Annotated[str | None, Field(description="A label of the end user; it changes nothing here.")] = None
-    prompt_cache_key: Annotated[
-        str | None,
-        Field(description="A routing hint. The prefix cache finds equal prompts without it; cache_salt keeps them apart."),
-    ] = None
+    metadata: Annotated[dict[str, str], Field(max_length=16, fail_fast=True)] | None = optional(
+        "Labels for stored completions; nothing is stored here."
+    )
+    safety_identifier: str | None = optional("A label of the end user; it changes nothing here.")
+    prompt_cache_key: str | None = optional(
+        "A routing hint. The prefix cache finds equal prompts without it; cache_salt keeps them apart."
+    )
     tools: Tools | None = None
-    tool_choice: Annotated[
-        ToolChoice | None,
-        Field(description="Whether tools are called, which one, or which are allowed. Default: auto if there are tools."),
-    ] = None
-    parallel_tool_calls: Annotated[
-        bool | None, Field(description="Whether one turn may call several tools. Default true. Without tools it says nothing.")
-    ] = None
-    reasoning_effort: Annotated[
-        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
-        Field(description="How much a model that reasons does so, in the words of its chat template. Default: the model's."),
-    ] = None
-    thinking_token_budget: Annotated[
-        int | None, Field(ge=0, le=UINT32_MAX, description="Most tokens of reasoning; then the answer begins.")
-    ] = None
-    include_reasoning: Annotated[bool | None, Field(description="Send the reasoning. Default true.")] = None
-    service_tier: Annotated[
-        Literal["auto", "default"] | None, Field(description="There is one tier; the answer names it: default.")
-    ] = None
+    tool_choice: ToolChoice | None = optional(
+        "Whether tools are called, which one, or which are allowed. Default: auto if there are tools."
+    )
+    parallel_tool_calls: bool | None = optional(
+        "Whether one turn may call several tools. Default true. Without tools it says nothing."
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = optional(
+        "How much a model that reasons does so, in the words of its chat template. Default: the model's."
+    )
+    thinking_token_budget: int | None = optional("Most tokens of reasoning; then the answer begins.", ge=0, le=UINT32_MAX)
+    include_reasoning: bool | None = optional("Send the reasoning. Default true.")
+    service_tier: Literal["auto", "default"] | None = optional("There is one tier; the answer names it: default.")
 
     audio: Annotated[Any, NoOp()] = None
     function_call: Annotated[Any, NoOp("none", because="deprecated; send tool_choice")] = None

@@ -6,13 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from triptych_gateway.schemas.common import optional
+
 
 class AnthropicErrorDetail(BaseModel):
     """The error."""
 
     type: str
     message: str
-    details: Annotated[dict[str, Any] | None, Field(description="Present where clients act on an error by its error_code.")] = None
+    details: dict[str, Any] | None = optional("Present where clients act on an error by its error_code.")
 
 
 class AnthropicErrorResponse(BaseModel):

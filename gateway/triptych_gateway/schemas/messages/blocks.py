@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from triptych_gateway.schemas.common import MAX_SCHEMA_DEPTH, HistorySchema, NoOp, Schema, Shallow
+from triptych_gateway.schemas.common import MAX_SCHEMA_DEPTH, HistorySchema, NoOp, Schema, Shallow, optional
 from triptych_gateway.schemas.conversation import MAX_MESSAGES, MAX_PARTS
 
 #: The input of a tool. It travels as JSON text, as schemas do.
@@ -23,9 +23,9 @@ class CacheControl(Schema):
 class Cacheable(Schema):
     """Fields of blocks that can carry a cache mark."""
 
-    cache_control: Annotated[
-        CacheControl | None, Field(description="Accepted, and it changes nothing: the prefix cache finds equal prompts by itself.")
-    ] = None
+    cache_control: CacheControl | None = optional(
+        "Accepted, and it changes nothing: the prefix cache finds equal prompts by itself."
+    )
 
 
 class TextBlock(Cacheable, HistorySchema):
@@ -104,8 +104,8 @@ class DocumentBlock(Cacheable, HistorySchema):
 
     type: Literal["document"]
     source: Annotated[PlainTextSource | ContentSource, Field(discriminator="type")]
-    title: Annotated[str | None, Field(description="Stands before the document.")] = None
-    context: Annotated[str | None, Field(description="Stands before the document, after its title.")] = None
+    title: str | None = optional("Stands before the document.")
+    context: str | None = optional("Stands before the document, after its title.")
     citations: Citations | None = None
 
 
@@ -154,7 +154,7 @@ class ToolResultBlock(Cacheable, HistorySchema):
     type: Literal["tool_result"]
     tool_use_id: Annotated[str, Field(min_length=1, description="The id of a tool_use block of an earlier message.")]
     content: _ResultContent | None = None
-    is_error: Annotated[bool | None, Field(description="The tool failed. `Error: ` is put before its result.")] = None
+    is_error: bool | None = optional("The tool failed. `Error: ` is put before its result.")
     toolset_name: Annotated[Any, NoOp(because="toolsets are Anthropic's")] = None
 
 

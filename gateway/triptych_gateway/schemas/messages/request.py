@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 from triptych_common.limits import MAX_STOP_STRINGS
 
-from triptych_gateway.schemas.common import UINT32_MAX, JsonSchema, NoOp, Schema, at
+from triptych_gateway.schemas.common import UINT32_MAX, JsonSchema, NoOp, Schema, at, optional
 from triptych_gateway.schemas.messages.blocks import AssistantTurn, CacheControl, Messages, TextOrBlocks, ToolUseBlock
 from triptych_gateway.schemas.messages.tools import MAX_TOOLS, Tool, ToolChoice, ToolChoiceTool
 
@@ -54,17 +54,16 @@ class JsonOutputFormat(Schema):
 class OutputConfig(Schema):
     """Options of the answer."""
 
-    effort: Annotated[
-        Literal["low", "medium", "high", "xhigh", "max"] | None,
-        Field(description="How much the model thinks, as far as its chat template knows this level."),
-    ] = None
-    format: Annotated[JsonOutputFormat | None, Field(description="JSON of a schema. Default: text.")] = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = optional(
+        "How much the model thinks, as far as its chat template knows this level."
+    )
+    format: JsonOutputFormat | None = optional("JSON of a schema. Default: text.")
 
 
 class Metadata(Schema):
     """Labels of the request."""
 
-    user_id: Annotated[str | None, Field(description="A label of the end user; it changes nothing here.")] = None
+    user_id: str | None = optional("A label of the end user; it changes nothing here.")
 
 
 class PromptFields(Schema):
@@ -74,17 +73,15 @@ class PromptFields(Schema):
     messages: Annotated[
         Messages, Field(description="The conversation. If the last turn is the assistant's, the answer goes on with it.")
     ]
-    system: Annotated[TextOrBlocks | None, Field(description="Instructions before the conversation.")] = None
-    tools: Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS, fail_fast=True, description="Tools the model may call.")] = None
-    tool_choice: Annotated[ToolChoice | None, Field(description="Whether tools are called, and which. Default auto.")] = None
-    thinking: Annotated[Thinking | None, Field(description="Whether the model thinks. Default: as the model was made.")] = None
-    output_config: Annotated[OutputConfig | None, Field(description="How much the model thinks, and the format of the answer.")] = (
-        None
+    system: TextOrBlocks | None = optional("Instructions before the conversation.")
+    tools: list[Tool] | None = optional("Tools the model may call.", max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: ToolChoice | None = optional("Whether tools are called, and which. Default auto.")
+    thinking: Thinking | None = optional("Whether the model thinks. Default: as the model was made.")
+    output_config: OutputConfig | None = optional("How much the model thinks, and the format of the answer.")
+    output_format: JsonOutputFormat | None = optional("Older name of output_config.format.")
+    cache_control: CacheControl | None = optional(
+        "Accepted, and it changes nothing: the prefix cache finds equal prompts by itself."
     )
-    output_format: Annotated[JsonOutputFormat | None, Field(description="Older name of output_config.format.")] = None
-    cache_control: Annotated[
-        CacheControl | None, Field(description="Accepted, and it changes nothing: the prefix cache finds equal prompts by itself.")
-    ] = None
     user_profile_id: Annotated[Any, NoOp(because="send metadata.user_id")] = None
     workspace_id: Annotated[Any, NoOp(because="there are no workspaces")] = None
     speed: Annotated[Any, NoOp("standard", because="there is one speed")] = None
@@ -125,15 +122,14 @@ class MessagesRequest(PromptFields):
     """Anthropic's request."""
 
     max_tokens: Annotated[int, Field(ge=0, le=UINT32_MAX, description="Most tokens of the answer; 0 computes the prompt only.")]
-    stream: Annotated[bool | None, Field(description="Send server-sent events as the answer appears.")] = None
-    stop_sequences: Annotated[
-        list[Annotated[str, Field(min_length=1)]] | None,
-        Field(max_length=MAX_STOP_STRINGS, fail_fast=True, description="Strings that end the answer; they are not sent."),
-    ] = None
-    temperature: Annotated[float | None, Field(ge=0, le=1, description="Divides the logits; 0 is greedy. Default 1.")] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1, description="Smallest set of tokens with this probability. Default 1.")] = None
-    top_k: Annotated[int | None, Field(ge=0, le=UINT32_MAX, description="Keep the k likeliest tokens; 0 keeps all.")] = None
-    metadata: Annotated[Metadata | None, Field(description="Labels; they change nothing here.")] = None
+    stream: bool | None = optional("Send server-sent events as the answer appears.")
+    stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = optional(
+        "Strings that end the answer; they are not sent.", max_length=MAX_STOP_STRINGS, fail_fast=True
+    )
+    temperature: float | None = optional("Divides the logits; 0 is greedy. Default 1.", ge=0, le=1)
+    top_p: float | None = optional("Smallest set of tokens with this probability. Default 1.", gt=0, le=1)
+    top_k: int | None = optional("Keep the k likeliest tokens; 0 keeps all.", ge=0, le=UINT32_MAX)
+    metadata: Metadata | None = optional("Labels; they change nothing here.")
 
     service_tier: Annotated[Any, NoOp("auto", "standard_only", because="there is one tier")] = None
     container: Annotated[Any, NoOp(because="there is no code execution")] = None

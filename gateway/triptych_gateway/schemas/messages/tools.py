@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from triptych_gateway.schemas.common import JsonSchema, NoOp, Schema, refuse
+from triptych_gateway.schemas.common import JsonSchema, NoOp, Schema, optional, refuse
 from triptych_gateway.schemas.messages.blocks import Cacheable, ToolInput
 
 MAX_TOOLS = 1024
@@ -17,18 +17,17 @@ class Tool(Cacheable):
 
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
-    description: Annotated[str | None, Field(description="What the tool does, for the model.")] = None
+    description: str | None = optional("What the tool does, for the model.")
     input_schema: Annotated[
         JsonSchema, Field(description="JSON schema of the tool's input, an object. The order of its properties is kept.")
     ]
-    strict: Annotated[bool | None, Field(description="Constrain the input to the schema.")] = None
-    input_examples: Annotated[
-        list[ToolInput] | None,
-        Field(max_length=64, fail_fast=True, description="Examples of the input. The model sees them as `examples` of the schema."),
-    ] = None
-    eager_input_streaming: Annotated[
-        bool | None, Field(description="Accepted, and it changes nothing: the input is always streamed as it is generated.")
-    ] = None
+    strict: bool | None = optional("Constrain the input to the schema.")
+    input_examples: list[ToolInput] | None = optional(
+        "Examples of the input. The model sees them as `examples` of the schema.", max_length=64, fail_fast=True
+    )
+    eager_input_streaming: bool | None = optional(
+        "Accepted, and it changes nothing: the input is always streamed as it is generated."
+    )
     defer_loading: Annotated[Any, NoOp(False, because="there is no tool search; the model sees all tools")] = None
     allowed_callers: Annotated[Any, NoOp(["direct"], because="there is no code execution")] = None
 
@@ -42,7 +41,7 @@ class Tool(Cacheable):
 
 
 class _MayCallSeveral(Schema):
-    disable_parallel_tool_use: Annotated[bool | None, Field(description="Call at most one tool in a turn.")] = None
+    disable_parallel_tool_use: bool | None = optional("Call at most one tool in a turn.")
 
 
 class ToolChoiceAuto(_MayCallSeveral):

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from triptych_gateway.schemas.common import optional
+
 
 class PoolingUsage(BaseModel):
     """Tokens of all inputs."""
@@ -100,7 +102,7 @@ class Ranked(BaseModel):
 
     index: Annotated[int, Field(description="Of the document in the request.")]
     relevance_score: float
-    document: Annotated[RankedDocument | None, Field(description="Present when return_documents is true.")] = None
+    document: RankedDocument | None = optional("Present when return_documents is true.")
 
 
 class Ranking(BaseModel):

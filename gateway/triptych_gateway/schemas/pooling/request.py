@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from triptych_gateway.schemas.common import JsonObject, NoOp, PromptTokenIds, Schema, at
+from triptych_gateway.schemas.common import JsonObject, NoOp, PromptTokenIds, Schema, at, optional
 from triptych_gateway.schemas.conversation import Messages
 
 #: Most inputs of one request.
@@ -55,29 +55,19 @@ _CHAT_ONLY = ("add_generation_prompt", "continue_final_message", "chat_template_
 class InputRequest(Schema):
     """The fields that the routes with `input` share."""
 
-    input: Annotated[Input | None, Field(description="A text, a list of texts, token ids, or a list of lists of token ids.")] = None
-    messages: Annotated[
-        Messages | None,
-        Field(description="Instead of input: a conversation for the chat template, with media if the model takes them."),
-    ] = None
-    add_generation_prompt: Annotated[
-        bool | None, Field(description="With messages: end with the start of an assistant turn. Default false.")
-    ] = None
-    continue_final_message: Annotated[
-        bool | None, Field(description="With messages: leave the last message, the assistant's, open.")
-    ] = None
-    chat_template_kwargs: Annotated[
-        JsonObject | None, Field(description="With messages: further variables for the chat template.")
-    ] = None
-    mm_processor_kwargs: Annotated[JsonObject | None, Field(description="With media: options of the model's processor.")] = None
+    input: Input | None = optional("A text, a list of texts, token ids, or a list of lists of token ids.")
+    messages: Messages | None = optional(
+        "Instead of input: a conversation for the chat template, with media if the model takes them."
+    )
+    add_generation_prompt: bool | None = optional("With messages: end with the start of an assistant turn. Default false.")
+    continue_final_message: bool | None = optional("With messages: leave the last message, the assistant's, open.")
+    chat_template_kwargs: JsonObject | None = optional("With messages: further variables for the chat template.")
+    mm_processor_kwargs: JsonObject | None = optional("With media: options of the model's processor.")
     user: _User = None
     truncate_prompt_tokens: _Truncation = None
-    add_special_tokens: Annotated[bool | None, Field(description="Let the tokenizer add its own to texts. Default true.")] = None
+    add_special_tokens: bool | None = optional("Let the tokenizer add its own to texts. Default true.")
     priority: _Priority = None
-    cache_salt: Annotated[
-        str | None,
-        Field(min_length=1, description="The embeddings of media are shared only between requests of the same salt."),
-    ] = None
+    cache_salt: str | None = optional("The embeddings of media are shared only between requests of the same salt.", min_length=1)
 
     @property
     def inputs(self) -> list[str | list[int]]:
@@ -107,24 +97,21 @@ class EmbeddingRequest(InputRequest):
     """OpenAI's request, and what vLLM adds to it."""
 
     model: Annotated[str, Field(description="A name from /v1/models.")]
-    dimensions: Annotated[
-        int | None, Field(ge=1, le=2**31 - 1, description="Length of the vectors, for models whose vectors can be cut.")
-    ] = None
-    encoding_format: Annotated[Literal["float", "base64"] | None, Field(description="base64: of float32, little-endian.")] = None
-    normalize: Annotated[bool | None, Field(description="Scale the vectors to length 1. Default: as the model was made.")] = None
+    dimensions: int | None = optional("Length of the vectors, for models whose vectors can be cut.", ge=1, le=2**31 - 1)
+    encoding_format: Literal["float", "base64"] | None = optional("base64: of float32, little-endian.")
+    normalize: bool | None = optional("Scale the vectors to length 1. Default: as the model was made.")
 
 
 class PoolingRequest(InputRequest):
     """vLLM's request for what the model's pooling gives."""
 
     model: _Model = None
-    task: Annotated[
-        Literal["embed", "token_embed", "classify"] | None,
-        Field(description="token_embed: a vector per token. Default: embed, or classify if the model classifies."),
-    ] = None
-    dimensions: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="Length of the vectors.")] = None
-    encoding_format: Annotated[Literal["float", "base64"] | None, Field(description="base64: of float32, little-endian.")] = None
-    normalize: Annotated[bool | None, Field(description="Scale vectors to length 1. Default: as the model was made.")] = None
+    task: Literal["embed", "token_embed", "classify"] | None = optional(
+        "token_embed: a vector per token. Default: embed, or classify if the model classifies."
+    )
+    dimensions: int | None = optional("Length of the vectors.", ge=1, le=2**31 - 1)
+    encoding_format: Literal["float", "base64"] | None = optional("base64: of float32, little-endian.")
+    normalize: bool | None = optional("Scale vectors to length 1. Default: as the model was made.")
     use_activation: _Activation = None
 
 
@@ -142,11 +129,11 @@ class ScoreRequest(Schema):
     """vLLM's request: one text against several, or pairs. The two sides have one of three pairs of names."""
 
     model: _Model = None
-    text_1: Annotated[_OneOrMany | None, Field(description="One text, or as many as text_2.")] = None
-    text_2: Annotated[_OneOrMany | None, Field(description="One text or several.")] = None
-    queries: Annotated[_OneOrMany | None, Field(description="Another name of text_1.")] = None
-    documents: Annotated[_OneOrMany | None, Field(description="Another name of text_2, with queries.")] = None
-    items: Annotated[_OneOrMany | None, Field(description="Another name of text_2, with queries.")] = None
+    text_1: _OneOrMany | None = optional("One text, or as many as text_2.")
+    text_2: _OneOrMany | None = optional("One text or several.")
+    queries: _OneOrMany | None = optional("Another name of text_1.")
+    documents: _OneOrMany | None = optional("Another name of text_2, with queries.")
+    items: _OneOrMany | None = optional("Another name of text_2, with queries.")
     truncate_prompt_tokens: _Truncation = None
     use_activation: _Activation = None
     priority: _Priority = None
@@ -192,10 +179,8 @@ class RerankRequest(Schema):
         list[str | TextDocument],
         Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True, description="Texts, or objects with a text."),
     ]
-    top_n: Annotated[int | None, Field(ge=0, le=2**31 - 1, description="How many to send; 0 and the default send all.")] = None
-    return_documents: Annotated[bool | None, Field(description="Send the documents too. Default true, for /v2/rerank false.")] = (
-        None
-    )
+    top_n: int | None = optional("How many to send; 0 and the default send all.", ge=0, le=2**31 - 1)
+    return_documents: bool | None = optional("Send the documents too. Default true, for /v2/rerank false.")
     truncate_prompt_tokens: _Truncation = None
     use_activation: _Activation = None
     priority: _Priority = None

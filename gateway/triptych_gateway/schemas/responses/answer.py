@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from triptych_gateway.schemas.answers import TriptychExtension
+from triptych_gateway.schemas.common import optional
 
 
 class OutputTextPart(BaseModel):
@@ -26,9 +27,7 @@ class OutputMessage(BaseModel):
     status: Literal["in_progress", "completed", "incomplete"]
     role: Literal["assistant"]
     content: list[OutputTextPart]
-    phase: Annotated[
-        Literal["commentary", "final_answer"] | None, Field(description="commentary before a function call, else final_answer.")
-    ] = None
+    phase: Literal["commentary", "final_answer"] | None = optional("commentary before a function call, else final_answer.")
 
 
 class OutputFunctionCall(BaseModel):
@@ -57,7 +56,7 @@ class ReasoningOutput(BaseModel):
     status: Literal["in_progress", "completed", "incomplete"]
     summary: list[ReasoningPart]
     content: list[ReasoningPart]
-    encrypted_content: Annotated[str | None, Field(description="The text in an opaque form; present if it was asked for.")] = None
+    encrypted_content: str | None = optional("The text in an opaque form; present if it was asked for.")
 
 
 class CompactionOutput(BaseModel):

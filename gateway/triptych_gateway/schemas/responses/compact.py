@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from triptych_gateway.schemas.common import NoOp, Schema, at
+from triptych_gateway.schemas.common import NoOp, Schema, at, optional
 from triptych_gateway.schemas.responses.items import Input
 
 
@@ -14,12 +14,10 @@ class CompactRequest(Schema):
     """A conversation that shall become shorter."""
 
     model: Annotated[str, Field(description="A name from /v1/models. It writes the summary.")]
-    input: Annotated[Input | None, Field(description="A text of the user, or items.")] = None
-    previous_response_id: Annotated[
-        str | None, Field(max_length=128, description="The conversation up to this stored response, before the input.")
-    ] = None
-    instructions: Annotated[str | None, Field(description="A system message before all items.")] = None
-    prompt_cache_key: Annotated[str | None, Field(max_length=512, description="A label; it changes nothing.")] = None
+    input: Input | None = optional("A text of the user, or items.")
+    previous_response_id: str | None = optional("The conversation up to this stored response, before the input.", max_length=128)
+    instructions: str | None = optional("A system message before all items.")
+    prompt_cache_key: str | None = optional("A label; it changes nothing.", max_length=512)
     image: Annotated[Any, NoOp()] = None
     prompt_cache_options: Annotated[Any, NoOp()] = None
     prompt_cache_retention: Annotated[Any, NoOp("in_memory")] = None

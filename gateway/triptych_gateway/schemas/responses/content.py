@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from triptych_gateway.schemas.common import HistorySchema, NoOp, Schema, refuse
+from triptych_gateway.schemas.common import HistorySchema, NoOp, Schema, optional, refuse
 from triptych_gateway.schemas.conversation import MAX_PARTS, InputAudio
 
 
@@ -22,10 +22,8 @@ class InputImage(HistorySchema):
     """An image, by URL."""
 
     type: Literal["input_image"]
-    image_url: Annotated[str | None, Field(min_length=1, description="https:, http: or data:, or file: if it is allowed.")] = None
-    detail: Annotated[
-        Literal["low", "high", "auto"] | None, Field(description="How finely it is looked at, for models with several resolutions.")
-    ] = None
+    image_url: str | None = optional("https:, http: or data:, or file: if it is allowed.", min_length=1)
+    detail: Literal["low", "high", "auto"] | None = optional("How finely it is looked at, for models with several resolutions.")
     file_id: Annotated[Any, NoOp()] = None
     prompt_cache_breakpoint: Annotated[Any, NoOp()] = None
 

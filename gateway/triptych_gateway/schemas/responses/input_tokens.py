@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from triptych_gateway.schemas.common import NoOp, Schema
+from triptych_gateway.schemas.common import NoOp, Schema, optional
 from triptych_gateway.schemas.responses.items import Input
 from triptych_gateway.schemas.responses.tools import ReasoningOptions, TextOptions, ToolChoice, Tools, check_tools
 
@@ -15,19 +15,15 @@ class InputTokensRequest(Schema):
     """The fields of a response that become its prompt, and those beside them that OpenAI takes here."""
 
     model: Annotated[str, Field(description="A name from /v1/models.")]
-    input: Annotated[Input | None, Field(description="A text of the user, or items.")] = None
-    previous_response_id: Annotated[
-        str | None, Field(max_length=128, description="The conversation up to this stored response, before the input.")
-    ] = None
-    instructions: Annotated[str | None, Field(description="A system message before all items.")] = None
+    input: Input | None = optional("A text of the user, or items.")
+    previous_response_id: str | None = optional("The conversation up to this stored response, before the input.", max_length=128)
+    instructions: str | None = optional("A system message before all items.")
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
-    parallel_tool_calls: Annotated[bool | None, Field(description="Whether one response may have several calls.")] = None
+    parallel_tool_calls: bool | None = optional("Whether one response may have several calls.")
     reasoning: ReasoningOptions | None = None
-    text: Annotated[TextOptions | None, Field(description="It is checked. A format of the text is not part of the prompt.")] = None
-    truncation: Annotated[
-        Literal["auto", "disabled"] | None, Field(description="auto: count what is left of a conversation that is too long.")
-    ] = None
+    text: TextOptions | None = optional("It is checked. A format of the text is not part of the prompt.")
+    truncation: Literal["auto", "disabled"] | None = optional("auto: count what is left of a conversation that is too long.")
     conversation: Annotated[Any, NoOp(because="send previous_response_id")] = None
     personality: Annotated[Any, NoOp(because="send instructions")] = None
 

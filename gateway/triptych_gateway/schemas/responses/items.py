@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from triptych_gateway.schemas.common import HistorySchema, NoOp
+from triptych_gateway.schemas.common import HistorySchema, NoOp, optional
 from triptych_gateway.schemas.conversation import MAX_MESSAGES
 from triptych_gateway.schemas.responses.content import Content
 
@@ -23,10 +23,9 @@ class MessageItem(HistorySchema):
     content: Content
     id: ItemId = None
     status: Status | None = None
-    phase: Annotated[
-        Literal["commentary", "final_answer"] | None,
-        Field(description="Of the assistant: whether it goes on with tool calls (commentary) or is the answer. It is kept."),
-    ] = None
+    phase: Literal["commentary", "final_answer"] | None = optional(
+        "Of the assistant: whether it goes on with tool calls (commentary) or is the answer. It is kept."
+    )
 
 
 class FunctionCallItem(HistorySchema):
@@ -75,7 +74,7 @@ class ReasoningItem(HistorySchema):
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryText], Field(max_length=64, fail_fast=True)] = Field(default_factory=list)
     content: Annotated[list[ReasoningText], Field(max_length=64, fail_fast=True)] | None = None
-    encrypted_content: Annotated[str | None, Field(description="As this server sent it. Read if there is no content.")] = None
+    encrypted_content: str | None = optional("As this server sent it. Read if there is no content.")
     id: ItemId = None
     status: Status | None = None
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from triptych_gateway.schemas.common import UINT32_MAX, JsonObject, NoOp, at
+from triptych_gateway.schemas.common import UINT32_MAX, JsonObject, NoOp, at, optional
 from triptych_gateway.schemas.generation import GenerationRequest, StreamOptions
 from triptych_gateway.schemas.responses.items import Input
 from triptych_gateway.schemas.responses.tools import (
@@ -45,41 +45,32 @@ class ResponseStreamOptions(StreamOptions):
 class ResponseRequest(GenerationRequest):
     """OpenAI's request, and the sampling options that vLLM adds to it."""
 
-    input: Annotated[Input | None, Field(description="A text of the user, or items.")] = None
-    instructions: Annotated[
-        str | None, Field(description="A system message before all items. Not taken over by responses that continue this one.")
-    ] = None
-    previous_response_id: Annotated[str | None, Field(max_length=128, description="Continue this stored response.")] = None
-    store: Annotated[bool | None, Field(description="Keep the response. Default true.")] = None
-    background: Annotated[bool | None, Field(description="Answer at once and work on; needs store.")] = None
+    input: Input | None = optional("A text of the user, or items.")
+    instructions: str | None = optional("A system message before all items. Not taken over by responses that continue this one.")
+    previous_response_id: str | None = optional("Continue this stored response.", max_length=128)
+    store: bool | None = optional("Keep the response. Default true.")
+    background: bool | None = optional("Answer at once and work on; needs store.")
     stream_options: ResponseStreamOptions | None = None
 
-    max_output_tokens: Annotated[int | None, Field(ge=1, le=UINT32_MAX, description="Most tokens, reasoning included.")] = None
-    max_tool_calls: Annotated[int | None, Field(ge=1, le=1024, description="About tools that the server runs; here are none.")] = (
-        None
-    )
+    max_output_tokens: int | None = optional("Most tokens, reasoning included.", ge=1, le=UINT32_MAX)
+    max_tool_calls: int | None = optional("About tools that the server runs; here are none.", ge=1, le=1024)
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
-    parallel_tool_calls: Annotated[bool | None, Field(description="Whether one response may have several calls.")] = None
+    parallel_tool_calls: bool | None = optional("Whether one response may have several calls.")
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    top_logprobs: Annotated[int | None, Field(ge=0, le=20, description="Likeliest alternatives to send per token.")] = None
+    top_logprobs: int | None = optional("Likeliest alternatives to send per token.", ge=0, le=20)
     include: Annotated[list[Include], Field(max_length=16, fail_fast=True)] | None = None
-    truncation: Annotated[
-        Literal["auto", "disabled"] | None, Field(description="auto leaves out the oldest turns where all are too long.")
-    ] = None
+    truncation: Literal["auto", "disabled"] | None = optional("auto leaves out the oldest turns where all are too long.")
 
-    metadata: Annotated[Metadata | None, Field(description="Labels that are kept with the response.")] = None
-    client_metadata: Annotated[
-        JsonObject | None, Field(description="Labels of the client, such as the Codex CLI's. They change nothing.")
-    ] = None
-    safety_identifier: Annotated[str | None, Field(max_length=512, description="A label of the end user.")] = None
-    prompt_cache_key: Annotated[
-        str | None,
-        Field(max_length=512, description="A label. The prefix cache finds equal prompts without it; cache_salt keeps them apart."),
-    ] = None
-    chat_template_kwargs: Annotated[JsonObject | None, Field(description="Further variables for the chat template.")] = None
-    mm_processor_kwargs: Annotated[JsonObject | None, Field(description="Options of the model's processor for all media.")] = None
+    metadata: Metadata | None = optional("Labels that are kept with the response.")
+    client_metadata: JsonObject | None = optional("Labels of the client, such as the Codex CLI's. They change nothing.")
+    safety_identifier: str | None = optional("A label of the end user.", max_length=512)
+    prompt_cache_key: str | None = optional(
+        "A label. The prefix cache finds equal prompts without it; cache_salt keeps them apart.", max_length=512
+    )
+    chat_template_kwargs: JsonObject | None = optional("Further variables for the chat template.")
+    mm_processor_kwargs: JsonObject | None = optional("Options of the model's processor for all media.")
 
     n: Annotated[Any, NoOp(1)] = None
     best_of: Annotated[Any, NoOp(1)] = None

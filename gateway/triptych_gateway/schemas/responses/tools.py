@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from triptych_gateway.schemas.common import JsonSchema, NoOp, Schema, at, refuse
+from triptych_gateway.schemas.common import JsonSchema, NoOp, Schema, at, optional, refuse
 
 MAX_TOOLS = 512
 _NAME = r"^[a-zA-Z0-9_.-]+$"
@@ -25,8 +25,8 @@ class ResponseTool(Schema):
     type: Literal["function"]
     name: ToolName
     description: str | None = None
-    parameters: Annotated[JsonSchema | None, Field(description="JSON Schema of the arguments.")] = None
-    strict: Annotated[bool | None, Field(description="Constrain the arguments to the schema.")] = None
+    parameters: JsonSchema | None = optional("JSON Schema of the arguments.")
+    strict: bool | None = optional("Constrain the arguments to the schema.")
     allowed_callers: Annotated[Any, NoOp(["direct"])] = None
     defer_loading: Annotated[Any, NoOp(False)] = None
     output_schema: Annotated[Any, NoOp()] = None
@@ -49,7 +49,7 @@ class ResponseAllowedTools(Schema):
     """The tools that may be called, out of all that the model sees."""
 
     type: Literal["allowed_tools"]
-    mode: Annotated[Literal["auto", "required"] | None, Field(description="Default auto.")] = None
+    mode: Literal["auto", "required"] | None = optional("Default auto.")
     tools: Annotated[list[Named], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
@@ -120,14 +120,10 @@ class TextOptions(Schema):
 class ReasoningOptions(Schema):
     """Options of reasoning."""
 
-    effort: Annotated[
-        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
-        Field(description="As the model's chat template knows it."),
-    ] = None
-    summary: Annotated[
-        Literal["auto", "detailed"] | None,
-        Field(description="Send the whole reasoning as its summary instead of as its content."),
-    ] = None
-    generate_summary: Annotated[Literal["auto", "detailed"] | None, Field(description="Older name of summary.")] = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = optional(
+        "As the model's chat template knows it."
+    )
+    summary: Literal["auto", "detailed"] | None = optional("Send the whole reasoning as its summary instead of as its content.")
+    generate_summary: Literal["auto", "detailed"] | None = optional("Older name of summary.")
     context: Annotated[Any, NoOp("auto")] = None
     mode: Annotated[Any, NoOp("standard")] = None
