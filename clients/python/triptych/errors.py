@@ -199,21 +199,13 @@ def _subclasses(cls: type[TriptychError]) -> list[type[TriptychError]]:
     return [cls, *(leaf for sub in cls.__subclasses__() for leaf in _subclasses(sub))]
 
 
-_BY_REASON: dict[str, type[TriptychError]] = {cls.reason: cls for cls in reversed(_subclasses(TriptychError))}
-_BY_REASON[InternalError.reason] = InternalError  # not the base class, which has the same reason
+#: All but the base class. The first of several classes that share a reason or a code stands for it.
+_CLASSES = _subclasses(TriptychError)[1:]
+_BY_REASON = {cls.reason: cls for cls in reversed(_CLASSES)}
 _BY_CODE: dict[int, type[TriptychError]] = {
+    **{cls.code: cls for cls in reversed(_CLASSES)},
     Code.CANCELLED: RequestAbortedError,
-    Code.INVALID_ARGUMENT: InvalidRequestError,
-    Code.DEADLINE_EXCEEDED: DeadlineExceededError,
-    Code.NOT_FOUND: ModelNotFoundError,
-    Code.ALREADY_EXISTS: DuplicateRequestError,
-    Code.PERMISSION_DENIED: PermissionDeniedError,
-    Code.RESOURCE_EXHAUSTED: QueueFullError,
     Code.FAILED_PRECONDITION: ServiceUnavailableError,
-    Code.ABORTED: RequestAbortedError,
-    Code.UNIMPLEMENTED: UnimplementedError,
-    Code.UNAVAILABLE: ServiceUnavailableError,
-    Code.UNAUTHENTICATED: UnauthenticatedError,
 }
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triptych.errors import InvalidRequestError
-from triptych.requests.fields import assign
-from triptych.requests.options import make_constraint
+from triptych.requests.options import take_generation
 from triptych.v1 import generation_pb2
 
 
@@ -97,42 +96,14 @@ class SamplingParams:
             InvalidRequestError: a value that the contract's field cannot hold, or not exactly one field of `structured_outputs`.
                 Ranges are checked by the server.
         """
-        options = generation_pb2.GenerationOptions()
-        for name in _SAMPLING:
-            assign(options.sampling, name, getattr(self, name))
-        assign(options.sampling, "top_k", 0 if self.top_k == -1 else self.top_k)
-        assign(options.sampling, "seed", None if self.seed == -1 else self.seed)
-        for name in ("n", "best_of", "bad_words", "skip_special_tokens", "truncate_prompt_tokens"):
-            assign(options, name, getattr(self, name))
-        assign(options, "stop", [self.stop] if isinstance(self.stop, str) else self.stop)
-        assign(options, "include_stop_in_output", self.include_stop_str_in_output)
+        given: dict[str, Any] = {**vars(self), "include_stop_in_output": self.include_stop_str_in_output}
+        given["top_k"] = 0 if self.top_k == -1 else self.top_k
+        given["seed"] = None if self.seed == -1 else self.seed
         if (wanted := self.structured_outputs) is not None:
-            kinds: dict[str, Any] = {
-                "regex": wanted.regex,
-                "choice": wanted.choice,
-                "grammar": wanted.grammar,
-                "json_object": wanted.json_object,
-            }
-            if (constraint := make_constraint(json_schema=wanted.json, **kinds)) is None:
-                known = "json, regex, choice, grammar, json_object"
-                raise InvalidRequestError(f"structured_outputs must have one of {known}", field="structured_outputs", limit=known)
-            options.constraint.CopyFrom(constraint)
+            given |= {"json_schema": wanted.json, "regex": wanted.regex, "choice": wanted.choice}
+            given |= {"grammar": wanted.grammar, "json_object": wanted.json_object}
+        options = take_generation(given)
+        if wanted is not None and not options.HasField("constraint"):
+            known = "json, regex, choice, grammar, json_object"
+            raise InvalidRequestError(f"structured_outputs must have one of {known}", field="structured_outputs", limit=known)
         return options
-
-
-_SAMPLING = (
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "temperature",
-    "top_p",
-    "min_p",
-    "stop_token_ids",
-    "ignore_eos",
-    "max_tokens",
-    "min_tokens",
-    "logprobs",
-    "prompt_logprobs",
-    "logit_bias",
-    "allowed_token_ids",
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, Self, Unpack
 
 import grpc
 from google.protobuf.message import Message
@@ -20,7 +20,7 @@ from triptych.client.ranking import RankedDocument, ranked
 from triptych.requests import build
 from triptych.requests import options as of
 from triptych.requests.fields import listed
-from triptych.requests.types import Messages, PoolingInput
+from triptych.requests.types import Messages, PoolingInput, PoolingInputs
 from triptych.v1 import (
     detokenize_pb2,
     detokenize_pb2_grpc,
@@ -31,21 +31,14 @@ from triptych.v1 import (
 )
 
 
-class _Stubs(NamedTuple):
-    channel: grpc.aio.Channel
-    generation: generation_pb2_grpc.GenerationServiceStub
-    preprocess: preprocess_pb2_grpc.PreprocessServiceStub
-    detokenize: detokenize_pb2_grpc.DetokenizeServiceStub
+class _Stubs:
+    """A channel with its stubs."""
 
-    @classmethod
-    def over(cls, channel: grpc.aio.Channel) -> Self:
-        """The stubs of a channel."""
-        return cls(
-            channel,
-            generation_pb2_grpc.GenerationServiceStub(channel),
-            preprocess_pb2_grpc.PreprocessServiceStub(channel),
-            detokenize_pb2_grpc.DetokenizeServiceStub(channel),
-        )
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.generation = generation_pb2_grpc.GenerationServiceStub(channel)
+        self.preprocess = preprocess_pb2_grpc.PreprocessServiceStub(channel)
+        self.detokenize = detokenize_pb2_grpc.DetokenizeServiceStub(channel)
 
 
 class AsyncClient:
@@ -108,7 +101,7 @@ class AsyncClient:
         with self._lock:
             check_open(self._is_closed)
             if self._opened is None:
-                self._opened = _Stubs.over(self._open())
+                self._opened = _Stubs(self._open())
             return self._opened
 
     async def close(self) -> None:
@@ -198,9 +191,7 @@ class AsyncClient:
         return AsyncCompleteStream(self._start(self._stubs.generation.CompleteStream, request, call), call, CompleteAccumulator())
 
     async def embed(
-        self,
-        inputs: PoolingInput | Sequence[PoolingInput] | generation_pb2.EmbedRequest,
-        **options: Unpack[of.EmbedCallOptions],
+        self, inputs: PoolingInputs | generation_pb2.EmbedRequest, **options: Unpack[of.EmbedCallOptions]
     ) -> generation_pb2.EmbedResponse:
         """A vector for each input, in their order.
 
@@ -213,8 +204,8 @@ class AsyncClient:
 
     async def score(
         self,
-        queries: PoolingInput | Sequence[PoolingInput] | generation_pb2.ScoreRequest,
-        documents: PoolingInput | Sequence[PoolingInput] = (),
+        queries: PoolingInputs | generation_pb2.ScoreRequest,
+        documents: PoolingInputs = (),
         **options: Unpack[of.ScoreCallOptions],
     ) -> generation_pb2.ScoreResponse:
         """How well each document fits its query, in the order of the documents.
@@ -244,9 +235,7 @@ class AsyncClient:
         return ranked(await self.score(query, build.documents(documents), **options), documents, top_n)
 
     async def classify(
-        self,
-        inputs: PoolingInput | Sequence[PoolingInput] | generation_pb2.ClassifyRequest,
-        **options: Unpack[of.ClassifyCallOptions],
+        self, inputs: PoolingInputs | generation_pb2.ClassifyRequest, **options: Unpack[of.ClassifyCallOptions]
     ) -> generation_pb2.ClassifyResponse:
         """A value for each label of the model, for each input. Inputs are those of `embed`."""
         call = self._defaults.take(options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, TypeVar, Unpack
 
@@ -12,7 +12,7 @@ from triptych.requests import options as of
 from triptych.requests.fields import assign, listed, refused
 from triptych.requests.media import Kind, media_item
 from triptych.requests.messages import chat_messages, make_tool_choice, make_tools
-from triptych.requests.types import MediaSource, Messages, PoolingInput
+from triptych.requests.types import MediaSource, Messages, PoolingInput, PoolingInputs
 from triptych.v1 import detokenize_pb2, generation_pb2, preprocess_pb2
 
 _MessageT = TypeVar("_MessageT", bound=Message)
@@ -65,7 +65,7 @@ def build_chat_stream(
     messages: Messages | generation_pb2.ChatRequest | generation_pb2.ChatStreamRequest, options: of.ChatOptions
 ) -> generation_pb2.ChatStreamRequest:
     if isinstance(messages, generation_pb2.ChatStreamRequest):
-        return _finished(messages, {**options})
+        return _finished(messages, options)
     return generation_pb2.ChatStreamRequest(chat=build_chat(messages, options))
 
 
@@ -76,11 +76,7 @@ def build_complete(
     if isinstance(prompt, generation_pb2.CompleteRequest):
         return _finished(prompt, given)
     request = generation_pb2.CompleteRequest()
-    if isinstance(prompt, str):
-        assign(request, "text", prompt, "prompt")
-    else:
-        assign(request.token_ids, "ids", listed(prompt, "prompt"), "prompt")
-        request.token_ids.SetInParent()
+    _set_text(request, prompt, "prompt")
     request.media.extend(media_item(kind, source, field=f"media[{i}]") for i, (kind, source) in enumerate(_take_media(given)))
     of.take(given, request, _COMPLETE)
     request.options.CopyFrom(of.take_generation(given))
@@ -91,52 +87,37 @@ def build_complete_stream(
     prompt: str | Sequence[int] | generation_pb2.CompleteRequest | generation_pb2.CompleteStreamRequest, options: of.CompleteOptions
 ) -> generation_pb2.CompleteStreamRequest:
     if isinstance(prompt, generation_pb2.CompleteStreamRequest):
-        return _finished(prompt, {**options})
+        return _finished(prompt, options)
     return generation_pb2.CompleteStreamRequest(complete=build_complete(prompt, options))
 
 
-def build_embed(
-    inputs: PoolingInput | Sequence[PoolingInput] | generation_pb2.EmbedRequest, options: of.EmbedOptions
-) -> generation_pb2.EmbedRequest:
-    if isinstance(inputs, generation_pb2.EmbedRequest):
-        return _finished(inputs, {**options})
-    return _simple(generation_pb2.EmbedRequest(inputs=_inputs(inputs)), {**options})
+def build_embed(inputs: PoolingInputs | generation_pb2.EmbedRequest, options: of.EmbedOptions) -> generation_pb2.EmbedRequest:
+    return _simple(generation_pb2.EmbedRequest, "inputs", inputs, options, read=_inputs)
 
 
 def build_score(
-    queries: PoolingInput | Sequence[PoolingInput] | generation_pb2.ScoreRequest,
-    documents: PoolingInput | Sequence[PoolingInput],
-    options: of.ScoreOptions,
+    queries: PoolingInputs | generation_pb2.ScoreRequest, documents: PoolingInputs, options: of.ScoreOptions
 ) -> generation_pb2.ScoreRequest:
-    if isinstance(queries, generation_pb2.ScoreRequest):
-        return _finished(queries, {**options, **({"documents": documents} if documents else {})})
-    return _simple(generation_pb2.ScoreRequest(queries=_inputs(queries), documents=_inputs(documents)), {**options})
+    if not isinstance(queries, generation_pb2.ScoreRequest):
+        documents = _inputs(documents)
+    given = {"documents": documents, **options} if documents else options
+    return _simple(generation_pb2.ScoreRequest, "queries", queries, given, read=_inputs)
 
 
 def build_classify(
-    inputs: PoolingInput | Sequence[PoolingInput] | generation_pb2.ClassifyRequest, options: of.ClassifyOptions
+    inputs: PoolingInputs | generation_pb2.ClassifyRequest, options: of.ClassifyOptions
 ) -> generation_pb2.ClassifyRequest:
-    if isinstance(inputs, generation_pb2.ClassifyRequest):
-        return _finished(inputs, {**options})
-    return _simple(generation_pb2.ClassifyRequest(inputs=_inputs(inputs)), {**options})
+    return _simple(generation_pb2.ClassifyRequest, "inputs", inputs, options, read=_inputs)
 
 
 def build_tokenize(text: str | preprocess_pb2.TokenizeRequest, options: of.TokenizeOptions) -> preprocess_pb2.TokenizeRequest:
-    if isinstance(text, preprocess_pb2.TokenizeRequest):
-        return _finished(text, {**options})
-    request = preprocess_pb2.TokenizeRequest()
-    assign(request, "text", text)
-    return _simple(request, {**options})
+    return _simple(preprocess_pb2.TokenizeRequest, "text", text, options)
 
 
 def build_detokenize(
     token_ids: Sequence[int] | detokenize_pb2.DetokenizeRequest, options: of.DetokenizeOptions
 ) -> detokenize_pb2.DetokenizeRequest:
-    if isinstance(token_ids, detokenize_pb2.DetokenizeRequest):
-        return _finished(token_ids, {**options})
-    request = detokenize_pb2.DetokenizeRequest()
-    assign(request, "token_ids", token_ids)
-    return _simple(request, {**options})
+    return _simple(detokenize_pb2.DetokenizeRequest, "token_ids", token_ids, options)
 
 
 def build_preprocess(
@@ -144,9 +125,9 @@ def build_preprocess(
     options: of.ChatOptions,
 ) -> preprocess_pb2.PreprocessRequest:
     if isinstance(messages, preprocess_pb2.PreprocessRequest):
-        return _finished(messages, {**options})
+        return _finished(messages, options)
     if isinstance(messages, generation_pb2.CompleteRequest):
-        return _finished(preprocess_pb2.PreprocessRequest(complete=messages), {**options})
+        return _finished(preprocess_pb2.PreprocessRequest(complete=messages), options)
     return preprocess_pb2.PreprocessRequest(chat=build_chat(messages, options))
 
 
@@ -161,32 +142,46 @@ def _finished(request: _MessageT, rest: Mapping[str, Any]) -> _MessageT:
     return request
 
 
-def _simple(request: _MessageT, options: dict[str, Any]) -> _MessageT:
-    """A request whose options all are fields of its own."""
-    of.take(options, request, frozenset(request.DESCRIPTOR.fields_by_name))
-    return _finished(request, options)
+def _simple(
+    kind: type[_MessageT], name: str, value: Any, options: Mapping[str, Any], *, read: Callable[[Any], Any] | None = None
+) -> _MessageT:
+    """A request with a value in the field `name`, whose options all are fields of its own; or the value, if it is a request."""
+    if isinstance(value, kind):
+        return _finished(value, options)
+    request, rest = kind(), {**options}
+    assign(request, name, value if read is None else read(value))
+    of.take(rest, request, frozenset(request.DESCRIPTOR.fields_by_name))
+    return _finished(request, rest)
 
 
 def _take_media(options: dict[str, Any]) -> list[tuple[Kind, MediaSource]]:
     kinds: tuple[tuple[str, Kind], ...] = (("images", "image"), ("audio", "audio"), ("videos", "video"))
-    return [(kind, source) for name, kind in kinds for source in _sources(options.pop(name, None), name)]
+    media: list[tuple[Kind, MediaSource]] = []
+    for name, kind in kinds:
+        if (sources := options.pop(name, None)) is not None:
+            # One picture of an array would be taken for a list of its rows.
+            if getattr(sources, "ndim", 4) < 4:
+                raise refused(name, sources, "a list is needed")
+            media += [(kind, source) for source in listed(sources, name)]
+    return media
 
 
-def _sources(sources: Any, name: str) -> list[MediaSource]:
-    if sources is None:
-        return []
-    # One picture of an array would be taken for a list of its rows.
-    if getattr(sources, "ndim", 4) < 4:
-        raise refused(name, sources, "a list is needed")
-    return listed(sources, name)
+def _set_text(message: generation_pb2.CompleteRequest | generation_pb2.EmbedInput, text: str | Sequence[int], path: str) -> None:
+    """Set text or token ids."""
+    if isinstance(text, str):
+        assign(message, "text", text, path)
+    else:
+        assign(message.token_ids, "ids", listed(text, path), path)
+        message.token_ids.SetInParent()
 
 
-def _inputs(inputs: PoolingInput | Sequence[PoolingInput]) -> list[generation_pb2.EmbedInput]:
+def _inputs(inputs: PoolingInputs) -> list[generation_pb2.EmbedInput]:
     """One input, or several: text, token ids, or a conversation."""
     if isinstance(inputs, str | generation_pb2.EmbedInput):
         return [_input(inputs)]
     values = listed(inputs, "inputs")
-    return [_input(values)] if values and _is_turn(values[0]) else [_input(one) for one in values]
+    is_one = bool(values) and isinstance(values[0], Integral | Mapping | generation_pb2.ChatMessage)
+    return [_input(one) for one in ([values] if is_one else values)]
 
 
 def documents(given: Sequence[PoolingInput]) -> list[generation_pb2.EmbedInput]:
@@ -194,20 +189,12 @@ def documents(given: Sequence[PoolingInput]) -> list[generation_pb2.EmbedInput]:
     return [_input(one) for one in listed(given, "documents")]
 
 
-def _is_turn(value: object) -> bool:
-    return isinstance(value, Integral | Mapping | generation_pb2.ChatMessage)
-
-
 def _input(value: PoolingInput) -> generation_pb2.EmbedInput:
     if isinstance(value, generation_pb2.EmbedInput):
         return value
+    text = value if isinstance(value, str) else listed(value, "inputs")
+    if text and not isinstance(text, str) and not isinstance(text[0], Integral):
+        return generation_pb2.EmbedInput(messages=generation_pb2.ChatMessages(messages=chat_messages(text)))
     result = generation_pb2.EmbedInput()
-    if isinstance(value, str):
-        assign(result, "text", value, "inputs")
-        return result
-    values = listed(value, "inputs")
-    if values and not isinstance(values[0], Integral):
-        return generation_pb2.EmbedInput(messages=generation_pb2.ChatMessages(messages=chat_messages(values)))
-    assign(result.token_ids, "ids", values, "inputs")
-    result.token_ids.SetInParent()
+    _set_text(result, text, "inputs")
     return result

@@ -105,39 +105,36 @@ class CompleteOptions(GenerationKeywords, MediaKeywords, total=False):
     add_special_tokens: bool | None
 
 
-class EmbedOptions(TypedDict, total=False):
-    """Fields of `EmbedRequest`."""
+class PoolingOptions(TypedDict, total=False):
+    """Fields that `EmbedRequest`, `ScoreRequest` and `ClassifyRequest` have in common."""
 
     model: str | None
+    truncate_to: int | None
+    priority: int | None
+    cache_salt: str | None
+
+
+class EmbedOptions(PoolingOptions, total=False):
+    """Fields of `EmbedRequest`."""
+
     dimensions: int | None
     normalize: bool | None
-    truncate_to: int | None
     task: common_pb2.Task | None
     packed: bool | None
     add_special_tokens: bool | None
-    priority: int | None
-    cache_salt: str | None
 
 
-class ScoreOptions(TypedDict, total=False):
+class ScoreOptions(PoolingOptions, total=False):
     """Fields of `ScoreRequest`."""
 
-    model: str | None
-    truncate_to: int | None
     activation: bool | None
-    priority: int | None
-    cache_salt: str | None
 
 
-class ClassifyOptions(TypedDict, total=False):
+class ClassifyOptions(PoolingOptions, total=False):
     """Fields of `ClassifyRequest`."""
 
-    model: str | None
     activation: bool | None
-    truncate_to: int | None
     add_special_tokens: bool | None
-    priority: int | None
-    cache_salt: str | None
 
 
 class TokenizeOptions(TypedDict, total=False):
@@ -185,7 +182,7 @@ class DetokenizeCallOptions(DetokenizeOptions, CallOptions, total=False):
 
 _SAMPLING = frozenset(common_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 _GENERATION = frozenset(generation_pb2.GenerationOptions.DESCRIPTOR.fields_by_name) - {"sampling", "constraint"}
-_CONSTRAINT = ("json_schema", "json_object", "regex", "choice", "grammar")
+_CONSTRAINT = ("json_schema", "json_object", "regex", "choice", "grammar", "constraint")
 
 
 def take(options: dict[str, Any], message: Message, names: frozenset[str]) -> None:
@@ -204,33 +201,22 @@ def take_generation(options: dict[str, Any]) -> generation_pb2.GenerationOptions
             assign(message.sampling.bad_token_sequences.add(), "token_ids", token_ids, f"bad_token_sequences[{i}]")
     take(options, message.sampling, _SAMPLING)
     take(options, message, _GENERATION)
-    constraint = make_constraint(
-        **{name: options.pop(name, None) for name in _CONSTRAINT}, constraint=options.pop("constraint", None)
-    )
-    if constraint is not None:
-        message.constraint.CopyFrom(constraint)
+    _take_constraint(options, message)
     return message
 
 
-def make_constraint(*, constraint: common_pb2.Constraint | None = None, **kinds: Any) -> common_pb2.Constraint | None:
-    """The one constraint that is given, by the names of `Constraint`'s fields; None if none is.
-
-    Raises:
-        InvalidRequestError: two are given.
-    """
-    given = {name: value for name, value in {**kinds, "constraint": constraint}.items() if value is not None}
+def _take_constraint(options: dict[str, Any], message: generation_pb2.GenerationOptions) -> None:
+    """Take the one constraint that is given. Raises InvalidRequestError if two are."""
+    given = {name: value for name in _CONSTRAINT if (value := options.pop(name, None)) is not None}
     if len(given) > 1:
         raise InvalidRequestError(f"only one of {' and '.join(sorted(given))} can be given", field="options.constraint")
-    if constraint is not None:
-        if not isinstance(constraint, common_pb2.Constraint):
-            raise refused("constraint", constraint, "a Constraint is needed")
-        return constraint
-    if not given:
-        return None
-    (kind, value), message = *given.items(), common_pb2.Constraint()
-    if kind == "choice":
-        assign(message.choice, "values", value, "choice")
-        message.choice.SetInParent()
-    else:
-        assign(message, kind, json_text(value, kind) if kind == "json_schema" else value)
-    return message
+    for kind, value in given.items():
+        if kind == "constraint":
+            if not isinstance(value, common_pb2.Constraint):
+                raise refused("constraint", value, "a Constraint is needed")
+            message.constraint.CopyFrom(value)
+        elif kind == "choice":
+            assign(message.constraint.choice, "values", value, "choice")
+            message.constraint.choice.SetInParent()
+        else:
+            assign(message.constraint, kind, json_text(value, kind) if kind == "json_schema" else value)

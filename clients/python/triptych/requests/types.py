@@ -24,3 +24,5 @@ Turn = Mapping[str, Any] | generation_pb2.ChatMessage | generation_pb2.Choice
 Messages = str | Sequence[Turn]
 #: Text, token ids, or a conversation.
 PoolingInput = str | Sequence[int] | Sequence[Mapping[str, Any] | generation_pb2.ChatMessage] | generation_pb2.EmbedInput
+#: One input, or several.
+PoolingInputs = PoolingInput | Sequence[PoolingInput]
