@@ -82,6 +82,8 @@ class TextScan:
         self._state = 0
         #: Number of characters so far.
         self.position = 0
+        #: What `take` held back.
+        self.held = ""
 
     @property
     def num_held(self) -> int:
@@ -101,3 +103,18 @@ class TextScan:
         self._state = state
         self.position += len(text)
         return matches
+
+    def take(self, text: str) -> tuple[str, Match | None, str]:
+        """Take more text. Returns the text that is certain, the first match behind it if there is one, and the text behind that.
+
+        What may begin a pattern is held back until more text shows whether it does. After a match, nothing more can be taken.
+        """
+        start = self.position - len(self.held)
+        matches = self.feed(text)
+        text = self.held + text
+        if not matches:
+            num_certain = len(text) - self._matcher.depth[self._state]
+            self.held = text[num_certain:]
+            return text[:num_certain], None, ""
+        first, self.held = matches[0], ""
+        return text[: first.start - start], first, text[first.end - start :]

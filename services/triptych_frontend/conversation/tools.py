@@ -14,6 +14,8 @@ from triptych.v1 import generation_pb2
 from triptych_common.constraints.messages import MAX_CONSTRAINT_BYTES
 from triptych_common.limits import MAX_TOOL_NAME_CHARS
 
+from triptych_frontend.errors import check_count
+
 _NAME = re.compile(rf"[\w.:/-]{{1,{MAX_TOOL_NAME_CHARS}}}")
 _Mode = generation_pb2.ToolChoice.Mode
 #: Of a tool that declares no parameters.
@@ -140,13 +142,7 @@ def _tool(tool: generation_pb2.Tool, field: str) -> FunctionTool:
 
 def _schema(text: str, field: str) -> dict[str, Any]:
     # The JSON parser holds all threads up.
-    if len(text) > MAX_CONSTRAINT_BYTES:
-        raise InvalidRequestError(
-            f"{field} may have at most {MAX_CONSTRAINT_BYTES} characters; given: {len(text)}",
-            field=field,
-            limit=MAX_CONSTRAINT_BYTES,
-            value=len(text),
-        )
+    check_count(field, len(text), MAX_CONSTRAINT_BYTES, "characters")
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:

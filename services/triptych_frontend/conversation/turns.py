@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
 
+from triptych_frontend.errors import check_one_of
 from triptych_frontend.media.item import MediaPart
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -93,13 +94,7 @@ def prompt_end(request: generation_pb2.ChatRequest, last: ChatTurn) -> tuple[boo
 
 
 def _turn(message: generation_pb2.ChatMessage, field: str, tool_name: str | None) -> ChatTurn:
-    if message.role not in ROLES:
-        raise InvalidRequestError(
-            f"{field}.role must be one of {', '.join(ROLES)}; given: {message.role!r}",
-            field=f"{field}.role",
-            limit=", ".join(ROLES),
-            value=message.role,
-        )
+    check_one_of(f"{field}.role", message.role, ROLES)
     _check_role(message, field)
     parts: list[str | MediaPart] = []
     for index, part in enumerate(message.content):

@@ -46,6 +46,7 @@ from triptych_common.telemetry.tracing import OFF, Tracer
 
 from triptych_frontend.encoders.item import Encoded, Lease
 from triptych_frontend.encoders.pool import EncoderPool
+from triptych_frontend.errors import renamed
 from triptych_frontend.media.item import MODALITY_NAMES, PreparedMedia
 
 log = logging.getLogger(__name__)
@@ -248,5 +249,4 @@ class _SilentEncoderError(ServiceUnavailableError):
 
 def _named(error: TriptychError, item: PreparedMedia) -> TriptychError:
     """The same error, with the item's field."""
-    message = error.message if item.field in error.message else f"{item.field}: {error.message}"
-    return type(error)(message, field=item.field, limit=error.limit, value=error.value, retry_after_s=error.retry_after_s)
+    return renamed(error, item.field, error.message if item.field in error.message else f"{item.field}: {error.message}")

@@ -15,19 +15,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from triptych.errors import InternalError, InvalidRequestError, TriptychError
+from triptych.errors import InvalidRequestError, TriptychError
 from triptych.v1 import common_pb2
 from triptych_common.rpc.tensors import from_numpy
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.item import CallItem, Encoded, ItemState, Lease
+from triptych_frontend.errors import expected
 from triptych_frontend.media.budget import MediaHold
 from triptych_frontend.media.item import PreparedMedia
 
-log = logging.getLogger(__name__)
 #: The engine may compute tokens with embeddings before their encoder's reply arrives here. Later replies are not waited for.
 _REPLY_S = 1.0
 
@@ -160,8 +159,7 @@ class MediaEncoding:
                 self._client.counts["failed"] += 1
             item.fail(error)
         except Exception as error:
-            log.exception("unexpected error")
-            item.fail(InternalError(f"internal error ({type(error).__name__}); the service's log has the details"))
+            item.fail(expected(error))
         finally:
             self._note_asked(key)
 

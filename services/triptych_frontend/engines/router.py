@@ -35,11 +35,16 @@ class Listener(Protocol):
 
 
 class EngineCall:
-    """One request and its sequences in an engine. Made by `EngineRouter.start`."""
+    """One request and its sequences in an engine. Made by `EngineRouter.start`.
 
-    def __init__(self, router: EngineRouter, request: engine_pb2.EngineRequest, listener: Listener) -> None:
+    Args:
+        first_index: what listener and caller call the first sequence.
+    """
+
+    def __init__(self, router: EngineRouter, request: engine_pb2.EngineRequest, listener: Listener, first_index: int) -> None:
         self._router = router
         self._listener = listener
+        self._first_index = first_index
         self.request = request
         self._request_id = request.request_id
         #: Indices of the sequences that have not ended.
@@ -58,6 +63,7 @@ class EngineCall:
 
     def abort(self, index: int) -> None:
         """End one sequence in the engine. Its last output still arrives."""
+        index -= self._first_index
         if index not in self._live:
             return
         self._aborted.add(index)
@@ -99,14 +105,14 @@ class EngineCall:
             self._report(error)
             if not self._sent_elsewhere(error):
                 self._end(index)
-                self._listener.on_error(index, error)
+                self._listener.on_error(self._first_index + index, error)
             return
         if not self._has_output:
             self._has_output = True
             self._report(None)
         if output.finish_reason:
             self._end(index)
-        self._listener.on_output(index, output)
+        self._listener.on_output(self._first_index + index, output)
 
     def lost(self, error: TriptychError) -> None:
         if self._connection is not None:
@@ -118,7 +124,7 @@ class EngineCall:
         """End all live sequences with an error."""
         live, self._live = sorted(self._live), set()
         for index in live:
-            self._listener.on_error(index, error)
+            self._listener.on_error(self._first_index + index, error)
 
     def _report(self, error: TriptychError | None) -> None:
         """Tell the engine's breaker how the engine took the request. Of its sequences, only the first that fails counts."""
@@ -176,8 +182,11 @@ class EngineRouter:
         if not self._pool.ready:
             await self._pool.until(lambda: bool(self._pool.ready), self.grace_left_s())
 
-    def start(self, request: engine_pb2.EngineRequest, listener: Listener) -> EngineCall:
+    def start(self, request: engine_pb2.EngineRequest, listener: Listener, first_index: int = 0) -> EngineCall:
         """Hand a request to an engine. If the last one went away a moment ago, the request waits for another one.
+
+        Args:
+            first_index: what the listener calls the first sequence, of a request for a part of its sequences.
 
         Raises:
             ServiceUnavailableError: no engine is available.
@@ -191,7 +200,7 @@ class EngineRouter:
                 limit=MAX_ADD_BYTES,
                 value=num_bytes,
             )
-        call = EngineCall(self, request, listener)
+        call = EngineCall(self, request, listener, first_index)
         if self.choose(request) is None and self.grace_left_s() <= 0:
             raise self._pool.none_left()
         self.send(call)

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from triptych.errors import InternalError, TriptychError
+from triptych.errors import TriptychError
 from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.status import to_request_error
 
+from triptych_frontend.errors import expected
 from triptych_frontend.generation.best_of import best_deltas
 from triptych_frontend.generation.call_trace import CallTrace
 from triptych_frontend.generation.choice import Choice
@@ -129,11 +130,8 @@ class Generation:
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         try:
             self._feed(index, output)
-        except TriptychError as error:
-            self.on_error(index, error)
         except Exception as error:
-            log.exception("unexpected error", extra={"request_id": self._request_id})
-            self.on_error(index, InternalError(f"internal error ({type(error).__name__}); the service's log has the details"))
+            self.on_error(index, expected(error, self._request_id))
 
     def on_error(self, index: int, error: TriptychError) -> None:
         # One failed choice ends the call.

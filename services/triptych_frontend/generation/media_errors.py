@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from triptych.errors import EmbeddingUnavailableError, InternalError, ServiceUnavailableError, TriptychError
 
+from triptych_frontend.errors import renamed
 from triptych_frontend.media.item import PreparedMedia
 
 #: The engine's name of an item. In Embed it also names the request, which is the only one of its call.
@@ -29,7 +30,6 @@ def in_terms_of_the_request(error: TriptychError, media: Sequence[PreparedMedia]
     if found is not None and int(found[2]) < len(media):
         field, message = media[int(found[2])].field, message.removeprefix("requests[0]: ")
         message = message.replace(found[1], field) if found[1] in message else f"{field}: {message}"
-    kind, retry_after_s = type(error), error.retry_after_s
     if isinstance(error, EmbeddingUnavailableError):
-        kind, retry_after_s = ServiceUnavailableError, _RETRY_AFTER_S
-    return kind(message, field=field, limit=error.limit, value=error.value, retry_after_s=retry_after_s)
+        return ServiceUnavailableError(message, field=field, limit=error.limit, value=error.value, retry_after_s=_RETRY_AFTER_S)
+    return renamed(error, field, message)

@@ -16,6 +16,7 @@ from triptych_common.limits import MAX_BAD_SEQUENCES, MAX_CHOICES, MAX_LOGPROBS,
 
 from triptych_frontend.conversation.formats.calls import ParserOptions
 from triptych_frontend.conversation.reasoning import ReasoningLimit
+from triptych_frontend.errors import check_count, check_range
 from triptych_frontend.output.chain import OutputOptions
 
 #: Longest of `bad_token_sequences`.
@@ -175,19 +176,6 @@ def _check_ranges(sampling: common_pb2.SamplingParams) -> None:
         )
 
 
-def check_range(field: str, value: float, least: float, most: float, is_open: bool = False) -> None:
-    """Raise InvalidRequestError, which names the interval, unless the value is in it.
-
-    Args:
-        is_open: the least value itself is out of range.
-    """
-    # NaN compares false with everything, so it is out of range.
-    if least <= value <= most and not (is_open and value == least):
-        return
-    interval = f"{'(' if is_open else '['}{least:g}, {most:g}]"
-    raise InvalidRequestError(f"{field} must be in {interval}; given: {value:g}", field=field, limit=interval, value=f"{value:g}")
-
-
 def _check_tokens(sampling: common_pb2.SamplingParams, vocab_size: int) -> None:
     """Refuse token ids that are not in the vocabulary, and drop duplicates."""
     _check_token_ids(f"{_FIELD}.logit_bias", sampling.logit_bias, vocab_size)
@@ -207,22 +195,10 @@ def _check_tokens(sampling: common_pb2.SamplingParams, vocab_size: int) -> None:
 
 def _check_bad_sequences(sampling: common_pb2.SamplingParams, vocab_size: int) -> None:
     name, sequences = f"{_FIELD}.bad_token_sequences", sampling.bad_token_sequences
-    if len(sequences) > MAX_BAD_SEQUENCES:
-        raise InvalidRequestError(
-            f"{name} may have at most {MAX_BAD_SEQUENCES} sequences; given: {len(sequences)}",
-            field=name,
-            limit=MAX_BAD_SEQUENCES,
-            value=len(sequences),
-        )
+    check_count(name, len(sequences), MAX_BAD_SEQUENCES, "sequences")
     for index, sequence in enumerate(sequences):
-        field, length = f"{name}[{index}]", len(sequence.token_ids)
-        if not 1 <= length <= MAX_BAD_SEQUENCE_TOKENS:
-            raise InvalidRequestError(
-                f"{field} must have 1 to {MAX_BAD_SEQUENCE_TOKENS} token ids; given: {length}",
-                field=field,
-                limit=MAX_BAD_SEQUENCE_TOKENS,
-                value=length,
-            )
+        field = f"{name}[{index}]"
+        check_count(field, len(sequence.token_ids), MAX_BAD_SEQUENCE_TOKENS, "token ids", least=1)
         _check_token_ids(field, sequence.token_ids, vocab_size)
 
 
@@ -239,19 +215,7 @@ def _check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> N
 
 def _stop_strings(stop: Iterable[str]) -> tuple[str, ...]:
     stops = tuple(stop)
-    if len(stops) > MAX_STOP_STRINGS:
-        raise InvalidRequestError(
-            f"options.stop may have at most {MAX_STOP_STRINGS} strings; given: {len(stops)}",
-            field="options.stop",
-            limit=MAX_STOP_STRINGS,
-            value=len(stops),
-        )
+    check_count("options.stop", len(stops), MAX_STOP_STRINGS, "strings")
     for index, text in enumerate(stops):
-        if not 1 <= len(text) <= MAX_STOP_CHARS:
-            raise InvalidRequestError(
-                f"options.stop[{index}] must have 1 to {MAX_STOP_CHARS} characters; given: {len(text)}",
-                field=f"options.stop[{index}]",
-                limit=MAX_STOP_CHARS,
-                value=len(text),
-            )
+        check_count(f"options.stop[{index}]", len(text), MAX_STOP_CHARS, "characters", least=1)
     return stops

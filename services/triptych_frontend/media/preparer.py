@@ -19,6 +19,7 @@ from triptych_common.telemetry.attributes import MEDIA_NUM_BYTES
 from triptych_common.telemetry.span import SpanKind
 from triptych_common.telemetry.tracing import OFF, Tracer
 
+from triptych_frontend.errors import check_count
 from triptych_frontend.media.aliases import KnownMedia, UuidAliases
 from triptych_frontend.media.budget import MediaBudget, MediaHold
 from triptych_frontend.media.fetch import MediaFetcher
@@ -127,9 +128,7 @@ class MediaPreparer:
         inputs, given, used = [], {}, set[str]()
         for field, item in items:
             self._check_modality(self._expander, field, item.modality, items)
-            if len(item.uuid) > _MAX_UUID_CHARS:
-                message = f"{field}.uuid may have at most {_MAX_UUID_CHARS} characters; given: {len(item.uuid)}"
-                raise InvalidRequestError(message, field=f"{field}.uuid", limit=_MAX_UUID_CHARS, value=len(item.uuid))
+            check_count(f"{field}.uuid", len(item.uuid), _MAX_UUID_CHARS, "characters")
             all_options = _options(item, field)
             options, names = self._expander.options_for(item.modality, all_options, f"{field}.processor_options")
             if item.HasField("detail"):
@@ -186,12 +185,9 @@ class MediaPreparer:
         """The raw file. None if the client sent only a uuid."""
         item, kind = media.item, media.item.WhichOneof("source")
         if kind == "data":
-            limit, content = self._settings.max_media_bytes, item.data
-            if len(content) > limit:
-                message = f"{media.field} may have at most {limit} bytes; given: {len(content)}"
-                raise InvalidRequestError(message, field=media.field, limit=limit, value=len(content))
-            hold.take(len(content), media.field)
-            return content
+            check_count(media.field, len(item.data), self._settings.max_media_bytes, "bytes")
+            hold.take(len(item.data), media.field)
+            return item.data
         if kind == "upload_id":
             content = self.uploads.look(item.upload_id, principal.tenant, media.field)
             self.uploads.drop(item.upload_id)
@@ -230,10 +226,7 @@ class MediaPreparer:
 
 def _options(item: common_pb2.MediaItem, field: str) -> dict[str, Any]:
     field = f"{field}.processor_options"
-    num_bytes = item.processor_options.ByteSize()
-    if num_bytes > _MAX_OPTIONS_BYTES:
-        message = f"{field} may have at most {_MAX_OPTIONS_BYTES} bytes; given: {num_bytes}"
-        raise InvalidRequestError(message, field=field, limit=_MAX_OPTIONS_BYTES, value=num_bytes)
+    check_count(field, item.processor_options.ByteSize(), _MAX_OPTIONS_BYTES, "bytes")
     try:
         return from_struct(item.processor_options)
     except ValueError as error:

@@ -21,7 +21,6 @@ class StopStrings:
         self._scan = matcher.scan()
         self._include_stop = include_stop
         self._min_tokens = min_tokens
-        self._held = ""
         self._num_tokens = 0
         self._is_stopped = False
 
@@ -31,19 +30,15 @@ class StopStrings:
         if not isinstance(event, Text) or event.num_tokens <= self._min_tokens:
             return [event]
         self._num_tokens = event.num_tokens
-        start = self._scan.position - len(self._held)
-        text = self._held + event.text
-        matches = self._scan.feed(event.text)
-        if not matches:
-            num_certain = len(text) - self._scan.num_held
-            self._held = text[num_certain:]
-            return [Text(text[:num_certain], event.num_tokens)] if num_certain else []
-        self._is_stopped, self._held = True, ""
-        first = matches[0]
-        before = text[: (first.end if self._include_stop else first.start) - start]
-        stopped = Stopped(first.pattern)
-        return [Text(before, event.num_tokens), stopped] if before else [stopped]
+        text, stop, _ = self._scan.take(event.text)
+        if stop is None:
+            return [Text(text, event.num_tokens)] if text else []
+        self._is_stopped = True
+        if self._include_stop:
+            text += stop.pattern
+        stopped = Stopped(stop.pattern)
+        return [Text(text, event.num_tokens), stopped] if text else [stopped]
 
     def finish(self) -> list[Event]:
-        held, self._held = self._held, ""
+        held, self._scan.held = self._scan.held, ""
         return [Text(held, self._num_tokens)] if held else []

@@ -26,6 +26,7 @@ from triptych_frontend.conversation.reasoning import reasoning_variables
 from triptych_frontend.conversation.tools import ToolOptions, tool_options
 from triptych_frontend.conversation.truncation import room_for_prompt, shortened
 from triptych_frontend.conversation.turns import ChatTurn, media_items, prompt_end, turns_of
+from triptych_frontend.errors import check_count
 from triptych_frontend.media.budget import MediaHold
 from triptych_frontend.media.item import PreparedMedia
 from triptych_frontend.media.preparer import MediaPreparer
@@ -272,11 +273,7 @@ class Preprocessor:
 
     def check_length(self, num_chars: int, field: str) -> None:
         """Raise InvalidRequestError if a text is too long to be tokenized."""
-        limit = self._settings.max_prompt_chars
-        if num_chars > limit:
-            raise InvalidRequestError(
-                f"{field} may have at most {limit} characters; given: {num_chars}", field=field, limit=limit, value=num_chars
-            )
+        check_count(field, num_chars, self._settings.max_prompt_chars, "characters")
 
     async def _decode_with_starts(self, token_ids: list[int], with_offsets: bool) -> tuple[str, list[int] | None]:
         return await self.run(lambda: decode_with_starts(self._tokenizer, token_ids, with_offsets))

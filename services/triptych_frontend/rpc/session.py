@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from triptych.errors import InternalError, InvalidRequestError, TriptychError
+from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.rpc.interceptors import usable_request_id
@@ -15,10 +14,10 @@ from triptych_common.rpc.security.roles import trusted_context
 from triptych_common.rpc.status import to_request_error
 from triptych_common.telemetry.logs import request_id_var
 
+from triptych_frontend.errors import expected
 from triptych_frontend.generation.call import Generation
 from triptych_frontend.generation.generator import Generator
 
-log = logging.getLogger(__name__)
 Request = generation_pb2.GenerationServiceSessionRequest
 Response = generation_pb2.GenerationServiceSessionResponse
 CallResponse = generation_pb2.GenerationCallResponse
@@ -116,18 +115,12 @@ class GenerationSession:
                 is_final_only=call.output_mode == generation_pb2.OUTPUT_MODE_FINAL,
                 context=trusted_context(call.context),
             )
-        except TriptychError as error:
-            self._refuse(number, error)
         except Exception as error:
-            log.exception("unexpected error")
-            self._refuse(number, InternalError(f"internal error ({type(error).__name__}); the service's log has the details"))
+            self._due.append(CallResponse(number=number, error=to_request_error(expected(error))))
+            self._changed.set()
         finally:
             if self._preparing.get(number) is asyncio.current_task():
                 del self._preparing[number]
-
-    def _refuse(self, number: int, error: TriptychError) -> None:
-        self._due.append(CallResponse(number=number, error=to_request_error(error)))
-        self._changed.set()
 
     def _on_news(self, number: int) -> None:
         self._with_news[number] = None

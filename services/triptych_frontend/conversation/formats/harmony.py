@@ -53,7 +53,7 @@ class HarmonyParser(AnswerParser):
 
     def _finish(self) -> None:
         if self._kind is not None:
-            self._say(self._held)
+            self._say(self._scan.held)
             self._end_message()
         elif not _HEADER.fullmatch(self._header):  # a header that was cut is no text
             self._out.append(Text(self._header, self._num_tokens))
@@ -92,23 +92,16 @@ class HarmonyParser(AnswerParser):
 
     def _enter(self, kind: type[Reasoning | Text | ToolArguments]) -> None:
         self._kind = kind
-        self._held, self._scan = "", _ENDS.scan()
+        self._scan = _ENDS.scan()
         self._reasoning_start = self._num_tokens
 
     def _in_message(self, text: str) -> str:
-        start = self._scan.position - len(self._held)
-        matches = self._scan.feed(text)
-        text = self._held + text
-        if not matches:
-            certain = len(text) - self._scan.num_held
-            self._held = text[certain:]
-            self._say(text[:certain])
-            return ""
-        first = matches[0]
-        self._say(text[: first.start - start])
-        self._end_message()
-        self._begin_header()
-        return text[first.end - start :]
+        certain, end, rest = self._scan.take(text)
+        self._say(certain)
+        if end is not None:
+            self._end_message()
+            self._begin_header()
+        return rest
 
     def _say(self, text: str) -> None:
         if not text:

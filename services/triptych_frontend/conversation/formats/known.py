@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 
 from triptych_frontend.conversation.formats import harmony
 from triptych_frontend.conversation.formats.table import CallIds, CallShape, ReasoningFormat, ToolFormat
@@ -11,14 +12,16 @@ from triptych_frontend.conversation.syntaxes.gemma_calls import GemmaSyntax
 from triptych_frontend.conversation.syntaxes.header_calls import HeaderSyntax
 from triptych_frontend.conversation.syntaxes.json_calls import JsonSyntax
 from triptych_frontend.conversation.syntaxes.pythonic_calls import PythonSyntax
-from triptych_frontend.conversation.syntaxes.syntax import CallableTool, Literals
+from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals
 from triptych_frontend.conversation.syntaxes.tagged_calls import TaggedSyntax
 
 _NAME = r"(?P<name>[\w.:/-]+)"
-_DEEPSEEK_CALL, _DEEPSEEK_SEP, _DEEPSEEK_CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_DEEPSEEK_MARKERS = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_DEEPSEEK_CALL, _DEEPSEEK_SEP, _DEEPSEEK_CALL_END = _DEEPSEEK_MARKERS
 _DEEPSEEK, _DEEPSEEK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _DSML, _DSML_END = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
-_KIMI_CALL, _KIMI_ARGUMENTS, _KIMI_CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_KIMI_MARKERS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_KIMI_CALL, _KIMI_ARGUMENTS, _KIMI_CALL_END = _KIMI_MARKERS
 _KIMI, _KIMI_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 
 # Some versions write an id, others leave [ARGS] out.
@@ -37,7 +40,6 @@ _DEEPSEEK_V31_SYNTAX = HeaderSyntax(
     after=_DEEPSEEK_SEP,
     opener=_DEEPSEEK_CALL,
     closer=_DEEPSEEK_CALL_END,
-    closers=(_DEEPSEEK_CALL_END,),
     end=_DEEPSEEK_END,
 )
 _KIMI_SYNTAX = HeaderSyntax(
@@ -46,7 +48,6 @@ _KIMI_SYNTAX = HeaderSyntax(
     after=f":{{index}}{_KIMI_ARGUMENTS}",
     opener=_KIMI_CALL,
     closer=_KIMI_CALL_END,
-    closers=(_KIMI_CALL_END,),
     end=_KIMI_END,
 )
 _QWEN_SYNTAX = TaggedSyntax(
@@ -69,26 +70,35 @@ _DSML_SYNTAX = TaggedSyntax(
     behind="\n",
 )
 
+
+def _around_each(name: str, syntax: CallSyntax, start: str, end: str, space: str = "", markers: tuple[str, ...] = ()) -> ToolFormat:
+    """A format with markers around each call."""
+    shape = CallShape(f"{start}{space}", f"{space}{end}{space}{start}{space}", f"{space}{end}")
+    return ToolFormat(name, syntax, shape, start, end, markers=markers)
+
+
+def _around_all(
+    name: str, syntax: CallSyntax, start: str, end: str, between: str = "", space: str = "", markers: tuple[str, ...] = ()
+) -> ToolFormat:
+    """A format with markers around all calls."""
+    return ToolFormat(name, syntax, CallShape(f"{start}{space}", between, end), start, end, markers=markers)
+
+
+_MISTRAL = ToolFormat(
+    "mistral",
+    _MISTRAL_SYNTAX,
+    CallShape("[TOOL_CALLS]", "[TOOL_CALLS]", ""),
+    start="[TOOL_CALLS]",
+    separators=",",
+    markers=("[ARGS]", "[CALL_ID]"),
+    call_ids=CallIds.SHORT,
+)
 _TOOL_FORMATS = (
-    ToolFormat(
-        "hermes",
-        JsonSyntax(),
-        CallShape("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),
-        start="<tool_call>",
-        end="</tool_call>",
-    ),
+    _around_each("hermes", JsonSyntax(), "<tool_call>", "</tool_call>", "\n"),
     ToolFormat(
         "llama3_json", JsonSyntax("parameters"), CallShape("", "; ", ""), start="<|python_tag|>", openers="{", separators=";"
     ),
-    ToolFormat(
-        "mistral",
-        _MISTRAL_SYNTAX,
-        CallShape("[TOOL_CALLS]", "[TOOL_CALLS]", ""),
-        start="[TOOL_CALLS]",
-        separators=",",
-        markers=("[ARGS]", "[CALL_ID]"),
-        call_ids=CallIds.SHORT,
-    ),
+    _MISTRAL,
     ToolFormat("pythonic", PythonSyntax(), CallShape("[", ", ", "]"), openers="["),
     ToolFormat(
         "llama4_pythonic",
@@ -100,71 +110,16 @@ _TOOL_FORMATS = (
     ),
     ToolFormat("granite", JsonSyntax(), CallShape("<|tool_call|>[", ", ", "]"), start="<|tool_call|>"),
     ToolFormat("phi4_mini_json", JsonSyntax(), CallShape("functools[", ", ", "]"), start="functools"),
-    ToolFormat(
-        "qwen3_coder",
-        _QWEN_SYNTAX,
-        CallShape("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),
-        start="<tool_call>",
-        end="</tool_call>",
-    ),
+    _around_each("qwen3_coder", _QWEN_SYNTAX, "<tool_call>", "</tool_call>", "\n"),
     ToolFormat("glm45", _GLM_45_SYNTAX, CallShape("<tool_call>", "\n<tool_call>", ""), start="<tool_call>", end="</tool_call>"),
     ToolFormat("glm47", _GLM_47_SYNTAX, CallShape("<tool_call>", "<tool_call>", ""), start="<tool_call>", end="</tool_call>"),
-    ToolFormat(
-        "minimax_m2",
-        _MINIMAX_SYNTAX,
-        CallShape("<minimax:tool_call>\n", "", "</minimax:tool_call>"),
-        start="<minimax:tool_call>",
-        end="</minimax:tool_call>",
-    ),
-    ToolFormat(
-        "deepseek_v3",
-        _DEEPSEEK_V3_SYNTAX,
-        CallShape(_DEEPSEEK, "\n", _DEEPSEEK_END),
-        start=_DEEPSEEK,
-        end=_DEEPSEEK_END,
-        markers=(_DEEPSEEK_CALL, _DEEPSEEK_SEP, _DEEPSEEK_CALL_END),
-    ),
-    ToolFormat(
-        "deepseek_v31",
-        _DEEPSEEK_V31_SYNTAX,
-        CallShape(_DEEPSEEK, "", _DEEPSEEK_END),
-        start=_DEEPSEEK,
-        end=_DEEPSEEK_END,
-        markers=(_DEEPSEEK_CALL, _DEEPSEEK_SEP, _DEEPSEEK_CALL_END),
-    ),
-    ToolFormat(
-        "deepseek_v32",
-        _DSML_SYNTAX,
-        CallShape(f"{_DSML}\n", "", _DSML_END),
-        start=_DSML,
-        end=_DSML_END,
-        markers=("｜DSML｜",),
-    ),
-    ToolFormat(
-        "kimi_k2",
-        _KIMI_SYNTAX,
-        CallShape(_KIMI, "", _KIMI_END),
-        start=_KIMI,
-        end=_KIMI_END,
-        markers=(_KIMI_CALL, _KIMI_ARGUMENTS, _KIMI_CALL_END),
-        call_ids=CallIds.FUNCTIONS,
-    ),
-    ToolFormat(
-        "gemma4",
-        GemmaSyntax('<|"|>'),
-        CallShape("<|tool_call>", "<tool_call|><|tool_call>", "<tool_call|>"),
-        start="<|tool_call>",
-        end="<tool_call|>",
-        markers=('<|"|>',),
-    ),
-    ToolFormat(
-        "functiongemma",
-        GemmaSyntax("<escape>"),
-        CallShape("<start_function_call>", "<end_function_call><start_function_call>", "<end_function_call>"),
-        start="<start_function_call>",
-        end="<end_function_call>",
-        markers=("<escape>",),
-    ),
+    _around_all("minimax_m2", _MINIMAX_SYNTAX, "<minimax:tool_call>", "</minimax:tool_call>", space="\n"),
+    _around_all("deepseek_v3", _DEEPSEEK_V3_SYNTAX, _DEEPSEEK, _DEEPSEEK_END, between="\n", markers=_DEEPSEEK_MARKERS),
+    _around_all("deepseek_v31", _DEEPSEEK_V31_SYNTAX, _DEEPSEEK, _DEEPSEEK_END, markers=_DEEPSEEK_MARKERS),
+    _around_all("deepseek_v32", _DSML_SYNTAX, _DSML, _DSML_END, space="\n", markers=("｜DSML｜",)),
+    replace(_around_all("kimi_k2", _KIMI_SYNTAX, _KIMI, _KIMI_END, markers=_KIMI_MARKERS), call_ids=CallIds.FUNCTIONS),
+    _around_each("gemma4", GemmaSyntax('<|"|>'), "<|tool_call>", "<tool_call|>", markers=('<|"|>',)),
+    _around_each("functiongemma", GemmaSyntax("<escape>"), "<start_function_call>", "<end_function_call>", markers=("<escape>",)),
     harmony.TOOL_FORMAT,
     ToolFormat("json", JsonSyntax(), CallShape("[", ", ", "]"), openers="{[", separators=",;"),
 )
@@ -178,14 +133,8 @@ class _OldMistralSyntax(HeaderSyntax):
         return JsonSyntax().rules(number, tool, literals)
 
 
-OLD_MISTRAL = ToolFormat(
-    "mistral",
-    _OldMistralSyntax(_MISTRAL_SYNTAX.header, or_json=True),
-    CallShape("[TOOL_CALLS][", ", ", "]"),
-    start="[TOOL_CALLS]",
-    separators=",",
-    markers=("[ARGS]", "[CALL_ID]"),
-    call_ids=CallIds.SHORT,
+OLD_MISTRAL = replace(
+    _MISTRAL, syntax=_OldMistralSyntax(_MISTRAL_SYNTAX.header, or_json=True), shape=CallShape("[TOOL_CALLS][", ", ", "]")
 )
 
 _REASONING_FORMATS = (

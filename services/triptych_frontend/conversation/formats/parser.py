@@ -106,18 +106,12 @@ class FormatParser(AnswerParser):
         return text
 
     def _in_text(self, text: str) -> str:
-        start = self._scan.position - len(self._held)
-        matches = self._scan.feed(text)
-        text = self._held + text
-        if not matches:
-            num_certain = len(text) - self._scan.num_held
-            self._held = text[num_certain:]
-            self._say(text[:num_certain])
-            return ""
-        first = matches[0]
-        self._say(text[: first.start - start])
-        self._cross(first.pattern, "".join(self._spaces))
-        return text[first.end - start :]
+        certain, marker, rest = self._scan.take(text)
+        self._held = self._scan.held
+        self._say(certain)
+        if marker is not None:
+            self._cross(marker.pattern, "".join(self._spaces))
+        return rest
 
     def _say(self, text: str) -> None:
         """Send text of the answer or of the reasoning, but not whitespace that may stand before a marker."""

@@ -23,7 +23,7 @@ class HeaderSyntax(CallSyntax):
         before: how a forced header begins before the name, and `after` how it ends behind it. `{index}` stands for a number.
         opener: marker that begins each call.
         closer: what stands behind the JSON of a forced call.
-        closers: markers that may stand behind it.
+        closers: markers that may stand behind it. By default `closer`.
         end: marker behind the last call.
         or_json: JSON at once is a call, or a list of calls, as `JsonCalls` reads them.
     """
@@ -55,7 +55,7 @@ class HeaderCalls(JsonArgumentsReader):
     """Reads what a `HeaderSyntax` describes."""
 
     def __init__(self, syntax: HeaderSyntax, tools: Tools) -> None:
-        super().__init__(tools, syntax.opener, syntax.closers, syntax.end)
+        super().__init__(tools, syntax.opener, syntax.closers or (syntax.closer,), syntax.end)
         self._syntax = syntax
         self._tools = tools
         self._header = ""

@@ -11,6 +11,7 @@ from triptych.v1 import generation_pb2
 from triptych_common.rpc.principal import Principal
 from triptych_common.rpc.security.roles import trusted_tenant
 
+from triptych_frontend.errors import renamed
 from triptych_frontend.prompt.preprocess import Preprocessor, Prompt
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
@@ -238,8 +239,7 @@ def below(field: str, error: TriptychError) -> TriptychError:
     if not error.field:
         return error
     path = f"{field}.{error.field}"
-    message = error.message.replace(error.field, path)
-    return type(error)(message, field=path, limit=error.limit, value=error.value, retry_after_s=error.retry_after_s)
+    return renamed(error, path, error.message.replace(error.field, path))
 
 
 def _cut_lengths(a: int, b: int, limit: int) -> tuple[int, int]:

@@ -8,7 +8,8 @@ from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.limits import MAX_BAD_WORDS
 
-from triptych_frontend.generation.sampling import MAX_BAD_SEQUENCE_TOKENS, check_range
+from triptych_frontend.errors import check_count, check_range
+from triptych_frontend.generation.sampling import MAX_BAD_SEQUENCE_TOKENS
 from triptych_frontend.prompt.preprocess import Prompt
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
@@ -19,11 +20,7 @@ _TRUNCATE = "options.truncate_prompt_tokens"
 def check_bad_words(words: Iterable[str]) -> tuple[str, ...]:
     """The words. Raises InvalidRequestError."""
     words = tuple(words)
-    limit = MAX_BAD_WORDS
-    if len(words) > limit:
-        raise InvalidRequestError(
-            f"{_WORDS} may have at most {limit} words; given: {len(words)}", field=_WORDS, limit=limit, value=len(words)
-        )
+    check_count(_WORDS, len(words), MAX_BAD_WORDS, "words")
     for index, word in enumerate(words):
         if not word.strip():
             raise InvalidRequestError(f"{_WORDS}[{index}] must not be empty", field=f"{_WORDS}[{index}]")

@@ -8,7 +8,7 @@ from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.limits import MAX_CHOICES, MAX_LOGPROBS
 
-from triptych_frontend.generation.sampling import check_range
+from triptych_frontend.errors import check_range
 
 #: Each step looks at twice as many continuations, and the engine reports at most so many.
 MAX_BEAM_WIDTH = MAX_LOGPROBS // 2

@@ -96,10 +96,9 @@ class BeamSearch:
         for call in self._calls:
             call.close()
 
-    # Called by the listeners of single beams.
+    # Called with the engine's outputs for single beams, see engines.router.Listener.
 
-    def on_entry(self, index: int, output: engine_pb2.SequenceOutput) -> None:
-        """The engine sent an output for one beam."""
+    def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         if self._is_closed:
             return
         if self._first is None:
@@ -109,15 +108,14 @@ class BeamSearch:
         if not output.finish_reason:
             return
         if index not in self._entries:
-            self.fail(InternalError("the engine sent no log probabilities for a beam"))
+            self.on_error(index, InternalError("the engine sent no log probabilities for a beam"))
         elif len(self._entries) == len(self._live):
             try:
                 self._advance()
             except TriptychError as error:
-                self.fail(error)
+                self.on_error(index, error)
 
-    def fail(self, error: TriptychError) -> None:
-        """End the search with an error."""
+    def on_error(self, index: int, error: TriptychError) -> None:
         if not self._is_closed:
             self.close()
             self._listener.on_error(0, error)
@@ -133,7 +131,7 @@ class BeamSearch:
             # The sampled token is not used, only the alternatives.
             sampling = common_pb2.SamplingParams(max_tokens=1, temperature=0, logprobs=2 * self._options.width)
             request.sampling.CopyFrom(sampling)
-            self._calls.append(self._engines.start(request, _BeamListener(self, index)))
+            self._calls.append(self._engines.start(request, self, index))
         self._num_steps += 1
 
     def _advance(self) -> None:
@@ -181,17 +179,3 @@ class BeamSearch:
             if beam.is_ended:
                 output.stop_token_id = beam.token_ids[-1]
             self._listener.on_output(index, output)
-
-
-class _BeamListener:
-    """Gives the output of one beam's request to the search."""
-
-    def __init__(self, search: BeamSearch, index: int) -> None:
-        self._search = search
-        self._index = index
-
-    def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
-        self._search.on_entry(self._index, output)
-
-    def on_error(self, index: int, error: TriptychError) -> None:
-        self._search.fail(error)

@@ -12,12 +12,13 @@ import logging
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from triptych.errors import EmbeddingUnavailableError, InternalError, TriptychError
+from triptych.errors import EmbeddingUnavailableError, TriptychError
 from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import MediaEncoding
 from triptych_frontend.engines.router import EngineCall, EngineRouter, Listener
+from triptych_frontend.errors import expected
 from triptych_frontend.generation.media_errors import in_terms_of_the_request, is_about_embeddings
 from triptych_frontend.generation.sequences.continuation import add_output, after_reasoning, of_one
 from triptych_frontend.generation.sequences.media_report import media_reports
@@ -44,17 +45,14 @@ class _MediaSequence:
         request: the request to the engine, without media.
     """
 
-    def __init__(self, owner: MediaCall, index: int, request: engine_pb2.EngineRequest) -> None:
-        self._owner = owner
+    def __init__(self, index: int, request: engine_pb2.EngineRequest) -> None:
         self.index = index
         #: From the beginning, and since its reasoning was ended.
         self._first = self._request = request
         self._num_submissions = 0
         self.state = _State.SUBMITTED
-        #: The call that carries the sequence, and the index there. One call carries all sequences at first; each resent one has its
-        #: own.
+        #: The call that carries the sequence. One call carries all sequences at first; each resent one has its own.
         self.call: EngineCall | None = None
-        self.call_index = 0
         self.is_aborted = False
         #: Output tokens of this request so far.
         self.token_ids: list[int] = []
@@ -80,7 +78,7 @@ class _MediaSequence:
         """End the sequence in the engine. Its last output still arrives."""
         self.is_aborted = True
         if self.call is not None:
-            self.call.abort(self.call_index)
+            self.call.abort(self.index)
 
     def next_request(self) -> engine_pb2.EngineRequest:
         """The next request to the engine after a loss, without the media: continues after the output so far."""
@@ -96,14 +94,6 @@ class _MediaSequence:
         """Make the next request the one for the answer, behind the reasoning, which this output ends."""
         self._request = after_reasoning(self._first, token_ids)
         self.token_ids, self.is_aborted = [], False
-
-    # Called with the engine's outputs, see engines.router.Listener.
-
-    def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
-        self._owner.on_sequence_output(self, output)
-
-    def on_error(self, index: int, error: TriptychError) -> None:
-        self._owner.on_sequence_error(self, error)
 
 
 class MediaCall:
@@ -129,7 +119,7 @@ class MediaCall:
         self._prompt = prompt
         self._request = request
         self._listener = listener
-        self._sequences = [_MediaSequence(self, index, of_one(request, index)) for index in range(request.n or 1)]
+        self._sequences = [_MediaSequence(index, of_one(request, index)) for index in range(request.n or 1)]
         self._num_resubmissions = 0
         self._has_lost = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -194,16 +184,10 @@ class MediaCall:
         """
         return media_reports(self._prompt.media, self._encoding, last)
 
-    # See engines.router.Listener. Called while one request carries all sequences.
+    # Called with the engine's outputs, see engines.router.Listener.
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
-        self.on_sequence_output(self._sequences[index], output)
-
-    def on_error(self, index: int, error: TriptychError) -> None:
-        self.on_sequence_error(self._sequences[index], error)
-
-    def on_sequence_output(self, sequence: _MediaSequence, output: engine_pb2.SequenceOutput) -> None:
-        """The engine sent an output for a sequence."""
+        sequence = self._sequences[index]
         sequence.token_ids += output.token_ids
         if sequence.state is _State.SUBMITTED and (output.token_ids or output.finish_reason):
             sequence.state = _State.STARTED
@@ -212,16 +196,16 @@ class MediaCall:
                 self._encoding.settle()
         if any(fetch.source == common_pb2.EMBEDDING_SOURCE_ENCODER for fetch in output.media):
             # This is the sequence's last output. The encoder's reply says what the report needs, and may be behind its embeddings.
-            self._encoding.when_told(lambda: self._end(sequence.index, output))
+            self._encoding.when_told(lambda: self._end(index, output))
         else:
-            self._listener.on_output(sequence.index, output)
+            self._listener.on_output(index, output)
 
     def _end(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         if not self._is_closed:
             self._listener.on_output(index, output)
 
-    def on_sequence_error(self, sequence: _MediaSequence, error: TriptychError) -> None:
-        """The engine failed a sequence."""
+    def on_error(self, index: int, error: TriptychError) -> None:
+        sequence = self._sequences[index]
         if is_about_embeddings(error) and sequence.can_go_on:
             log.warning("the engine did not get embeddings: %s", error.message)
             sequence.state, sequence.error = _State.LOST, error
@@ -247,21 +231,18 @@ class MediaCall:
                 self._encoders.counts["resubmitted"] += 1
                 self._submit_again([one for one in self._sequences if one.state is _State.LOST])
             self._fail(next(one.error for one in self._sequences if one.state is _State.LOST and one.error is not None))
-        except TriptychError as error:
-            self._fail(error)
         except Exception as error:
-            log.exception("unexpected error")
-            self._fail(InternalError(f"internal error ({type(error).__name__}); the service's log has the details"))
+            self._fail(expected(error))
 
     def _submit_all(self) -> None:
         call = self._engine.start(self._with_media(self._request), self)
         for sequence in self._sequences:
-            sequence.call, sequence.call_index = call, sequence.index
+            sequence.call = call
 
     def _submit_again(self, sequences: Iterable[_MediaSequence]) -> None:
         for sequence in sequences:
             sequence.state = _State.SUBMITTED
-            sequence.call, sequence.call_index = self._engine.start(self._with_media(sequence.next_request()), sequence), 0
+            sequence.call = self._engine.start(self._with_media(sequence.next_request()), self, sequence.index)
             if sequence.is_aborted:
                 sequence.abort()
 

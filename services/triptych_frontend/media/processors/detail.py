@@ -7,6 +7,8 @@ from typing import Any
 
 from triptych.errors import InvalidRequestError
 
+from triptych_frontend.errors import check_one_of
+
 DETAILS = ("auto", "low", "high")
 #: Pixels of a coarse image, where a model takes any number: OpenAI's 512 x 512.
 _LOW_PIXELS = 512 * 512
@@ -24,10 +26,7 @@ def detail_options(detail: str, known: Set[str], image_processor: Any, field: st
     Raises:
         InvalidRequestError: the detail is not known, or the model looks at all images in the same way.
     """
-    if detail not in DETAILS:
-        raise InvalidRequestError(
-            f"{field} must be one of {', '.join(DETAILS)}; given: {detail!r}", field=field, limit=", ".join(DETAILS), value=detail
-        )
+    check_one_of(field, detail, DETAILS)
     if detail == "auto":
         return {}
     tiles = next((name for name in _TILES if name in known), None)

@@ -1,0 +1,54 @@
+"""Errors about requests: checks of their fields, and errors of others in the client's terms."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from triptych.errors import InternalError, InvalidRequestError, TriptychError
+
+log = logging.getLogger(__name__)
+
+
+def check_range(field: str, value: float, least: float, most: float, is_open: bool = False) -> None:
+    """Raise InvalidRequestError, which names the interval, unless the value is in it.
+
+    Args:
+        is_open: the least value itself is out of range.
+    """
+    # NaN compares false with everything, so it is out of range.
+    if least <= value <= most and not (is_open and value == least):
+        return
+    interval = f"{'(' if is_open else '['}{least:g}, {most:g}]"
+    raise InvalidRequestError(f"{field} must be in {interval}; given: {value:g}", field=field, limit=interval, value=f"{value:g}")
+
+
+def check_count(field: str, number: int, most: int, what: str, least: int = 0) -> None:
+    """Raise InvalidRequestError if a field has too many of something, or too few."""
+    if not least <= number <= most:
+        bounds = f"must have {least} to {most}" if least else f"may have at most {most}"
+        raise InvalidRequestError(f"{field} {bounds} {what}; given: {number}", field=field, limit=most, value=number)
+
+
+def check_one_of(field: str, value: str, known: Collection[str]) -> None:
+    """Raise InvalidRequestError unless the value is one of those that are known."""
+    if value not in known:
+        names = ", ".join(known)
+        raise InvalidRequestError(f"{field} must be one of {names}; given: {value!r}", field=field, limit=names, value=value)
+
+
+def renamed(error: TriptychError, field: str, message: str) -> TriptychError:
+    """The same error about another field."""
+    return type(error)(message, field=field, limit=error.limit, value=error.value, retry_after_s=error.retry_after_s)
+
+
+def expected(error: Exception, request_id: str | None = None) -> TriptychError:
+    """The error itself if a client may see it. Else it is logged, and the client learns only its class.
+
+    Args:
+        request_id: of the client's request, where it is not that of the task.
+    """
+    if isinstance(error, TriptychError):
+        return error
+    log.error("unexpected error", exc_info=error, extra={"request_id": request_id} if request_id is not None else None)
+    return InternalError(f"internal error ({type(error).__name__}); the service's log has the details")
