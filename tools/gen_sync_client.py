@@ -8,21 +8,32 @@ import sys
 from pathlib import Path
 
 CLIENT = Path(__file__).resolve().parents[1] / "clients" / "python" / "triptych" / "client"
-#: Whole words of aio.py -> what stands for them in sync.py.
+#: Module for asyncio -> the one for threads.
+MODULES = {"aio.py": "sync.py", "aio_streams.py": "streams.py"}
+#: Whole words -> what stands for them in the module for threads.
 WORDS = {
+    "AioResponses": "Responses",
     "AsyncClient": "Client",
+    "AsyncIterator": "Iterator",
+    "AsyncStream": "Stream",
     "AsyncChatStream": "ChatStream",
     "AsyncCompleteStream": "CompleteStream",
+    "aio_rpc": "rpc",
     "aio_streams": "streams",
     "open_aio_channel": "open_channel",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
 }
 #: Texts that differ otherwise, in order.
 TEXTS = (
-    ('"""The client for asyncio."""', '"""The client for threads. tools/gen_sync_client.py makes it from aio.py."""'),
+    ('for asyncio."""', 'for threads. tools/gen_sync_client.py makes it from `ORIGIN`."""'),
     ("for asyncio. `Client` is the same for threads.", "for threads. `ASYNC` is the same for asyncio."),
     ("An `AsyncClient` belongs", "An `ASYNC` belongs"),
+    ("An asynchronous iterator", "An iterator"),
+    ("`async with`", "`with`"),
+    ("Cancelling the task that reads a stream cancels its call, too.", "One thread reads a stream; any thread may close it."),
+    ("May be called again.", "May be called again, by any thread, and by a signal handler."),
     ("grpc.aio.ClientInterceptor", "Any"),
     ("grpc.aio.", "grpc."),
     ("async def ", "def "),
@@ -32,29 +43,30 @@ TEXTS = (
 )
 
 
-def sync_source(source: str) -> str:
-    """The module for threads."""
+def sync_source(origin: str) -> str:
+    """The module for threads, from the name of the one for asyncio."""
+    source = (CLIENT / origin).read_text(encoding="utf-8")
     for old, new in TEXTS:
         source = source.replace(old, new)
     for old, new in WORDS.items():
         source = re.sub(rf"\b{old}\b", new, source)
-    source = source.replace("`ASYNC`", "`AsyncClient`")
+    source = source.replace("`ASYNC`", "`AsyncClient`").replace("`ORIGIN`", origin)
     # Imports are sorted by their names, which have changed.
     for command in (["check", "--fix", "--select", "I,F401"], ["format"]):
-        run = [sys.executable, "-m", "ruff", *command, "--quiet", "--stdin-filename", str(CLIENT / "sync.py"), "-"]
+        run = [sys.executable, "-m", "ruff", *command, "--quiet", "--stdin-filename", str(CLIENT / MODULES[origin]), "-"]
         source = subprocess.run(run, input=source, capture_output=True, text=True, check=True).stdout
     return source
 
 
 def main() -> int:
-    """Write the module, or with --check tell whether it is as it should be."""
-    target, source = CLIENT / "sync.py", sync_source((CLIENT / "aio.py").read_text(encoding="utf-8"))
-    if "--check" in sys.argv[1:]:
-        if target.read_text(encoding="utf-8") != source:
-            print(f"{target} is not what aio.py makes of it; run: python -m tools.gen_sync_client", file=sys.stderr)
+    """Write the modules, or with --check tell whether they are as they should be."""
+    for origin, target in MODULES.items():
+        path, source = CLIENT / target, sync_source(origin)
+        if "--check" not in sys.argv[1:]:
+            path.write_text(source, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != source:
+            print(f"{path} is not what {origin} makes of it; run: python -m tools.gen_sync_client", file=sys.stderr)
             return 1
-        return 0
-    target.write_text(source, encoding="utf-8")
     return 0
 
 

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from triptych.client.aio import AsyncClient as AsyncClient
     from triptych.client.aio_streams import AsyncChatStream as AsyncChatStream
     from triptych.client.aio_streams import AsyncCompleteStream as AsyncCompleteStream
+    from triptych.client.answers import IncompleteAnswerError as IncompleteAnswerError
+    from triptych.client.answers import Parsed as Parsed
+    from triptych.client.answers import RankedDocument as RankedDocument
     from triptych.client.channels import aconnect as aconnect
     from triptych.client.channels import connect as connect
     from triptych.client.config import KeepAliveConfig as KeepAliveConfig
     from triptych.client.config import RetryConfig as RetryConfig
     from triptych.client.config import TLSConfig as TLSConfig
-    from triptych.client.parsing import IncompleteAnswerError as IncompleteAnswerError
-    from triptych.client.parsing import Parsed as Parsed
-    from triptych.client.ranking import RankedDocument as RankedDocument
     from triptych.client.streams import ChatStream as ChatStream
     from triptych.client.streams import CompleteStream as CompleteStream
     from triptych.client.sync import Client as Client
@@ -41,34 +41,27 @@ __version__ = "0.1.0"
 
 #: Public name -> the module that defines it.
 _EXPORTS = {
-    "AsyncChatStream": "triptych.client.aio_streams",
-    "AsyncClient": "triptych.client.aio",
-    "AsyncCompleteStream": "triptych.client.aio_streams",
-    "BeamSearchParams": "triptych.offline.beam_search",
-    "ChatAccumulator": "triptych.accumulators",
-    "ChatStream": "triptych.client.streams",
-    "Client": "triptych.client.sync",
-    "CompleteAccumulator": "triptych.accumulators",
-    "CompleteStream": "triptych.client.streams",
-    "GenerationError": "triptych.offline.outputs",
-    "IncompleteAnswerError": "triptych.client.parsing",
-    "KeepAliveConfig": "triptych.client.config",
-    "LLM": "triptych.offline.llm",
-    "LocalServer": "triptych.local.server",
-    "Parsed": "triptych.client.parsing",
-    "PoolingParams": "triptych.offline.pooling_methods",
-    "RankedDocument": "triptych.client.ranking",
-    "RequestOutput": "triptych.offline.outputs",
-    "RetryConfig": "triptych.client.config",
-    "SamplingParams": "triptych.sampling_params",
-    "StructuredOutputsParams": "triptych.sampling_params",
-    "TLSConfig": "triptych.client.config",
-    "TriptychError": "triptych.errors",
-    "aconnect": "triptych.client.channels",
-    "chat_request": "triptych.requests.build",
-    "complete_request": "triptych.requests.build",
-    "connect": "triptych.client.channels",
-    "media_item": "triptych.requests.media",
+    name: module
+    for module, names in {
+        "triptych.accumulators": "ChatAccumulator CompleteAccumulator",
+        "triptych.client.aio": "AsyncClient",
+        "triptych.client.aio_streams": "AsyncChatStream AsyncCompleteStream",
+        "triptych.client.answers": "IncompleteAnswerError Parsed RankedDocument",
+        "triptych.client.channels": "aconnect connect",
+        "triptych.client.config": "KeepAliveConfig RetryConfig TLSConfig",
+        "triptych.client.streams": "ChatStream CompleteStream",
+        "triptych.client.sync": "Client",
+        "triptych.errors": "TriptychError",
+        "triptych.local.server": "LocalServer",
+        "triptych.offline.beam_search": "BeamSearchParams",
+        "triptych.offline.llm": "LLM",
+        "triptych.offline.outputs": "GenerationError RequestOutput",
+        "triptych.offline.pooling_methods": "PoolingParams",
+        "triptych.requests.build": "chat_request complete_request",
+        "triptych.requests.media": "media_item",
+        "triptych.sampling_params": "SamplingParams StructuredOutputsParams",
+    }.items()
+    for name in names.split()
 }
 
 

@@ -67,22 +67,22 @@ def merged_choices(deltas: Iterable[generation_pb2.ChoiceDelta]) -> list[generat
     return [choice.merged(index) for index, choice in sorted(choices.items())]
 
 
-_StreamResponseT = TypeVar("_StreamResponseT", generation_pb2.ChatStreamResponse, generation_pb2.CompleteStreamResponse)
-_ResponseT = TypeVar("_ResponseT", generation_pb2.ChatResponse, generation_pb2.CompleteResponse)
+StreamResponseT = TypeVar("StreamResponseT", generation_pb2.ChatStreamResponse, generation_pb2.CompleteStreamResponse)
+ResponseT = TypeVar("ResponseT", generation_pb2.ChatResponse, generation_pb2.CompleteResponse)
 
 
-class _Accumulator(Generic[_StreamResponseT, _ResponseT]):
+class Accumulator(Generic[StreamResponseT, ResponseT]):
     """What the accumulators of chats and completions share."""
 
-    _response_type: type[_ResponseT]
+    _response_type: type[ResponseT]
 
     def __init__(self) -> None:
         self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
         #: All but the choices.
-        self._rest: _ResponseT = self._response_type()
+        self._rest: ResponseT = self._response_type()
         self._has_id = False
 
-    def add(self, response: _StreamResponseT) -> None:
+    def add(self, response: StreamResponseT) -> None:
         """Take the next response of the stream."""
         for delta in response.choices:
             fields = delta.ListFields()
@@ -100,14 +100,14 @@ class _Accumulator(Generic[_StreamResponseT, _ResponseT]):
             self._rest.media.extend(response.media)
 
     @property
-    def response(self) -> _ResponseT:
+    def response(self) -> ResponseT:
         """What has come so far, as a new message. A choice whose `finish_reason` is unspecified has not ended."""
         response = self._response_type(choices=[choice.merged(index) for index, choice in sorted(self._choices.items())])
         response.MergeFrom(self._rest)
         return response
 
 
-class ChatAccumulator(_Accumulator[generation_pb2.ChatStreamResponse, generation_pb2.ChatResponse]):
+class ChatAccumulator(Accumulator[generation_pb2.ChatStreamResponse, generation_pb2.ChatResponse]):
     """Merges the responses of `ChatStream`.
 
     Choices are merged by index. Pieces of text and reasoning are joined. Tool calls are merged by their index: id and name are
@@ -117,7 +117,7 @@ class ChatAccumulator(_Accumulator[generation_pb2.ChatStreamResponse, generation
     _response_type = generation_pb2.ChatResponse
 
 
-class CompleteAccumulator(_Accumulator[generation_pb2.CompleteStreamResponse, generation_pb2.CompleteResponse]):
+class CompleteAccumulator(Accumulator[generation_pb2.CompleteStreamResponse, generation_pb2.CompleteResponse]):
     """Merges the responses of `CompleteStream`, as `ChatAccumulator` does those of `ChatStream`."""
 
     _response_type = generation_pb2.CompleteResponse

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from triptych import AsyncClient, Client, chat_request, complete_request, media_item
-from triptych.client.ranking import ranked
+from triptych.client.answers import ranked
 from triptych.errors import InvalidRequestError
 from triptych.requests import build
 from triptych.v1 import common_pb2, generation_pb2

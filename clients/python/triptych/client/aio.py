@@ -11,12 +11,12 @@ import grpc
 from google.protobuf.message import Message
 
 from triptych.accumulators import ChatAccumulator, CompleteAccumulator
-from triptych.client.aio_streams import AsyncChatStream, AsyncCompleteStream, unary
-from triptych.client.calls import Call, CallDefaults, check_open, check_size
+from triptych.client.aio_rpc import unary
+from triptych.client.aio_streams import AsyncChatStream, AsyncCompleteStream
+from triptych.client.answers import Parsed, ParsedT, RankedDocument, constrained, parsed, ranked
+from triptych.client.calls import Call, CallDefaults, check_size
 from triptych.client.channels import open_aio_channel, target_of
 from triptych.client.config import KeepAliveConfig, RetryConfig, TLSConfig, key_of
-from triptych.client.parsing import Parsed, ParsedT, constrained, parsed
-from triptych.client.ranking import RankedDocument, ranked
 from triptych.requests import build
 from triptych.requests import options as of
 from triptych.requests.fields import listed
@@ -99,7 +99,8 @@ class AsyncClient:
     def _stubs(self) -> _Stubs:
         """Made at the first call: a channel belongs to the event loop, and to the process, in which it is made."""
         with self._lock:
-            check_open(self._is_closed)
+            if self._is_closed:
+                raise RuntimeError("this client is closed")
             if self._opened is None:
                 self._opened = _Stubs(self._open())
             return self._opened

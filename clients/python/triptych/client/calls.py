@@ -131,12 +131,6 @@ def _checked_timeout(timeout_s: float | None) -> float | None:
     return None if timeout_s > _LONGEST_TIMEOUT_S else float(timeout_s)
 
 
-def check_open(is_closed: bool) -> None:
-    """Refuse calls of a client that was closed. The two kinds of channels would each raise an error of their own."""
-    if is_closed:
-        raise RuntimeError("this client is closed")
-
-
 def check_size(request: Message) -> None:
     """Refuse a request that gRPC would not send. Its own error would be that of a server with a full queue."""
     if (size := request.ByteSize()) > MAX_MESSAGE_BYTES:

@@ -77,9 +77,7 @@ class RetryConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.max_attempts <= 5:
             raise ValueError(f"max_attempts is {self.max_attempts}, not in [1, 5]")
-        for name in ("initial_backoff_s", "max_backoff_s", "backoff_multiplier"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, not positive")
+        _check_positive(self, "initial_backoff_s", "max_backoff_s", "backoff_multiplier")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +92,10 @@ class KeepAliveConfig:
     """Ping while there is no call, too."""
 
     def __post_init__(self) -> None:
-        for name in ("time_s", "timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, not positive")
+        _check_positive(self, "time_s", "timeout_s")
+
+
+def _check_positive(config: object, *names: str) -> None:
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name} is {getattr(config, name)}, not positive")
