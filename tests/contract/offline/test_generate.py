@@ -97,7 +97,7 @@ async def test_a_full_queue_and_a_lost_engine_are_tried_again(mock: Mock) -> Non
 
 
 async def test_services_that_stay_away_are_an_error(mock: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych.offline.calls.frontend._MAX_PAUSE_S", 0.001)
+    monkeypatch.setattr("triptych.offline.calls.runtime._MAX_PAUSE_S", 0.001)
     with pytest.raises(GenerationError) as raised:
         await in_thread(mock.address, lambda llm: llm.generate(script(fault={"bareCode": 14}), use_tqdm=False))
     assert isinstance(raised.value.__cause__, ServiceUnavailableError)

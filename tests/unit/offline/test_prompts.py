@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from triptych import BeamSearchParams, SamplingParams
 from triptych.errors import InvalidRequestError
-from triptych.offline.media import media_items
-from triptych.offline.prompts import each_conversation, each_prompt, read_prompt, with_params
+from triptych.offline.prompts import each_conversation, each_prompt, media_items, read_prompt, with_params
 from triptych.v1 import common_pb2
 
 token_ids = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=5)

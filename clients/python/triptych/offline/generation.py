@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from triptych.offline.beam_search import BeamSearchParams
 from triptych.offline.calls.runtime import Outcome, Runtime, new_request_id
-from triptych.offline.convert import request_output
-from triptych.offline.outputs import RequestOutput
+from triptych.offline.outputs import CompletionOutput, Logprob, LogprobsAt, RequestOutput
 from triptych.offline.prompts import Prompt, read_prompt
-from triptych.requests.build import chat_request
+from triptych.requests.build import build_preprocess, chat_request
+from triptych.requests.options import ChatOptions
 from triptych.requests.types import Messages
-from triptych.v1 import detokenize_pb2, generation_pb2, preprocess_pb2
+from triptych.sampling_params import SamplingParams
+from triptych.v1 import common_pb2, detokenize_pb2, generation_pb2
 
-
-class Params(Protocol):
-    """`SamplingParams` or `BeamSearchParams`."""
-
-    def to_options(self) -> generation_pb2.GenerationOptions: ...
-
-
-@dataclass(frozen=True)
-class ChatOptions:
-    """What all conversations of a call share."""
-
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    tools: Sequence[Mapping[str, Any]] | None = None
-    template_kwargs: Mapping[str, Any] | None = None
+#: How texts are generated.
+Params = SamplingParams | BeamSearchParams
+_FINISH_REASONS = {
+    common_pb2.FINISH_REASON_STOP: "stop",
+    common_pb2.FINISH_REASON_LENGTH: "length",
+    common_pb2.FINISH_REASON_ABORT: "abort",
+    common_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,7 @@ class Generation:
     request: generation_pb2.ChatRequest | generation_pb2.CompleteRequest
     text: str | None
     #: The prompt's token ids, where nothing is left to be rendered.
-    token_ids: Sequence[int] | None = field(default=None)
+    token_ids: Sequence[int] | None = None
 
     @property
     def has_media(self) -> bool:
@@ -58,14 +53,7 @@ def complete_generation(prompt: Prompt, params: Params, model: str) -> tuple[Gen
 
 def chat_generation(messages: Messages, params: Params, model: str, options: ChatOptions) -> tuple[Generation, int]:
     """The request for a conversation, and its size in bytes."""
-    request = chat_request(
-        messages,
-        # A prompt that ends in an open message cannot begin a turn after it.
-        add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
-        continue_final_message=options.continue_final_message,
-        tools=options.tools,
-        template_kwargs=options.template_kwargs,
-    )
+    request = chat_request(messages, **options)
     _set_options(request, params, model)
     return Generation(request, None), request.ByteSize()
 
@@ -84,14 +72,13 @@ async def generate(runtime: Runtime, generation: Generation) -> Outcome[RequestO
     """
     text, token_ids, request_id = generation.text, generation.token_ids, new_request_id()
     if token_ids is None:
-        preprocess = _preprocess_request(generation.request)
-        rendered = await runtime.call(runtime.preprocess.Preprocess, preprocess, request_id)
+        rendered = await runtime.call(runtime.preprocess.Preprocess, build_preprocess(generation.request, {}), request_id)
         text, token_ids = rendered.prompt if text is None else text, rendered.token_ids
     response = await _answer(runtime, generation, token_ids, request_id)
     if generation.request.options.HasField("truncate_prompt_tokens"):
         # The last ones were kept.
         token_ids = token_ids[-response.usage.prompt_tokens :]
-    output = request_output(response, text, token_ids)
+    output = _request_output(response, text, token_ids)
     return Outcome(output, len(token_ids), sum(len(completion.token_ids) for completion in output.outputs))
 
 
@@ -118,7 +105,41 @@ async def _text(runtime: Runtime, token_ids: Sequence[int], options: generation_
     return str((await runtime.call(runtime.detokenize.Detokenize, request)).text)
 
 
-def _preprocess_request(request: generation_pb2.ChatRequest | generation_pb2.CompleteRequest) -> preprocess_pb2.PreprocessRequest:
-    if isinstance(request, generation_pb2.ChatRequest):
-        return preprocess_pb2.PreprocessRequest(chat=request)
-    return preprocess_pb2.PreprocessRequest(complete=request)
+def _request_output(
+    response: generation_pb2.ChatResponse | generation_pb2.CompleteResponse, prompt: str | None, token_ids: Sequence[int]
+) -> RequestOutput:
+    """The output for one prompt, of which all choices have ended."""
+    first = response.choices[0]
+    return RequestOutput(
+        request_id=response.request_id,
+        prompt=prompt,
+        prompt_token_ids=list(token_ids),
+        outputs=[_completion_output(choice) for choice in response.choices],
+        prompt_logprobs=[_logprobs_at(token) if token.HasField("logprob") else None for token in first.prompt_logprobs] or None,
+        num_cached_tokens=response.usage.cached_tokens,
+        usage=response.usage,
+        metrics=response.timings,
+        media=list(response.media),
+    )
+
+
+def _completion_output(choice: generation_pb2.Choice) -> CompletionOutput:
+    """One choice."""
+    matched = choice.WhichOneof("matched_stop")
+    return CompletionOutput(
+        index=choice.index,
+        text=choice.text,
+        token_ids=list(choice.token_ids),
+        cumulative_logprob=sum(token.logprob for token in choice.logprobs) if choice.logprobs else None,
+        logprobs=[_logprobs_at(token) for token in choice.logprobs] or None,
+        finish_reason=_FINISH_REASONS.get(choice.finish_reason),
+        stop_reason=getattr(choice, matched) if matched else None,
+    )
+
+
+def _logprobs_at(token: generation_pb2.TokenLogprob) -> LogprobsAt:
+    """The token itself, and the likeliest ones."""
+    at = {token.token_id: Logprob(token.logprob, token.rank, token.token)}
+    for rank, top in enumerate(token.top, start=1):
+        at.setdefault(top.token_id, Logprob(top.logprob, rank, top.token))
+    return at

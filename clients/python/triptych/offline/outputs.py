@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from triptych.v1 import common_pb2, generation_pb2
 
 if TYPE_CHECKING:
     import numpy as np
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,40 +107,29 @@ class ScoringOutput:
 
 
 @dataclass(slots=True)
-class _PoolingRequestOutput:
+class _PoolingRequestOutput(Generic[T]):
     request_id: str
     #: Tokens of the input. Empty for pairs of texts, and for inputs with media.
     prompt_token_ids: list[int]
     #: Always true: outputs are complete.
     finished: bool = field(default=True, kw_only=True)
+    outputs: T
 
 
-@dataclass(slots=True)
-class PoolingRequestOutput(_PoolingRequestOutput):
+class PoolingRequestOutput(_PoolingRequestOutput[PoolingOutput]):
     """The result of `LLM.encode` for one input."""
 
-    outputs: PoolingOutput
 
-
-@dataclass(slots=True)
-class EmbeddingRequestOutput(_PoolingRequestOutput):
+class EmbeddingRequestOutput(_PoolingRequestOutput[EmbeddingOutput]):
     """The result of `LLM.embed` for one input."""
 
-    outputs: EmbeddingOutput
 
-
-@dataclass(slots=True)
-class ClassificationRequestOutput(_PoolingRequestOutput):
+class ClassificationRequestOutput(_PoolingRequestOutput[ClassificationOutput]):
     """The result of `LLM.classify` for one input."""
 
-    outputs: ClassificationOutput
 
-
-@dataclass(slots=True)
-class ScoringRequestOutput(_PoolingRequestOutput):
+class ScoringRequestOutput(_PoolingRequestOutput[ScoringOutput]):
     """The result of `LLM.score` for one pair."""
-
-    outputs: ScoringOutput
 
 
 @dataclass(slots=True)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from triptych.errors import InvalidRequestError
 from triptych.offline import outputs
 from triptych.offline.calls.batcher import Batcher
-from triptych.offline.calls.progress import progress_bar
+from triptych.offline.calls.progress import ProgressBar, UseTqdm
 from triptych.offline.calls.runtime import Outcome, Runtime
 from triptych.offline.prompts import Prompt, Prompts, each_prompt, read_prompt
-from triptych.offline.text_methods import UseTqdm
 from triptych.v1 import common_pb2, generation_pb2
 
 PoolingTask = Literal["embed", "token_embed", "classify"]
@@ -70,19 +70,15 @@ class PoolingMethods:
         Raises:
             GenerationError: an input failed. It has the input's index and the cause.
         """
-        params, task = pooling_params or PoolingParams(), pooling_task or self._default_task()
+        task = pooling_task or self._default_task()
+        if task not in get_args(PoolingTask):
+            known = ", ".join(get_args(PoolingTask))
+            raise InvalidRequestError(f"pooling_task {task!r} is not one of {known}", field="pooling_task", limit=known, value=task)
 
         def output(request_id: str, token_ids: list[int], data: np.ndarray, labels: list[str]) -> Any:
             return outputs.PoolingRequestOutput(request_id, token_ids, outputs.PoolingOutput(data))
 
-        if task == "classify":
-            send = self._classify(params, output)
-        elif task in ("embed", "token_embed"):
-            send = self._embed(params, output, common_pb2.TASK_EMBED if task == "embed" else common_pb2.TASK_TOKEN_EMBED)
-        else:
-            known = "embed, token_embed, classify"
-            raise InvalidRequestError(f"pooling_task {task!r} is not one of {known}", field="pooling_task", limit=known, value=task)
-        return self._pool(each_prompt(prompts), _read_input, send, use_tqdm, raise_on_error)
+        return self._pool_inputs(prompts, task, pooling_params, output, use_tqdm, raise_on_error)
 
     def embed(
         self,
@@ -97,8 +93,7 @@ class PoolingMethods:
         def output(request_id: str, token_ids: list[int], data: np.ndarray, labels: list[str]) -> Any:
             return outputs.EmbeddingRequestOutput(request_id, token_ids, outputs.EmbeddingOutput(data.tolist()))
 
-        send = self._embed(pooling_params or PoolingParams(), output, common_pb2.TASK_EMBED)
-        return self._pool(each_prompt(prompts), _read_input, send, use_tqdm, raise_on_error)
+        return self._pool_inputs(prompts, "embed", pooling_params, output, use_tqdm, raise_on_error)
 
     def classify(
         self,
@@ -113,8 +108,7 @@ class PoolingMethods:
         def output(request_id: str, token_ids: list[int], data: np.ndarray, labels: list[str]) -> Any:
             return outputs.ClassificationRequestOutput(request_id, token_ids, outputs.ClassificationOutput(data.tolist(), labels))
 
-        send = self._classify(pooling_params or PoolingParams(), output)
-        return self._pool(each_prompt(prompts), _read_input, send, use_tqdm, raise_on_error)
+        return self._pool_inputs(prompts, "classify", pooling_params, output, use_tqdm, raise_on_error)
 
     def score(
         self,
@@ -159,46 +153,53 @@ class PoolingMethods:
         tasks = self._runtime.model.capabilities.tasks
         return "classify" if common_pb2.TASK_CLASSIFY in tasks and common_pb2.TASK_EMBED not in tasks else "embed"
 
-    def _embed(self, params: PoolingParams, output: Callable[..., Any], task: common_pb2.Task) -> _Send:
+    def _pool_inputs(
+        self,
+        prompts: Prompts,
+        task: PoolingTask,
+        params: PoolingParams | None,
+        output: Callable[[str, list[int], np.ndarray, list[str]], Any],
+        use_tqdm: UseTqdm,
+        raise_on_error: bool,
+    ) -> list[Any]:
+        """What `output` makes of the ids of each input's call and tokens, of its array, and of the labels."""
+        ask = functools.partial(self._classify if task == "classify" else self._embed, task, params or PoolingParams())
+
+        async def send(inputs: Sequence[Input]) -> list[Outcome[Any]]:
+            response, arrays, labels = await ask(inputs)
+            pooled = [
+                output(response.request_id, [*one.token_ids.ids], array, [*labels])
+                for one, array in zip(inputs, arrays, strict=True)
+            ]
+            return _outcomes(pooled, response.usage)
+
+        return self._pool(each_prompt(prompts), _read_input, send, use_tqdm, raise_on_error)
+
+    async def _embed(self, task: PoolingTask, params: PoolingParams, inputs: Sequence[Input]) -> _Answer:
         fields = {"model": self._runtime.model.name, "dimensions": params.dimensions, **params.fields("normalize")}
+        kind = common_pb2.TASK_EMBED if task == "embed" else common_pb2.TASK_TOKEN_EMBED
+        request = generation_pb2.EmbedRequest(inputs=inputs, task=kind, packed=True, **fields)
+        response = await self._runtime.call(self._runtime.generation.Embed, request)
+        vectors = np.frombuffer(response.packed.inline, dtype="<f4").reshape(tuple(response.packed.shape))
+        each = np.split(vectors, np.cumsum(response.packed_vectors)[:-1])
+        # Of a vector per input there is one, and its array has one dimension.
+        return response, each if task == "token_embed" else [array[0] for array in each], ()
 
-        async def send(inputs: Sequence[Input]) -> list[Outcome[Any]]:
-            request = generation_pb2.EmbedRequest(inputs=inputs, task=task, packed=True, **fields)
-            response = await self._runtime.call(self._runtime.generation.Embed, request)
-            vectors = np.frombuffer(response.packed.inline, dtype="<f4").reshape(tuple(response.packed.shape))
-            each = np.split(vectors, np.cumsum(response.packed_vectors)[:-1])
-            # Of a vector per input there is one, and its array has one dimension.
-            arrays = each if task == common_pb2.TASK_TOKEN_EMBED else [array[0] for array in each]
-            pooled = [
-                output(response.request_id, [*one.token_ids.ids], array, []) for one, array in zip(inputs, arrays, strict=True)
-            ]
-            return _outcomes(pooled, response.usage)
-
-        return send
-
-    def _classify(self, params: PoolingParams, output: Callable[..., Any]) -> _Send:
-        fields = {"model": self._runtime.model.name, **params.fields("activation")}
-
-        async def send(inputs: Sequence[Input]) -> list[Outcome[Any]]:
-            response = await self._runtime.call(
-                self._runtime.generation.Classify, generation_pb2.ClassifyRequest(inputs=inputs, **fields)
-            )
-            pooled = [
-                output(response.request_id, [*one.token_ids.ids], np.asarray(label.values, dtype=np.float32), [*response.labels])
-                for one, label in zip(inputs, response.classifications, strict=True)
-            ]
-            return _outcomes(pooled, response.usage)
-
-        return send
+    async def _classify(self, task: PoolingTask, params: PoolingParams, inputs: Sequence[Input]) -> _Answer:
+        request = generation_pb2.ClassifyRequest(model=self._runtime.model.name, inputs=inputs, **params.fields("activation"))
+        response = await self._runtime.call(self._runtime.generation.Classify, request)
+        return response, [np.asarray(one.values, dtype=np.float32) for one in response.classifications], response.labels
 
     def _pool(
         self, items: Iterable[Any], read: Callable[[Any], tuple[Any, int]], send: _Send, use_tqdm: UseTqdm, raise_on_error: bool
     ) -> list[Any]:
         batcher: Batcher[Any, Outcome[Any]] = Batcher(send)
-        return self._runtime.run(items, read, batcher.ask, progress_bar(use_tqdm, items), raise_on_error=raise_on_error)
+        return self._runtime.run(items, read, batcher.ask, ProgressBar(use_tqdm, items), raise_on_error=raise_on_error)
 
 
 _Send = Callable[[Sequence[Any]], Awaitable[Sequence[Outcome[Any]]]]
+#: A response, the array of each input, and the labels.
+_Answer = tuple[Any, Sequence[np.ndarray], Sequence[str]]
 
 
 def _read_input(prompt: Prompt) -> tuple[Input, int]:

@@ -1,14 +1,15 @@
-"""What may be given as a prompt, and as the sampling parameters of several prompts."""
+"""What may be given as a prompt, as its `multi_modal_data`, and as the sampling parameters of several prompts."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from triptych.errors import InvalidRequestError
-from triptych.offline.media import media_items
+from triptych.requests.media import Kind, media_item
 from triptych.requests.types import Messages
-from triptych.v1 import generation_pb2
+from triptych.v1 import common_pb2, generation_pb2
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -18,6 +19,9 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 #: One prompt, or any iterable of prompts.
 Prompts = Prompt | Iterable[Prompt]
 
+#: A rate of this many Hz is none, and with channels its bytes per second do not fit into the file's header.
+_MAX_RATE = 1 << 20
+_KINDS: tuple[Kind, ...] = get_args(Kind)
 _KEYS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "cache_salt"})
 
 
@@ -89,11 +93,7 @@ def read_prompt(prompt: Prompt) -> tuple[generation_pb2.CompleteRequest, str | N
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if (text is None) == (token_ids is None):
         raise InvalidRequestError("a prompt has either 'prompt' or 'prompt_token_ids'", field="prompt")
-    request = (
-        generation_pb2.CompleteRequest(token_ids=_token_ids(token_ids))
-        if text is None
-        else generation_pb2.CompleteRequest(text=text)
-    )
+    request = generation_pb2.CompleteRequest(text=text, token_ids=_token_ids(token_ids) if text is None else None)
     if media := prompt.get("multi_modal_data"):
         request.media.extend(media_items(media))
     if (salt := prompt.get("cache_salt")) is not None:
@@ -113,3 +113,61 @@ def _is_token_ids(prompt: object) -> bool:
     if not isinstance(prompt, Sequence) or isinstance(prompt, (str, bytes)):
         return False
     return len(prompt) > 0 and hasattr(prompt[0], "__index__")
+
+
+def media_items(multi_modal_data: Mapping[str, Any]) -> Iterator[common_pb2.MediaItem]:
+    """The items, kind by kind.
+
+    Args:
+        multi_modal_data: "image", "audio" or "video" -> a source, or a list of sources: a path, the bytes of a file, an address;
+            for images also a PIL image or an array uint8 [height, width, 3]; for audio also a pair of an array float32 [samples]
+            or [samples, channels] and its sampling rate in Hz.
+
+    Raises:
+        InvalidRequestError: an unknown kind, or something else than a source.
+        OSError: a file cannot be read.
+    """
+    if not isinstance(multi_modal_data, Mapping):
+        name = type(multi_modal_data).__name__
+        raise InvalidRequestError(f"multi_modal_data is a dictionary, not {name}", field="multi_modal_data", value=name)
+    if unknown := sorted(multi_modal_data.keys() - set(_KINDS)):
+        known = ", ".join(_KINDS)
+        raise InvalidRequestError(
+            f"multi_modal_data has no {unknown[0]!r}; known are {known}", field="multi_modal_data", limit=known, value=unknown[0]
+        )
+    for kind in _KINDS:
+        given = multi_modal_data.get(kind, [])
+        sources = given if isinstance(given, list) else [given]
+        for index, source in enumerate(sources):
+            if kind == "audio" and isinstance(source, tuple) and len(source) == 2:
+                source = _wav(*source)
+            yield media_item(kind, source, field=f"multi_modal_data.{kind}[{index}]")
+
+
+def _wav(samples: Any, rate: int) -> bytes:
+    """A WAV file of 32-bit floats, which loses nothing."""
+    import numpy as np
+
+    array = np.ascontiguousarray(samples, dtype="<f4")
+    if array.ndim not in (1, 2):
+        raise InvalidRequestError(
+            f"audio has the shape [samples] or [samples, channels]; given: {list(array.shape)}", field="audio"
+        )
+    num_channels = array.shape[1] if array.ndim == 2 else 1
+    if not 0 < int(rate) < _MAX_RATE:
+        raise InvalidRequestError(
+            f"the sampling rate of audio is between 1 and {_MAX_RATE - 1} Hz; given: {rate}",
+            field="audio",
+            limit=_MAX_RATE - 1,
+            value=rate,
+        )
+    data = array.tobytes()
+    # Format 3 is IEEE float.
+    form = struct.pack("<HHIIHH", 3, num_channels, int(rate), int(rate) * num_channels * 4, num_channels * 4, 32)
+    fact = struct.pack("<I", array.shape[0])
+    chunks = _chunk(b"fmt ", form) + _chunk(b"fact", fact) + _chunk(b"data", data)
+    return _chunk(b"RIFF", b"WAVE" + chunks)
+
+
+def _chunk(name: bytes, content: bytes) -> bytes:
+    return name + struct.pack("<I", len(content)) + content

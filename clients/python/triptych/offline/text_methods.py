@@ -7,16 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from triptych.offline.beam_search import BeamSearchParams, beam_search_output
-from triptych.offline.calls.progress import progress_bar
+from triptych.offline.calls.progress import ProgressBar, UseTqdm
 from triptych.offline.calls.runtime import Runtime
-from triptych.offline.generation import ChatOptions, Generation, Params, chat_generation, complete_generation, generate
+from triptych.offline.generation import Generation, Params, chat_generation, complete_generation, generate
 from triptych.offline.outputs import BeamSearchOutput, GenerationError, RequestOutput
 from triptych.offline.prompts import Prompts, each_conversation, each_prompt, with_params
+from triptych.requests.options import ChatOptions
 from triptych.requests.types import Messages
 from triptych.sampling_params import SamplingParams
-
-#: True for a bar of tqdm, False for none, or a function with tqdm's arguments.
-UseTqdm = bool | Callable[..., Any]
 
 
 class TextMethods:
@@ -78,7 +76,13 @@ class TextMethods:
             chat_template_kwargs: further variables of the chat template.
             sampling_params, use_tqdm, raise_on_error: as of `generate`. Returns and raises what `generate` does.
         """
-        options = ChatOptions(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        options: ChatOptions = {
+            # A prompt that ends in an open message cannot begin a turn after it.
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            "template_kwargs": chat_template_kwargs,
+        }
         read = functools.partial(chat_generation, options=options)
         return self._generate(each_conversation(messages), sampling_params, read, use_tqdm, raise_on_error)
 
@@ -116,6 +120,6 @@ class TextMethods:
             with_params(prompts, params, default),
             lambda item: read(*item, model),
             functools.partial(generate, self._runtime),
-            progress_bar(use_tqdm, prompts),
+            ProgressBar(use_tqdm, prompts),
             raise_on_error=raise_on_error,
         )

@@ -9,7 +9,7 @@ import functools
 import os
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -36,12 +36,25 @@ class LoopThread:
         """Whether the caller runs on the loop, and so must not wait for it."""
         return threading.current_thread() is self._thread
 
-    def call(self, function: Callable[[], object]) -> None:
-        """Call a function on the loop, soon. Raises RequestAbortedError after `close`, and RuntimeError in a fork."""
-        self._check_process()
+    @contextlib.contextmanager
+    def _kept_open(self) -> Iterator[None]:
+        """Hold off `close`. Raises RequestAbortedError after it, and RuntimeError in a fork.
+
+        A fork has a copy of this object, but not the thread. It would wait forever.
+        """
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "requests cannot be sent: this process is a fork of the one that made this object; "
+                "make the object in the process that uses it, which multiprocessing starts by 'spawn'"
+            )
         with self._lock:
             if self._is_closed:
                 raise RequestAbortedError(_CLOSED)
+            yield
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function on the loop, soon. Raises RequestAbortedError after `close`, and RuntimeError in a fork."""
+        with self._kept_open():
             self._loop.call_soon_threadsafe(function)
 
     def create_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -51,10 +64,7 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine that runs on the loop. The calling thread waits. Raises what `call` raises."""
         try:
-            self._check_process()
-            with self._lock:
-                if self._is_closed:
-                    raise RequestAbortedError(_CLOSED)
+            with self._kept_open():
                 future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except BaseException:
             coroutine.close()
@@ -63,14 +73,6 @@ class LoopThread:
             return future.result()
         except concurrent.futures.CancelledError as error:
             raise RequestAbortedError(_CLOSED) from error
-
-    def _check_process(self) -> None:
-        """A fork has a copy of this object, but not the thread. It would wait forever."""
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                "requests cannot be sent: this process is a fork of the one that made this object; "
-                "make the object in the process that uses it, which multiprocessing starts by 'spawn'"
-            )
 
     def close(self, last: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """End the loop and its thread. Tasks that are left are cancelled, then `last` is run."""

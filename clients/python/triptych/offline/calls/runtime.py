@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
+import random
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import grpc
+
 from triptych.client.channels import aconnect
 from triptych.client.config import RetryConfig, TLSConfig
-from triptych.errors import InvalidRequestError, RequestAbortedError, StartupError, TriptychError
+from triptych.errors import (
+    InvalidRequestError,
+    QueueFullError,
+    RequestAbortedError,
+    ServiceUnavailableError,
+    StartupError,
+    TriptychError,
+)
 from triptych.local import LocalServer
-from triptych.offline.calls.frontend import call
 from triptych.offline.calls.loop import Job, LoopThread, Window
 from triptych.offline.calls.progress import ProgressBar
 from triptych.offline.outputs import GenerationError
+from triptych.status import from_rpc_error, has_details
 from triptych.v1 import common_pb2, detokenize_pb2_grpc, generation_pb2, generation_pb2_grpc, preprocess_pb2_grpc
 
 T = TypeVar("T")
@@ -26,6 +37,13 @@ Request = TypeVar("Request")
 _PROMPT_ERRORS = (TriptychError, OSError, TypeError, ValueError)
 #: Most bytes of requests in flight. Frontends hold at most 512 MiB of media files, and refuse further ones.
 _MAX_BYTES_IN_FLIGHT = 128 << 20
+#: How often a request is tried again while services are unavailable. With the pauses below that is at least 45 s, in which a small
+#: model is loaded again.
+_MAX_RETRIES = 20
+#: The first and the longest pause before a retry, in seconds.
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 5.0
+#: Pause after a full queue whose error does not say how long, in seconds.
+_QUEUE_PAUSE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -59,8 +77,8 @@ class Runtime:
         address: str,
         model: str,
         max_in_flight: int,
-        api_key: str | None = None,
-        tls: TLSConfig | None = None,
+        api_key: str | None,
+        tls: TLSConfig | None,
     ) -> None:
         self._server = server
         self._window = Window(max_in_flight, _MAX_BYTES_IN_FLIGHT)
@@ -89,16 +107,36 @@ class Runtime:
         return known[name]
 
     async def call(self, method: Callable[..., Any], request: Any, request_id: str = "") -> Any:
-        """A unary call, with retries. Only on the loop. Raises TriptychError.
+        """The response of a unary call. Only on the loop.
+
+        A full queue is waited for, as long as it takes: other requests of the same program fill it. The transport has the same code
+        for messages that are too large, without details, and these are not sent again. A call that found services unavailable is
+        sent again, a bounded number of times, unless the services are this object's own and have ended.
 
         Args:
-            request_id: sent as `x-request-id`; empty for a new one.
-        """
-        return await call(method, request, request_id or new_request_id(), self._check)
+            request_id: sent as `x-request-id`, the same each time; empty for a new one.
 
-    def _check(self) -> None:
-        if self._server is not None:
-            self._server.check()
+        Raises:
+            TriptychError: the service's error.
+        """
+        metadata = (("x-request-id", request_id or new_request_id()),)
+        num_retries = 0
+        while True:
+            try:
+                return await method(request, metadata=metadata)
+            except grpc.aio.AioRpcError as status:
+                error, is_of_service = from_rpc_error(status), has_details(status)
+            if isinstance(error, QueueFullError) and is_of_service:
+                pause_s = error.retry_after_s or _QUEUE_PAUSE_S
+            elif isinstance(error, ServiceUnavailableError) and num_retries < _MAX_RETRIES:
+                if self._server is not None:
+                    self._server.check()
+                pause_s = min(_FIRST_PAUSE_S * 2**num_retries, _MAX_PAUSE_S)
+                num_retries += 1
+            else:
+                raise error
+            # Requests that failed together do not come back together.
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
 
     def run(
         self,
