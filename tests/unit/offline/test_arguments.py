@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from triptych import LLM, BeamSearchParams, GenerationError, SamplingParams, StructuredOutputsParams
 from triptych.errors import InvalidRequestError, StartupError
-from triptych.local.flags import flags
+from triptych.local.server import flags
 from triptych.offline.arguments import server_options
 from triptych_cli.main import app
 from triptych_cli.stack.service_flags import parse_settings, split_service_args

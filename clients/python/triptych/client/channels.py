@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,12 +43,8 @@ def connect(
     Raises:
         OSError: a file of `tls` cannot be read.
     """
-    target, api_key = target_of(address, tls, retry, keepalive), key_of(api_key)
-    if api_key is None:
-        return open_channel(target)
-    from triptych.client.keys import KeyInterceptor
-
-    return open_channel(target, [KeyInterceptor(api_key)])
+    target, key = target_of(address, tls, retry, keepalive), key_of(api_key)
+    return open_channel(target, [_AnyCall(key)] if key else ())
 
 
 def aconnect(
@@ -60,12 +56,9 @@ def aconnect(
     keepalive: KeepAliveConfig | None = None,
 ) -> grpc.aio.Channel:
     """A channel of `grpc.aio`, for the running event loop. Otherwise as `connect`."""
-    target, api_key = target_of(address, tls, retry, keepalive), key_of(api_key)
-    if api_key is None:
-        return open_aio_channel(target)
-    from triptych.client.keys import aio_interceptors
-
-    return open_aio_channel(target, aio_interceptors(api_key))
+    target, key = target_of(address, tls, retry, keepalive), key_of(api_key)
+    # One for each kind of call: `grpc.aio` takes an interceptor of several kinds for the first of them.
+    return open_aio_channel(target, [kind(key) for kind in (_UnaryUnary, _UnaryStream, _StreamUnary, _StreamStream)] if key else ())
 
 
 class Target(NamedTuple):
@@ -173,3 +166,47 @@ def _credentials(tls: TLSConfig) -> grpc.ChannelCredentials:
         None if path is None else Path(path).read_bytes() for path in (tls.root_certificates, tls.private_key, tls.certificate)
     )
     return grpc.ssl_channel_credentials(root, key, chain)
+
+
+class _Key:
+    """Adds the key to the metadata of a call, of either kind of channel. The clients need none: they send the key themselves."""
+
+    def __init__(self, api_key: str) -> None:
+        self._entry = ("authorization", f"Bearer {api_key}")
+
+    def _intercept(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        """The call itself, or what `grpc.aio` awaits for it. What these details lack, gRPC takes from the call."""
+        metadata = grpc.aio.Metadata(*(details.metadata or ()), self._entry)
+        changed = grpc.aio.ClientCallDetails(details.method, details.timeout, metadata, details.credentials, details.wait_for_ready)
+        return continuation(changed, request)
+
+
+class _AnyCall(
+    _Key,
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """For all kinds of calls."""
+
+    intercept_unary_unary = _Key._intercept  # type: ignore[assignment]
+    intercept_unary_stream = _Key._intercept  # type: ignore[assignment]
+    intercept_stream_unary = _Key._intercept  # type: ignore[assignment]
+    intercept_stream_stream = _Key._intercept  # type: ignore[assignment]
+
+
+class _UnaryUnary(_Key, grpc.aio.UnaryUnaryClientInterceptor):
+    intercept_unary_unary = _Key._intercept  # type: ignore[assignment]
+
+
+class _UnaryStream(_Key, grpc.aio.UnaryStreamClientInterceptor):
+    intercept_unary_stream = _Key._intercept  # type: ignore[assignment]
+
+
+class _StreamUnary(_Key, grpc.aio.StreamUnaryClientInterceptor):
+    intercept_stream_unary = _Key._intercept  # type: ignore[assignment]
+
+
+class _StreamStream(_Key, grpc.aio.StreamStreamClientInterceptor):
+    intercept_stream_stream = _Key._intercept  # type: ignore[assignment]

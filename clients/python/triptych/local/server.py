@@ -9,13 +9,12 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from triptych.errors import StartupError
-from triptych.local.flags import flags
 
 #: How much of the services' output an error shows, in lines and bytes.
 _NUM_LAST_LINES, _MAX_LAST_BYTES = 20, 16 * 1024
@@ -44,8 +43,8 @@ class Addresses:
     def parse(cls, line: bytes) -> Addresses:
         """What `triptych serve` writes to its `--ready-fd`."""
         fields: dict[str, Any] = json.loads(line)
-        lists = {name: tuple(fields[name]) for name in ("frontends", "encoders", "engines")}
-        return cls(model=fields["model"], gateway=fields["gateway"], grpc=fields["grpc"], **lists)
+        services = (tuple(fields[name]) for name in ("frontends", "encoders", "engines"))
+        return cls(fields["model"], fields["gateway"], fields["grpc"], *services)
 
 
 class LocalServer:
@@ -116,6 +115,26 @@ class LocalServer:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def flags(settings: Mapping[str, object], service: str = "") -> Iterator[str]:
+    """The command-line arguments for settings by name. None leaves a setting at its default.
+
+    Args:
+        settings: as `{"max_model_len": 512, "cuda_graphs": False}`.
+        service: engine, encoder, frontend or gateway; empty for the options of `triptych serve` itself.
+    """
+    prefix = f"{service}." if service else ""
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            yield f"--{prefix}{flag}" if value else f"--{prefix}no-{flag}"
+        elif isinstance(value, (list, tuple)):
+            yield f"--{prefix}{flag}={','.join(map(str, value))}"
+        else:
+            yield f"--{prefix}{flag}={value}"
 
 
 class _Log:

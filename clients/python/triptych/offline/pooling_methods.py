@@ -78,7 +78,7 @@ class PoolingMethods:
         def output(request_id: str, token_ids: list[int], data: np.ndarray, labels: list[str]) -> Any:
             return outputs.PoolingRequestOutput(request_id, token_ids, outputs.PoolingOutput(data))
 
-        return self._pool_inputs(prompts, task, pooling_params, output, use_tqdm, raise_on_error)
+        return self._pool(each_prompt(prompts), _read_one, self._ask(task, pooling_params), output, use_tqdm, raise_on_error)
 
     def embed(
         self,
@@ -93,7 +93,7 @@ class PoolingMethods:
         def output(request_id: str, token_ids: list[int], data: np.ndarray, labels: list[str]) -> Any:
             return outputs.EmbeddingRequestOutput(request_id, token_ids, outputs.EmbeddingOutput(data.tolist()))
 
-        return self._pool_inputs(prompts, "embed", pooling_params, output, use_tqdm, raise_on_error)
+        return self._pool(each_prompt(prompts), _read_one, self._ask("embed", pooling_params), output, use_tqdm, raise_on_error)
 
     def classify(
         self,
@@ -108,7 +108,7 @@ class PoolingMethods:
         def output(request_id: str, token_ids: list[int], data: np.ndarray, labels: list[str]) -> Any:
             return outputs.ClassificationRequestOutput(request_id, token_ids, outputs.ClassificationOutput(data.tolist(), labels))
 
-        return self._pool_inputs(prompts, "classify", pooling_params, output, use_tqdm, raise_on_error)
+        return self._pool(each_prompt(prompts), _read_one, self._ask("classify", pooling_params), output, use_tqdm, raise_on_error)
 
     def score(
         self,
@@ -135,45 +135,26 @@ class PoolingMethods:
         pairs = [*zip(firsts * len(seconds) if len(firsts) == 1 else firsts, seconds, strict=True)]
         fields = (pooling_params or PoolingParams()).fields("activation")
 
-        async def send(inputs: Sequence[tuple[Input, Input]]) -> list[Outcome[Any]]:
+        async def ask(inputs: Sequence[tuple[Input, Input]]) -> _Answer:
             queries = [first for first, _ in inputs]
             # A query that all have in common is computed once.
             queries = queries[:1] if all(query == queries[0] for query in queries) else queries
             documents = [second for _, second in inputs]
             request = generation_pb2.ScoreRequest(model=self._runtime.model.name, queries=queries, documents=documents, **fields)
             response = await self._runtime.call(self._runtime.generation.Score, request)
-            scored = [
-                outputs.ScoringRequestOutput(response.request_id, [], outputs.ScoringOutput(score)) for score in response.scores
-            ]
-            return _outcomes(scored, response.usage)
+            return response, response.scores, ()
 
-        return self._pool(pairs, _read_pair, send, use_tqdm, raise_on_error)
+        def output(request_id: str, token_ids: list[int], data: float, labels: list[str]) -> Any:
+            return outputs.ScoringRequestOutput(request_id, token_ids, outputs.ScoringOutput(data))
+
+        return self._pool(pairs, _read_pair, ask, output, use_tqdm, raise_on_error)
 
     def _default_task(self) -> PoolingTask:
         tasks = self._runtime.model.capabilities.tasks
         return "classify" if common_pb2.TASK_CLASSIFY in tasks and common_pb2.TASK_EMBED not in tasks else "embed"
 
-    def _pool_inputs(
-        self,
-        prompts: Prompts,
-        task: PoolingTask,
-        params: PoolingParams | None,
-        output: Callable[[str, list[int], np.ndarray, list[str]], Any],
-        use_tqdm: UseTqdm,
-        raise_on_error: bool,
-    ) -> list[Any]:
-        """What `output` makes of the ids of each input's call and tokens, of its array, and of the labels."""
-        ask = functools.partial(self._classify if task == "classify" else self._embed, task, params or PoolingParams())
-
-        async def send(inputs: Sequence[Input]) -> list[Outcome[Any]]:
-            response, arrays, labels = await ask(inputs)
-            pooled = [
-                output(response.request_id, [*one.token_ids.ids], array, [*labels])
-                for one, array in zip(inputs, arrays, strict=True)
-            ]
-            return _outcomes(pooled, response.usage)
-
-        return self._pool(each_prompt(prompts), _read_input, send, use_tqdm, raise_on_error)
+    def _ask(self, task: PoolingTask, params: PoolingParams | None) -> _Ask:
+        return functools.partial(self._classify if task == "classify" else self._embed, task, params or PoolingParams())
 
     async def _embed(self, task: PoolingTask, params: PoolingParams, inputs: Sequence[Input]) -> _Answer:
         fields = {"model": self._runtime.model.name, "dimensions": params.dimensions, **params.fields("normalize")}
@@ -191,18 +172,32 @@ class PoolingMethods:
         return response, [np.asarray(one.values, dtype=np.float32) for one in response.classifications], response.labels
 
     def _pool(
-        self, items: Iterable[Any], read: Callable[[Any], tuple[Any, int]], send: _Send, use_tqdm: UseTqdm, raise_on_error: bool
+        self,
+        items: Iterable[Any],
+        read: Callable[[Any], tuple[Any, int]],
+        ask: _Ask,
+        output: Callable[[str, list[int], Any, list[str]], Any],
+        use_tqdm: UseTqdm,
+        raise_on_error: bool,
     ) -> list[Any]:
-        batcher: Batcher[Any, Outcome[Any]] = Batcher(send)
-        return self._runtime.run(items, read, batcher.ask, ProgressBar(use_tqdm, items), raise_on_error=raise_on_error)
+        """What `output` makes of each input: of its call's id, its token ids, its data and the labels."""
+
+        async def send(inputs: Sequence[Any]) -> list[Outcome[Any]]:
+            response, data, labels = await ask(inputs)
+            ids = ([] if isinstance(one, tuple) else [*one.token_ids.ids] for one in inputs)
+            pooled = [output(response.request_id, *each, [*labels]) for each in zip(ids, data, strict=True)]
+            # The tokens of a call are counted with its first result.
+            return [Outcome(one, 0 if index else response.usage.prompt_tokens, 0) for index, one in enumerate(pooled)]
+
+        return self._runtime.run(items, read, Batcher(send).ask, ProgressBar(use_tqdm, items), raise_on_error=raise_on_error)
 
 
-_Send = Callable[[Sequence[Any]], Awaitable[Sequence[Outcome[Any]]]]
-#: A response, the array of each input, and the labels.
-_Answer = tuple[Any, Sequence[np.ndarray], Sequence[str]]
+#: A response, the data of each input, and the labels.
+_Answer = tuple[Any, Sequence[Any], Sequence[str]]
+_Ask = Callable[[Sequence[Any]], Awaitable[_Answer]]
 
 
-def _read_input(prompt: Prompt) -> tuple[Input, int]:
+def _read_one(prompt: Prompt) -> tuple[Input, int]:
     request, text = read_prompt(prompt)
     if request.media:
         raise InvalidRequestError("inputs of pooling have no multi_modal_data", field="multi_modal_data")
@@ -211,10 +206,5 @@ def _read_input(prompt: Prompt) -> tuple[Input, int]:
 
 
 def _read_pair(pair: tuple[Prompt, Prompt]) -> tuple[tuple[Input, Input], int]:
-    (first, first_bytes), (second, second_bytes) = (_read_input(prompt) for prompt in pair)
+    (first, first_bytes), (second, second_bytes) = (_read_one(prompt) for prompt in pair)
     return (first, second), first_bytes + second_bytes
-
-
-def _outcomes(results: Sequence[Any], usage: common_pb2.Usage) -> list[Outcome[Any]]:
-    """The tokens of a call are counted with its first result."""
-    return [Outcome(result, 0 if index else usage.prompt_tokens, 0) for index, result in enumerate(results)]

@@ -6,6 +6,8 @@ import base64
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from google.protobuf.message import Message
+
 from triptych.errors import InvalidRequestError
 from triptych.requests.fields import assign, json_text, listed, refused
 from triptych.requests.media import Kind, media_item
@@ -15,6 +17,8 @@ from triptych.v1 import generation_pb2
 #: Type of a part -> kind of its media.
 _BY_URL: dict[str, Kind] = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
 _BY_SOURCE: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
+#: Keys of a part that are fields of its media.
+_OF_MEDIA = ("uuid", "format", "detail", "processor_options")
 _MODES: dict[str, Any] = {"auto": "MODE_AUTO", "none": "MODE_NONE", "required": "MODE_REQUIRED"}
 
 
@@ -39,7 +43,9 @@ def _message(turn: Turn, at: str) -> generation_pb2.ChatMessage:
     if isinstance(turn, generation_pb2.ChatMessage):
         return turn
     if isinstance(turn, generation_pb2.Choice):
-        return _from_choice(turn)
+        content = [generation_pb2.ContentPart(text=turn.text)] if turn.text else ()
+        reasoning = turn.reasoning or None
+        return generation_pb2.ChatMessage(role="assistant", content=content, reasoning=reasoning, tool_calls=turn.tool_calls)
     if not isinstance(turn, Mapping):
         raise InvalidRequestError(f"{at} is of type {type(turn).__name__}, not a dictionary", field=at, value=type(turn).__name__)
     given = {key: value for key, value in turn.items() if value is not None}
@@ -50,19 +56,8 @@ def _message(turn: Turn, at: str) -> generation_pb2.ChatMessage:
     assign(message, "reasoning", given.pop("reasoning", given.pop("reasoning_content", None)), f"{at}.reasoning")
     for i, call in enumerate(listed(given.pop("tool_calls", ()), f"{at}.tool_calls")):
         message.tool_calls.append(_tool_call(call, f"{at}.tool_calls[{i}]"))
-    for name in ("role", "name", "tool_call_id"):
-        assign(message, name, given.pop(name, None), f"{at}.{name}")
-    _refuse_rest(given, at)
+    _fill(message, given, at, "role", "name", "tool_call_id")
     return message
-
-
-def _from_choice(choice: generation_pb2.Choice) -> generation_pb2.ChatMessage:
-    return generation_pb2.ChatMessage(
-        role="assistant",
-        content=[generation_pb2.ContentPart(text=choice.text)] if choice.text else (),
-        reasoning=choice.reasoning or None,
-        tool_calls=choice.tool_calls,
-    )
 
 
 def _part(part: Mapping[str, Any] | str | generation_pb2.ContentPart, at: str) -> generation_pb2.ContentPart:
@@ -87,10 +82,7 @@ def _part(part: Mapping[str, Any] | str | generation_pb2.ContentPart, at: str) -
         result = _from_input_audio(value, at)
     else:
         result = _media_part(_BY_SOURCE[kind], value, at)
-    if kind != "text":
-        for name in ("uuid", "format", "detail", "processor_options"):
-            assign(result.media, name, given.pop(name, None), f"{at}.{name}")
-    _refuse_rest(given, at)
+    _fill(result.media, given, at, *(() if kind == "text" else _OF_MEDIA))
     return result
 
 
@@ -105,13 +97,11 @@ def _media_part(kind: Kind, source: MediaSource, at: str) -> generation_pb2.Cont
 
 
 def _from_url(kind: Kind, value: str | Mapping[str, Any], at: str) -> generation_pb2.ContentPart:
-    given = {"url": value} if isinstance(value, str) else {**_mapping(value, at)}
+    given = {"url": value} if isinstance(value, str) else _mapping(value, at)
     if "url" not in given:
         raise InvalidRequestError(f"{at}.url is missing", field=f"{at}.url")
     part = generation_pb2.ContentPart(media=media_item(kind, b""))
-    for name in ("url", "detail"):
-        assign(part.media, name, given.pop(name, None), f"{at}.{name}")
-    _refuse_rest(given, at)
+    _fill(part.media, given, at, "url", "detail")
     return part
 
 
@@ -123,8 +113,7 @@ def _from_input_audio(value: Mapping[str, Any], at: str) -> generation_pb2.Conte
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"{path}.data is not base64: {error}", field=f"{path}.data") from error
     part = _media_part("audio", data, at)
-    assign(part.media, "format", given.pop("format", None), f"{path}.format")
-    _refuse_rest(given, path)
+    _fill(part.media, given, path, "format")
     return part
 
 
@@ -134,10 +123,10 @@ def _tool_call(call: Mapping[str, Any] | generation_pb2.ToolCall, at: str) -> ge
     given = {key: value for key, value in _function_of(call, at).items() if key != "index"}
     function = {**_mapping(given.pop("function", {}), f"{at}.function")}
     result = generation_pb2.ToolCall()
-    assign(result, "id", given.pop("id", None), f"{at}.id")
     for name in ("name", "arguments"):
         assign(result, name, function.pop(name, None), f"{at}.function.{name}")
-    _refuse_rest({**given, **function}, at)
+    _fill(result, given, at, "id")
+    _fill(result, function, at)
     return result
 
 
@@ -169,11 +158,9 @@ def _tool(tool: Mapping[str, Any], at: str) -> generation_pb2.Tool:
     given = _function_of(tool, at)
     given |= _mapping(given.pop("function", {}), f"{at}.function")
     result = generation_pb2.Tool()
-    for name in ("name", "description", "strict"):
-        assign(result, name, given.pop(name, None), f"{at}.{name}")
     if (parameters := given.pop("parameters", None)) is not None:
         result.parameters_json_schema = json_text(parameters, f"{at}.parameters")
-    _refuse_rest(given, at)
+    _fill(result, given, at, "name", "description", "strict")
     return result
 
 
@@ -193,8 +180,10 @@ def make_tool_choice(choice: str | Mapping[str, Any] | generation_pb2.ToolChoice
     return generation_pb2.ToolChoice(mode=_MODES[choice])
 
 
-def _refuse_rest(given: Mapping[str, Any], at: str) -> None:
-    """Refuse the first key that nothing has read. None says nothing, so it is not refused."""
+def _fill(message: Message, given: Mapping[str, Any], at: str, *names: str) -> None:
+    """Set the fields of these names, and refuse the first other key. None says nothing, so it is not refused."""
+    for name in names:
+        assign(message, name, given.get(name), f"{at}.{name}")
     for name, value in given.items():
-        if value is not None:
+        if value is not None and name not in names:
             raise InvalidRequestError(f"{at}.{name} is not known", field=f"{at}.{name}", value=value)
