@@ -20,7 +20,7 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def unary(method: Callable[..., Any], request: Message, call: Call) -> Any:
+async def unary(call: Call, method: Callable[..., Any], request: Message) -> Any:
     """The response of a call that answers once. Raises TriptychError."""
     check_size(request)
     try:

@@ -7,8 +7,10 @@ from typing import Self
 
 from triptych.accumulators import ResponseT, StreamResponseT
 from triptych.client.aio_rpc import AioResponses
-from triptych.client.calls import media_reports
 from triptych.v1 import generation_pb2
+
+#: Trailing metadata with reports on media.
+_MEDIA_KEY = "triptych-media-bin"
 
 
 class AsyncStream(AioResponses[StreamResponseT, ResponseT]):
@@ -46,7 +48,8 @@ class AsyncStream(AioResponses[StreamResponseT, ResponseT]):
 
     async def trailing_media(self) -> list[generation_pb2.MediaReport]:
         """The reports on media in the trailing metadata. Empty until the stream has ended, and if they are too long for it."""
-        return media_reports(await self._rpc.trailing_metadata()) if self._rpc.done() else []
+        entries = (await self._rpc.trailing_metadata() if self._rpc.done() else None) or ()
+        return [generation_pb2.MediaReport.FromString(value) for key, value in entries if key == _MEDIA_KEY]
 
     def close(self) -> None:
         """Cancel the call, unless it has ended. May be called again."""

@@ -18,10 +18,7 @@ from triptych.client.channels import MAX_MESSAGE_BYTES
 from triptych.errors import InvalidRequestError, RequestAbortedError, TriptychError
 from triptych.requests.options import CallOptions
 from triptych.status import received_error
-from triptych.v1 import generation_pb2
 
-#: Trailing metadata with reports on media.
-MEDIA_KEY = "triptych-media-bin"
 #: Most bytes of a call's metadata; servers refuse more.
 _MAX_METADATA_BYTES = 8192
 #: A deadline beyond this, in seconds, is none: gRPC would take it for one that has passed.
@@ -43,11 +40,6 @@ class Call:
         """Hand on the trailing metadata."""
         if self.on_trailers is not None:
             self.on_trailers([(key, value) for key, value in trailers or ()])
-
-    def check_stream(self) -> None:
-        """Refuse what streams do not do."""
-        if self.on_trailers is not None:
-            raise TypeError("on_trailers is for calls that answer once; a stream has trailing_media()")
 
     def error(self, error: grpc.RpcError) -> TriptychError:
         """The error that a caller gets."""
@@ -136,9 +128,3 @@ def check_size(request: Message) -> None:
     if (size := request.ByteSize()) > MAX_MESSAGE_BYTES:
         message = f"the request has {size} bytes, more than {MAX_MESSAGE_BYTES}; send large media with UploadMedia"
         raise InvalidRequestError(message, limit=MAX_MESSAGE_BYTES, value=size)
-
-
-def media_reports(metadata: object) -> list[generation_pb2.MediaReport]:
-    """The reports in a call's trailing metadata."""
-    entries = metadata or ()
-    return [generation_pb2.MediaReport.FromString(value) for key, value in entries if key == MEDIA_KEY]  # type: ignore[attr-defined]

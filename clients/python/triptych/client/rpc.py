@@ -11,7 +11,7 @@ from triptych.accumulators import Accumulator, ResponseT, StreamResponseT
 from triptych.client.calls import Call, check_size
 
 
-def unary(method: Any, request: Message, call: Call) -> Any:
+def unary(call: Call, method: Any, request: Message) -> Any:
     """The response of a call that answers once. Raises TriptychError."""
     check_size(request)
     try:

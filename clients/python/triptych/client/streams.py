@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Self
 
 from triptych.accumulators import ResponseT, StreamResponseT
-from triptych.client.calls import media_reports
 from triptych.client.rpc import Responses
 from triptych.v1 import generation_pb2
+
+#: Trailing metadata with reports on media.
+_MEDIA_KEY = "triptych-media-bin"
 
 
 class Stream(Responses[StreamResponseT, ResponseT]):
@@ -46,7 +48,8 @@ class Stream(Responses[StreamResponseT, ResponseT]):
 
     def trailing_media(self) -> list[generation_pb2.MediaReport]:
         """The reports on media in the trailing metadata. Empty until the stream has ended, and if they are too long for it."""
-        return media_reports(self._rpc.trailing_metadata()) if self._rpc.done() else []
+        entries = (self._rpc.trailing_metadata() if self._rpc.done() else None) or ()
+        return [generation_pb2.MediaReport.FromString(value) for key, value in entries if key == _MEDIA_KEY]
 
     def close(self) -> None:
         """Cancel the call, unless it has ended. May be called again, by any thread, and by a signal handler."""

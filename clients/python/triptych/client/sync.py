@@ -89,7 +89,8 @@ class Client:
         keepalive: KeepAliveConfig | None = None,
         interceptors: Sequence[Any] = (),
     ) -> None:
-        self._defaults = CallDefaults(key_of(api_key), timeout_s)
+        #: Takes the options of the call itself out of those of a method.
+        self._call = CallDefaults(key_of(api_key), timeout_s).take
         self._open = partial(open_channel, target_of(address, tls, retry, keepalive), interceptors)
         self._opened: _Stubs | None = None
         self._lock = threading.Lock()
@@ -129,8 +130,7 @@ class Client:
                 `Choice`s of earlier answers; or a finished request.
             options: see `ChatOptions`.
         """
-        call = self._defaults.take(options)
-        return unary(self._stubs.generation.Chat, build.build_chat(messages, options), call)
+        return unary(self._call(options), self._stubs.generation.Chat, build.build_chat(messages, options))
 
     def chat_stream(
         self,
@@ -144,7 +144,7 @@ class Client:
                 print(text, end="")
         usage = stream.response.usage
         """
-        call = self._defaults.take(options)
+        call = self._call(options)
         request = build.build_chat_stream(messages, options)
         return ChatStream(self._start(self._stubs.generation.ChatStream, request, call), call, ChatAccumulator())
 
@@ -165,9 +165,9 @@ class Client:
         Raises:
             IncompleteAnswerError: the text was cut, for example at max_tokens.
         """
-        call = self._defaults.take(options)
+        call = self._call(options)
         request = constrained(build.build_chat(messages, options), response_type)
-        return parsed(unary(self._stubs.generation.Chat, request, call), response_type)
+        return parsed(unary(call, self._stubs.generation.Chat, request), response_type)
 
     def complete(
         self, prompt: str | Sequence[int] | generation_pb2.CompleteRequest, **options: Unpack[of.CompleteCallOptions]
@@ -178,8 +178,7 @@ class Client:
             prompt: text, token ids, or a finished request.
             options: see `CompleteOptions`.
         """
-        call = self._defaults.take(options)
-        return unary(self._stubs.generation.Complete, build.build_complete(prompt, options), call)
+        return unary(self._call(options), self._stubs.generation.Complete, build.build_complete(prompt, options))
 
     def complete_stream(
         self,
@@ -187,7 +186,7 @@ class Client:
         **options: Unpack[of.CompleteCallOptions],
     ) -> CompleteStream:
         """The same as it is generated."""
-        call = self._defaults.take(options)
+        call = self._call(options)
         request = build.build_complete_stream(prompt, options)
         return CompleteStream(self._start(self._stubs.generation.CompleteStream, request, call), call, CompleteAccumulator())
 
@@ -200,8 +199,7 @@ class Client:
             inputs: one input or several: texts, lists of token ids, conversations; or a finished request.
             options: see `EmbedOptions`.
         """
-        call = self._defaults.take(options)
-        return unary(self._stubs.generation.Embed, build.build_embed(inputs, options), call)
+        return unary(self._call(options), self._stubs.generation.Embed, build.build_embed(inputs, options))
 
     def score(
         self,
@@ -216,8 +214,7 @@ class Client:
             documents: one or several.
             options: see `ScoreOptions`.
         """
-        call = self._defaults.take(options)
-        return unary(self._stubs.generation.Score, build.build_score(queries, documents, options), call)
+        return unary(self._call(options), self._stubs.generation.Score, build.build_score(queries, documents, options))
 
     def rerank(
         self,
@@ -239,22 +236,19 @@ class Client:
         self, inputs: PoolingInputs | generation_pb2.ClassifyRequest, **options: Unpack[of.ClassifyCallOptions]
     ) -> generation_pb2.ClassifyResponse:
         """A value for each label of the model, for each input. Inputs are those of `embed`."""
-        call = self._defaults.take(options)
-        return unary(self._stubs.generation.Classify, build.build_classify(inputs, options), call)
+        return unary(self._call(options), self._stubs.generation.Classify, build.build_classify(inputs, options))
 
     def tokenize(
         self, text: str | preprocess_pb2.TokenizeRequest, **options: Unpack[of.TokenizeCallOptions]
     ) -> preprocess_pb2.TokenizeResponse:
         """Tokens of a text, without a template."""
-        call = self._defaults.take(options)
-        return unary(self._stubs.preprocess.Tokenize, build.build_tokenize(text, options), call)
+        return unary(self._call(options), self._stubs.preprocess.Tokenize, build.build_tokenize(text, options))
 
     def detokenize(
         self, token_ids: Sequence[int] | detokenize_pb2.DetokenizeRequest, **options: Unpack[of.DetokenizeCallOptions]
     ) -> detokenize_pb2.DetokenizeResponse:
         """Text of tokens."""
-        call = self._defaults.take(options)
-        return unary(self._stubs.detokenize.Detokenize, build.build_detokenize(token_ids, options), call)
+        return unary(self._call(options), self._stubs.detokenize.Detokenize, build.build_detokenize(token_ids, options))
 
     def preprocess(
         self,
@@ -262,22 +256,20 @@ class Client:
         **options: Unpack[of.ChatCallOptions],
     ) -> preprocess_pb2.PreprocessResponse:
         """The prompt that the engine would get: text, token ids, placeholders, references to media. Nothing is generated."""
-        call = self._defaults.take(options)
-        return unary(self._stubs.preprocess.Preprocess, build.build_preprocess(messages, options), call)
+        return unary(self._call(options), self._stubs.preprocess.Preprocess, build.build_preprocess(messages, options))
 
     def list_models(self, **options: Unpack[of.CallOptions]) -> generation_pb2.ListModelsResponse:
         """The models that a request can name."""
-        call = self._defaults.take(options)
-        build.refuse(options)
-        return unary(self._stubs.generation.ListModels, generation_pb2.ListModelsRequest(), call)
+        request = generation_pb2.ListModelsRequest()
+        return unary(self._call(options), self._stubs.generation.ListModels, build.finished(request, options))
 
     def describe(self, **options: Unpack[of.CallOptions]) -> generation_pb2.GenerationServiceDescribeResponse:
         """Which gateway or frontend this is, and what it serves."""
-        call = self._defaults.take(options)
-        build.refuse(options)
-        return unary(self._stubs.generation.Describe, generation_pb2.GenerationServiceDescribeRequest(), call)
+        request = generation_pb2.GenerationServiceDescribeRequest()
+        return unary(self._call(options), self._stubs.generation.Describe, build.finished(request, options))
 
     def _start(self, method: Callable[..., Any], request: Message, call: Call) -> Any:
         check_size(request)
-        call.check_stream()
+        if call.on_trailers is not None:
+            raise TypeError("on_trailers is for calls that answer once; a stream has trailing_media()")
         return method(request, timeout=call.timeout_s, metadata=call.metadata)

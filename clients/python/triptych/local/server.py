@@ -81,14 +81,19 @@ class LocalServer:
         arguments = [model, *flags({**_FREE_PORTS, **options, "log_level": log_level})]
         for service, settings in (("engine", engine), ("frontend", frontend), ("encoder", encoder), ("gateway", gateway)):
             arguments += flags(settings or {}, service)
-        self._log = _Log(log_file, is_shown=log_level is not None)
+        #: What the services write, unless it goes to standard error. A nameless file is there for the messages of errors.
+        self._log: IO[bytes] | None = None
+        if log_file is not None:
+            self._log = Path(log_file).open("ab+")  # noqa: SIM115 - open as long as the services run
+        elif log_level is None:
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._process, ready = _start(arguments, self._log)
         self._finalizer = weakref.finalize(self, _stop, self._process, self._log, os.getpid())
         try:
             line = ready.read()
             if not line.endswith(b"\n"):
                 code = self._process.wait()
-                raise StartupError(f"the services could not start (exit code {code}){self._log.last_lines()}")
+                raise StartupError(f"the services could not start (exit code {code}){_last_lines(self._log)}")
         except BaseException:
             self.close()
             raise
@@ -104,7 +109,7 @@ class LocalServer:
     def check(self) -> None:
         """Raise StartupError if the services have ended by themselves. One service that dies is started again, and is no error."""
         if self._finalizer.alive and self._process.poll() is not None:
-            raise StartupError(f"the services have ended (exit code {self._process.returncode}){self._log.last_lines()}")
+            raise StartupError(f"the services have ended (exit code {self._process.returncode}){_last_lines(self._log)}")
 
     def close(self) -> None:
         """Stop all services. Calls after the first do nothing."""
@@ -137,42 +142,28 @@ def flags(settings: Mapping[str, object], service: str = "") -> Iterator[str]:
             yield f"--{prefix}{flag}={value}"
 
 
-class _Log:
-    """Where the services write: to standard error, to a file, or to a nameless file, of which an error shows the end."""
-
-    def __init__(self, path: str | os.PathLike[str] | None, is_shown: bool) -> None:
-        self._file: IO[bytes] | None = None
-        if path is not None:
-            self._file = Path(path).open("ab+")  # noqa: SIM115 - open as long as the services run
-        elif not is_shown:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115
-        self.descriptor: Any = self._file if self._file is not None else sys.__stderr__
-
-    def last_lines(self) -> str:
-        """The end of the output, to append to a message; empty where it went to standard error."""
-        if self._file is None:
-            return ""
-        size = os.fstat(self._file.fileno()).st_size
-        tail = os.pread(self._file.fileno(), _MAX_LAST_BYTES, max(0, size - _MAX_LAST_BYTES)).decode(errors="replace")
-        lines = tail.strip().splitlines()[-_NUM_LAST_LINES:]
-        return ":\n" + "\n".join(lines) if lines else ""
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+def _last_lines(log: IO[bytes] | None) -> str:
+    """The end of the services' output, to append to a message; empty where it went to standard error."""
+    if log is None:
+        return ""
+    size = os.fstat(log.fileno()).st_size
+    tail = os.pread(log.fileno(), _MAX_LAST_BYTES, max(0, size - _MAX_LAST_BYTES)).decode(errors="replace")
+    lines = tail.strip().splitlines()[-_NUM_LAST_LINES:]
+    return ":\n" + "\n".join(lines) if lines else ""
 
 
-def _start(arguments: list[str], log: _Log) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+def _start(arguments: list[str], log: IO[bytes] | None) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     """Start `triptych serve`. Returns the process, and the pipe on which it writes its addresses."""
     read_end, write_end = os.pipe()
     ready = os.fdopen(read_end, "rb")
     serve = [sys.executable, "-m", "triptych_cli", "serve", *arguments]
+    output: Any = log if log is not None else sys.__stderr__
     try:
         process = subprocess.Popen(
             [*serve, f"--ready-fd={write_end}", f"--parent-pid={os.getpid()}"],
             stdin=subprocess.DEVNULL,
-            stdout=log.descriptor,
-            stderr=log.descriptor,
+            stdout=output,
+            stderr=output,
             pass_fds=(write_end,),
             # A terminal's Ctrl-C interrupts the program, not its services.
             start_new_session=True,
@@ -185,7 +176,7 @@ def _start(arguments: list[str], log: _Log) -> tuple[subprocess.Popen[bytes], IO
     return process, ready
 
 
-def _stop(process: subprocess.Popen[bytes], log: _Log, owner_pid: int) -> None:
+def _stop(process: subprocess.Popen[bytes], log: IO[bytes] | None, owner_pid: int) -> None:
     """Stop the services, unless this is a fork of the process that started them."""
     if os.getpid() != owner_pid:
         return
@@ -199,4 +190,5 @@ def _stop(process: subprocess.Popen[bytes], log: _Log, owner_pid: int) -> None:
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
     finally:
-        log.close()
+        if log is not None:
+            log.close()

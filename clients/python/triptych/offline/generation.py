@@ -83,26 +83,20 @@ async def generate(runtime: Runtime, generation: Generation) -> Outcome[RequestO
 
 
 async def _answer(runtime: Runtime, generation: Generation, token_ids: Sequence[int], request_id: str) -> Any:
-    request = generation.request
+    request, options = generation.request, generation.request.options
     if not generation.has_media:
         tokens = generation_pb2.TokenIds(ids=token_ids)
-        complete = generation_pb2.CompleteRequest(model=request.model, token_ids=tokens, options=request.options)
-        return await runtime.call(runtime.generation.Complete, complete, request_id)
+        request = generation_pb2.CompleteRequest(model=request.model, token_ids=tokens, options=options)
     if isinstance(request, generation_pb2.CompleteRequest):
         return await runtime.call(runtime.generation.Complete, request, request_id)
     response = await runtime.call(runtime.generation.Chat, request, request_id)
+    skip = options.skip_special_tokens if options.HasField("skip_special_tokens") else None
     for choice in response.choices:
         # Reasoning and tool calls are parts of the text here, as in a conversation without media.
         if choice.reasoning or choice.tool_calls:
-            choice.text = await _text(runtime, choice.token_ids, request.options)
+            detokenize = detokenize_pb2.DetokenizeRequest(token_ids=choice.token_ids, skip_special_tokens=skip)
+            choice.text = (await runtime.call(runtime.detokenize.Detokenize, detokenize)).text
     return response
-
-
-async def _text(runtime: Runtime, token_ids: Sequence[int], options: generation_pb2.GenerationOptions) -> str:
-    request = detokenize_pb2.DetokenizeRequest(token_ids=token_ids)
-    if options.HasField("skip_special_tokens"):
-        request.skip_special_tokens = options.skip_special_tokens
-    return str((await runtime.call(runtime.detokenize.Detokenize, request)).text)
 
 
 def _request_output(

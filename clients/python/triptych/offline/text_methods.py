@@ -114,11 +114,9 @@ class TextMethods:
         raise_on_error: bool,
         default: Params | None = None,
     ) -> list[Any]:
-        default = SamplingParams() if default is None else default
-        model = self._runtime.model.name
         return self._runtime.run(
-            with_params(prompts, params, default),
-            lambda item: read(*item, model),
+            with_params(prompts, params, default or SamplingParams()),
+            lambda item: read(*item, self._runtime.model.name),
             functools.partial(generate, self._runtime),
             ProgressBar(use_tqdm, prompts),
             raise_on_error=raise_on_error,

@@ -48,7 +48,7 @@ def complete_request(prompt: str | Sequence[int], **options: Unpack[of.CompleteO
 def build_chat(messages: Messages | generation_pb2.ChatRequest, options: of.ChatOptions) -> generation_pb2.ChatRequest:
     given: dict[str, Any] = {**options}
     if isinstance(messages, generation_pb2.ChatRequest):
-        return _finished(messages, given)
+        return finished(messages, given)
     request = generation_pb2.ChatRequest(messages=chat_messages(messages, _take_media(given)))
     of.take(given, request, _CHAT)
     if (tools := given.pop("tools", None)) is not None:
@@ -58,14 +58,14 @@ def build_chat(messages: Messages | generation_pb2.ChatRequest, options: of.Chat
     for name, option in (("effort", "reasoning_effort"), ("max_tokens", "max_reasoning_tokens")):
         assign(request.reasoning, name, given.pop(option, None), option)
     request.options.CopyFrom(of.take_generation(given))
-    return _finished(request, given)
+    return finished(request, given)
 
 
 def build_chat_stream(
     messages: Messages | generation_pb2.ChatRequest | generation_pb2.ChatStreamRequest, options: of.ChatOptions
 ) -> generation_pb2.ChatStreamRequest:
     if isinstance(messages, generation_pb2.ChatStreamRequest):
-        return _finished(messages, options)
+        return finished(messages, options)
     return generation_pb2.ChatStreamRequest(chat=build_chat(messages, options))
 
 
@@ -74,20 +74,20 @@ def build_complete(
 ) -> generation_pb2.CompleteRequest:
     given: dict[str, Any] = {**options}
     if isinstance(prompt, generation_pb2.CompleteRequest):
-        return _finished(prompt, given)
+        return finished(prompt, given)
     request = generation_pb2.CompleteRequest()
     _set_text(request, prompt, "prompt")
     request.media.extend(media_item(kind, source, field=f"media[{i}]") for i, (kind, source) in enumerate(_take_media(given)))
     of.take(given, request, _COMPLETE)
     request.options.CopyFrom(of.take_generation(given))
-    return _finished(request, given)
+    return finished(request, given)
 
 
 def build_complete_stream(
     prompt: str | Sequence[int] | generation_pb2.CompleteRequest | generation_pb2.CompleteStreamRequest, options: of.CompleteOptions
 ) -> generation_pb2.CompleteStreamRequest:
     if isinstance(prompt, generation_pb2.CompleteStreamRequest):
-        return _finished(prompt, options)
+        return finished(prompt, options)
     return generation_pb2.CompleteStreamRequest(complete=build_complete(prompt, options))
 
 
@@ -125,20 +125,16 @@ def build_preprocess(
     options: of.ChatOptions,
 ) -> preprocess_pb2.PreprocessRequest:
     if isinstance(messages, preprocess_pb2.PreprocessRequest):
-        return _finished(messages, options)
+        return finished(messages, options)
     if isinstance(messages, generation_pb2.CompleteRequest):
-        return _finished(preprocess_pb2.PreprocessRequest(complete=messages), options)
+        return finished(preprocess_pb2.PreprocessRequest(complete=messages), options)
     return preprocess_pb2.PreprocessRequest(chat=build_chat(messages, options))
 
 
-def refuse(options: Mapping[str, Any]) -> None:
-    """Refuse keywords that nothing has read."""
-    for name in options:
+def finished(request: _MessageT, rest: Mapping[str, Any]) -> _MessageT:
+    """The request, unless there is a keyword that nothing has read."""
+    for name in rest:
         raise TypeError(f"unexpected keyword argument {name!r}")
-
-
-def _finished(request: _MessageT, rest: Mapping[str, Any]) -> _MessageT:
-    refuse(rest)
     return request
 
 
@@ -147,11 +143,11 @@ def _simple(
 ) -> _MessageT:
     """A request with a value in the field `name`, whose options all are fields of its own; or the value, if it is a request."""
     if isinstance(value, kind):
-        return _finished(value, options)
+        return finished(value, options)
     request, rest = kind(), {**options}
     assign(request, name, value if read is None else read(value))
     of.take(rest, request, frozenset(request.DESCRIPTOR.fields_by_name))
-    return _finished(request, rest)
+    return finished(request, rest)
 
 
 def _take_media(options: dict[str, Any]) -> list[tuple[Kind, MediaSource]]:

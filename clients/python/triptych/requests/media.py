@@ -56,12 +56,12 @@ def media_item(kind: Kind, source: MediaSource, *, field: str = "") -> common_pb
         item.data = _png(_from_array(source, field), field)
     else:
         name = type(source).__name__
-        raise InvalidRequestError(f"{_at(field)}{name} is not a source of {kind}", field=field, value=name)
+        raise _refused(field, f"{name} is not a source of {kind}", value=name)
     return item
 
 
-def _at(field: str) -> str:
-    return f"{field}: " if field else ""
+def _refused(field: str, message: str, *, limit: str = "", value: object) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {message}" if field else message, field=field, limit=limit, value=value)
 
 
 def _is(source: object, module: str, name: str) -> bool:
@@ -71,11 +71,11 @@ def _is(source: object, module: str, name: str) -> bool:
 
 def _png(image: Any, field: str) -> bytes:
     if image.mode not in _PNG_MODES:
-        message = f'{_at(field)}an image of mode {image.mode} cannot be sent without loss; convert it: image.convert("RGB")'
-        raise InvalidRequestError(message, field=field, limit=", ".join(_PNG_MODES), value=image.mode)
+        message = f'an image of mode {image.mode} cannot be sent without loss; convert it: image.convert("RGB")'
+        raise _refused(field, message, limit=", ".join(_PNG_MODES), value=image.mode)
     if 0 in image.size:
         size = f"{image.width} x {image.height}"
-        raise InvalidRequestError(f"{_at(field)}an image of {size} is empty", field=field, value=size)
+        raise _refused(field, f"an image of {size} is empty", value=size)
     file = io.BytesIO()
     image.save(file, "PNG", compress_level=1)
     return file.getvalue()
@@ -87,10 +87,9 @@ def _from_array(array: Any, field: str) -> Image:
     except ImportError as error:
         raise ImportError("arrays as pictures need pillow: pip install 'triptych[media]'") from error
     if array.dtype != "uint8":
-        message = f"{_at(field)}an array of {array.dtype} is no picture; uint8 is"
-        raise InvalidRequestError(message, field=field, limit="uint8", value=array.dtype)
+        raise _refused(field, f"an array of {array.dtype} is no picture; uint8 is", limit="uint8", value=array.dtype)
     if 0 in array.shape or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)):
         shapes = "[height, width, 3] or [height, width]"
-        message = f"{_at(field)}an array of shape {list(array.shape)} is no picture; {shapes} is"
-        raise InvalidRequestError(message, field=field, limit=shapes, value=list(array.shape))
+        shape = list(array.shape)
+        raise _refused(field, f"an array of shape {shape} is no picture; {shapes} is", limit=shapes, value=shape)
     return Image.fromarray(array)

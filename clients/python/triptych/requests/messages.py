@@ -140,21 +140,19 @@ def _function_of(value: Any, at: str) -> dict[str, Any]:
     """A tool or a call of one, without its type. Types other than functions are refused."""
     given = {**_mapping(value, at)}
     if (kind := given.pop("type", "function")) != "function":
-        raise InvalidRequestError(
-            f"{at}.type is {kind!r}; only function is known", field=f"{at}.type", limit="function", value=kind
-        )
+        message = f"{at}.type is {kind!r}; only function is known"
+        raise InvalidRequestError(message, field=f"{at}.type", limit="function", value=kind)
     return given
 
 
 def make_tools(tools: Iterable[generation_pb2.Tool | Mapping[str, Any]]) -> list[generation_pb2.Tool]:
     """Tools of the contracts; from OpenAI's `{"type": "function", "function": {...}}` too."""
-    return [
-        tool if isinstance(tool, generation_pb2.Tool) else _tool(tool, f"tools[{i}]")
-        for i, tool in enumerate(listed(tools, "tools"))
-    ]
+    return [_tool(tool, f"tools[{i}]") for i, tool in enumerate(listed(tools, "tools"))]
 
 
-def _tool(tool: Mapping[str, Any], at: str) -> generation_pb2.Tool:
+def _tool(tool: generation_pb2.Tool | Mapping[str, Any], at: str) -> generation_pb2.Tool:
+    if isinstance(tool, generation_pb2.Tool):
+        return tool
     given = _function_of(tool, at)
     given |= _mapping(given.pop("function", {}), f"{at}.function")
     result = generation_pb2.Tool()

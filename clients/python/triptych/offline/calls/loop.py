@@ -57,10 +57,6 @@ class LoopThread:
         with self._kept_open():
             self._loop.call_soon_threadsafe(function)
 
-    def create_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a coroutine. Only on the loop's thread."""
-        return self._loop.create_task(coroutine)
-
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine that runs on the loop. The calling thread waits. Raises what `call` raises."""
         try:
@@ -128,7 +124,7 @@ class Window:
         tasks: dict[int, asyncio.Task[T]] = {}
 
         def start(index: int, job: Job[T]) -> None:
-            tasks[index] = task = loop.create_task(job.start())
+            tasks[index] = task = asyncio.create_task(job.start())
             task.add_done_callback(functools.partial(end, index))
 
         def end(index: int, task: asyncio.Task[T]) -> None:
