@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -84,7 +83,7 @@ class LLM(TextMethods, PoolingMethods):
             raise
         #: The services; None if they were running already.
         self.server = server
-        self._finalizer = weakref.finalize(self, _close, self._runtime, os.getpid())
+        self._finalizer = weakref.finalize(self, self._runtime.close)
 
     def close(self) -> None:
         """Cancel what runs and stop the services, if this object started them. Calls after the first do nothing."""
@@ -95,17 +94,6 @@ class LLM(TextMethods, PoolingMethods):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _close(runtime: Runtime, owner_pid: int) -> None:
-    # A fork of the process has neither the loop's thread nor the services.
-    if os.getpid() != owner_pid:
-        return
-    if runtime.is_on_loop:
-        # The garbage collector runs in whatever thread allocates. The loop's own cannot wait for its end.
-        threading.Thread(target=runtime.close, name="triptych-close").start()
-    else:
-        runtime.close()
 
 
 def _refuse_beside_address(arguments: Mapping[str, object]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import random
+import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -82,6 +84,7 @@ class Runtime:
     ) -> None:
         self._server = server
         self._window = Window(max_in_flight, _MAX_BYTES_IN_FLIGHT)
+        self._pid = os.getpid()
         self._loop = LoopThread()
         try:
             self._loop.run(self._connect(address, api_key, tls))
@@ -179,13 +182,14 @@ class Runtime:
                     bar.update(0, 0)
         return [results[index] for index in range(len(results))]
 
-    @property
-    def is_on_loop(self) -> bool:
-        """Whether the caller runs on the loop, where `run` and `close` must not be called."""
-        return self._loop.is_current
-
     def close(self) -> None:
-        """Cancel all requests, and stop the services if they are this object's own."""
+        """Cancel all requests, and stop the services if they are this object's own. Does nothing in a fork, which has neither."""
+        if os.getpid() != self._pid:
+            return
+        if self._loop.is_current:
+            # The garbage collector runs in whatever thread allocates. The loop's own cannot wait for its end.
+            threading.Thread(target=self.close, name="triptych-close").start()
+            return
         try:
             self._loop.close(self._disconnect)
         finally:
