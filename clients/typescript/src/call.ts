@@ -26,23 +26,13 @@ export async function callUnary<I extends DescMessage, O extends DescMessage>(
   request: MessageInitShape<I>,
   options: CallOptions,
 ): Promise<MessageShape<O>> {
-  const message = prepare(client, method, request, options);
-  const parse = parser(method.output);
+  const prepared = prepare(client, method, request, options);
   return new Promise((resolve, reject) => {
     const settle = (error: grpc.ServiceError | null, response?: MessageShape<O>): void => {
       if (error) reject(errorOf(error, options));
       else if (response) resolve(response);
     };
-    const call = client.makeUnaryRequest(
-      pathOf(method),
-      asIs,
-      parse,
-      message,
-      metadataOf(options),
-      within(options),
-      settle,
-    );
-    void watch(call, options);
+    void watch(client.makeUnaryRequest(...prepared, settle), options);
   });
 }
 
@@ -53,16 +43,7 @@ export function callServerStream<I extends DescMessage, O extends DescMessage>(
   request: MessageInitShape<I>,
   options: CallOptions,
 ): { responses: AsyncGenerator<MessageShape<O>, undefined>; cancel: () => void } {
-  const message = prepare(client, method, request, options);
-  const parse = parser(method.output);
-  const call = client.makeServerStreamRequest(
-    pathOf(method),
-    asIs,
-    parse,
-    message,
-    metadataOf(options),
-    within(options),
-  );
+  const call = client.makeServerStreamRequest(...prepare(client, method, request, options));
   call.on("error", () => undefined); // The status says the same. Without a listener, Node.js ends the process.
   const cancel = (): void => {
     call.cancel();
@@ -113,27 +94,36 @@ function errorOf(status: grpc.StatusObject, options: CallOptions): TriptychError
   return isOurs ? cancelledError(options.signal?.reason) : fromStatus(status, options.requestId);
 }
 
-function prepare<I extends DescMessage>(
+/** What gRPC wants for a call: path, serializer and parser, request, metadata, deadline. */
+function prepare<I extends DescMessage, O extends DescMessage>(
   client: grpc.Client,
-  method: DescMethod & { input: I },
+  method: DescMethod & { input: I; output: O },
   request: MessageInitShape<I>,
   options: CallOptions,
-): Buffer {
+) {
   if (options.signal?.aborted) throw cancelledError(options.signal.reason);
   if (client.getChannel().getConnectivityState(false) === grpc.connectivityState.SHUTDOWN) {
     throw new ServiceUnavailableError("this client is closed", { code: Code.UNAVAILABLE });
   }
+  const message = serialized(method.input, request);
+  // Fields of bytes are parts of what is parsed: given a Buffer, they would be Buffers, whose `slice` and JSON are others.
+  const parse = (bytes: Buffer): MessageShape<O> =>
+    fromBinary(method.output, new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength));
+  const metadata = metadataOf(options);
+  const timeoutMs = checkedTimeout(options.timeoutMs);
+  const within = timeoutMs === undefined ? {} : { deadline: Date.now() + timeoutMs };
+  const path = `/${method.parent.typeName}/${method.name}`;
+  return [path, (bytes: Buffer) => bytes, parse, message, metadata, within] as const;
+}
+
+function serialized<I extends DescMessage>(input: I, request: MessageInitShape<I>): Buffer {
   try {
-    const bytes = toBinary(method.input, create(method.input, request));
+    const bytes = toBinary(input, create(input, request));
     return Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   } catch (error) {
     // A number out of its type's range, a string that is no Unicode ...: the message names the field and the value.
     throw new InvalidRequestError((error as Error).message, { code: Code.INVALID_ARGUMENT, cause: error });
   }
-}
-
-function pathOf(method: DescMethod): string {
-  return `/${method.parent.typeName}/${method.name}`;
 }
 
 function metadataOf(options: CallOptions): grpc.Metadata {
@@ -149,18 +139,4 @@ function metadataOf(options: CallOptions): grpc.Metadata {
     }
   }
   return metadata;
-}
-
-function within(options: CallOptions): grpc.CallOptions {
-  const timeoutMs = checkedTimeout(options.timeoutMs);
-  return timeoutMs === undefined ? {} : { deadline: Date.now() + timeoutMs };
-}
-
-/** Fields of bytes are parts of what is parsed: given a Buffer, they would be Buffers, whose `slice` and JSON are others. */
-function parser<O extends DescMessage>(output: O): (bytes: Buffer) => MessageShape<O> {
-  return (bytes) => fromBinary(output, new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength));
-}
-
-function asIs(message: Buffer): Buffer {
-  return message;
 }

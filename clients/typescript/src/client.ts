@@ -1,4 +1,4 @@
-import { clone, create, type MessageInitShape } from "@bufbuild/protobuf";
+import { clone, create, type MessageInitShape as Init } from "@bufbuild/protobuf";
 import type { Client, Interceptor } from "@grpc/grpc-js";
 import { ChatAccumulator, CompleteAccumulator } from "./accumulate.js";
 import { type CallOptions, callServerStream, callUnary } from "./call.js";
@@ -88,15 +88,12 @@ export class TriptychClient {
   }
 
   /** Answers a conversation, once all choices have ended. */
-  chat(
-    request: MessageInitShape<typeof generation.ChatRequestSchema>,
-    options?: CallOptions,
-  ): Promise<generation.ChatResponse> {
+  chat(request: Init<typeof generation.ChatRequestSchema>, options?: CallOptions): Promise<generation.ChatResponse> {
     return callUnary(this.#client, GenerationService.method.chat, request, this.#with(options));
   }
 
   /** Answers a conversation, with text as it appears. The call starts at once. */
-  chatStream(request: MessageInitShape<typeof generation.ChatStreamRequestSchema>, options?: CallOptions): ChatStream {
+  chatStream(request: Init<typeof generation.ChatStreamRequestSchema>, options?: CallOptions): ChatStream {
     const { method } = GenerationService;
     const { responses, cancel } = callServerStream(this.#client, method.chatStream, request, this.#with(options));
     return new ResponseStream(responses, cancel, new ChatAccumulator());
@@ -107,7 +104,7 @@ export class TriptychClient {
    * `format.parse` throws.
    */
   async parse<T>(
-    request: MessageInitShape<typeof generation.ChatRequestSchema>,
+    request: Init<typeof generation.ChatRequestSchema>,
     format: ResponseFormat<T>,
     options?: CallOptions,
   ): Promise<Parsed<T>> {
@@ -129,79 +126,61 @@ export class TriptychClient {
 
   /** Continues a prompt, and answers once all choices have ended. */
   complete(
-    request: MessageInitShape<typeof generation.CompleteRequestSchema>,
+    request: Init<typeof generation.CompleteRequestSchema>,
     options?: CallOptions,
   ): Promise<generation.CompleteResponse> {
     return callUnary(this.#client, GenerationService.method.complete, request, this.#with(options));
   }
 
   /** Continues a prompt, with text as it appears. The call starts at once. */
-  completeStream(
-    request: MessageInitShape<typeof generation.CompleteStreamRequestSchema>,
-    options?: CallOptions,
-  ): CompleteStream {
+  completeStream(request: Init<typeof generation.CompleteStreamRequestSchema>, options?: CallOptions): CompleteStream {
     const { method } = GenerationService;
     const { responses, cancel } = callServerStream(this.#client, method.completeStream, request, this.#with(options));
     return new ResponseStream(responses, cancel, new CompleteAccumulator());
   }
 
   /** Vectors of inputs, in their order. */
-  embed(
-    request: MessageInitShape<typeof generation.EmbedRequestSchema>,
-    options?: CallOptions,
-  ): Promise<generation.EmbedResponse> {
+  embed(request: Init<typeof generation.EmbedRequestSchema>, options?: CallOptions): Promise<generation.EmbedResponse> {
     return callUnary(this.#client, GenerationService.method.embed, request, this.#with(options));
   }
 
   /** How well texts fit together, pair by pair. */
-  score(
-    request: MessageInitShape<typeof generation.ScoreRequestSchema>,
-    options?: CallOptions,
-  ): Promise<generation.ScoreResponse> {
+  score(request: Init<typeof generation.ScoreRequestSchema>, options?: CallOptions): Promise<generation.ScoreResponse> {
     return callUnary(this.#client, GenerationService.method.score, request, this.#with(options));
   }
 
   /** The scores of `score` with their documents' places, best first. Equal scores keep the documents' order. */
-  async rerank(
-    request: MessageInitShape<typeof generation.ScoreRequestSchema>,
-    options?: CallOptions,
-  ): Promise<RankedDocument[]> {
+  async rerank(request: Init<typeof generation.ScoreRequestSchema>, options?: CallOptions): Promise<RankedDocument[]> {
     const { scores } = await this.score(request, options);
     return scores.map((score, index) => ({ index, score })).sort((a, b) => b.score - a.score);
   }
 
   /** Values of a classifier's labels, for each input. */
   classify(
-    request: MessageInitShape<typeof generation.ClassifyRequestSchema>,
+    request: Init<typeof generation.ClassifyRequestSchema>,
     options?: CallOptions,
   ): Promise<generation.ClassifyResponse> {
     return callUnary(this.#client, GenerationService.method.classify, request, this.#with(options));
   }
 
   /** Token ids of a text. */
-  tokenize(request: MessageInitShape<typeof TokenizeRequestSchema>, options?: CallOptions): Promise<TokenizeResponse> {
+  tokenize(request: Init<typeof TokenizeRequestSchema>, options?: CallOptions): Promise<TokenizeResponse> {
     return callUnary(this.#client, PreprocessService.method.tokenize, request, this.#with(options));
   }
 
   /** The text of token ids. */
-  detokenize(
-    request: MessageInitShape<typeof DetokenizeRequestSchema>,
-    options?: CallOptions,
-  ): Promise<DetokenizeResponse> {
+  detokenize(request: Init<typeof DetokenizeRequestSchema>, options?: CallOptions): Promise<DetokenizeResponse> {
     return callUnary(this.#client, DetokenizeService.method.detokenize, request, this.#with(options));
   }
 
   /** The prompt that a chat or a completion would have: text, token ids, places of media. */
-  preprocess(
-    request: MessageInitShape<typeof PreprocessRequestSchema>,
-    options?: CallOptions,
-  ): Promise<PreprocessResponse> {
+  preprocess(request: Init<typeof PreprocessRequestSchema>, options?: CallOptions): Promise<PreprocessResponse> {
     return callUnary(this.#client, PreprocessService.method.preprocess, request, this.#with(options));
   }
 
   /** The models that requests can name. */
   listModels(
-    request: MessageInitShape<typeof generation.ListModelsRequestSchema> = {},
+    request: Init<typeof generation.ListModelsRequestSchema> = {},
     options?: CallOptions,
   ): Promise<generation.ListModelsResponse> {
     return callUnary(this.#client, GenerationService.method.listModels, request, this.#with(options));

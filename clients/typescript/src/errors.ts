@@ -168,19 +168,11 @@ const BY_REASON = new Map<string, { errorClass: ErrorClass; code: number }>([
   ["UNSUPPORTED_MODEL", { errorClass: UnsupportedModelError, code: Code.FAILED_PRECONDITION }],
 ]);
 
+/** The first class of each code, but where a code alone says something else. */
 const BY_CODE = new Map<number, ErrorClass>([
+  ...[...BY_REASON.values()].reverse().map(({ errorClass, code }): [number, ErrorClass] => [code, errorClass]),
   [Code.CANCELLED, RequestAbortedError],
-  [Code.INVALID_ARGUMENT, InvalidRequestError],
-  [Code.DEADLINE_EXCEEDED, DeadlineExceededError],
-  [Code.NOT_FOUND, ModelNotFoundError],
-  [Code.ALREADY_EXISTS, DuplicateRequestError],
-  [Code.PERMISSION_DENIED, PermissionDeniedError],
-  [Code.RESOURCE_EXHAUSTED, QueueFullError],
   [Code.FAILED_PRECONDITION, ServiceUnavailableError],
-  [Code.ABORTED, RequestAbortedError],
-  [Code.UNIMPLEMENTED, UnimplementedError],
-  [Code.UNAVAILABLE, ServiceUnavailableError],
-  [Code.UNAUTHENTICATED, UnauthenticatedError],
 ]);
 
 /** The error of the class that its reason names, or else its code. */

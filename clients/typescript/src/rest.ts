@@ -187,13 +187,11 @@ async function httpError(response: Response): Promise<TriptychError> {
   return errorOf(error, response.status, retryAfterS, response.headers.get("x-request-id") ?? "");
 }
 
+type Told = { message?: string; code?: unknown; param?: string } | null;
+
 /** The error that the gateway tells, with as much as is there of it. */
 function errorOf(error: unknown, status: number, retryAfterS?: number, requestId = ""): TriptychError {
-  const told = (typeof error === "object" ? error : null) as {
-    message?: string;
-    code?: unknown;
-    param?: string;
-  } | null;
+  const told = (typeof error === "object" ? error : null) as Told;
   const reason = typeof told?.code === "string" ? (REASONS[told.code] ?? told.code.toUpperCase()) : "";
   return makeError(told?.message ?? `HTTP status ${status}`, {
     code: codeOfReason(reason) ?? CODES[status] ?? (status < 500 ? Code.INVALID_ARGUMENT : Code.INTERNAL),

@@ -13,6 +13,7 @@ import {
 
 type Json = Record<string, JsonValue | undefined>;
 const text = (value: JsonValue | undefined): string => (typeof value === "string" ? value : "");
+const word = (value: JsonValue | undefined, prefix: string): string => text(value).replace(prefix, "").toLowerCase();
 const list = (value: JsonValue | undefined): Json[] => (value ?? []) as Json[];
 
 /**
@@ -94,7 +95,7 @@ function partBody({ media, ...part }: Json): JsonValue {
   if (!media) return { type: "text", text: text(part.text) };
   const { modality, url, detail, processor_options, ...others } = media as Json;
   delete others.format; // It is in the data: address.
-  const type = `${text(modality).replace("MODALITY_", "").toLowerCase()}_url`;
+  const type = `${word(modality, "MODALITY_")}_url`;
   const kwargs = processor_options === undefined ? {} : { mm_processor_kwargs: processor_options };
   return { ...others, ...kwargs, type, [type]: url === undefined ? undefined : { url, detail } };
 }
@@ -106,24 +107,19 @@ function constraintBody({ json_schema, choice, ...others }: Json): JsonValue {
 function toolBody({ parameters_json_schema, ...others }: Json): JsonValue {
   const json = text(parameters_json_schema);
   try {
-    return {
-      type: "function",
-      function: { ...others, parameters: json ? (JSON.parse(json) as JsonValue) : undefined },
-    } as JsonValue;
+    const parameters = json ? (JSON.parse(json) as JsonValue) : undefined;
+    return { type: "function", function: { ...others, parameters } as JsonValue };
   } catch (error) {
-    throw new Error(`tool ${text(others.name)}: parametersJsonSchema is not JSON: ${(error as Error).message}`, {
-      cause: error,
-    });
+    const message = `tool ${text(others.name)}: parametersJsonSchema is not JSON: ${(error as Error).message}`;
+    throw new Error(message, { cause: error });
   }
 }
 
 function toolChoiceBody({ mode, allowed_names }: Json): JsonValue {
-  const word = text(mode ?? "MODE_AUTO")
-    .replace("MODE_", "")
-    .toLowerCase();
-  if (!allowed_names) return word;
+  const how = word(mode ?? "MODE_AUTO", "MODE_");
+  if (!allowed_names) return how;
   const tools = (allowed_names as string[]).map((name) => ({ type: "function", function: { name } }));
-  return { type: "allowed_tools", allowed_tools: { mode: word, tools } };
+  return { type: "allowed_tools", allowed_tools: { mode: how, tools } };
 }
 
 const FINISH: Record<string, string> = { stop: "STOP", tool_calls: "TOOL_CALLS", length: "LENGTH" };

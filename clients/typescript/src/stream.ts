@@ -7,6 +7,8 @@ import type {
   CompleteStreamResponse,
 } from "./gen/triptych/v1/generation_pb.js";
 
+const END: IteratorReturnResult<undefined> = { done: true, value: undefined };
+
 /**
  * The responses of a streamed call, once and in order. Leaving a loop over it early (`break`, `return`, an exception) cancels the call on
  * the server. At most 16 responses wait in the client for a slow reader; then the server waits.
@@ -35,18 +37,15 @@ export class ResponseStream<
 
   /** The next response. Throws the error that ended the call, once; afterwards the stream has ended. */
   async next(): Promise<IteratorResult<R, undefined>> {
-    if (this.#state !== "open") return { done: true, value: undefined };
+    if (this.#state !== "open") return END;
     try {
       const result = await this.#source.next();
-      if (this.#wasCancelled()) return { done: true, value: undefined };
-      if (result.done) {
-        this.#state = "ended";
-        return { done: true, value: undefined };
-      }
-      this.#accumulator.add(result.value);
-      return { done: false, value: result.value };
+      if (this.#wasCancelled()) return END;
+      if (result.done) this.#state = "ended";
+      else this.#accumulator.add(result.value);
+      return result;
     } catch (error) {
-      if (this.#wasCancelled()) return { done: true, value: undefined };
+      if (this.#wasCancelled()) return END;
       this.#state = "ended";
       this.#error = error as Error;
       throw error;
@@ -56,7 +55,7 @@ export class ResponseStream<
   /** Cancels the call, if it has not ended. `for await` calls it when the loop is left early. */
   return(): Promise<IteratorResult<R, undefined>> {
     this.cancel();
-    return Promise.resolve({ done: true, value: undefined });
+    return Promise.resolve(END);
   }
 
   /** Cancels the call, if it has not ended. The stream then ends without an error. */
