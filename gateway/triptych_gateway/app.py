@@ -20,33 +20,28 @@ from triptych_gateway.access.grant import RATE_HEADERS
 from triptych_gateway.access.hosts import HostCheck
 from triptych_gateway.access.middleware import AccessMiddleware, ErrorMiddleware, RequestMiddleware
 from triptych_gateway.access.routes import Access, AccessPaths, AccessRouter, ErrorBodies
-from triptych_gateway.errors import handle_error
-from triptych_gateway.routes import (
-    audio,
-    docs,
-    generation,
-    health,
-    load,
-    messages,
-    models,
-    playground,
-    pooling,
-    render,
-    responses,
-    tokenize,
-)
+from triptych_gateway.apis import models, tokens
+from triptych_gateway.apis.audio import routes as audio
+from triptych_gateway.apis.chat import routes as chat
+from triptych_gateway.apis.completions import routes as completions
+from triptych_gateway.apis.messages import routes as messages
+from triptych_gateway.apis.operations import docs, health, load, playground
+from triptych_gateway.apis.pooling import routes as pooling
+from triptych_gateway.apis.responses import routes as responses
+from triptych_gateway.apis.responses.create import Responses
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.state import Gateway
+from triptych_gateway.wire.errors import handle_error
 
 #: The application serves only the routes of these routers, the last one only if `playground` is set.
 ROUTERS = (
-    generation.router,
-    render.router,
+    chat.router,
+    completions.router,
     responses.router,
     messages.router,
     audio.router,
     models.router,
-    tokenize.router,
+    tokens.router,
     pooling.router,
     health.router,
     health.metrics_router,
@@ -85,6 +80,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.gateway = gateway
+    app.state.responses = Responses(gateway)
     app.state.error_bodies = ErrorBodies(routers)
     for router in routers:
         # Not `include_router`, which makes all routes again: that takes a tenth of a second.

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, ProcessCollector, disable_created_metrics
 from prometheus_client.registry import Collector
+from triptych.v1 import common_pb2
 from triptych_common.telemetry.histogram import GAP_SECONDS, SECONDS, Histograms
 from triptych_common.telemetry.metrics import build_info, counter, labelled_gauge, labelled_histogram, model_info
 
-from triptych_gateway.dialects.cost import Cost
-from triptych_gateway.dialects.cost_json import MODALITIES, encoder_cache
-from triptych_gateway.errors import ApiError
 from triptych_gateway.frontends.engine_loads import ModelLoad
 from triptych_gateway.record import RequestRecord, Tally
-from triptych_gateway.schemas.common import ignored_fields
 from triptych_gateway.tenant_metrics import TenantMetrics
+from triptych_gateway.tracing import note_usage
+from triptych_gateway.wire.cost import MODALITIES, Cost, encoder_cache
+from triptych_gateway.wire.errors import ApiError
+from triptych_gateway.wire.schema import ignored_fields
 
 # A series per counter with the time at which it was made. Nothing reads it.
 disable_created_metrics()
@@ -104,6 +105,12 @@ class Metrics:
         self.errors.labels(route, code).inc()
         if error.status >= 500 and not has_status:
             self.stream_errors.labels(route, code).inc()
+
+    def pooled(self, record: RequestRecord, usage: common_pb2.Usage) -> None:
+        """Record the cost of an answer without generated text."""
+        record.usage = usage
+        self.tenants.used(record.tenant, usage)
+        note_usage(usage)
 
 
 class _Others(Collector):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import HTTPConnection, Request
@@ -20,15 +20,13 @@ from triptych_common.telemetry.tracing import Tracer
 
 from triptych_gateway.access.control import AccessControl
 from triptych_gateway.access.grant import Grant
-from triptych_gateway.answers.lifecycle import until_disconnect
-from triptych_gateway.answers.responses.background import LEASE_S, Background
-from triptych_gateway.answers.responses.keeper import Keeper
 from triptych_gateway.body_budget import MEMORY_FACTOR, BodyBudget
 from triptych_gateway.frontends.client import FrontendClient
 from triptych_gateway.frontends.connection import FrontendConnection
 from triptych_gateway.frontends.engine_loads import EngineLoads
 from triptych_gateway.frontends.models import MAX_WAITING_BYTES, ServedModels
 from triptych_gateway.frontends.router import FrontendRouter
+from triptych_gateway.generation.http import until_disconnect
 from triptych_gateway.metrics import GenerationMeter, Metrics
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.stores.opening import open_store
@@ -70,14 +68,8 @@ class Gateway:
         if (tls := self.tls) is not None:
             self.metrics.add_certificate("certificate", lambda: tls.watched.current.expiry_s)
         self.store = open_store(settings.response_store, settings.response_ttl_s, settings.response_store_max_bytes)
-        self.keeper = Keeper(self.store, settings.max_stored_response_bytes, settings.max_body_bytes)
-        self.background = Background(
-            self.keeper,
-            self.access.shares(settings.max_background_responses),
-            LEASE_S,
-            lambda error: self.metrics.failed_later("/v1/responses", error),
-        )
-        self.metrics.background_responses.set_function(lambda: len(self.background.runs))
+        #: Called before the requests in flight are ended, while the store is open.
+        self.before_close: list[Callable[[], Awaitable[None]]] = []
         self.metrics.bodies_waiting.set_function(lambda: self.bodies.num_waiting)
 
     async def open(self) -> None:
@@ -108,7 +100,8 @@ class Gateway:
         """End the requests in flight, and close the store and the connections to the frontends."""
         if self.grpc_server is not None:
             await self.grpc_server.stop(0.0)
-        await self.background.close(self.settings.shutdown_grace_s, self.stopping)
+        for hook in self.before_close:
+            await hook()
         self.stop_requests()
         await self.store.close()
         await self.router.close()

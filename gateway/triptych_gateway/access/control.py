@@ -18,11 +18,11 @@ from triptych_gateway.access.key_ring import Key, KeyChange, KeyRing, Refusal
 from triptych_gateway.access.rates.bucket import MemoryRates, RateStore
 from triptych_gateway.access.rates.shared import SharedRates
 from triptych_gateway.access.refusals import RefusalPace
-from triptych_gateway.errors import AccessDeniedError, ShareExceededError
 from triptych_gateway.metrics import Metrics
 from triptych_gateway.record import RequestRecord
 from triptych_gateway.redaction import redacted
 from triptych_gateway.settings import GatewaySettings
+from triptych_gateway.wire.errors import AccessDeniedError, ShareExceededError
 
 _MAX_PATH = 200
 #: Kinds of lines in the audit log: a request, a turn on a WebSocket, the end of a response that was made in the background.

@@ -10,11 +10,11 @@ from triptych.v1 import generation_pb2
 
 from triptych_gateway.access.key_ring import Key
 from triptych_gateway.access.rates.bucket import Draw, Kind, Level, RateStore
-from triptych_gateway.errors import AccessDeniedError
 from triptych_gateway.file_parts import run_sized
 from triptych_gateway.frontends.calls import FrontendCall
 from triptych_gateway.frontends.models import visible_models_var
 from triptych_gateway.record import RequestRecord, Tally
+from triptych_gateway.wire.errors import AccessDeniedError
 
 #: Bytes of a request per token of its prompt: OpenAI's rule of thumb. The answer's usage corrects it.
 _BYTES_PER_TOKEN = 4

@@ -21,10 +21,10 @@ from triptych_gateway.access.control import AccessControl, audited
 from triptych_gateway.access.hosts import HostCheck
 from triptych_gateway.access.routes import Access, AccessPaths
 from triptych_gateway.connections.http_protocol import MAX_HEADER_BYTES, TOO_LARGE
-from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, ClientDisconnectedError, error_response
 from triptych_gateway.metrics import Metrics
 from triptych_gateway.record import RequestRecord
 from triptych_gateway.redaction import excerpt
+from triptych_gateway.wire.errors import CLIENT_CLOSED_REQUEST, ClientDisconnectedError, error_response
 
 log = logging.getLogger(__name__)
 _SERVED = frozenset({"http", "websocket"})

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from triptych_gateway.errors import ErrorBody
+from triptych_gateway.wire.errors import ErrorBody
 
 
 class Access(Enum):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 from triptych.errors import ServiceUnavailableError, TriptychError
@@ -19,9 +20,50 @@ from triptych_gateway.frontends.connection import FrontendConnection
 from triptych_gateway.frontends.models import ServedModels
 from triptych_gateway.frontends.router import FrontendRouter, answered
 
+Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response")
 #: Longest wait for the load of a frontend, in seconds: more than a frontend waits for its encoders.
 _LOAD_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True)
+class Method(Generic[Request, Response]):
+    """A unary method of the frontends.
+
+    Args:
+        of: the method of a connection's stub.
+        timeout_s: longest time for an answer, in seconds.
+        needs_engine: a frontend without an engine cannot answer.
+        operation: what traces call it, if a model works for it.
+    """
+
+    of: Callable[[FrontendConnection], Callable[..., Awaitable[Response]]]
+    timeout_s: float
+    needs_engine: bool = True
+    operation: str = ""
+
+
+_LIST_MODELS: Method[generation_pb2.ListModelsRequest, generation_pb2.ListModelsResponse] = Method(
+    lambda frontend: frontend.generation.ListModels, CALL_TIMEOUT_S
+)
+PREPROCESS: Method[preprocess_pb2.PreprocessRequest, preprocess_pb2.PreprocessResponse] = Method(
+    lambda frontend: frontend.preprocess.Preprocess, WORK_TIMEOUT_S, needs_engine=False
+)
+TOKENIZE: Method[preprocess_pb2.TokenizeRequest, preprocess_pb2.TokenizeResponse] = Method(
+    lambda frontend: frontend.preprocess.Tokenize, CALL_TIMEOUT_S, needs_engine=False
+)
+DETOKENIZE: Method[detokenize_pb2.DetokenizeRequest, detokenize_pb2.DetokenizeResponse] = Method(
+    lambda frontend: frontend.detokenize.Detokenize, CALL_TIMEOUT_S, needs_engine=False
+)
+EMBED: Method[generation_pb2.EmbedRequest, generation_pb2.EmbedResponse] = Method(
+    lambda frontend: frontend.generation.Embed, WORK_TIMEOUT_S, operation="embeddings"
+)
+SCORE: Method[generation_pb2.ScoreRequest, generation_pb2.ScoreResponse] = Method(
+    lambda frontend: frontend.generation.Score, WORK_TIMEOUT_S, operation="score"
+)
+CLASSIFY: Method[generation_pb2.ClassifyRequest, generation_pb2.ClassifyResponse] = Method(
+    lambda frontend: frontend.generation.Classify, WORK_TIMEOUT_S, operation="classify"
+)
 
 
 class FrontendClient:
@@ -59,10 +101,7 @@ class FrontendClient:
 
     async def _list(self, model: str, request_id: str) -> Sequence[common_pb2.ModelInfo]:
         """The models of a frontend that serves this one."""
-        request = generation_pb2.ListModelsRequest()
-        response = await self._ask(
-            model, lambda frontend: frontend.generation.ListModels, request, request_id, CALL_TIMEOUT_S, waits=False
-        )
+        response = await self._ask(model, _LIST_MODELS, generation_pb2.ListModelsRequest(), request_id, waits=False)
         return response.models
 
     async def model(self, name: str, request_id: str) -> common_pb2.ModelInfo:
@@ -73,24 +112,11 @@ class FrontendClient:
                 return info
         raise self._models.unknown(name)
 
-    async def preprocess(self, request: preprocess_pb2.PreprocessRequest, request_id: str) -> preprocess_pb2.PreprocessResponse:
-        """Messages to token ids."""
-        model = request.chat.model or request.complete.model
-        return await self._ask(
-            model, lambda frontend: frontend.preprocess.Preprocess, request, request_id, WORK_TIMEOUT_S, needs_engine=False
-        )
-
-    async def tokenize(self, request: preprocess_pb2.TokenizeRequest, request_id: str) -> preprocess_pb2.TokenizeResponse:
-        """Text to token ids of a model."""
-        return await self._ask(
-            request.model, lambda frontend: frontend.preprocess.Tokenize, request, request_id, CALL_TIMEOUT_S, needs_engine=False
-        )
-
-    async def detokenize(self, request: detokenize_pb2.DetokenizeRequest, request_id: str) -> detokenize_pb2.DetokenizeResponse:
-        """Token ids of a model to text."""
-        return await self._ask(
-            request.model, lambda frontend: frontend.detokenize.Detokenize, request, request_id, CALL_TIMEOUT_S, needs_engine=False
-        )
+    async def call(self, method: Method[Request, Response], request: Request, request_id: str) -> Response:
+        """The answer of a frontend of the model that the request names."""
+        chat: preprocess_pb2.PreprocessRequest | None = request if isinstance(request, preprocess_pb2.PreprocessRequest) else None
+        model = getattr(request, "model", "") if chat is None else chat.chat.model or chat.complete.model
+        return await self._ask(model, method, request, request_id)
 
     async def detokenize_stream(
         self, model: str, requests: AsyncIterator[detokenize_pb2.DetokenizeStreamRequest], request_id: str
@@ -109,18 +135,6 @@ class FrontendClient:
                     yield response
             finally:
                 call.cancel()
-
-    async def embed(self, request: generation_pb2.EmbedRequest, request_id: str) -> generation_pb2.EmbedResponse:
-        """Vectors of inputs."""
-        return await self._ask(request.model, lambda frontend: frontend.generation.Embed, request, request_id, WORK_TIMEOUT_S)
-
-    async def score(self, request: generation_pb2.ScoreRequest, request_id: str) -> generation_pb2.ScoreResponse:
-        """Scores of pairs."""
-        return await self._ask(request.model, lambda frontend: frontend.generation.Score, request, request_id, WORK_TIMEOUT_S)
-
-    async def classify(self, request: generation_pb2.ClassifyRequest, request_id: str) -> generation_pb2.ClassifyResponse:
-        """Values of labels."""
-        return await self._ask(request.model, lambda frontend: frontend.generation.Classify, request, request_id, WORK_TIMEOUT_S)
 
     async def loads(self, request_id: str) -> Sequence[generation_pb2.GetLoadResponse]:
         """How busy each connected frontend is, and what it uses. Frontends that do not answer in time are left out.
@@ -146,20 +160,11 @@ class FrontendClient:
         return loads
 
     async def _ask(
-        self,
-        model: str,
-        method: Callable[[FrontendConnection], Callable[..., Awaitable[Response]]],
-        request: Message,
-        request_id: str,
-        timeout_s: float,
-        *,
-        needs_engine: bool = True,
-        waits: bool = True,
+        self, model: str, method: Method[Request, Response], request: Request, request_id: str, *, waits: bool = True
     ) -> Response:
         """The answer of the first frontend of this model that gives one.
 
         Args:
-            needs_engine: a frontend without an engine cannot answer.
             waits: if there is no frontend of this model, wait for one.
         """
         tried: set[str] = set()
@@ -167,12 +172,12 @@ class FrontendClient:
         if waits:
             context: common_pb2.CallContext | None = getattr(request, "context", None)
             tenant = context.tenant if context is not None else ""
-            await self._models.until_served(model, [request], tenant=tenant, needs_engine=needs_engine)
+            await self._models.until_served(model, [request], tenant=tenant, needs_engine=method.needs_engine)
         else:
             await self._pool.until_tried()
 
         def call(frontend: FrontendConnection) -> Awaitable[Response]:
-            return method(frontend)(request, timeout=timeout_s, metadata=_metadata(request_id))
+            return method.of(frontend)(request, timeout=method.timeout_s, metadata=_metadata(request_id))
 
         while True:
             frontend = self._router.choose(model, tried)

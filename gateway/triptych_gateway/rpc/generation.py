@@ -14,12 +14,13 @@ from triptych_common.media.uploads import Uploads
 from triptych_common.rpc.generation import GenerationCalls, Request, Responses
 
 from triptych_gateway.body_budget import BodyHold
-from triptych_gateway.dialects.cost import Cost
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
+from triptych_gateway.frontends.client import CLASSIFY, EMBED, SCORE, Method
 from triptych_gateway.frontends.loads import merged_loads
 from triptych_gateway.rpc.call import Call, call_var
 from triptych_gateway.state import Gateway, call_context_of
 from triptych_gateway.tracing import note_call, note_first_event, note_usage
+from triptych_gateway.wire.cost import Cost
 
 Context = grpc.aio.ServicerContext
 PoolingRequest = TypeVar("PoolingRequest", generation_pb2.EmbedRequest, generation_pb2.ScoreRequest, generation_pb2.ClassifyRequest)
@@ -83,32 +84,24 @@ class GenerationServicer(GenerationCalls):
         note_usage(cost.usage, ends)
 
     async def Embed(self, request: generation_pb2.EmbedRequest, context: Context) -> generation_pb2.EmbedResponse:
-        call = await self._begin_pooling(request, "embeddings")
-        return self._pooled(await self._gateway.frontend.embed(request, call.record.request_id))
+        return await self._pool(EMBED, request)
 
     async def Score(self, request: generation_pb2.ScoreRequest, context: Context) -> generation_pb2.ScoreResponse:
-        call = await self._begin_pooling(request, "score")
-        return self._pooled(await self._gateway.frontend.score(request, call.record.request_id))
+        return await self._pool(SCORE, request)
 
     async def Classify(self, request: generation_pb2.ClassifyRequest, context: Context) -> generation_pb2.ClassifyResponse:
-        call = await self._begin_pooling(request, "classify")
-        return self._pooled(await self._gateway.frontend.classify(request, call.record.request_id))
+        return await self._pool(CLASSIFY, request)
 
-    async def _begin_pooling(self, request: PoolingRequest, operation: str) -> Call:
+    async def _pool(self, method: Method[PoolingRequest, Pooled], request: PoolingRequest) -> Pooled:
         call = call_var.get()
         call.use_model(request.model)
         # What the client says of itself does not count.
         request.context.CopyFrom(call_context_of(call.tenant))
-        note_call(operation, request.model)
+        note_call(method.operation, request.model)
         await call.grant.admit_pooling(request)
         self.put_files(call)
-        return call
-
-    def _pooled(self, response: Pooled) -> Pooled:
-        record = call_var.get().record
-        record.usage = response.usage
-        self._gateway.metrics.tenants.used(record.tenant, response.usage)
-        note_usage(response.usage)
+        response = await self._gateway.frontend.call(method, request, call.record.request_id)
+        self._gateway.metrics.pooled(call.record, response.usage)
         return response
 
     def put_files(self, call: Call) -> None:

@@ -19,11 +19,11 @@ from triptych_common.telemetry import attributes as names
 from triptych_common.telemetry.logs import request_id_var
 
 from triptych_gateway.connections.http_protocol import READ_TIMEOUT_S
-from triptych_gateway.errors import CLIENT_CLOSED_REQUEST, note_failure, to_call_error
 from triptych_gateway.file_parts import run_sized
 from triptych_gateway.rpc.call import SMALL_BYTES, Call, call_var, next_message
 from triptych_gateway.rpc.wire import parse
 from triptych_gateway.state import Gateway
+from triptych_gateway.wire.errors import CLIENT_CLOSED_REQUEST, note_failure, to_call_error
 
 log = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)

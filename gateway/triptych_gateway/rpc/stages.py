@@ -9,6 +9,7 @@ import grpc
 from triptych.errors import InvalidRequestError, TriptychError
 from triptych.v1 import detokenize_pb2, detokenize_pb2_grpc, preprocess_pb2, preprocess_pb2_grpc
 
+from triptych_gateway.frontends.client import DETOKENIZE, PREPROCESS, TOKENIZE
 from triptych_gateway.rpc.call import Call, call_var
 from triptych_gateway.state import Gateway, call_context_of
 
@@ -33,17 +34,17 @@ class StagesServicer(preprocess_pb2_grpc.PreprocessServiceServicer, detokenize_p
         # What the client says of itself does not count.
         request.context.CopyFrom(call_context_of(call.tenant))
         self._put_files(call)
-        return await self._gateway.frontend.preprocess(request, call.record.request_id)
+        return await self._gateway.frontend.call(PREPROCESS, request, call.record.request_id)
 
     async def Tokenize(self, request: preprocess_pb2.TokenizeRequest, context: Context) -> preprocess_pb2.TokenizeResponse:
         call = call_var.get()
         call.use_model(request.model)
-        return await self._gateway.frontend.tokenize(request, call.record.request_id)
+        return await self._gateway.frontend.call(TOKENIZE, request, call.record.request_id)
 
     async def Detokenize(self, request: detokenize_pb2.DetokenizeRequest, context: Context) -> detokenize_pb2.DetokenizeResponse:
         call = call_var.get()
         call.use_model(request.model)
-        return await self._gateway.frontend.detokenize(request, call.record.request_id)
+        return await self._gateway.frontend.call(DETOKENIZE, request, call.record.request_id)
 
     async def DetokenizeStream(
         self, request_iterator: AsyncIterator[detokenize_pb2.DetokenizeStreamRequest], context: Context

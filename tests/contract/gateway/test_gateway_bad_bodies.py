@@ -10,9 +10,9 @@ import orjson
 import pytest
 from support.fakes.gateway import CHAT, COMPLETION, gateway_client
 from support.waiting import until
+from triptych_gateway.apis import json_body
 from triptych_gateway.body_budget import BodyBudget
 from triptych_gateway.file_parts import MAX_MARKS
-from triptych_gateway.routes import json_body
 
 
 @pytest.mark.parametrize(

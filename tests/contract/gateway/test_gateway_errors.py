@@ -198,7 +198,7 @@ async def test_error_in_the_gateway_itself(monkeypatch: pytest.MonkeyPatch) -> N
     def broken(*_: object) -> None:
         raise RuntimeError("password is 1234")
 
-    monkeypatch.setattr("triptych_gateway.dialects.convert.chat_call", broken)
+    monkeypatch.setattr("triptych_gateway.apis.chat.routes.chat_request", broken)
     async with gateway_client() as client:
         response = await client.post("/v1/chat/completions", json=CHAT, headers={"origin": "http://localhost"})
     assert response.status_code == 500

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.frontend import MODEL
 from support.fakes.gateway import CHAT, COMPLETION, running_gateway
-from triptych_gateway.schemas.chat.request import ChatCompletionRequest
-from triptych_gateway.schemas.completions import CompletionRequest
-from triptych_gateway.schemas.responses.request import ResponseRequest
+from triptych_gateway.apis.chat.schema import ChatCompletionRequest
+from triptych_gateway.apis.completions.schema import CompletionRequest
+from triptych_gateway.apis.responses.schema import ResponseRequest
 
 TOKENS = {"tokens": [72, 105]}
 VALID: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ import pytest
 from support.fakes.frontend import MODEL, FakeFrontend, fails, says
 from support.fakes.gateway import CHAT, COMPLETION, gateway_server
 from triptych.errors import ContextLengthError, InternalError
-from triptych_gateway.answers import stream
+from triptych_gateway.generation import http as stream
 
 MESSAGE = {"model": MODEL.name, "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
 ROUTES = [

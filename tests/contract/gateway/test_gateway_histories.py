@@ -8,7 +8,7 @@ import orjson
 import pytest
 from support.fakes.frontend import MODEL, FakeFrontend
 from support.fakes.gateway import gateway_client
-from triptych_gateway.schemas.common import ignored_fields
+from triptych_gateway.wire.schema import ignored_fields
 
 FUNCTION = {"name": "f", "arguments": "{}"}
 CHAT_HISTORY: list[dict[str, Any]] = [

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from support.fakes.frontend import FakeFrontend
 from support.fakes.gateway import gateway_client
-from triptych_gateway.routes.playground import assets
+from triptych_gateway.apis.operations.playground import assets
 
 FILES = sorted(assets().keys() - {"index.html"})
 

@@ -19,7 +19,7 @@ async def test_a_response_in_the_background_survives_it(jump_s: float, monkeypat
         body = {"model": MODEL.name, "input": "Hi", "background": True}
         response_id = (await client.post("/v1/responses", json=body)).json()["id"]
         await frontend.arrivals.get()
-        monkeypatch.setattr(app.state.gateway.keeper, "_clock", lambda: time.time() + jump_s)
+        monkeypatch.setattr(app.state.responses.history, "_clock", lambda: time.time() + jump_s)
         assert (await client.get(f"/v1/responses/{response_id}")).json()["status"] in ("queued", "in_progress")
         for _ in range(3):
             gate.release()

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from triptych.errors import InternalError
 from triptych.v1 import common_pb2, generation_pb2
-from triptych_gateway.dialects.dialect import Choice
 from triptych_gateway.frontends.calls import Calls
+from triptych_gateway.generation.call import Choice
 
 Delta = generation_pb2.ChoiceDelta
 
@@ -34,13 +34,13 @@ DELTAS = [
 def collected(deltas: list[Delta]) -> Choice:
     choice = Choice()
     for delta in deltas:
-        choice.add(delta)
+        choice.deltas.append(delta)
     return choice
 
 
 def content(choice: Choice) -> object:
     calls = [(tool.id, tool.name, tool.arguments) for tool in choice.tool_calls]
-    return choice.text, choice.reasoning_text, calls, choice.token_ids, choice.last is not None
+    return choice.text, choice.reasoning, calls, choice.token_ids, bool(choice.last.finish_reason)
 
 
 def test_a_choice_collects_by_kind() -> None:
@@ -50,7 +50,7 @@ def test_a_choice_collects_by_kind() -> None:
 
 def test_a_call_out_of_order_is_the_frontends_fault() -> None:
     with pytest.raises(InternalError, match="tool call 1 after 0 calls"):
-        Choice().add(call(1, "{}", "b", "stop"))
+        _ = Choice([call(1, "{}", "b", "stop")]).tool_calls
 
 
 @given(st.sets(st.integers(1, len(DELTAS) - 1)))

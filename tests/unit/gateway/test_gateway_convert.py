@@ -12,37 +12,38 @@ from hypothesis import strategies as st
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.rpc.structs import from_struct
-from triptych_gateway.dialects.convert import chat_call, chat_messages, complete_calls
-from triptych_gateway.dialects.fields import in_client_terms
-from triptych_gateway.dialects.media import media_fields
-from triptych_gateway.dialects.openai.request_fields import FIELD_NAMES
+from triptych_gateway.apis.chat.request import chat_request
+from triptych_gateway.apis.chat.schema import ChatCompletionRequest
+from triptych_gateway.apis.completions.request import complete_calls
+from triptych_gateway.apis.completions.schema import CompletionRequest
 from triptych_gateway.file_parts import FileParts
-from triptych_gateway.frontends.calls import FrontendCall
-from triptych_gateway.schemas.chat.request import ChatCompletionRequest
-from triptych_gateway.schemas.completions import CompletionRequest
-from triptych_gateway.schemas.conversation import Message
-from triptych_gateway.schemas.generation import GenerationRequest
+from triptych_gateway.wire.contract import put_files, write_prompt
+from triptych_gateway.wire.conversation import ChatPrompt, Message
+from triptych_gateway.wire.field_names import FIELD_NAMES, in_client_terms
+from triptych_gateway.wire.generation import GenerationRequest
+from triptych_gateway.wire.media import media_fields
 
 NO_FILES = FileParts(bytearray())
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def chat_request(body: ChatCompletionRequest) -> generation_pb2.ChatRequest:
-    """The request of the call, with its files in it."""
-    call = chat_call(body, "id", NO_FILES)
-    assert isinstance(call.request, generation_pb2.ChatRequest)
-    return with_files(call)
+def converted_chat(body: ChatCompletionRequest) -> generation_pb2.ChatRequest:
+    """The request, with its files in it."""
+    chat, files = chat_request(body, NO_FILES)
+    put_files(files)
+    return chat
 
 
-def with_files(call: FrontendCall) -> Any:
-    for file in call.files:
-        file.item.data = file.content
-    return call.request
+def converted_messages(message: Message) -> tuple[generation_pb2.ChatMessage, list[bytes]]:
+    """The message, and its files."""
+    chat = generation_pb2.ChatRequest()
+    files = write_prompt(chat, ChatPrompt(), [message], NO_FILES)
+    return chat.messages[0], [file.content for file in files]
 
 
 def test_what_was_not_given_is_not_sent() -> None:
     nothing = dict.fromkeys(ChatCompletionRequest.model_fields)
-    converted = chat_request(ChatCompletionRequest.model_validate(nothing | CHAT))
+    converted = converted_chat(ChatCompletionRequest.model_validate(nothing | CHAT))
     assert MessageToDict(converted, preserving_proto_field_name=True) == {
         "model": "m",
         "messages": [{"role": "user", "content": [{"text": "Hi"}]}],
@@ -55,18 +56,19 @@ def test_what_was_not_given_is_not_sent() -> None:
     [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 4}, 4)],
 )
 def test_chat_logprobs(fields: dict[str, Any], logprobs: int | None) -> None:
-    sampling = chat_request(ChatCompletionRequest.model_validate(CHAT | fields)).options.sampling
+    sampling = converted_chat(ChatCompletionRequest.model_validate(CHAT | fields)).options.sampling
     assert (sampling.logprobs if sampling.HasField("logprobs") else None) == logprobs
 
 
 def test_completions_have_openais_default_of_max_tokens() -> None:
-    (call,) = complete_calls(CompletionRequest.model_validate({"model": "m", "prompt": "x"}), ["id"], NO_FILES)
+    (call,) = complete_calls(CompletionRequest.model_validate({"model": "m", "prompt": "x"}), "id", NO_FILES)
     assert call.request.options.sampling.max_tokens == 16
 
 
 def test_streams_ask_for_deltas() -> None:
-    streamed, whole = (
-        chat_call(ChatCompletionRequest.model_validate(CHAT | {"stream": stream}), "id", NO_FILES) for stream in (True, False)
+    body = {"model": "m", "prompt": "x"}
+    (streamed,), (whole,) = (
+        complete_calls(CompletionRequest.model_validate(body | {"stream": stream}), "id", NO_FILES) for stream in (True, False)
     )
     assert streamed.output_mode == generation_pb2.OUTPUT_MODE_DELTA
     assert whole.output_mode == generation_pb2.OUTPUT_MODE_FINAL
@@ -85,9 +87,9 @@ def test_content_parts_keep_their_order() -> None:
             ],
         }
     )
-    (converted,), files = chat_messages([message], NO_FILES)
+    converted, files = converted_messages(message)
     image, text, audio, video = converted.content
-    assert files == {(0, 0): b"\0", (0, 2): b"RIFF"}
+    assert files == [b"\0", b"RIFF"]
     assert image.media.modality == common_pb2.MODALITY_IMAGE
     assert text.text == "What?"
     assert (audio.media.modality, audio.media.format) == (common_pb2.MODALITY_AUDIO, "wav")
@@ -102,7 +104,7 @@ def test_items_keep_names_and_options() -> None:
         {"type": "audio_url", "audio_url": {"url": "DATA:audio/wav;base64,UklGRg=="}},
     ]
     fields = {"messages": [{"role": "user", "content": content}], "mm_processor_kwargs": {"size": 1, "fps": 2}}
-    converted = chat_request(ChatCompletionRequest.model_validate(CHAT | fields))
+    converted = converted_chat(ChatCompletionRequest.model_validate(CHAT | fields))
     named, alias, sound = (part.media for part in converted.messages[0].content)
     assert (named.url, named.uuid, from_struct(named.processor_options)) == ("https://x/a.png", "cat", {"size": 1, "fps": 2})
     assert (alias.WhichOneof("source"), alias.uuid) == (None, "cat")
@@ -122,14 +124,14 @@ def test_items_keep_names_and_options() -> None:
 def test_what_cannot_be_decoded_is_named(part: dict[str, Any], field: str) -> None:
     message = Message.model_validate({"role": "user", "content": [part]})
     with pytest.raises(InvalidRequestError) as caught:
-        chat_messages([message], NO_FILES)
+        converted_messages(message)
     assert caught.value.field == f"messages[0].content[0].{field}"
 
 
 def test_options_without_media_are_refused() -> None:
     request = ChatCompletionRequest.model_validate(CHAT | {"mm_processor_kwargs": {"fps": 1}})
     with pytest.raises(InvalidRequestError, match="only allowed with media"):
-        chat_request(request)
+        converted_chat(request)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,7 @@ def test_messages_name_what_the_client_sent(field: str, message: str, renamed: s
 @given(st.text(st.characters(codec="utf-8")))
 def test_text_arrives_unchanged(text: str) -> None:
     message = Message.model_validate({"role": "user", "content": text})
-    (converted,), _ = chat_messages([message], NO_FILES)
+    converted, _ = converted_messages(message)
     assert converted.content[0].text == text
 
 

@@ -11,9 +11,9 @@ from support.fakes.gateway import client_of, gateway_app
 from triptych.errors import QueueFullError
 from triptych_gateway import app as gateway_module
 from triptych_gateway.access.routes import Access, AccessRouter
-from triptych_gateway.errors import ApiError
-from triptych_gateway.routes.json_body import JsonRoute
-from triptych_gateway.schemas.tokenize import DetokenizeRequest
+from triptych_gateway.apis.json_body import JsonRoute
+from triptych_gateway.apis.tokens import DetokenizeRequest
+from triptych_gateway.wire.errors import ApiError
 
 
 def own_body(error: ApiError, request_id: str) -> bytes:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from triptych.errors import ServiceUnavailableError
-from triptych_gateway.answers.lifecycle import until_disconnect
-from triptych_gateway.errors import ClientDisconnectedError
+from triptych_gateway.generation.http import until_disconnect
+from triptych_gateway.wire.errors import ClientDisconnectedError
 
 
 async def connected() -> dict[str, str]:

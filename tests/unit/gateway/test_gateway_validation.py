@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from triptych_gateway.schemas.chat.request import ChatCompletionRequest
-from triptych_gateway.schemas.completions import CompletionRequest
-from triptych_gateway.schemas.validation import Problem, describe, json_path
+from triptych_gateway.apis.chat.schema import ChatCompletionRequest
+from triptych_gateway.apis.completions.schema import CompletionRequest
+from triptych_gateway.wire.validation import Problem, describe, json_path
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 

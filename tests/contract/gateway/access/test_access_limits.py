@@ -167,7 +167,7 @@ async def test_a_background_response_keeps_its_place_and_its_tokens_until_it_end
         assert await left(app, keys, "key") < LIMIT - 700
         gate.release()
         gate.release()
-        await until(lambda: not app.state.gateway.background.runs)
+        await until(lambda: not app.state.responses.background.runs)
         assert await left(app, keys, "key") == LIMIT - USED
         stored = await client.get(f"/v1/responses/{made.json()['id']}", headers=headers)
     assert stored.json()["status"] == "completed"

@@ -166,7 +166,7 @@ async def test_secrets_are_nowhere(
                     for path in ("/v1/models", f"/v1/{mistaken}", "/load", "/metrics", "/openapi.json"):
                         answer = await client.get(path, headers=headers)
                         answers.append(answer.text + repr(answer.headers))
-            await until(lambda: not app.state.gateway.background.runs)
+            await until(lambda: not app.state.responses.background.runs)
             assert "a background response failed" in shown.getvalue()
             keys.path.write_text(
                 '{"version": 1, "keys": [{"id": "abcdefgh", "hash": "' + texts[0] + '", "created": "' + texts[0] + '"}]}'

@@ -72,7 +72,7 @@ async def test_three_hundred_background_runs_leave_room_for_another_tenant(keys:
         assert {answer.status_code for answer in others} == {200}
         for _ in range(1000):
             gate.release()
-        await until(lambda: not app.state.gateway.background.runs)
+        await until(lambda: not app.state.responses.background.runs)
         assert (await post(client, keys, "flood", background=True)).status_code == 200
         for answer in (*begun, *others):
             name = "flood" if answer in begun else "quiet"
@@ -89,7 +89,7 @@ async def test_without_keys_one_client_has_all_background_runs() -> None:
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
         for _ in range(10):
             gate.release()
-        await until(lambda: not app.state.gateway.background.runs)
+        await until(lambda: not app.state.responses.background.runs)
 
 
 async def test_a_tenants_websockets_leave_room_for_anothers(keys: KeyStore) -> None:

@@ -110,10 +110,10 @@ async def test_a_tenant_cannot_follow_or_cancel_a_background_response_of_another
         path = f"/v1/responses/{made['id']}"
         for method, url in (("GET", f"{path}?stream=true"), ("POST", f"{path}/cancel"), ("DELETE", path)):
             assert (await client.request(method, url, headers=keys.headers("other"))).status_code == 404
-        assert made["id"] in app.state.gateway.background.runs
+        assert made["id"] in app.state.responses.background.runs
         for _ in range(3):
             gate.release()
-        await until(lambda: not app.state.gateway.background.runs)
+        await until(lambda: not app.state.responses.background.runs)
         assert (await client.get(path, headers=keys.headers("one"))).json()["status"] == "completed"
 
 

@@ -111,10 +111,10 @@ async def test_a_background_response_that_is_cancelled_pays_what_was_made(keys: 
     async with still_server(frontend, keys, audit_log=str(log)) as (app, client):
         async with client.stream("POST", "/v1/responses", json=body) as answer:
             await anext(answer.aiter_bytes())
-        (run,) = app.state.gateway.background.runs.values()
+        (run,) = app.state.responses.background.runs.values()
         first_tokens = app.state.gateway.metrics.ttft["/v1/responses"]
         await until(lambda: sum(first_tokens.counts) == 1)
-        cancelled = await client.post(f"/v1/responses/{run.turn.context.response_id}/cancel")
+        cancelled = await client.post(f"/v1/responses/{run.made_from.response_id}/cancel")
         assert cancelled.json()["status"] == "cancelled"
         assert await used(app, keys) == 300 + 100
     (told,) = [line for line in map(orjson.loads, log.read_bytes().splitlines()) if line["event"] == "background"]

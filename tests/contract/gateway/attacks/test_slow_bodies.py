@@ -9,7 +9,7 @@ import pytest
 from support.fakes.frontend import FakeFrontend
 from support.fakes.gateway import gateway_server
 from support.gateway_process import GatewayProcess, gateway_process
-from triptych_gateway.routes import json_body
+from triptych_gateway.apis import json_body
 
 MIB = 1 << 20
 TIMEOUT_S = 3.0

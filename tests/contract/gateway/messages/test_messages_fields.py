@@ -12,8 +12,8 @@ from support.drivers.anthropic import HI, WEATHER
 from support.fakes.frontend import FakeFrontend
 from support.fakes.gateway import gateway_client
 from triptych.v1 import generation_pb2
-from triptych_gateway.schemas.common import NoOp
-from triptych_gateway.schemas.messages.request import CountTokensRequest, MessagesRequest
+from triptych_gateway.apis.messages.schema import CountTokensRequest, MessagesRequest
+from triptych_gateway.wire.schema import NoOp
 
 ChatRequest = generation_pb2.ChatRequest
 SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}

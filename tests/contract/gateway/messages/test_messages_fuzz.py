@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.drivers.anthropic import HI, WEATHER
 from support.fakes.gateway import running_gateway
-from triptych_gateway.schemas.messages.request import MessagesRequest
+from triptych_gateway.apis.messages.schema import MessagesRequest
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | texts

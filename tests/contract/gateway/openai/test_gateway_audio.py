@@ -16,8 +16,8 @@ from support.fakes.frontend import MODEL, FakeFrontend, Script, fails, text_delt
 from support.fakes.gateway import gateway_app, gateway_client, gateway_server
 from triptych.errors import InvalidRequestError, ServiceUnavailableError
 from triptych.v1 import common_pb2, generation_pb2
-from triptych_gateway.schemas.audio.transcriptions import TranscriptionRequest, TranslationRequest
-from triptych_gateway.schemas.common import NoOp
+from triptych_gateway.apis.audio.schema import TranscriptionRequest, TranslationRequest
+from triptych_gateway.wire.schema import NoOp
 
 WAV = sound()
 FILE = ("speech.wav", WAV)

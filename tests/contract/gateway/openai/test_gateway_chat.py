@@ -13,7 +13,7 @@ from support.fakes.gateway import CHAT, events_of, gateway_client
 from support.sdk import openai_client
 from triptych.errors import ContextLengthError, InternalError
 from triptych.v1 import common_pb2, generation_pb2
-from triptych_gateway.schemas.chat.answers import ChatCompletion
+from triptych_gateway.apis.chat.schema import ChatCompletion
 
 MESSAGES: Any = CHAT["messages"]
 

@@ -11,7 +11,7 @@ from support.fakes.frontend import FakeFrontend, Script, fails, says, text_delta
 from support.fakes.gateway import COMPLETION, events_of, gateway_client
 from triptych.errors import QueueFullError
 from triptych.v1 import generation_pb2
-from triptych_gateway.schemas.completions import MAX_PROMPTS, Completion
+from triptych_gateway.apis.completions.schema import MAX_PROMPTS, Completion
 
 
 def echo(request: generation_pb2.CompleteRequest) -> Script:

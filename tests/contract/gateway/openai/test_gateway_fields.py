@@ -14,10 +14,10 @@ from support.fakes.frontend import FakeFrontend, Script, text_deltas
 from support.fakes.gateway import CHAT, COMPLETION, events_of, gateway_client
 from support.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Answered, Json, Label, Refused, Row
 from triptych.v1 import generation_pb2
-from triptych_gateway.schemas.chat.request import ChatCompletionRequest
-from triptych_gateway.schemas.common import NoOp
-from triptych_gateway.schemas.completions import CompletionRequest
-from triptych_gateway.schemas.generation import GenerationRequest
+from triptych_gateway.apis.chat.schema import ChatCompletionRequest
+from triptych_gateway.apis.completions.schema import CompletionRequest
+from triptych_gateway.wire.generation import GenerationRequest
+from triptych_gateway.wire.schema import NoOp
 
 CHAT_ROUTE = ("/v1/chat/completions", CHAT, ChatCompletionRequest, CHAT_FIELDS)
 COMPLETION_ROUTE = ("/v1/completions", COMPLETION, CompletionRequest, COMPLETION_FIELDS)

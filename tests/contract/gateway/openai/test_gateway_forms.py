@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from support.fakes.frontend import FakeFrontend
 from support.fakes.gateway import gateway_client
 from triptych.v1 import generation_pb2
-from triptych_gateway.routes.form_body import parse_form
+from triptych_gateway.apis.audio.form import parse_form
 
 ROUTE = "/v1/audio/transcriptions"
 PART = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nfake/model\r\n'

@@ -10,7 +10,7 @@ import pytest
 from support.fakes.frontend import MODEL, FakeFrontend, says
 from support.fakes.gateway import CHAT, events_of, gateway_client
 from triptych.v1 import common_pb2, encoder_pb2, generation_pb2
-from triptych_gateway.schemas.chat.answers import ChatCompletion
+from triptych_gateway.apis.chat.schema import ChatCompletion
 
 _REPORT = generation_pb2.MediaReport(
     modality=common_pb2.MODALITY_IMAGE,

@@ -9,8 +9,8 @@ import pytest
 from support.fakes.frontend import FakeFrontend, Script, text_deltas
 from support.fakes.gateway import CHAT, COMPLETION, events_of, gateway_client
 from triptych.v1 import generation_pb2
-from triptych_gateway.schemas.chat.answers import ChatCompletion
-from triptych_gateway.schemas.completions import Completion
+from triptych_gateway.apis.chat.schema import ChatCompletion
+from triptych_gateway.apis.completions.schema import Completion
 
 CONTINUOUS = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 

@@ -14,7 +14,8 @@ from support.fakes.gateway import client_of, gateway_app, gateway_client
 from support.waiting import until
 from triptych.errors import ContextLengthError
 from triptych.v1 import common_pb2, generation_pb2
-from triptych_gateway.schemas.pooling import answers
+from triptych_gateway.apis.pooling import schema as answers
+from triptych_gateway.frontends.client import EMBED
 
 _EMBED: dict[str, Any] = {"model": MODEL.name, "input": "x"}
 
@@ -198,7 +199,7 @@ async def test_a_client_that_leaves_cancels_its_call() -> None:
     frontend.pooling_gate = asyncio.Event()
     async with gateway_app(frontend) as app:
         call = asyncio.create_task(
-            app.state.gateway.frontend.embed(generation_pb2.EmbedRequest(task=common_pb2.TASK_EMBED), "an id")
+            app.state.gateway.frontend.call(EMBED, generation_pb2.EmbedRequest(task=common_pb2.TASK_EMBED), "an id")
         )
         async with asyncio.timeout(10):
             await until(lambda: bool(frontend.pooling_requests))

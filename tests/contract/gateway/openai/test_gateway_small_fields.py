@@ -12,9 +12,9 @@ import pytest
 from openai.types import embedding_create_params
 from support.fakes.frontend import MODEL, FakeFrontend
 from support.fakes.gateway import gateway_client
-from triptych_gateway.schemas.common import NoOp, Schema
-from triptych_gateway.schemas.pooling.request import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
-from triptych_gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from triptych_gateway.apis.pooling.schema import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
+from triptych_gateway.apis.tokens import DetokenizeRequest, TokenizeRequest
+from triptych_gateway.wire.schema import NoOp, Schema
 
 Json = dict[str, Any]
 #: A value, fields that replace those of the route's body, and what shows the effect: in the frontend's request, and the answer.

@@ -15,7 +15,7 @@ from support.sdk import openai_client, sync_openai_client
 from support.tool_scripts import calls_tools, end, tool_call
 from triptych.errors import UnimplementedError
 from triptych.v1 import common_pb2, generation_pb2
-from triptych_gateway.schemas.chat.answers import ChatCompletion
+from triptych_gateway.apis.chat.schema import ChatCompletion
 
 MESSAGES: Any = CHAT["messages"]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}

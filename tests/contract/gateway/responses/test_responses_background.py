@@ -256,7 +256,7 @@ async def test_a_response_whose_gateway_died_has_failed(tmp_path: Path) -> None:
 
 
 async def test_another_gateway_can_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych_gateway.state.LEASE_S", 0.3)
+    monkeypatch.setattr("triptych_gateway.apis.responses.background.LEASE_S", 0.3)
     frontend, _ = held("Hel", "lo")
     with running_store(server_program(), tmp_path) as url:
         async with sdk(frontend, response_store=url) as one, sdk(FakeFrontend(), response_store=url) as other:
@@ -268,7 +268,7 @@ async def test_another_gateway_can_cancel(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_a_lease_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych_gateway.state.LEASE_S", 0.3)
+    monkeypatch.setattr("triptych_gateway.apis.responses.background.LEASE_S", 0.3)
     frontend, gate = held("Hello")
     async with sdk(frontend) as client:
         made = await begun(client)

@@ -10,9 +10,8 @@ from openai.types.responses import response_compact_params, response_create_para
 from support.fakes.frontend import MODEL, FakeFrontend
 from support.fakes.gateway import gateway_client
 from triptych.v1 import generation_pb2
-from triptych_gateway.schemas.common import NoOp
-from triptych_gateway.schemas.responses.compact import CompactRequest
-from triptych_gateway.schemas.responses.request import ResponseRequest
+from triptych_gateway.apis.responses.schema import CompactRequest, ResponseRequest
+from triptych_gateway.wire.schema import NoOp
 
 BODY: dict[str, Any] = {"model": MODEL.name, "input": "Hi"}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}

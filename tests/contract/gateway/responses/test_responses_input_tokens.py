@@ -12,8 +12,8 @@ from support.drivers.responses import sdk
 from support.fakes.frontend import MODEL, FakeFrontend
 from support.fakes.gateway import gateway_client
 from triptych.v1 import generation_pb2
-from triptych_gateway.schemas.common import NoOp
-from triptych_gateway.schemas.responses.input_tokens import InputTokensRequest
+from triptych_gateway.apis.responses.schema import InputTokensRequest
+from triptych_gateway.wire.schema import NoOp
 
 BODY: dict[str, Any] = {"model": MODEL.name, "input": "Hi"}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}

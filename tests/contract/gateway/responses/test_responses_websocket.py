@@ -14,7 +14,7 @@ from support.drivers.responses import answers, calls, sdk
 from support.fakes.frontend import MODEL, Delta, FakeFrontend, fails, says
 from support.fakes.gateway import gateway_server
 from triptych.errors import ServiceUnavailableError
-from triptych_gateway.routes.responses import websocket as module
+from triptych_gateway.apis.responses import websocket as module
 from websockets.asyncio.client import ClientConnection
 
 

@@ -16,9 +16,9 @@ from support.keys import KeyStore
 from triptych.errors import PermissionDeniedError, UnauthenticatedError
 from triptych.v1 import common_pb2, generation_pb2, preprocess_pb2
 from triptych_gateway.access import key_ring
-from triptych_gateway.errors import AccessDeniedError
 from triptych_gateway.record import RequestRecord
 from triptych_gateway.rpc.server import _request_classes
+from triptych_gateway.wire.errors import AccessDeniedError
 
 METHODS = sorted(_request_classes())
 

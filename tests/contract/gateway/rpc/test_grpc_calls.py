@@ -183,7 +183,7 @@ async def test_an_unexpected_error_does_not_tell_its_text(monkeypatch: pytest.Mo
         raise RuntimeError("a secret")
 
     async with grpc_port_of(FakeFrontend()) as port:
-        monkeypatch.setattr(port.gateway.frontend, "tokenize", fails_inside)
+        monkeypatch.setattr(port.gateway.frontend, "call", fails_inside)
         error, _ = await error_of(port.preprocess.Tokenize(preprocess_pb2.TokenizeRequest(text="a")))
         assert type(error) is InternalError
         assert "secret" not in error.message

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.shared_store import running_store, server_program
 from triptych.errors import InvalidRequestError, ServiceUnavailableError, StartupError
-from triptych_gateway.answers.responses.connection import ConnectionStore
+from triptych_gateway.stores.connection import ConnectionStore
 from triptych_gateway.stores.memory import MemoryStore
 from triptych_gateway.stores.opening import check_target, open_store
 from triptych_gateway.stores.sqlite import SqliteStore, equal_part

@@ -10,36 +10,34 @@ import pytest
 from pydantic import ValidationError
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
-from triptych_gateway.dialects.responses.context import Context, read_items, stored_items
-from triptych_gateway.dialects.responses.ids import new_response_id, output_item_id, response_of_item
-from triptych_gateway.dialects.responses.opaque import seal
-from triptych_gateway.dialects.responses.request import chat_call
+from triptych_gateway.apis.responses.create import response_call
+from triptych_gateway.apis.responses.history import ResponseInput, read_items
+from triptych_gateway.apis.responses.items import STORED_ITEMS
+from triptych_gateway.apis.responses.opaque import new_response_id, output_item_id, response_of_item, seal
+from triptych_gateway.apis.responses.request import chat_request
+from triptych_gateway.apis.responses.schema import ResponseRequest
 from triptych_gateway.file_parts import FileParts
-from triptych_gateway.frontends.calls import FrontendCall
-from triptych_gateway.schemas.responses.request import ResponseRequest
+from triptych_gateway.frontends.calls import MediaFile
+from triptych_gateway.wire.field_names import FieldNames
 
 ToolChoice = generation_pb2.ToolChoice
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {"b": {}, "a": {}}}}
 
 
 async def converted(
-    history: list[dict[str, Any]] | None = None, is_streamed: bool = True, **fields: Any
-) -> tuple[FrontendCall, dict[str, str]]:
+    history: list[dict[str, Any]] | None = None, **fields: Any
+) -> tuple[generation_pb2.ChatRequest, list[MediaFile], FieldNames]:
     body = ResponseRequest.model_validate({"model": "m", "input": "Hi", **fields})
 
     async def no_lookup(item_id: str) -> dict[str, Any]:
         raise AssertionError(item_id)
 
     items, _ = await read_items(body.input, "resp_1", no_lookup)
-    context = Context("resp_1", items, stored_items(history or []))
-    call, names = chat_call(body, "id", context, FileParts(b"{}"), is_streamed)
-    return call, dict(names)
+    return chat_request(body, items, STORED_ITEMS.validate_python(history or []), FileParts(b"{}"))
 
 
 async def chat(history: list[dict[str, Any]] | None = None, **fields: Any) -> generation_pb2.ChatRequest:
-    call, _ = await converted(history, **fields)
-    assert isinstance(call.request, generation_pb2.ChatRequest)
-    return call.request
+    return (await converted(history, **fields))[0]
 
 
 def roles(request: generation_pb2.ChatRequest) -> list[tuple[str, str]]:
@@ -121,7 +119,7 @@ async def test_compaction_joins_the_instructions() -> None:
 
 async def test_pictures() -> None:
     picture = "data:image/png;base64," + base64.b64encode(b"png").decode()
-    call, names = await converted(
+    request, files, names = await converted(
         instructions="Look.",
         input=[
             {"role": "user", "content": "One"},
@@ -137,11 +135,9 @@ async def test_pictures() -> None:
             },
         ],
     )
-    assert isinstance(call.request, generation_pb2.ChatRequest)
-    parts = call.request.messages[2].content
-    assert [file.content for file in call.files] == [b"png", b"RIFF"]
-    assert call.files[0].item is not None
-    call.files[0].item.data = b"seen"
+    parts = request.messages[2].content
+    assert [file.content for file in files] == [b"png", b"RIFF"]
+    files[0].item.data = b"seen"
     assert parts[1].media.data == b"seen", "it is the item in the request, not a copy"
     assert parts[1].media.detail == "low"
     assert (parts[2].media.url, parts[2].media.detail) == ("https://h/x.png", "auto")
@@ -221,8 +217,11 @@ async def test_reasoning_effort() -> None:
 
 
 async def test_text_is_sent_at_once_unless_it_is_streamed() -> None:
-    assert (await converted(is_streamed=False))[0].output_mode == generation_pb2.OUTPUT_MODE_FINAL
-    assert (await converted())[0].output_mode == generation_pb2.OUTPUT_MODE_DELTA
+    body = ResponseRequest.model_validate({"model": "m", "input": "Hi"})
+    given = ResponseInput("resp_1", STORED_ITEMS.validate_python([{"role": "user", "content": "Hi"}]))
+    for is_streamed, mode in ((False, generation_pb2.OUTPUT_MODE_FINAL), (True, generation_pb2.OUTPUT_MODE_DELTA)):
+        call, _ = await response_call(body, given, FileParts(b"{}"), "id", is_streamed=is_streamed)
+        assert call.calls[0].output_mode == mode
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""Sending answers to clients, whole or streamed, until the client disconnects."""

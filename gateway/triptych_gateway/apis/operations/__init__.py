@@ -1,0 +1,1 @@
+"""What operators and browsers use: health, metrics, load, documentation, playground."""

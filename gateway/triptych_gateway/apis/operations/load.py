@@ -1,0 +1,111 @@
+"""GET /load: how busy frontends, engines and encoders are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import Request
+from google.protobuf.message import Message
+from pydantic import BaseModel, Field
+from triptych.v1 import common_pb2, generation_pb2
+
+from triptych_gateway.access.routes import Access, AccessRouter
+from triptych_gateway.frontends.loads import merged_loads
+from triptych_gateway.state import gateway_of, request_id_of
+from triptych_gateway.wire.errors import openapi_responses
+from triptych_gateway.wire.schema import optional
+
+ServiceState = Literal["starting", "serving", "draining", "sleeping", "unavailable", "unknown"]
+
+
+class FrontendLoad(BaseModel):
+    """A frontend that this gateway uses."""
+
+    id: Annotated[str, Field(description="Differs after each start of the service.")]
+    state: ServiceState
+    num_requests: Annotated[int, Field(description="Calls that it works on, of all its clients.")]
+
+
+class EngineLoad(BaseModel):
+    """An engine, as of its last step. The numbers are null while no frontend has a connection to it."""
+
+    id: Annotated[str, Field(description="Differs after each start of the service. Empty while it is away.")]
+    state: ServiceState
+    num_running: int | None = optional("Sequences in the batch.")
+    num_waiting: int | None = optional("Sequences in the queue.")
+    num_blocks: int | None = optional("Blocks of the KV cache.")
+    num_free_blocks: int | None = optional("Those of them that hold no live sequence's tokens; cached prefixes are among them.")
+    block_size: int | None = optional("Tokens that a block holds.")
+    prefix_cache_queries: int | None = optional("Prompt tokens looked up in the prefix cache, since start.")
+    prefix_cache_hits: int | None = optional("Those of them that were found.")
+    num_preemptions: int | None = optional("Since start.")
+    num_generated_tokens: int | None = optional("Since start.")
+
+
+class EncoderLoad(BaseModel):
+    """An encoder and its cache. The numbers are null if it did not answer within a second."""
+
+    id: Annotated[str, Field(description="Differs after each start of the service. Empty while it is away.")]
+    state: ServiceState
+    queue_length: int | None = optional("Items that wait to be encoded.")
+    num_entries: int | None = optional("Items whose embeddings are in the cache.")
+    used_bytes: int | None = optional("Size of the cache's entries.")
+    capacity_bytes: int | None = optional("Size of the cache.")
+    leased_bytes: int | None = optional("Size of the entries that live requests hold.")
+    num_local_hits: int | None = optional("Items found in the cache, since start.")
+    num_shared_hits: int | None = optional("Items found in the store that encoders share, since start.")
+    num_joined: int | None = optional("Items that another request was encoding, since start.")
+    num_misses: int | None = optional("Items that were encoded, since start.")
+    num_evictions: int | None = optional("Since start.")
+
+
+class LoadResponse(BaseModel):
+    """How busy the services are. A service that several frontends use is listed once."""
+
+    frontends: list[FrontendLoad]
+    engines: list[EngineLoad]
+    encoders: list[EncoderLoad]
+
+
+router = AccessRouter(access=Access.OPERATOR, tags=["Operations"], responses=openapi_responses())
+_STATES: dict[int, ServiceState] = {
+    common_pb2.SERVER_STATE_STARTING: "starting",
+    common_pb2.SERVER_STATE_SERVING: "serving",
+    common_pb2.SERVER_STATE_DRAINING: "draining",
+    common_pb2.SERVER_STATE_SLEEPING: "sleeping",
+    common_pb2.SERVER_STATE_UNAVAILABLE: "unavailable",
+}
+
+
+@router.get("/load")
+async def load(request: Request) -> LoadResponse:
+    """How busy the services behind this gateway are: queues, KV caches, encoder caches."""
+    loads = await gateway_of(request).frontend.loads(request_id_of(request))
+    merged = merged_loads(loads)
+    return LoadResponse(
+        frontends=[
+            FrontendLoad(id=one.instance.id, state=_state(one.instance), num_requests=one.num_live_requests) for one in loads
+        ],
+        engines=[_engine(engine) for engine in merged.engines],
+        encoders=[_encoder(encoder) for encoder in merged.encoders],
+    )
+
+
+def _engine(engine: generation_pb2.EngineLoad) -> EngineLoad:
+    numbers = _numbers(engine.load, EngineLoad) if engine.HasField("load") else {}
+    return EngineLoad(id=engine.instance.id, state=_state(engine.instance), **numbers)
+
+
+def _encoder(encoder: generation_pb2.EncoderLoad) -> EncoderLoad:
+    numbers = _numbers(encoder.stats, EncoderLoad) if encoder.HasField("stats") else {}
+    return EncoderLoad(id=encoder.instance.id, state=_state(encoder.instance), **numbers)
+
+
+def _numbers(message: Message, schema: type[BaseModel]) -> dict[str, Any]:
+    """The fields of a message that a schema has under the same name."""
+    names = schema.model_fields.keys() & message.DESCRIPTOR.fields_by_name.keys()
+    return {name: getattr(message, name) for name in names}
+
+
+def _state(instance: common_pb2.Instance) -> ServiceState:
+    return _STATES.get(instance.state, "unknown")

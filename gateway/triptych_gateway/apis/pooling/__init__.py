@@ -1,0 +1,1 @@
+"""Models that generate nothing: embeddings, pooling, classify, score, rerank."""

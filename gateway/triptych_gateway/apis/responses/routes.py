@@ -1,0 +1,142 @@
+"""The routes of stored responses, and the router of all routes of /v1/responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import Depends, Query, Request, Response
+from triptych.errors import InvalidRequestError
+
+from triptych_gateway.access.routes import Access, AccessRouter
+from triptych_gateway.apis.calls import responses
+from triptych_gateway.apis.json_body import JsonRoute
+from triptych_gateway.apis.responses.create import compact, count, create, responses_of
+from triptych_gateway.apis.responses.resource import CompactedResponse, DeletedResponse, ItemList, ResponseObject
+from triptych_gateway.apis.responses.schema import CompactRequest, InputTokens, InputTokensRequest, ResponseRequest
+from triptych_gateway.apis.responses.websocket import serve
+from triptych_gateway.generation.http import EventStreamResponse
+from triptych_gateway.state import gateway_of
+from triptych_gateway.stores.store import StoredResponse
+from triptych_gateway.wire.errors import openapi_responses
+from triptych_gateway.wire.sse import split_events
+
+router = AccessRouter(access=Access.KEY, tags=["OpenAI"], route_class=JsonRoute)
+# Not FastAPI's decorator: the security dependency of the OpenAPI document is for HTTP. The middleware checks the key here, too.
+router.add_websocket_route("/v1/responses", serve)
+_EVENTS = "One response object; or, when stream is true, server-sent events, and data: [DONE] at the end."
+_ONE = "/v1/responses/{response_id}"
+Include = Annotated[list[str] | None, Query(description="Changes nothing: items are always sent whole.")]
+
+
+def _known_query(*names: str) -> Any:
+    """A dependency that refuses parameters of the query that the route does not know."""
+
+    def check(request: Request) -> None:
+        unknown = next((name for name in request.query_params if name.removesuffix("[]") not in names), None)
+        if unknown is not None:
+            raise InvalidRequestError(f"{unknown[:60]}: unknown parameter of the query", field=unknown[:60])
+
+    return Depends(check)
+
+
+@router.post("/v1/responses", response_class=Response, responses=responses(ResponseObject, _EVENTS))
+async def create_response(request: Request, body: ResponseRequest) -> Response:
+    """Answer items with items."""
+    return await create(request, body)
+
+
+@router.post("/v1/responses/compact", response_class=Response, responses={200: {"model": CompactedResponse}, **openapi_responses()})
+async def compact_response(request: Request, body: CompactRequest) -> Response:
+    """Summarize a conversation. The item in the answer takes its place in later requests."""
+    return await compact(request, body)
+
+
+@router.post("/v1/responses/input_tokens", responses=openapi_responses())
+async def count_input_tokens(request: Request, body: InputTokensRequest) -> InputTokens:
+    """The number of tokens of a response's prompt, without making the response."""
+    return await count(request, body)
+
+
+@router.get(
+    _ONE,
+    response_class=Response,
+    responses=responses(ResponseObject, _EVENTS),
+    dependencies=[_known_query("include", "include_obfuscation", "starting_after", "stream")],
+)
+async def get_response(
+    request: Request,
+    response_id: str,
+    stream: Annotated[bool, Query(description="Send the events of a background response that is streamed.")] = False,
+    starting_after: Annotated[int | None, Query(ge=0, description="Only events after this sequence number.")] = None,
+    include: Include = None,
+    include_obfuscation: Annotated[Literal["false"] | None, Query(description="Not supported.")] = None,
+) -> Response:
+    """A stored response."""
+    record = await _record(request, response_id)
+    if not stream:
+        if starting_after is not None:
+            raise InvalidRequestError("starting_after: only with stream", field="starting_after")
+        return _json(record.response)
+    after = -1 if starting_after is None else starting_after
+    run = responses_of(request).background.runs.get(response_id)
+    if run is not None and run.is_streamed:
+        return EventStreamResponse(run.follow(after), run.failure, gateway_of(request).stopping, lambda: None)
+    if record.is_live or not record.events:
+        reason = "another gateway works on it; ask again" if record.is_live else "it was not created with background and stream"
+        raise InvalidRequestError(f"stream: this response has no events here: {reason}", field="stream")
+    return Response(b"".join(split_events(record.events)[after + 1 :]), media_type="text/event-stream; charset=utf-8")
+
+
+@router.delete(_ONE, response_model=DeletedResponse, responses=openapi_responses(), dependencies=[_known_query()])
+async def delete_response(request: Request, response_id: str) -> Response:
+    """Delete a stored response. One that is made in the background is cancelled."""
+    record = await _record(request, response_id)
+    if record.is_live:
+        await responses_of(request).background.cancel(record)
+    await gateway_of(request).store.delete(record.tenant, response_id)
+    return _json(orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
+
+
+@router.post(f"{_ONE}/cancel", response_model=ResponseObject, responses=openapi_responses(), dependencies=[_known_query()])
+async def cancel_response(request: Request, response_id: str) -> Response:
+    """Cancel a response that is made in the background. One that has ended is returned as it is."""
+    record = await responses_of(request).background.cancel(await _record(request, response_id))
+    return _json(record.response)
+
+
+@router.get(
+    f"{_ONE}/input_items",
+    response_model=ItemList,
+    responses=openapi_responses(),
+    dependencies=[_known_query("after", "include", "limit", "order")],
+)
+async def list_input_items(
+    request: Request,
+    response_id: str,
+    after: Annotated[str | None, Query(description="Begin after the item with this id.")] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    include: Include = None,
+) -> Response:
+    """The items that a stored response was made from, with the input and the output of the responses that it continues."""
+    items = await responses_of(request).history.input_items(request.state.principal.tenant, response_id)
+    if order == "desc":
+        items.reverse()
+    start = 0
+    if after is not None:
+        places = [place for place, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise InvalidRequestError(f"after: the response has no input item {after[:64]!r}", field="after")
+        start = places[-1] + 1
+    page = items[start : start + limit]
+    ids = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+    return _json(orjson.dumps({"object": "list", "data": page, "has_more": start + limit < len(items), **ids}))
+
+
+async def _record(request: Request, response_id: str) -> StoredResponse:
+    return await responses_of(request).history.get(request.state.principal.tenant, response_id)
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

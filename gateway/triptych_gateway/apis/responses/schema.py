@@ -1,0 +1,174 @@
+"""POST /v1/responses, its /compact and /input_tokens: requests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from triptych_gateway.apis.responses.items import Input
+from triptych_gateway.apis.responses.tools import (
+    ReasoningOptions,
+    TextOptions,
+    ToolChoice,
+    Tools,
+    check_tools,
+)
+from triptych_gateway.wire.generation import GenerationRequest, StreamOptions
+from triptych_gateway.wire.schema import UINT32_MAX, JsonObject, NoOp, Schema, at, optional
+
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+#: All but LOGPROBS and ENCRYPTED_REASONING are about items that this server always sends whole, or never makes.
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16, fail_fast=True)
+]
+
+
+class ResponseStreamOptions(StreamOptions):
+    """Options of a streamed answer."""
+
+    include_usage: Annotated[Any, NoOp(because="the last event always has the usage")] = None
+    continuous_usage_stats: Annotated[Any, NoOp(False)] = None
+
+
+class ResponseRequest(GenerationRequest):
+    """OpenAI's request, and the sampling options that vLLM adds to it."""
+
+    input: Input | None = optional("A text of the user, or items.")
+    instructions: str | None = optional("A system message before all items. Not taken over by responses that continue this one.")
+    previous_response_id: str | None = optional("Continue this stored response.", max_length=128)
+    store: bool | None = optional("Keep the response. Default true.")
+    background: bool | None = optional("Answer at once and work on; needs store.")
+    stream_options: ResponseStreamOptions | None = None
+
+    max_output_tokens: int | None = optional("Most tokens, reasoning included.", ge=1, le=UINT32_MAX)
+    max_tool_calls: int | None = optional("About tools that the server runs; here are none.", ge=1, le=1024)
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = optional("Whether one response may have several calls.")
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    top_logprobs: int | None = optional("Likeliest alternatives to send per token.", ge=0, le=20)
+    include: Annotated[list[Include], Field(max_length=16, fail_fast=True)] | None = None
+    truncation: Literal["auto", "disabled"] | None = optional("auto leaves out the oldest turns where all are too long.")
+
+    metadata: Metadata | None = optional("Labels that are kept with the response.")
+    client_metadata: JsonObject | None = optional("Labels of the client, such as the Codex CLI's. They change nothing.")
+    safety_identifier: str | None = optional("A label of the end user.", max_length=512)
+    prompt_cache_key: str | None = optional(
+        "A label. The prefix cache finds equal prompts without it; cache_salt keeps them apart.", max_length=512
+    )
+    chat_template_kwargs: JsonObject | None = optional("Further variables for the chat template.")
+    mm_processor_kwargs: JsonObject | None = optional("Options of the model's processor for all media.")
+
+    n: Annotated[Any, NoOp(1)] = None
+    best_of: Annotated[Any, NoOp(1)] = None
+    use_beam_search: Annotated[Any, NoOp(False)] = None
+    length_penalty: Annotated[Any, NoOp(1)] = None
+    prompt_logprobs: Annotated[Any, NoOp()] = None
+    return_token_ids: Annotated[Any, NoOp(False)] = None
+    response_format: Annotated[Any, NoOp(because="send text.format")] = None
+    access_programs: Annotated[Any, NoOp()] = None
+    context_management: Annotated[Any, NoOp([])] = None
+    conversation: Annotated[Any, NoOp(because="send previous_response_id")] = None
+    image: Annotated[Any, NoOp()] = None
+    moderation: Annotated[Any, NoOp()] = None
+    prompt: Annotated[Any, NoOp()] = None
+    prompt_cache_options: Annotated[Any, NoOp()] = None
+    prompt_cache_retention: Annotated[Any, NoOp("in_memory")] = None
+    service_tier: Annotated[Any, NoOp("auto", "default")] = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_output_tokens
+
+    @property
+    def token_limit_name(self) -> str:
+        return "max_output_tokens"
+
+    @property
+    def include_usage(self) -> bool:
+        return False
+
+    @property
+    def num_logprobs(self) -> int | None:
+        wants = LOGPROBS in (self.include or ()) or self.top_logprobs
+        return (self.top_logprobs or 0) if wants else None
+
+    @property
+    def summarizes(self) -> bool:
+        """Whether reasoning is sent as a summary."""
+        return self.reasoning is not None and bool(self.reasoning.summary or self.reasoning.generate_summary)
+
+    @model_validator(mode="after")
+    def _response_options_fit_together(self) -> Self:
+        if self.background and self.store is False:
+            raise at("background", "needs store, because its result is only in the store")
+        if self.input is None and self.previous_response_id is None:
+            raise at("input", "this field is required, unless previous_response_id is given")
+        if self.truncation == "auto" and self.truncate_prompt_tokens is not None:
+            raise at("truncation", "cannot be auto together with truncate_prompt_tokens")
+        if self.structured_outputs is not None and self.text is not None and self.text.format is not None:
+            raise at("structured_outputs", "cannot be sent together with text.format; both constrain the output")
+        check_tools(self.tools, self.tool_choice)
+        return self
+
+
+class CompactRequest(Schema):
+    """A conversation that shall become shorter."""
+
+    model: Annotated[str, Field(description="A name from /v1/models. It writes the summary.")]
+    input: Input | None = optional("A text of the user, or items.")
+    previous_response_id: str | None = optional("The conversation up to this stored response, before the input.", max_length=128)
+    instructions: str | None = optional("A system message before all items.")
+    prompt_cache_key: str | None = optional("A label; it changes nothing.", max_length=512)
+    image: Annotated[Any, NoOp()] = None
+    prompt_cache_options: Annotated[Any, NoOp()] = None
+    prompt_cache_retention: Annotated[Any, NoOp("in_memory")] = None
+    service_tier: Annotated[Any, NoOp("auto", "default")] = None
+
+    @model_validator(mode="after")
+    def _something_to_compact(self) -> Self:
+        if self.input is None and self.previous_response_id is None:
+            raise at("input", "this field is required, unless previous_response_id is given")
+        return self
+
+
+class InputTokensRequest(Schema):
+    """The fields of a response that become its prompt, and those beside them that OpenAI takes here."""
+
+    model: Annotated[str, Field(description="A name from /v1/models.")]
+    input: Input | None = optional("A text of the user, or items.")
+    previous_response_id: str | None = optional("The conversation up to this stored response, before the input.", max_length=128)
+    instructions: str | None = optional("A system message before all items.")
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = optional("Whether one response may have several calls.")
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = optional("It is checked. A format of the text is not part of the prompt.")
+    truncation: Literal["auto", "disabled"] | None = optional("auto: count what is left of a conversation that is too long.")
+    conversation: Annotated[Any, NoOp(because="send previous_response_id")] = None
+    personality: Annotated[Any, NoOp(because="send instructions")] = None
+
+    @model_validator(mode="after")
+    def _tools_fit_together(self) -> Self:
+        check_tools(self.tools, self.tool_choice)
+        return self
+
+
+class InputTokens(BaseModel):
+    """The number of tokens of the prompt."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int

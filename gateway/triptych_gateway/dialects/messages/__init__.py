@@ -1,1 +1,0 @@
-"""The dialect of /v1/messages: Anthropic's Messages API."""

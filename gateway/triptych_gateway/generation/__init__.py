@@ -1,0 +1,1 @@
+"""Generating for one request: its calls, their choices, and the answer that is sent, whole or streamed."""

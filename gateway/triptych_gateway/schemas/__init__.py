@@ -1,1 +1,0 @@
-"""Pydantic models of requests and answers. They are the source of validation and of the OpenAPI document."""

@@ -1,1 +1,0 @@
-"""Requests and answers of Anthropic's Messages API."""

@@ -1,1 +1,0 @@
-"""Embeddings, scores, classes: requests and answers."""

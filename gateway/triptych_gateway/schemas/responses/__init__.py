@@ -1,1 +1,0 @@
-"""/v1/responses: requests and answers."""

@@ -1,0 +1,1 @@
+"""What the REST APIs share of their JSON: schemas, its conversion to the contract, errors, costs, log probabilities, events."""
