@@ -103,7 +103,9 @@ class OpenAiWriter(ABC):
 
     def _add_template(self, index: int) -> tuple[bytes, bytes]:
         choice = {**self._chunk_choice(index, generation_pb2.ChoiceDelta(text=TEXT)), "logprobs": None, "finish_reason": None}
-        self._templates[index] = around_text(self._head + orjson.dumps(choice) + self._tail)
+        # Not of the whole chunk: the model's name may be anything.
+        before, after = around_text(orjson.dumps(choice))
+        self._templates[index] = self._head + before, after + self._tail
         return self._templates[index]
 
     def closing(self, cost: Cost) -> bytes:
