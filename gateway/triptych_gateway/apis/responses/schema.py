@@ -35,6 +35,61 @@ Metadata = Annotated[
 ]
 
 
+class ConversationFields(Schema):
+    """A conversation: the input, and what it continues."""
+
+    model: Annotated[str, Field(description="A name from /v1/models.")]
+    input: Input | None = optional("A text of the user, or items.")
+    instructions: str | None = optional("A system message before all items. Not taken over by responses that continue this one.")
+    previous_response_id: str | None = optional("Continue this stored response.", max_length=128)
+
+    @model_validator(mode="after")
+    def _something_to_say(self) -> Self:
+        if self.input is None and self.previous_response_id is None:
+            raise at("input", "this field is required, unless previous_response_id is given")
+        return self
+
+
+class PromptFields(ConversationFields):
+    """The fields of a response that become its prompt, and those beside them that OpenAI counts with it."""
+
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = optional("Whether one response may have several calls.")
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = optional("auto leaves out the oldest turns where all are too long.")
+    conversation: Annotated[Any, NoOp(because="send previous_response_id")] = None
+
+    @model_validator(mode="after")
+    def _tools_fit_together(self) -> Self:
+        check_tools(self.tools, self.tool_choice)
+        return self
+
+
+class CompactRequest(ConversationFields):
+    """A conversation that shall become shorter."""
+
+    prompt_cache_key: str | None = optional("A label; it changes nothing.", max_length=512)
+    image: Annotated[Any, NoOp()] = None
+    prompt_cache_options: Annotated[Any, NoOp()] = None
+    prompt_cache_retention: Annotated[Any, NoOp("in_memory")] = None
+    service_tier: Annotated[Any, NoOp("auto", "default")] = None
+
+
+class InputTokensRequest(PromptFields):
+    """A prompt whose tokens are counted."""
+
+    personality: Annotated[Any, NoOp(because="send instructions")] = None
+
+
+class InputTokens(BaseModel):
+    """The number of tokens of the prompt."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class ResponseStreamOptions(StreamOptions):
     """Options of a streamed answer."""
 
@@ -42,26 +97,17 @@ class ResponseStreamOptions(StreamOptions):
     continuous_usage_stats: Annotated[Any, NoOp(False)] = None
 
 
-class ResponseRequest(GenerationRequest):
+class ResponseRequest(PromptFields, GenerationRequest):
     """OpenAI's request, and the sampling options that vLLM adds to it."""
 
-    input: Input | None = optional("A text of the user, or items.")
-    instructions: str | None = optional("A system message before all items. Not taken over by responses that continue this one.")
-    previous_response_id: str | None = optional("Continue this stored response.", max_length=128)
     store: bool | None = optional("Keep the response. Default true.")
     background: bool | None = optional("Answer at once and work on; needs store.")
     stream_options: ResponseStreamOptions | None = None
 
     max_output_tokens: int | None = optional("Most tokens, reasoning included.", ge=1, le=UINT32_MAX)
     max_tool_calls: int | None = optional("About tools that the server runs; here are none.", ge=1, le=1024)
-    tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = optional("Whether one response may have several calls.")
-    text: TextOptions | None = None
-    reasoning: ReasoningOptions | None = None
     top_logprobs: int | None = optional("Likeliest alternatives to send per token.", ge=0, le=20)
     include: Annotated[list[Include], Field(max_length=16, fail_fast=True)] | None = None
-    truncation: Literal["auto", "disabled"] | None = optional("auto leaves out the oldest turns where all are too long.")
 
     metadata: Metadata | None = optional("Labels that are kept with the response.")
     client_metadata: JsonObject | None = optional("Labels of the client, such as the Codex CLI's. They change nothing.")
@@ -81,7 +127,6 @@ class ResponseRequest(GenerationRequest):
     response_format: Annotated[Any, NoOp(because="send text.format")] = None
     access_programs: Annotated[Any, NoOp()] = None
     context_management: Annotated[Any, NoOp([])] = None
-    conversation: Annotated[Any, NoOp(because="send previous_response_id")] = None
     image: Annotated[Any, NoOp()] = None
     moderation: Annotated[Any, NoOp()] = None
     prompt: Annotated[Any, NoOp()] = None
@@ -115,60 +160,8 @@ class ResponseRequest(GenerationRequest):
     def _response_options_fit_together(self) -> Self:
         if self.background and self.store is False:
             raise at("background", "needs store, because its result is only in the store")
-        if self.input is None and self.previous_response_id is None:
-            raise at("input", "this field is required, unless previous_response_id is given")
         if self.truncation == "auto" and self.truncate_prompt_tokens is not None:
             raise at("truncation", "cannot be auto together with truncate_prompt_tokens")
         if self.structured_outputs is not None and self.text is not None and self.text.format is not None:
             raise at("structured_outputs", "cannot be sent together with text.format; both constrain the output")
-        check_tools(self.tools, self.tool_choice)
         return self
-
-
-class CompactRequest(Schema):
-    """A conversation that shall become shorter."""
-
-    model: Annotated[str, Field(description="A name from /v1/models. It writes the summary.")]
-    input: Input | None = optional("A text of the user, or items.")
-    previous_response_id: str | None = optional("The conversation up to this stored response, before the input.", max_length=128)
-    instructions: str | None = optional("A system message before all items.")
-    prompt_cache_key: str | None = optional("A label; it changes nothing.", max_length=512)
-    image: Annotated[Any, NoOp()] = None
-    prompt_cache_options: Annotated[Any, NoOp()] = None
-    prompt_cache_retention: Annotated[Any, NoOp("in_memory")] = None
-    service_tier: Annotated[Any, NoOp("auto", "default")] = None
-
-    @model_validator(mode="after")
-    def _something_to_compact(self) -> Self:
-        if self.input is None and self.previous_response_id is None:
-            raise at("input", "this field is required, unless previous_response_id is given")
-        return self
-
-
-class InputTokensRequest(Schema):
-    """The fields of a response that become its prompt, and those beside them that OpenAI takes here."""
-
-    model: Annotated[str, Field(description="A name from /v1/models.")]
-    input: Input | None = optional("A text of the user, or items.")
-    previous_response_id: str | None = optional("The conversation up to this stored response, before the input.", max_length=128)
-    instructions: str | None = optional("A system message before all items.")
-    tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = optional("Whether one response may have several calls.")
-    reasoning: ReasoningOptions | None = None
-    text: TextOptions | None = optional("It is checked. A format of the text is not part of the prompt.")
-    truncation: Literal["auto", "disabled"] | None = optional("auto: count what is left of a conversation that is too long.")
-    conversation: Annotated[Any, NoOp(because="send previous_response_id")] = None
-    personality: Annotated[Any, NoOp(because="send instructions")] = None
-
-    @model_validator(mode="after")
-    def _tools_fit_together(self) -> Self:
-        check_tools(self.tools, self.tool_choice)
-        return self
-
-
-class InputTokens(BaseModel):
-    """The number of tokens of the prompt."""
-
-    object: Literal["response.input_tokens"] = "response.input_tokens"
-    input_tokens: int
