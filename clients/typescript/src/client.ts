@@ -83,8 +83,7 @@ export class TriptychClient {
   constructor(options: ClientOptions = {}) {
     this.#client = openChannel(options.address, options.tls, options.interceptors ?? []);
     const apiKey = options.apiKey ?? process.env.TRIPTYCH_API_KEY;
-    const metadata = apiKey ? { authorization: `Bearer ${apiKey}` } : {};
-    this.#defaults = { timeoutMs: options.timeoutMs, metadata };
+    this.#defaults = { timeoutMs: options.timeoutMs, metadata: apiKey ? { authorization: `Bearer ${apiKey}` } : {} };
   }
 
   /** Answers a conversation, once all choices have ended. */

@@ -132,14 +132,11 @@ def flags(settings: Mapping[str, object], service: str = "") -> Iterator[str]:
     prefix = f"{service}." if service else ""
     for name, value in settings.items():
         flag = name.replace("_", "-")
-        if value is None:
-            continue
         if isinstance(value, bool):
             yield f"--{prefix}{flag}" if value else f"--{prefix}no-{flag}"
-        elif isinstance(value, (list, tuple)):
-            yield f"--{prefix}{flag}={','.join(map(str, value))}"
-        else:
-            yield f"--{prefix}{flag}={value}"
+        elif value is not None:
+            text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+            yield f"--{prefix}{flag}={text}"
 
 
 def _last_lines(log: IO[bytes] | None) -> str:

@@ -74,13 +74,7 @@ class Runtime:
     """
 
     def __init__(
-        self,
-        server: LocalServer | None,
-        address: str,
-        model: str,
-        max_in_flight: int,
-        api_key: str | None,
-        tls: TLSConfig | None,
+        self, server: LocalServer | None, address: str, model: str, max_in_flight: int, api_key: str | None, tls: TLSConfig | None
     ) -> None:
         self._server = server
         self._window = Window(max_in_flight, _MAX_BYTES_IN_FLIGHT)
