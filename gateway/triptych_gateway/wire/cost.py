@@ -64,13 +64,7 @@ def usage_json(usage: common_pb2.Usage) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {
-            "cached_tokens": usage.cached_tokens,
-            "image_tokens": usage.image_tokens,
-            "audio_tokens": usage.audio_tokens,
-            "video_tokens": usage.video_tokens,
-            "cached_media_tokens": usage.cached_media_tokens,
-        },
+        "prompt_tokens_details": {name: getattr(usage, name) for name in PromptTokensDetails.model_fields},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
@@ -87,10 +81,7 @@ def _media_json(report: generation_pb2.MediaReport) -> dict[str, Any]:
         "num_tokens": report.num_tokens,
         "encoder_cache": encoder_cache(report),
         "source": _SOURCES.get(report.source),
-        "queue_ms": _ms(report.encode.queue_s),
-        "decode_ms": _ms(report.encode.decode_s),
-        "preprocess_ms": _ms(report.encode.preprocess_s),
-        "encode_ms": _ms(report.encode.encode_s),
+        **{f"{stage}_ms": _ms(getattr(report.encode, f"{stage}_s")) for stage in ("queue", "decode", "preprocess", "encode")},
         "transfer_ms": _ms(report.transfer_s),
         "fetch_ms": _ms(report.fetch_s),
     }
@@ -99,13 +90,8 @@ def _media_json(report: generation_pb2.MediaReport) -> dict[str, Any]:
 def _timings_json(timings: common_pb2.Timings | None) -> dict[str, Any] | None:
     if timings is None:
         return None
-    return {
-        "preprocess_ms": _ms(timings.preprocess_s),
-        "queue_ms": _ms(timings.queue_s),
-        "prefill_ms": _ms(timings.prefill_s),
-        "decode_ms": _ms(timings.decode_s),
-        "num_preemptions": timings.num_preemptions,
-    }
+    stages = {f"{stage}_ms": _ms(getattr(timings, f"{stage}_s")) for stage in ("preprocess", "queue", "prefill", "decode")}
+    return {**stages, "num_preemptions": timings.num_preemptions}
 
 
 def _ms(seconds: float) -> float:
