@@ -35,6 +35,7 @@ TEXTS = (
     ("Cancelling the task that reads a stream cancels its call, too.", "One thread reads a stream; any thread may close it."),
     ("May be called again.", "May be called again, by any thread, and by a signal handler."),
     ("grpc.aio.ClientInterceptor", "Any"),
+    ("import Self, Unpack", "import Any, Self, Unpack"),
     ("grpc.aio.", "grpc."),
     ("async def ", "def "),
     ("async with ", "with "),

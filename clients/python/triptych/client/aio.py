@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 import grpc
-from google.protobuf.message import Message
 
 from triptych.accumulators import ChatAccumulator, CompleteAccumulator
 from triptych.client.aio_rpc import unary
 from triptych.client.aio_streams import AsyncChatStream, AsyncCompleteStream
 from triptych.client.answers import Parsed, ParsedT, RankedDocument, constrained, parsed, ranked
-from triptych.client.calls import Call, CallDefaults, check_size
+from triptych.client.calls import CallDefaults
 from triptych.client.channels import open_aio_channel, target_of
 from triptych.client.config import KeepAliveConfig, RetryConfig, TLSConfig, key_of
 from triptych.requests import build
@@ -146,7 +145,7 @@ class AsyncClient:
         """
         call = self._call(options)
         request = build.build_chat_stream(messages, options)
-        return AsyncChatStream(self._start(self._stubs.generation.ChatStream, request, call), call, ChatAccumulator())
+        return AsyncChatStream(call.start_stream(self._stubs.generation.ChatStream, request), call, ChatAccumulator())
 
     async def parse(
         self,
@@ -188,7 +187,7 @@ class AsyncClient:
         """The same as it is generated."""
         call = self._call(options)
         request = build.build_complete_stream(prompt, options)
-        return AsyncCompleteStream(self._start(self._stubs.generation.CompleteStream, request, call), call, CompleteAccumulator())
+        return AsyncCompleteStream(call.start_stream(self._stubs.generation.CompleteStream, request), call, CompleteAccumulator())
 
     async def embed(
         self, inputs: PoolingInputs | generation_pb2.EmbedRequest, **options: Unpack[of.EmbedCallOptions]
@@ -267,9 +266,3 @@ class AsyncClient:
         """Which gateway or frontend this is, and what it serves."""
         request = generation_pb2.GenerationServiceDescribeRequest()
         return await unary(self._call(options), self._stubs.generation.Describe, build.finished(request, options))
-
-    def _start(self, method: Callable[..., Any], request: Message, call: Call) -> Any:
-        check_size(request)
-        if call.on_trailers is not None:
-            raise TypeError("on_trailers is for calls that answer once; a stream has trailing_media()")
-        return method(request, timeout=call.timeout_s, metadata=call.metadata)

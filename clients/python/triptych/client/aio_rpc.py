@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from triptych.accumulators import Accumulator, ResponseT, StreamResponseT
-from triptych.client.calls import Call, check_size
+from triptych.client.calls import Call
 from triptych.errors import TriptychError
 
 
@@ -22,9 +22,8 @@ def is_cancelled() -> bool:
 
 async def unary(call: Call, method: Callable[..., Any], request: Message) -> Any:
     """The response of a call that answers once. Raises TriptychError."""
-    check_size(request)
     try:
-        rpc = method(request, timeout=call.timeout_s, metadata=call.metadata)
+        rpc = call.start(method, request)
         response = await rpc
         call.answered(await rpc.trailing_metadata())
     except grpc.RpcError as error:

@@ -36,6 +36,23 @@ class Call:
     metadata: tuple[tuple[str, str | bytes], ...] = field(repr=False)  # it has the key
     on_trailers: Callable[[Sequence[tuple[str, str | bytes]]], object] | None
 
+    def start(self, method: Callable[..., Any], request: Message) -> Any:
+        """What a method of a stub returns for this call.
+
+        Raises:
+            InvalidRequestError: gRPC would not send the request. Its own error would be that of a server with a full queue.
+        """
+        if (size := request.ByteSize()) > MAX_MESSAGE_BYTES:
+            message = f"the request has {size} bytes, more than {MAX_MESSAGE_BYTES}; send large media with UploadMedia"
+            raise InvalidRequestError(message, limit=MAX_MESSAGE_BYTES, value=size)
+        return method(request, timeout=self.timeout_s, metadata=self.metadata)
+
+    def start_stream(self, method: Callable[..., Any], request: Message) -> Any:
+        """The same for a call that streams. Raises TypeError for what streams do not do."""
+        if self.on_trailers is not None:
+            raise TypeError("on_trailers is for calls that answer once; a stream has trailing_media()")
+        return self.start(method, request)
+
     def answered(self, trailers: Any) -> None:
         """Hand on the trailing metadata."""
         if self.on_trailers is not None:
@@ -121,10 +138,3 @@ def _checked_timeout(timeout_s: float | None) -> float | None:
     if timeout_s <= 0:
         return -1.0  # with 0 the call may still be answered
     return None if timeout_s > _LONGEST_TIMEOUT_S else float(timeout_s)
-
-
-def check_size(request: Message) -> None:
-    """Refuse a request that gRPC would not send. Its own error would be that of a server with a full queue."""
-    if (size := request.ByteSize()) > MAX_MESSAGE_BYTES:
-        message = f"the request has {size} bytes, more than {MAX_MESSAGE_BYTES}; send large media with UploadMedia"
-        raise InvalidRequestError(message, limit=MAX_MESSAGE_BYTES, value=size)

@@ -8,14 +8,13 @@ import grpc
 from google.protobuf.message import Message
 
 from triptych.accumulators import Accumulator, ResponseT, StreamResponseT
-from triptych.client.calls import Call, check_size
+from triptych.client.calls import Call
 
 
 def unary(call: Call, method: Any, request: Message) -> Any:
     """The response of a call that answers once. Raises TriptychError."""
-    check_size(request)
     try:
-        response, rpc = method.with_call(request, timeout=call.timeout_s, metadata=call.metadata)
+        response, rpc = call.start(method.with_call, request)
     except grpc.RpcError as error:
         raise call.error(error) from error
     call.answered(rpc.trailing_metadata())

@@ -132,9 +132,8 @@ def media_items(multi_modal_data: Mapping[str, Any]) -> Iterator[common_pb2.Medi
         raise InvalidRequestError(f"multi_modal_data is a dictionary, not {name}", field="multi_modal_data", value=name)
     if unknown := sorted(multi_modal_data.keys() - set(_KINDS)):
         known = ", ".join(_KINDS)
-        raise InvalidRequestError(
-            f"multi_modal_data has no {unknown[0]!r}; known are {known}", field="multi_modal_data", limit=known, value=unknown[0]
-        )
+        message = f"multi_modal_data has no {unknown[0]!r}; known are {known}"
+        raise InvalidRequestError(message, field="multi_modal_data", limit=known, value=unknown[0])
     for kind in _KINDS:
         given = multi_modal_data.get(kind, [])
         sources = given if isinstance(given, list) else [given]
@@ -150,17 +149,12 @@ def _wav(samples: Any, rate: int) -> bytes:
 
     array = np.ascontiguousarray(samples, dtype="<f4")
     if array.ndim not in (1, 2):
-        raise InvalidRequestError(
-            f"audio has the shape [samples] or [samples, channels]; given: {list(array.shape)}", field="audio"
-        )
+        message = f"audio has the shape [samples] or [samples, channels]; given: {list(array.shape)}"
+        raise InvalidRequestError(message, field="audio")
     num_channels = array.shape[1] if array.ndim == 2 else 1
     if not 0 < int(rate) < _MAX_RATE:
-        raise InvalidRequestError(
-            f"the sampling rate of audio is between 1 and {_MAX_RATE - 1} Hz; given: {rate}",
-            field="audio",
-            limit=_MAX_RATE - 1,
-            value=rate,
-        )
+        message = f"the sampling rate of audio is between 1 and {_MAX_RATE - 1} Hz; given: {rate}"
+        raise InvalidRequestError(message, field="audio", limit=_MAX_RATE - 1, value=rate)
     data = array.tobytes()
     # Format 3 is IEEE float.
     form = struct.pack("<HHIIHH", 3, num_channels, int(rate), int(rate) * num_channels * 4, num_channels * 4, 32)
