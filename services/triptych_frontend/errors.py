@@ -10,6 +10,11 @@ from triptych.errors import InternalError, InvalidRequestError, TriptychError
 log = logging.getLogger(__name__)
 
 
+def refusal(field: str, problem: str, limit: object = "", value: object = "") -> InvalidRequestError:
+    """The error about a field whose message begins with the field's name."""
+    return InvalidRequestError(f"{field} {problem}", field=field, limit=limit, value=value)
+
+
 def check_range(field: str, value: float, least: float, most: float, is_open: bool = False) -> None:
     """Raise InvalidRequestError, which names the interval, unless the value is in it.
 
@@ -20,21 +25,26 @@ def check_range(field: str, value: float, least: float, most: float, is_open: bo
     if least <= value <= most and not (is_open and value == least):
         return
     interval = f"{'(' if is_open else '['}{least:g}, {most:g}]"
-    raise InvalidRequestError(f"{field} must be in {interval}; given: {value:g}", field=field, limit=interval, value=f"{value:g}")
+    raise refusal(field, f"must be in {interval}; given: {value:g}", interval, f"{value:g}")
 
 
 def check_count(field: str, number: int, most: int, what: str, least: int = 0) -> None:
     """Raise InvalidRequestError if a field has too many of something, or too few."""
     if not least <= number <= most:
         bounds = f"must have {least} to {most}" if least else f"may have at most {most}"
-        raise InvalidRequestError(f"{field} {bounds} {what}; given: {number}", field=field, limit=most, value=number)
+        raise refusal(field, f"{bounds} {what}; given: {number}", most, number)
 
 
 def check_one_of(field: str, value: str, known: Collection[str]) -> None:
     """Raise InvalidRequestError unless the value is one of those that are known."""
     if value not in known:
         names = ", ".join(known)
-        raise InvalidRequestError(f"{field} must be one of {names}; given: {value!r}", field=field, limit=names, value=value)
+        raise refusal(field, f"must be one of {names}; given: {value!r}", names, value)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its class if it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def renamed(error: TriptychError, field: str, message: str) -> TriptychError:

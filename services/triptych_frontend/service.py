@@ -33,7 +33,8 @@ from triptych_common.rpc.security.roles import Role
 from triptych_common.rpc.security.tls import Tls
 from triptych_common.rpc.server import ServiceServer, run_service
 
-from triptych_frontend.conversation.answer_format import AnswerFormats, choose_formats
+from triptych_frontend.conversation.answer_format import AnswerFormats
+from triptych_frontend.conversation.formats.known import choose_formats
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.engines.connection import EngineConnection
@@ -43,7 +44,7 @@ from triptych_frontend.generation.generator import Generator
 from triptych_frontend.generation.pooling.batches import EngineBatches
 from triptych_frontend.generation.pooling.embedder import Embedder
 from triptych_frontend.generation.pooling.inputs import PoolingInputs
-from triptych_frontend.generation.preparation.defaults import sampling_defaults
+from triptych_frontend.generation.preparation.options import sampling_defaults
 from triptych_frontend.generation.preparation.prepare import CallPreparer
 from triptych_frontend.generation.statistics import CallStatistics
 from triptych_frontend.media.fetch import MediaFetcher

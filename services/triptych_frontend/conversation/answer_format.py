@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from triptych.errors import InvalidRequestError, StartupError
+from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_frontend.conversation.formats.calls import ParserOptions
 from triptych_frontend.conversation.formats.grammar import AnswerGrammar, AnswerShape
-from triptych_frontend.conversation.formats.known import (
-    OLD_MISTRAL,
-    REASONING_FORMATS,
-    TOOL_FORMATS,
-    reasoning_format_of,
-    tool_format_of,
-)
-from triptych_frontend.conversation.formats.outside import format_from_file
 from triptych_frontend.conversation.formats.table import FormatTable, ReasoningFormat, ToolFormat
 from triptych_frontend.conversation.reasoning import ReasoningLimit
 from triptych_frontend.conversation.syntaxes.syntax import CallableTool, closed_schema
 from triptych_frontend.conversation.tools import FunctionTool, ToolOptions
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
-T = TypeVar("T")
 #: Of a tool that is not strict, where the model chooses freely.
 _ANY_ARGUMENTS = {"type": "object"}
 
@@ -43,32 +33,6 @@ class AnswerFormat:
     prompt_end: tuple[int, ...] = ()
 
 
-def choose_formats(
-    source: str, tool_source: str | None, tokenizer: Tokenizer, tool_call_parser: str, reasoning_parser: str
-) -> tuple[ToolFormat | None, ReasoningFormat | None]:
-    """The formats of a model, by name, or, for `auto`, by its chat template and its tokens. Raises StartupError for unknown names.
-
-    Args:
-        source: the template.
-        tool_source: the template for conversations with tools; None if it shows no tools.
-    """
-    tokens = {token.content for token in tokenizer.added_tokens.values()}
-    tools = reasoning = None
-    if tool_call_parser == "auto":
-        tools = tool_format_of(tool_source) if tool_source is not None else None
-    elif tool_call_parser.endswith(".py"):
-        tools = format_from_file(Path(tool_call_parser))
-    elif tool_call_parser != "none":
-        tools = _named(TOOL_FORMATS, tool_call_parser, "tool_call_parser")
-    if reasoning_parser == "auto":
-        reasoning = reasoning_format_of(source, tokens)
-    elif reasoning_parser != "none":
-        reasoning = _named(REASONING_FORMATS, reasoning_parser, "reasoning_parser")
-    if tools is not None and tools.name == "mistral" and "[ARGS]" not in tokens:
-        tools = OLD_MISTRAL
-    return tools, reasoning
-
-
 class AnswerFormats:
     """Finds the format of each request's answers.
 
@@ -81,11 +45,10 @@ class AnswerFormats:
         self._tokenizer = tokenizer
         self._tools = tools
         self._reasoning = reasoning
-        self._with_tools = FormatTable(reasoning, tools)
-        self._without_tools = FormatTable(reasoning, None)
+        #: Without tools, and with them.
+        self._tables = FormatTable(reasoning, None), FormatTable(reasoning, tools)
         special_ids = {token.content: token_id for token_id, token in tokenizer.added_tokens.items() if token.special}
-        self._grammar_with_tools = AnswerGrammar(self._with_tools, special_ids)
-        self._grammar_without_tools = AnswerGrammar(self._without_tools, special_ids)
+        self._grammars = [AnswerGrammar(table, special_ids) for table in self._tables]
 
     def of(self, request: generation_pb2.ChatRequest, tools: ToolOptions, prompt: str) -> AnswerFormat:
         """The format of a request's answers. It compiles no grammar, but may take milliseconds for large schemas.
@@ -102,7 +65,7 @@ class AnswerFormats:
             raise InvalidRequestError(
                 "tool calls are switched off here; start the frontend with another --tool-call-parser", field="tools"
             )
-        table = self._with_tools if tools.allowed else self._without_tools
+        table = self._tables[bool(tools.allowed)]
         is_reasoning, is_behind_reasoning = self._is_reasoning(request, prompt)
         prompt_end: tuple[int, ...] = ()
         if is_reasoning and request.reasoning.HasField("max_tokens") and request.reasoning.max_tokens == 0:
@@ -153,8 +116,7 @@ class AnswerFormats:
                 may_reason=may_reason,
                 is_reasoning=is_reasoning,
             )
-            grammar = self._grammar_with_tools if tools.allowed else self._grammar_without_tools
-            constraint.grammar = grammar.of(shape)
+            constraint.grammar = self._grammars[bool(tools.allowed)].of(shape)
             constraint.starts_after_token_ids.extend(own_starts)
         if is_reasoning and not constraint.starts_after_token_ids:
             constraint.starts_after_token_ids.extend(self._ends_of_reasoning())
@@ -206,9 +168,3 @@ def _arguments(tool: FunctionTool, is_forced: bool) -> Mapping[str, Any]:
 
 def _last_of(text: str, markers: tuple[str, ...]) -> int:
     return max(text.rfind(marker) for marker in markers)
-
-
-def _named(formats: Mapping[str, T], name: str, setting: str) -> T:
-    if name not in formats:
-        raise StartupError(f"{setting} must be auto, none, or one of {', '.join(formats)}; given: {name!r}")
-    return formats[name]

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from triptych.errors import InvalidRequestError
 from triptych.v1 import generation_pb2
 from triptych_common.constraints.messages import MAX_CONSTRAINT_BYTES
 from triptych_common.limits import MAX_TOOL_NAME_CHARS
 
-from triptych_frontend.errors import check_count
+from triptych_frontend.errors import check_count, refusal
 
 _NAME = re.compile(rf"[\w.:/-]{{1,{MAX_TOOL_NAME_CHARS}}}")
 _Mode = generation_pb2.ToolChoice.Mode
@@ -86,18 +85,14 @@ def tool_options(request: generation_pb2.ChatRequest) -> ToolOptions:
     choice = request.tool_choice
     mode = choice.mode or _Mode.MODE_AUTO
     if mode not in _Mode.values():
-        raise InvalidRequestError(f"tool_choice.mode is not known: {mode}", field="tool_choice.mode", value=mode)
+        raise refusal("tool_choice.mode", f"is not known: {mode}", value=mode)
     if mode == _Mode.MODE_REQUIRED and not tools:
-        raise InvalidRequestError("tool_choice requires a call, but there are no tools", field="tool_choice")
+        raise refusal("tool_choice", "requires a call, but there are no tools")
     known = {tool.name for tool in tools}
     for index, name in enumerate(choice.allowed_names):
         if name not in known:
-            raise InvalidRequestError(
-                f"tool_choice.allowed_names[{index}] must be one of the tools; given: {name!r}",
-                field=f"tool_choice.allowed_names[{index}]",
-                limit=", ".join(sorted(known)),
-                value=name,
-            )
+            problem = f"must be one of the tools; given: {name!r}"
+            raise refusal(f"tool_choice.allowed_names[{index}]", problem, ", ".join(sorted(known)), name)
     parallel = request.parallel_tool_calls if request.HasField("parallel_tool_calls") else True
     return ToolOptions(tools, mode, frozenset(choice.allowed_names), parallel)
 
@@ -128,11 +123,8 @@ def _arguments(text: str) -> Any:
 
 def _tool(tool: generation_pb2.Tool, field: str) -> FunctionTool:
     if not _NAME.fullmatch(tool.name):
-        raise InvalidRequestError(
-            f"{field}.name must have 1 to {MAX_TOOL_NAME_CHARS} letters, digits or any of . : / _ -; given: {tool.name!r}",
-            field=f"{field}.name",
-            value=tool.name,
-        )
+        problem = f"must have 1 to {MAX_TOOL_NAME_CHARS} letters, digits or any of . : / _ -; given: {tool.name!r}"
+        raise refusal(f"{field}.name", problem, value=tool.name)
     parameters = _NO_PARAMETERS
     if tool.HasField("parameters_json_schema"):
         parameters = _schema(tool.parameters_json_schema, f"{field}.parameters_json_schema")
@@ -146,9 +138,9 @@ def _schema(text: str, field: str) -> dict[str, Any]:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{field} must be JSON: {error}", field=field) from error
+        raise refusal(field, f"must be JSON: {error}") from error
     if not isinstance(schema, dict):
-        raise InvalidRequestError(f"{field} must be a JSON object", field=field)
+        raise refusal(field, "must be a JSON object")
     return schema
 
 
@@ -156,6 +148,4 @@ def _check_unique(names: Iterable[str]) -> None:
     seen: dict[str, int] = {}
     for index, name in enumerate(names):
         if seen.setdefault(name, index) != index:
-            raise InvalidRequestError(
-                f"tools[{index}].name is that of tools[{seen[name]}]: {name!r}", field=f"tools[{index}].name", value=name
-            )
+            raise refusal(f"tools[{index}].name", f"is that of tools[{seen[name]}]: {name!r}", value=name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
 
-from triptych_frontend.errors import check_one_of
+from triptych_frontend.errors import check_one_of, refusal
 from triptych_frontend.media.item import MediaPart
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -48,7 +48,7 @@ class ChatTurn:
 def turns_of(messages: Sequence[generation_pb2.ChatMessage]) -> list[ChatTurn]:
     """The turns of a conversation. Raises InvalidRequestError, which names the field."""
     if not messages:
-        raise InvalidRequestError("messages must not be empty", field="messages", limit=1, value=0)
+        raise refusal("messages", "must not be empty", 1, 0)
     #: id of a call -> its tool, for templates that name the tool beside its result
     names: dict[str, str] = {}
     turns = []
@@ -80,16 +80,10 @@ def prompt_end(request: generation_pb2.ChatRequest, last: ChatTurn) -> tuple[boo
     if not request.continue_final_message:
         return request.add_generation_prompt if request.HasField("add_generation_prompt") else True, False
     if request.add_generation_prompt:
-        raise InvalidRequestError(
-            "continue_final_message and add_generation_prompt exclude each other", field="continue_final_message", value="true"
-        )
+        raise refusal("continue_final_message", "and add_generation_prompt exclude each other", value="true")
     if last.role != "assistant":
-        raise InvalidRequestError(
-            f"continue_final_message needs a last message of the assistant; its role is {last.role!r}",
-            field="continue_final_message",
-            limit="assistant",
-            value=last.role,
-        )
+        problem = f"needs a last message of the assistant; its role is {last.role!r}"
+        raise refusal("continue_final_message", problem, "assistant", last.role)
     return False, True
 
 
@@ -100,7 +94,7 @@ def _turn(message: generation_pb2.ChatMessage, field: str, tool_name: str | None
     for index, part in enumerate(message.content):
         kind = part.WhichOneof("part")
         if kind is None:
-            raise InvalidRequestError(f"{field}.content[{index}] is empty", field=f"{field}.content[{index}]")
+            raise refusal(f"{field}.content[{index}]", "is empty")
         if kind == "media":
             parts.append(MediaPart(part.media.modality))
         elif parts and isinstance(parts[-1], str):
@@ -127,6 +121,4 @@ def _check_role(message: generation_pb2.ChatMessage, field: str) -> None:
         ("tool_call_id", "tool", message.HasField("tool_call_id")),
     ):
         if is_set and message.role != role:
-            raise InvalidRequestError(
-                f"{field}.{name} belongs to the role {role!r}; given: {message.role!r}", field=f"{field}.{name}", value=message.role
-            )
+            raise refusal(f"{field}.{name}", f"belongs to the role {role!r}; given: {message.role!r}", value=message.role)

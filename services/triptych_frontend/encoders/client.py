@@ -46,7 +46,7 @@ from triptych_common.telemetry.tracing import OFF, Tracer
 
 from triptych_frontend.encoders.item import Encoded, Lease
 from triptych_frontend.encoders.pool import EncoderPool
-from triptych_frontend.errors import renamed
+from triptych_frontend.errors import refusal, renamed
 from triptych_frontend.media.item import MODALITY_NAMES, PreparedMedia
 
 log = logging.getLogger(__name__)
@@ -163,12 +163,8 @@ class EncoderClient:
             raise _named(from_request_error(result.error), item)
         if result.num_tokens != item.expansion.num_embeds:
             await self._release(encoder, [result.lease_id])
-            raise InvalidRequestError(
-                f"{item.field} is not what its header says: it has {result.num_tokens} embeddings, not {item.expansion.num_embeds}",
-                field=item.field,
-                limit=item.expansion.num_embeds,
-                value=result.num_tokens,
-            )
+            problem = f"is not what its header says: it has {result.num_tokens} embeddings, not {item.expansion.num_embeds}"
+            raise refusal(item.field, problem, item.expansion.num_embeds, result.num_tokens)
         tier = encoder_pb2.CacheTier.Name(result.tier).removeprefix("CACHE_TIER_").lower()
         self.counts[tier] += 1
         timings, elapsed_s = result.timings, time.perf_counter() - start_s

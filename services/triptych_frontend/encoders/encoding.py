@@ -186,17 +186,6 @@ class MediaEncoding:
             item.media.file.drop()
 
 
-async def ensure(client: EncoderClient, media: Sequence[PreparedMedia]) -> MediaEncoding:
-    """Encode the items of a call, and wait for them. Cleans up before it raises an error."""
-    encoding = MediaEncoding(client, media)
-    try:
-        await encoding.wait()
-    except BaseException:
-        await encoding.close()
-        raise
-    return encoding
-
-
 def media_ref(item: PreparedMedia, encoder_id: str = "", lease_id: str = "") -> common_pb2.MediaRef:
     """The reference to an item that the engine gets."""
     return common_pb2.MediaRef(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from triptych.errors import TriptychError
@@ -12,7 +13,6 @@ from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.status import to_request_error
 
 from triptych_frontend.errors import expected
-from triptych_frontend.generation.best_of import best_deltas
 from triptych_frontend.generation.call_trace import CallTrace
 from triptych_frontend.generation.choice import Choice
 from triptych_frontend.generation.sequences.media_call import MediaCall
@@ -39,6 +39,7 @@ class Sequences(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Generation:
     """The choices of one call, and their new output.
 
@@ -54,37 +55,29 @@ class Generation:
         num_best: send only so many of the choices, the likeliest, when all have ended. None sends all.
     """
 
-    def __init__(
-        self,
-        method: str,
-        request_id: str,
-        prompt: Prompt,
-        choices: Sequence[Choice],
-        on_news: Callable[[], None],
-        on_end: Callable[[], None],
-        meter: CallMeter,
-        num_best: int | None = None,
-    ) -> None:
-        self._method = method
-        self._request_id = request_id
-        self._prompt = prompt
-        self._choices = choices
-        self._num_running = len(choices)
-        self._on_news = on_news
-        self._on_end = on_end
-        self._meter = meter
-        self._num_best = num_best
-        self._call: Sequences | None = None
-        self._media: MediaCall | None = None
-        #: Indices of choices with outputs since the last `take`, in the order of the outputs.
-        self._fed: dict[int, None] = {}
-        self._is_announced = False
-        self._is_closed = False
-        self._start_s = time.perf_counter()
-        #: The call's place in its trace; set once the call was started.
-        self.trace: CallTrace | None = None
-        #: The error that ended the call; None while there is none.
-        self.error: TriptychError | None = None
+    method: str
+    request_id: str
+    prompt: Prompt
+    choices: Sequence[Choice]
+    on_news: Callable[[], None]
+    on_end: Callable[[], None]
+    meter: CallMeter
+    num_best: int | None = None
+    #: The call's place in its trace; set once the call was started.
+    trace: CallTrace | None = field(default=None, init=False)
+    #: The error that ended the call; None while there is none.
+    error: TriptychError | None = field(default=None, init=False)
+    _num_running: int = field(init=False)
+    _call: Sequences | None = field(default=None, init=False)
+    _media: MediaCall | None = field(default=None, init=False)
+    #: Indices of choices with outputs since the last `take`, in the order of the outputs.
+    _fed: dict[int, None] = field(default_factory=dict, init=False)
+    _is_announced: bool = field(default=False, init=False)
+    _is_closed: bool = field(default=False, init=False)
+    _start_s: float = field(default_factory=time.perf_counter, init=False)
+
+    def __post_init__(self) -> None:
+        self._num_running = len(self.choices)
 
     def attach(self, call: Sequences, media: MediaCall | None = None) -> None:
         """Set the call's sequences in the engine, and the source of its media reports."""
@@ -94,10 +87,10 @@ class Generation:
     def take(self) -> generation_pb2.GenerationCallResponse | None:
         """The new output since the last call; None if there is none. A response with usage or an error is the last one."""
         self._is_announced = False
-        if self._num_best is None:
-            deltas = [delta for index in self._fed for delta in self._choices[index].take()]
+        if self.num_best is None:
+            deltas = [delta for index in self._fed for delta in self.choices[index].take()]
         else:
-            deltas = [] if self._num_running else best_deltas(self._choices, self._num_best)
+            deltas = [] if self._num_running else _best_deltas(self.choices, self.num_best)
         self._fed.clear()
         if self.error is not None:
             self.close()
@@ -105,8 +98,8 @@ class Generation:
         if self._num_running:
             return generation_pb2.GenerationCallResponse(choices=deltas) if deltas else None
         self.close()
-        usage, timings = _usage(self._prompt, self._choices), _timings(self._prompt, self._choices)
-        media = self._media.reports(self._choices[0].last) if self._media is not None else ()
+        usage, timings = _usage(self.prompt, self.choices), _timings(self.prompt, self.choices)
+        media = self._media.reports(self.choices[0].last) if self._media is not None else ()
         return generation_pb2.GenerationCallResponse(choices=deltas, usage=usage, timings=timings, media=media)
 
     def close(self) -> None:
@@ -118,12 +111,12 @@ class Generation:
             self._call.close()
         self._count()
         self._end_trace()
-        self._on_end()
+        self.on_end()
 
     def abandon(self) -> None:
         """Free the place of a call that did not get to an engine. It has used nothing."""
         self._is_closed = True
-        self._on_end()
+        self.on_end()
 
     # Called with the engine's outputs, see engines.router.Listener.
 
@@ -131,7 +124,7 @@ class Generation:
         try:
             self._feed(index, output)
         except Exception as error:
-            self.on_error(index, expected(error, self._request_id))
+            self.on_error(index, expected(error, self.request_id))
 
     def on_error(self, index: int, error: TriptychError) -> None:
         # One failed choice ends the call.
@@ -139,10 +132,10 @@ class Generation:
         self._announce()
 
     def _feed(self, index: int, output: engine_pb2.SequenceOutput) -> None:
-        choice = self._choices[index]
+        choice = self.choices[index]
         had_stopped = choice.has_stopped
         if output.token_ids:
-            self._meter.token(index)
+            self.meter.token(index)
         choice.feed(output)
         self._fed[index] = None
         is_finished = choice.is_finished
@@ -160,35 +153,48 @@ class Generation:
     def _announce(self) -> None:
         if not self._is_announced:
             self._is_announced = True
-            self._on_news()
+            self.on_news()
 
     def _count(self) -> None:
-        self._meter.used(_usage(self._prompt, self._choices))
-        has_ended = any(choice.last is not None for choice in self._choices)
+        self.meter.used(_usage(self.prompt, self.choices))
+        has_ended = any(choice.last is not None for choice in self.choices)
         if self.error is not None:
             end = outcome = self.error.reason or "UNKNOWN"
         elif self._num_running:
             end = outcome = "cancelled"
         else:
-            names = [common_pb2.FinishReason.Name(choice.finish_reason) for choice in self._choices]
+            names = [common_pb2.FinishReason.Name(choice.finish_reason) for choice in self.choices]
             ends = [name.removeprefix("FINISH_REASON_").lower() for name in names]
             end, outcome = ", ".join(sorted(set(ends))), ends[0]
-        self._meter.ended(outcome, _timings(self._prompt, self._choices).queue_s if has_ended else None)
+        self.meter.ended(outcome, _timings(self.prompt, self.choices).queue_s if has_ended else None)
         log.info(
             "%s: %d prompt and %d output tokens, %s, %.1f ms",
-            self._method,
-            len(self._prompt.token_ids),
-            sum(choice.num_tokens for choice in self._choices),
+            self.method,
+            len(self.prompt.token_ids),
+            sum(choice.num_tokens for choice in self.choices),
             end,
             (time.perf_counter() - self._start_s) * 1e3,
-            extra={"request_id": self._request_id, "trace": self.trace and self.trace.context},
+            extra={"request_id": self.request_id, "trace": self.trace and self.trace.context},
         )
 
     def _end_trace(self) -> None:
         if self.trace is not None and self.trace.is_recorded:
-            ends = [choice.finish_reason for choice in self._choices if choice.is_finished]
+            ends = [choice.finish_reason for choice in self.choices if choice.is_finished]
             is_cancelled = self.error is None and self._num_running > 0
-            self.trace.end(_usage(self._prompt, self._choices), ends, self.error, is_cancelled=is_cancelled)
+            self.trace.end(_usage(self.prompt, self.choices), ends, self.error, is_cancelled=is_cancelled)
+
+
+def _best_deltas(choices: Sequence[Choice], num_best: int) -> list[generation_pb2.ChoiceDelta]:
+    """The output of the choices with the highest mean log probability, best first. All choices have ended."""
+    ranked = sorted(choices, key=lambda choice: choice.mean_logprob, reverse=True)[:num_best]
+    deltas = []
+    for index, choice in enumerate(ranked):
+        for delta in choice.take():
+            delta.index = index
+            if index:
+                delta.ClearField("prompt_logprobs")
+            deltas.append(delta)
+    return deltas
 
 
 def _usage(prompt: Prompt, choices: Sequence[Choice]) -> common_pb2.Usage:

@@ -10,8 +10,7 @@ from triptych_frontend.conversation.reasoning import ReasoningLimit
 from triptych_frontend.generation.sampling import GenerationParams
 from triptych_frontend.generation.sequences.continuation import joined_costs
 from triptych_frontend.output.chain import OutputChains
-from triptych_frontend.output.delta import DeltaBuilder
-from triptych_frontend.output.logprobs import prompt_logprobs, token_logprob
+from triptych_frontend.output.delta import DeltaBuilder, prompt_logprobs, token_logprob
 from triptych_frontend.prompt.preprocess import Prompt
 
 

@@ -1,7 +1,7 @@
 """Checks a client's generation options and fills in defaults, before the request goes to the engine.
 
 The defaults are the contract's. The setting `generation_config` puts those of the model's generation_config.json before them
-(defaults.py).
+(preparation/options.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from triptych_common.limits import MAX_BAD_SEQUENCES, MAX_CHOICES, MAX_LOGPROBS,
 
 from triptych_frontend.conversation.formats.calls import ParserOptions
 from triptych_frontend.conversation.reasoning import ReasoningLimit
-from triptych_frontend.errors import check_count, check_range
+from triptych_frontend.errors import check_count, check_range, refusal
 from triptych_frontend.output.chain import OutputOptions
 
 #: Longest of `bad_token_sequences`.
@@ -52,10 +52,8 @@ class GenerationParams:
     is_best_of: bool
     is_final_only: bool
     return_token_ids: bool
-    priority: int
-    cache_salt: str
-    #: Generate as many tokens as fit, where max_tokens does not.
-    clamps_max_tokens: bool = False
+    #: Those that need no check.
+    options: generation_pb2.GenerationOptions
     #: None: as long as the model likes.
     reasoning: ReasoningLimit | None = None
 
@@ -121,9 +119,7 @@ def check_options(
         is_best_of=best_of is not None,
         is_final_only=is_final_only,
         return_token_ids=options.return_token_ids,
-        priority=options.priority,
-        cache_salt=options.cache_salt,
-        clamps_max_tokens=options.clamp_max_tokens,
+        options=options,
     )
 
 
@@ -182,12 +178,8 @@ def _check_tokens(sampling: common_pb2.SamplingParams, vocab_size: int) -> None:
     for name in ("allowed_token_ids", "bad_token_ids", "stop_token_ids"):
         field, token_ids = f"{_FIELD}.{name}", getattr(sampling, name)
         if len(token_ids) > vocab_size:
-            raise InvalidRequestError(
-                f"{field} may have at most as many token ids as the vocabulary, {vocab_size}; given: {len(token_ids)}",
-                field=field,
-                limit=vocab_size,
-                value=len(token_ids),
-            )
+            problem = f"may have at most as many token ids as the vocabulary, {vocab_size}; given: {len(token_ids)}"
+            raise refusal(field, problem, vocab_size, len(token_ids))
         _check_token_ids(field, token_ids, vocab_size)
         token_ids[:] = dict.fromkeys(token_ids)
     _check_bad_sequences(sampling, vocab_size)

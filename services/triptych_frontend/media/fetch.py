@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
-from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2
 from triptych_common.host.fair_share import ServiceShare
 from triptych_common.media.data_url import decode_data_url
 from triptych_common.telemetry.histogram import SECONDS, Histograms
 from yarl import URL
 
+from triptych_frontend.errors import first_line, refusal
 from triptych_frontend.media.address_guard import ForbiddenAddressError, GuardedConnector, check_url
 from triptych_frontend.media.item import AUDIO, IMAGE, VIDEO
 from triptych_frontend.settings import FrontendSettings
@@ -92,9 +92,9 @@ class MediaFetcher:
                 return content
             raise ValueError(f"must be an http:, https:, data: or file: address; given: {_shown(url)}")
         except _TooLargeError as error:
-            raise InvalidRequestError(f"{field} {error}", field=field, limit=self._settings.max_media_bytes) from error
+            raise refusal(field, str(error), self._settings.max_media_bytes) from error
         except (ValueError, ForbiddenAddressError) as error:
-            raise InvalidRequestError(f"{field} {error}", field=field, value=_shown(url)) from error
+            raise refusal(field, str(error), value=_shown(url)) from error
 
     def _read_data(self, url: str) -> bytes:
         return decode_data_url(url, self._settings.max_media_bytes)
@@ -133,7 +133,7 @@ class MediaFetcher:
         except TimeoutError:
             raise ValueError(f"was not read within {limit_s:g} s (media_timeout_s)") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise ValueError(f"cannot be fetched: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
+            raise ValueError(f"cannot be fetched: {first_line(error)}") from error
 
     async def _follow(self, url: URL, modality: common_pb2.Modality, take: Callable[[int], None]) -> bytes:
         for _ in range(self._settings.max_media_redirects + 1):

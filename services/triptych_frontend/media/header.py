@@ -6,7 +6,8 @@ It must agree with the encoder's decoding: the same formats, the same orientatio
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from typing import Any, TypeAlias
 
@@ -18,6 +19,7 @@ from triptych.v1 import common_pb2
 from triptych_common.media.container import open_container
 from triptych_common.media.limits import IMAGE_FORMATS, MAX_SAMPLING_RATE, MAX_VIDEO_FRAMES, MIN_SAMPLING_RATE, MediaLimits
 
+from triptych_frontend.errors import first_line, refusal
 from triptych_frontend.media.item import AUDIO, IMAGE, MODALITY_NAMES, AudioHeader, ImageHeader, MediaHeader, VideoHeader
 
 _ORIENTATION_TAG = 0x0112
@@ -58,7 +60,7 @@ def read_header(
         InvalidRequestError: the file does not have this modality or the declared format, is damaged or empty, or exceeds a limit.
     """
     if not content:
-        raise InvalidRequestError(f"{field} is an empty file (0 bytes)", field=field, limit=1, value=0)
+        raise refusal(field, "is an empty file (0 bytes)", 1, 0)
     try:
         read = {IMAGE: _image_header, AUDIO: _audio_header}.get(modality, _video_header)
         header, formats = read(content, limits, field)
@@ -70,9 +72,7 @@ def read_header(
     # Parsers of many formats run here on untrusted files. They raise more than their documented errors.
     except Exception as error:
         name = MODALITY_NAMES.get(modality, "media")
-        raise InvalidRequestError(
-            f"{field} is damaged, or no {name} that can be read: {_first_line(error)}", field=field
-        ) from error
+        raise refusal(field, f"is damaged, or no {name} that can be read: {first_line(error)}") from error
 
 
 def _check_format(declared: str, formats: Sequence[str], field: str) -> None:
@@ -97,10 +97,10 @@ def _image_header(content: bytes, limits: MediaLimits, field: str) -> _Read:
             formats = ["jpeg"] if image.format == "MPO" else [str(image.format).lower()]
     except UnidentifiedImageError as error:
         known = ", ".join(IMAGE_FORMATS)
-        raise InvalidRequestError(f"{field} is no image of a known format; known are {known}", field=field, limit=known) from error
+        raise refusal(field, f"is no image of a known format; known are {known}", known) from error
     # The exceptions of Pillow's parsers for broken files.
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error) as error:
-        raise InvalidRequestError(f"{field} is a damaged image: {error}", field=field) from error
+        raise refusal(field, f"is a damaged image: {error}") from error
     return ImageHeader(height, width) if orientation in _TURNED else ImageHeader(width, height), formats
 
 
@@ -129,14 +129,10 @@ def _png_exif(content: bytes) -> bytes | None:
 
 def _check_pixels(width: int, height: int, limits: MediaLimits, field: str) -> None:
     if width < 1 or height < 1:
-        raise InvalidRequestError(f"{field} has no pixels ({width}x{height})", field=field, limit=1, value=f"{width}x{height}")
+        raise refusal(field, f"has no pixels ({width}x{height})", 1, f"{width}x{height}")
     if width * height > limits.max_pixels:
-        raise InvalidRequestError(
-            f"{field} is {width}x{height}, {width * height} pixels; at most {limits.max_pixels} are taken",
-            field=field,
-            limit=limits.max_pixels,
-            value=width * height,
-        )
+        problem = f"is {width}x{height}, {width * height} pixels; at most {limits.max_pixels} are taken"
+        raise refusal(field, problem, limits.max_pixels, width * height)
 
 
 def _audio_header(content: bytes, limits: MediaLimits, field: str) -> _Read:
@@ -149,7 +145,7 @@ def _audio_header(content: bytes, limits: MediaLimits, field: str) -> _Read:
     except (soundfile.LibsndfileError, RuntimeError):
         rate, num_samples, formats = _container_audio(content, limits, field)
     if num_samples < 1:
-        raise InvalidRequestError(f"{field} has no samples", field=field, limit=1, value=0)
+        raise refusal(field, "has no samples", 1, 0)
     return AudioHeader(num_samples, rate), formats
 
 
@@ -167,30 +163,33 @@ def _count_samples(file: soundfile.SoundFile, num_bytes: int, limits: MediaLimit
 
 def _check_audio(rate: int, num_samples: int, limits: MediaLimits, field: str) -> None:
     if not MIN_SAMPLING_RATE <= rate <= MAX_SAMPLING_RATE:
-        message = f"{field} has {rate} samples per second; {MIN_SAMPLING_RATE} to {MAX_SAMPLING_RATE} are taken"
-        raise InvalidRequestError(message, field=field, limit=MAX_SAMPLING_RATE, value=rate)
+        problem = f"has {rate} samples per second; {MIN_SAMPLING_RATE} to {MAX_SAMPLING_RATE} are taken"
+        raise refusal(field, problem, MAX_SAMPLING_RATE, rate)
     if num_samples > limits.max_samples(rate):
         seconds, most = f"{num_samples / rate:.1f}", f"{limits.max_samples(rate) / rate:g}"
-        message = f"{field} is {seconds} s long or more; at most {most} s are taken at {rate} samples per second"
-        raise InvalidRequestError(message, field=field, limit=most, value=seconds)
+        raise refusal(field, f"is {seconds} s long or more; at most {most} s are taken at {rate} samples per second", most, seconds)
 
 
 def _container_audio(content: bytes, limits: MediaLimits, field: str) -> tuple[int, int, list[str]]:
     """Rate, samples and formats of a file that libsndfile cannot read: m4a, webm, the audio track of a video. Keeps no samples."""
+    with _opened(content, limits, "sound", field) as container:
+        if not container.streams.audio:
+            raise refusal(field, "has no sound in it")
+        rate = int(container.streams.audio[0].codec_context.sample_rate)
+        num_samples = 0
+        for frame in container.decode(audio=0):
+            num_samples += frame.samples
+            _check_audio(rate, num_samples, limits, field)
+        return rate, num_samples, _container_formats(container)
+
+
+@contextmanager
+def _opened(content: bytes, limits: MediaLimits, name: str, field: str) -> Iterator[Any]:
     try:
         with open_container(content, limits.max_pixels) as container:
-            if not container.streams.audio:
-                raise InvalidRequestError(f"{field} has no sound in it", field=field)
-            rate = int(container.streams.audio[0].codec_context.sample_rate)
-            num_samples = 0
-            for frame in container.decode(audio=0):
-                num_samples += frame.samples
-                _check_audio(rate, num_samples, limits, field)
-            return rate, num_samples, _container_formats(container)
+            yield container
     except (av.FFmpegError, EOFError, ValueError) as error:
-        raise InvalidRequestError(
-            f"{field} is no sound of a known format, or damaged: {_first_line(error)}", field=field
-        ) from error
+        raise refusal(field, f"is no {name} of a known format, or damaged: {first_line(error)}") from error
 
 
 def _container_formats(container: Any) -> list[str]:
@@ -200,37 +199,26 @@ def _container_formats(container: Any) -> list[str]:
 
 
 def _video_header(content: bytes, limits: MediaLimits, field: str) -> _Read:
-    try:
-        with open_container(content, limits.max_pixels) as container:
-            if not container.streams.video:
-                raise InvalidRequestError(f"{field} has no pictures in it", field=field)
-            stream = container.streams.video[0]
-            width, height = stream.codec_context.width, stream.codec_context.height
-            _check_pixels(width, height, limits, field)
-            rate = stream.average_rate or stream.base_rate or stream.guessed_rate
-            formats = _container_formats(container)
-            # The header's number of frames may be wrong or missing.
-            num_frames = 0
-            for packet in container.demux(stream):
-                num_frames += packet.size > 0
-                if num_frames > MAX_VIDEO_FRAMES:
-                    message = f"{field} has more than {MAX_VIDEO_FRAMES} frames"
-                    raise InvalidRequestError(message, field=field, limit=MAX_VIDEO_FRAMES)
-    except (av.FFmpegError, EOFError, ValueError) as error:
-        raise InvalidRequestError(
-            f"{field} is no video of a known format, or damaged: {_first_line(error)}", field=field
-        ) from error
+    with _opened(content, limits, "video", field) as container:
+        if not container.streams.video:
+            raise refusal(field, "has no pictures in it")
+        stream = container.streams.video[0]
+        width, height = stream.codec_context.width, stream.codec_context.height
+        _check_pixels(width, height, limits, field)
+        rate = stream.average_rate or stream.base_rate or stream.guessed_rate
+        formats = _container_formats(container)
+        # The header's number of frames may be wrong or missing.
+        num_frames = 0
+        for packet in container.demux(stream):
+            num_frames += packet.size > 0
+            if num_frames > MAX_VIDEO_FRAMES:
+                raise refusal(field, f"has more than {MAX_VIDEO_FRAMES} frames", MAX_VIDEO_FRAMES)
     if num_frames < 1:
-        raise InvalidRequestError(f"{field} has no frames", field=field, limit=1, value=0)
+        raise refusal(field, "has no frames", 1, 0)
     if not rate:
-        raise InvalidRequestError(f"{field} does not say how many frames per second it has", field=field)
+        raise refusal(field, "does not say how many frames per second it has")
     header = VideoHeader(width, height, num_frames, float(rate))
     if header.duration_s > limits.max_video_s:
         seconds = f"{header.duration_s:.1f}"
-        message = f"{field} is {seconds} s long; at most {limits.max_video_s:g} s are taken"
-        raise InvalidRequestError(message, field=field, limit=limits.max_video_s, value=seconds)
+        raise refusal(field, f"is {seconds} s long; at most {limits.max_video_s:g} s are taken", limits.max_video_s, seconds)
     return header, formats
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -19,7 +19,7 @@ from triptych_common.telemetry.attributes import MEDIA_NUM_BYTES
 from triptych_common.telemetry.span import SpanKind
 from triptych_common.telemetry.tracing import OFF, Tracer
 
-from triptych_frontend.errors import check_count
+from triptych_frontend.errors import check_count, refusal
 from triptych_frontend.media.aliases import KnownMedia, UuidAliases
 from triptych_frontend.media.budget import MediaBudget, MediaHold
 from triptych_frontend.media.fetch import MediaFetcher
@@ -153,7 +153,7 @@ class MediaPreparer:
         items: Sequence[tuple[str, common_pb2.MediaItem]],
     ) -> None:
         if modality == common_pb2.MODALITY_UNSPECIFIED:
-            raise InvalidRequestError(f"{field}.modality must be set", field=f"{field}.modality")
+            raise refusal(f"{field}.modality", "must be set")
         if modality not in expander.modalities:
             known = ", ".join(["text", *sorted(MODALITY_NAMES[one] for one in expander.modalities)])
             name = MODALITY_NAMES.get(modality, f"of modality {modality}")
@@ -203,17 +203,13 @@ class MediaPreparer:
             return content
         if item.uuid:
             return None
-        raise InvalidRequestError(
-            f"{media.field} needs data, a url, an upload_id, or the uuid of an earlier item", field=media.field
-        )
+        raise refusal(media.field, "needs data, a url, an upload_id, or the uuid of an earlier item")
 
     def _known(self, media: MediaInput, tenant_salt: str) -> KnownMedia:
         known = self.aliases.find(tenant_salt, media.item.uuid)
         if known is None or known.modality != media.item.modality:
             field = f"{media.field}.uuid"
-            raise InvalidRequestError(
-                f"{field} is not known here (any more); send the item itself with it", field=field, value=media.item.uuid
-            )
+            raise refusal(field, "is not known here (any more); send the item itself with it", value=media.item.uuid)
         return known
 
     def _inspect(self, content: bytes, media: MediaInput) -> KnownMedia:
@@ -230,4 +226,4 @@ def _options(item: common_pb2.MediaItem, field: str) -> dict[str, Any]:
     try:
         return from_struct(item.processor_options)
     except ValueError as error:
-        raise InvalidRequestError(f"{field} {error}", field=field) from error
+        raise refusal(field, str(error)) from error

@@ -6,7 +6,6 @@ import functools
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jinja2
@@ -17,26 +16,17 @@ from triptych.v1 import common_pb2
 from triptych_frontend.conversation.normalise import TemplateTraits, fitted
 from triptych_frontend.conversation.tools import template_tool_calls
 from triptych_frontend.conversation.turns import ChatTurn
+from triptych_frontend.errors import refusal
 from triptych_frontend.media.item import MODALITY_NAMES, Expansion, MediaPart
 from triptych_frontend.media.processors.placeholders import placeholder_ranges
 from triptych_frontend.prompt.probes import PROBE_TOOLS, TemplateProbes
+from triptych_frontend.prompt.raw_prompt import TokenizedPrompt
 from triptych_frontend.tokens.tokenizer import Tokenizer
 from triptych_frontend.tokens.user_text import Piece, UserTextGuard, control_token_pattern
 
 #: Template variables that a client may set although they are parameters of transformers' apply_chat_template. `tools` is not one of
 #: them: a request may set tools only in its own field.
 _CLIENT_VARIABLES = {"documents"}
-
-
-@dataclass(frozen=True)
-class RenderedChat:
-    """A conversation as a prompt."""
-
-    #: As the template rendered it, with one placeholder per media item.
-    text: str
-    #: With the placeholders expanded.
-    token_ids: list[int]
-    placeholders: list[common_pb2.PlaceholderRange]
 
 
 class ChatTemplate:
@@ -113,7 +103,7 @@ class ChatTemplate:
         continue_final_message: bool,
         expansions: Sequence[tuple[common_pb2.Modality, Expansion]] = (),
         tools: list[dict[str, Any]] | None = None,
-    ) -> RenderedChat:
+    ) -> TokenizedPrompt:
         """The prompt of a conversation.
 
         Args:
@@ -133,7 +123,7 @@ class ChatTemplate:
             field = f"messages[{called}].tool_calls"
             raise InvalidRequestError("the model's chat template has no place for tool calls", field=field)
         for name in variables.keys() & _reserved_variables():
-            raise InvalidRequestError(f"template_kwargs must not set {name!r}", field="template_kwargs", value=name)
+            raise refusal("template_kwargs", f"must not set {name!r}", value=name)
         guard = UserTextGuard(self._control_pattern, self._normalize)
         try:
             rendered = self._apply(
@@ -154,7 +144,7 @@ class ChatTemplate:
             placeholders = placeholder_ranges(token_ids, self.embed_token_ids, num_embeds) if order else []
         except ValueError as error:
             raise InvalidRequestError(str(error), field="messages") from error
-        return RenderedChat(guard.restore(rendered), token_ids, placeholders)
+        return TokenizedPrompt(guard.restore(rendered), token_ids, placeholders=placeholders)
 
     def _expanded(
         self, pieces: Iterable[Piece], expansions: Sequence[tuple[common_pb2.Modality, Expansion]]

@@ -26,14 +26,14 @@ from triptych_frontend.conversation.reasoning import reasoning_variables
 from triptych_frontend.conversation.tools import ToolOptions, tool_options
 from triptych_frontend.conversation.truncation import room_for_prompt, shortened
 from triptych_frontend.conversation.turns import ChatTurn, media_items, prompt_end, turns_of
-from triptych_frontend.errors import check_count
+from triptych_frontend.errors import check_count, refusal
 from triptych_frontend.media.budget import MediaHold
 from triptych_frontend.media.item import PreparedMedia
 from triptych_frontend.media.preparer import MediaPreparer
-from triptych_frontend.prompt.chat_template import ChatTemplate, RenderedChat
+from triptych_frontend.prompt.chat_template import ChatTemplate
 from triptych_frontend.prompt.constraints import ConstraintChecker
 from triptych_frontend.prompt.interruptible import Interrupted, InterruptibleJob
-from triptych_frontend.prompt.raw_prompt import RawPrompts, decode_with_starts
+from triptych_frontend.prompt.raw_prompt import RawPrompts, TokenizedPrompt, decode_with_starts
 from triptych_frontend.settings import FrontendSettings
 from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
 from triptych_frontend.tokens.tokenizer import Tokenizer
@@ -47,19 +47,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Prompt:
+class Prompt(TokenizedPrompt):
     """The input that the engine continues."""
 
-    text: str
-    token_ids: list[int]
     #: Time of rendering and tokenizing, including the wait for a thread, in seconds.
     preprocess_s: float = 0.0
-    #: Where each token's text starts in `text`, in characters. None unless requested.
-    offsets: list[int] | None = None
     #: Media of the prompt, in the order of the request.
     media: list[PreparedMedia] = field(default_factory=list)
-    #: The positions of the media's embeddings, by offset.
-    placeholders: list[common_pb2.PlaceholderRange] = field(default_factory=list)
     #: The media files' share of the budget; None without media.
     hold: MediaHold | None = None
     #: The tools that the prompt shows.
@@ -131,7 +125,7 @@ class Preprocessor:
             media = await self._media.prepare(items, principal, request.options.cache_salt, hold) if items else []
             expansions = [(item.modality, item.expansion) for item in media]
 
-            def render(kept: list[ChatTurn], is_left: Sequence[bool]) -> Awaitable[RenderedChat]:
+            def render(kept: list[ChatTurn], is_left: Sequence[bool]) -> Awaitable[TokenizedPrompt]:
                 left = list(compress(expansions, is_left))
                 return self._render(
                     lambda: self._template.render(
@@ -149,7 +143,7 @@ class Preprocessor:
             offsets = (await self._decode_with_starts(chat.token_ids, True))[1] if with_offsets else None
             on_error.pop_all()
         elapsed_s = time.perf_counter() - start_s
-        return Prompt(chat.text, chat.token_ids, elapsed_s, offsets, media, chat.placeholders, hold, tools)
+        return Prompt(chat.text, chat.token_ids, offsets, chat.placeholders, elapsed_s, media, hold, tools)
 
     def _read(
         self, request: generation_pb2.ChatRequest
@@ -195,7 +189,7 @@ class Preprocessor:
                 raise InvalidRequestError(message, field="prompt", limit=1, value=0)
             on_error.pop_all()
         elapsed_s = time.perf_counter() - start_s
-        return Prompt(prompt.text, prompt.token_ids, elapsed_s, prompt.offsets, media, prompt.placeholders, hold)
+        return Prompt(prompt.text, prompt.token_ids, prompt.offsets, prompt.placeholders, elapsed_s, media, hold)
 
     def _given(self, request: generation_pb2.CompleteRequest) -> str | list[int]:
         """The text or the token ids of a completion. Raises InvalidRequestError."""
@@ -243,14 +237,10 @@ class Preprocessor:
         if not token_ids or max(token_ids) < self._vocab_size:
             return
         index, value = next((index, value) for index, value in enumerate(token_ids) if value >= self._vocab_size)
-        raise InvalidRequestError(
-            f"{field}[{index}] must be below the vocabulary's size of {self._vocab_size}; given: {value}",
-            field=f"{field}[{index}]",
-            limit=self._vocab_size - 1,
-            value=value,
-        )
+        problem = f"must be below the vocabulary's size of {self._vocab_size}; given: {value}"
+        raise refusal(f"{field}[{index}]", problem, self._vocab_size - 1, value)
 
-    async def _render(self, work: Callable[[], RenderedChat]) -> RenderedChat:
+    async def _render(self, work: Callable[[], TokenizedPrompt]) -> TokenizedPrompt:
         """Like `run`, but with a time limit for the template, which also applies after the caller was cancelled."""
         loop = asyncio.get_running_loop()
         job = InterruptibleJob(work)
@@ -291,4 +281,4 @@ def _template_variables(struct: struct_pb2.Struct) -> dict[str, Any]:
     try:
         return from_struct(struct)
     except ValueError as error:
-        raise InvalidRequestError(f"{field} {error}", field=field) from error
+        raise refusal(field, str(error)) from error

@@ -37,14 +37,12 @@ class TemplateProbes:
         self.takes_parts = not self._shows([self._turn("user", _PROBE)], _PROBE)
         if self.takes_parts:
             self.takes_parts = self._shows([self._turn("user", [{"type": "text", "text": _PROBE}])], _PROBE)
-        self._user = self._text_turn("user")
-        self._system = self._text_turn("system")
-        self._assistant = self._text_turn("assistant")
+        self._user, self._system, self._assistant = map(self._text_turn, ("user", "system", "assistant"))
 
     def traits(self) -> TemplateTraits:
         """What the template shows of a conversation."""
-        user, assistant = self._plain("user"), self._plain("assistant")
-        first, second = self._text_turn("system"), self._text_turn("system", _OTHER)
+        user, assistant = self._text_turn("user", "x"), self._text_turn("assistant", "x")
+        first, second = self._system, self._text_turn("system", _OTHER)
         developer = self._text_turn("developer", _OTHER)
         return TemplateTraits(
             system=self._shows([first, user], _PROBE),
@@ -94,9 +92,6 @@ class TemplateProbes:
 
     def _text_turn(self, role: str, text: str = _PROBE) -> _Message:
         return self._turn(role, [{"type": "text", "text": text}] if self.takes_parts else text)
-
-    def _plain(self, role: str) -> _Message:
-        return self._text_turn(role, "x")
 
     def _shows(self, messages: list[_Message], *texts: str, tools: list[dict[str, Any]] | None = None) -> bool:
         rendered = self._render(messages, tools)

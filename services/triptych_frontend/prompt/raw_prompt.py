@@ -12,6 +12,7 @@ from typing import NamedTuple
 from triptych.errors import InvalidRequestError, UnimplementedError
 from triptych.v1 import common_pb2
 
+from triptych_frontend.errors import refusal
 from triptych_frontend.media.item import MODALITY_NAMES, Expansion
 from triptych_frontend.media.processors.placeholders import placeholder_ranges
 from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
@@ -32,11 +33,12 @@ class Place(NamedTuple):
 class TokenizedPrompt:
     """A prompt's tokens, with its placeholders expanded."""
 
-    #: As the client gave it: a text, or the text of its token ids. Placeholders are not expanded.
+    #: As the client gave it: a text, or the text of its token ids; or as the template rendered it. Placeholders are not expanded.
     text: str
     token_ids: list[int]
     #: Where each token's text starts in `text`, in characters. An item's tokens start at its placeholder. None unless requested.
-    offsets: list[int] | None
+    offsets: list[int] | None = None
+    #: The positions of the media's embeddings, by offset.
     placeholders: list[common_pb2.PlaceholderRange] = field(default_factory=list)
 
 
@@ -82,12 +84,8 @@ class RawPrompts:
         for modality, text in self._placeholders.items():
             expected, count, name = in_prompt[modality], given[modality], MODALITY_NAMES[modality]
             if expected != count:
-                raise InvalidRequestError(
-                    f"media must have one {name} for each {text!r} in the prompt, which has {expected}; given: {count}",
-                    field="media",
-                    limit=expected,
-                    value=count,
-                )
+                problem = f"must have one {name} for each {text!r} in the prompt, which has {expected}; given: {count}"
+                raise refusal("media", problem, expected, count)
         return places
 
     def _check_has_tokens(self, modalities: Sequence[common_pb2.Modality]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import grpc
 from triptych.errors import InvalidRequestError, ServiceUnavailableError
@@ -32,7 +34,10 @@ from triptych_frontend.served_model import ServedModel
 from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
+_Context: TypeAlias = grpc.aio.ServicerContext
 
+
+@dataclass(eq=False)
 class GenerationServicer(GenerationCalls):
     """Chat and Complete, whole and streamed, Session, Embed, Score, Classify, UploadMedia, ListModels, Describe, GetLoad.
 
@@ -41,23 +46,14 @@ class GenerationServicer(GenerationCalls):
         load: returns the load of this frontend.
     """
 
-    def __init__(
-        self,
-        model: ServedModel,
-        generator: Generator,
-        embedder: Embedder,
-        uploads: Uploads,
-        instance: Callable[[], common_pb2.Instance],
-        load: Callable[[], Awaitable[generation_pb2.GetLoadResponse]],
-    ) -> None:
-        self._model = model
-        self._generator = generator
-        self._embedder = embedder
-        self._uploads = uploads
-        self._instance = instance
-        self._load = load
-        self._sessions: set[GenerationSession] = set()
-        self._refusal: str | None = None
+    model: ServedModel
+    generator: Generator
+    embedder: Embedder
+    uploads: Uploads
+    instance: Callable[[], common_pb2.Instance]
+    load: Callable[[], Awaitable[generation_pb2.GetLoadResponse]]
+    _sessions: set[GenerationSession] = field(default_factory=set, init=False)
+    _refusal: str | None = field(default=None, init=False)
 
     def refuse(self, reason: str) -> None:
         """Accept no more sessions and uploads, and end each open session after its last call. Clients then use another frontend."""
@@ -74,13 +70,11 @@ class GenerationServicer(GenerationCalls):
             raise ServiceUnavailableError(self._refusal, retry_after_s=1.0)
 
     def model_name(self, request: Request) -> str:
-        return self._model.info.name
+        return self.model.info.name
 
-    async def responses(
-        self, request: Request, context: grpc.aio.ServicerContext, *, is_final_only: bool, is_stream: bool
-    ) -> Responses:
+    async def responses(self, request: Request, context: _Context, *, is_final_only: bool, is_stream: bool) -> Responses:
         news = asyncio.Event()
-        generation = await self._generator.start(
+        generation = await self.generator.start(
             request, news.set, is_final_only=is_final_only, context=trusted_context(None), keeps_request=True
         )
         # If a client leaves while a response is being written, gRPC cancels the writer, but not this generator.
@@ -102,12 +96,10 @@ class GenerationServicer(GenerationCalls):
             generation.close()
 
     async def Session(
-        self,
-        request_iterator: AsyncIterator[generation_pb2.GenerationServiceSessionRequest],
-        context: grpc.aio.ServicerContext,
+        self, request_iterator: AsyncIterator[generation_pb2.GenerationServiceSessionRequest], context: _Context
     ) -> AsyncIterator[generation_pb2.GenerationServiceSessionResponse]:
         self._check_accepts()
-        session = GenerationSession(self._generator, self._instance())
+        session = GenerationSession(self.generator, self.instance())
         self._sessions.add(session)
         try:
             async with contextlib.aclosing(session.serve(request_iterator)) as responses:
@@ -116,37 +108,31 @@ class GenerationServicer(GenerationCalls):
         finally:
             self._sessions.discard(session)
 
-    async def ListModels(
-        self, request: generation_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
-    ) -> generation_pb2.ListModelsResponse:
-        return generation_pb2.ListModelsResponse(models=[self._model.info])
+    async def ListModels(self, request: generation_pb2.ListModelsRequest, context: _Context) -> generation_pb2.ListModelsResponse:
+        return generation_pb2.ListModelsResponse(models=[self.model.info])
 
     async def Describe(
-        self, request: generation_pb2.GenerationServiceDescribeRequest, context: grpc.aio.ServicerContext
+        self, request: generation_pb2.GenerationServiceDescribeRequest, context: _Context
     ) -> generation_pb2.GenerationServiceDescribeResponse:
-        return generation_pb2.GenerationServiceDescribeResponse(instance=self._instance(), models=[self._model.info])
+        return generation_pb2.GenerationServiceDescribeResponse(instance=self.instance(), models=[self.model.info])
 
-    async def GetLoad(
-        self, request: generation_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
-    ) -> generation_pb2.GetLoadResponse:
-        return await self._load()
+    async def GetLoad(self, request: generation_pb2.GetLoadRequest, context: _Context) -> generation_pb2.GetLoadResponse:
+        return await self.load()
 
     async def UploadMedia(
-        self, request_iterator: AsyncIterator[generation_pb2.UploadMediaRequest], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[generation_pb2.UploadMediaRequest], context: _Context
     ) -> generation_pb2.UploadMediaResponse:
         self._check_accepts()
-        return await self._uploads.receive(request_iterator)
+        return await self.uploads.receive(request_iterator)
 
-    async def Embed(self, request: generation_pb2.EmbedRequest, context: grpc.aio.ServicerContext) -> generation_pb2.EmbedResponse:
-        return await self._embedder.embed(request)
+    async def Embed(self, request: generation_pb2.EmbedRequest, context: _Context) -> generation_pb2.EmbedResponse:
+        return await self.embedder.embed(request)
 
-    async def Score(self, request: generation_pb2.ScoreRequest, context: grpc.aio.ServicerContext) -> generation_pb2.ScoreResponse:
-        return await self._embedder.score(request)
+    async def Score(self, request: generation_pb2.ScoreRequest, context: _Context) -> generation_pb2.ScoreResponse:
+        return await self.embedder.score(request)
 
-    async def Classify(
-        self, request: generation_pb2.ClassifyRequest, context: grpc.aio.ServicerContext
-    ) -> generation_pb2.ClassifyResponse:
-        return await self._embedder.classify(request)
+    async def Classify(self, request: generation_pb2.ClassifyRequest, context: _Context) -> generation_pb2.ClassifyResponse:
+        return await self.embedder.classify(request)
 
 
 class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
@@ -158,9 +144,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         self._preprocessor = preprocessor
         self._encoders = encoders
 
-    async def Preprocess(
-        self, request: preprocess_pb2.PreprocessRequest, context: grpc.aio.ServicerContext
-    ) -> preprocess_pb2.PreprocessResponse:
+    async def Preprocess(self, request: preprocess_pb2.PreprocessRequest, context: _Context) -> preprocess_pb2.PreprocessResponse:
         principal = Principal(trusted_tenant(request.context))
         with self._admission.admit(principal.tenant):
             kind = request.WhichOneof("input")
@@ -182,9 +166,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
                 max_model_len=self._model.info.max_model_len,
             )
 
-    async def Tokenize(
-        self, request: preprocess_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
-    ) -> preprocess_pb2.TokenizeResponse:
+    async def Tokenize(self, request: preprocess_pb2.TokenizeRequest, context: _Context) -> preprocess_pb2.TokenizeResponse:
         self._model.check_name(request.model)
         with self._admission.admit():
             token_ids, tokens = await self._preprocessor.tokenize(
@@ -204,16 +186,14 @@ class DetokenizeServicer(detokenize_pb2_grpc.DetokenizeServiceServicer):
         self._tokenizer = tokenizer
         self._preprocessor = preprocessor
 
-    async def Detokenize(
-        self, request: detokenize_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
-    ) -> detokenize_pb2.DetokenizeResponse:
+    async def Detokenize(self, request: detokenize_pb2.DetokenizeRequest, context: _Context) -> detokenize_pb2.DetokenizeResponse:
         self._model.check_name(request.model)
         with self._admission.admit():
             text = await self._preprocessor.detokenize(request.token_ids, _skips_special_tokens(request))
             return detokenize_pb2.DetokenizeResponse(text=text)
 
     async def DetokenizeStream(
-        self, request_iterator: AsyncIterator[detokenize_pb2.DetokenizeStreamRequest], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[detokenize_pb2.DetokenizeStreamRequest], context: _Context
     ) -> AsyncIterator[detokenize_pb2.DetokenizeStreamResponse]:
         with self._admission.admit():
             stream: IncrementalDetokenizer | None = None

@@ -11,12 +11,12 @@ import support.builders.media_files as media
 from PIL import Image
 from support.builders.multimodal import FAMILIES, build_checkpoint, modalities
 from support.drivers.encoder import an_encoder
+from support.drivers.encoder_client import ensure
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2
 from triptych_common.model.store import model_info
 from triptych_common.rpc.principal import ANONYMOUS, Principal
 from triptych_frontend.encoders.client import EncoderClient
-from triptych_frontend.encoders.encoding import ensure
 from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.item import MODALITY_NAMES

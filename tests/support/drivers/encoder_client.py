@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from triptych.v1 import common_pb2
 from triptych_common.media.key import media_key
 from triptych_frontend.encoders.client import EncoderClient
+from triptych_frontend.encoders.encoding import MediaEncoding
 from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.media.item import Expansion, MediaFile, PreparedMedia
 
@@ -58,3 +59,14 @@ def item(content: bytes | None = b"content", key: bytes = b"", num_embeds: int =
 
 async def until_connected(pool: EncoderPool, count: int) -> None:
     await until(lambda: len(pool.ready) == count, timeout_s=15)
+
+
+async def ensure(client: EncoderClient, media: Sequence[PreparedMedia]) -> MediaEncoding:
+    """Encode the items of a call, and wait for them. Cleans up before it raises an error."""
+    encoding = MediaEncoding(client, media)
+    try:
+        await encoding.wait()
+    except BaseException:
+        await encoding.close()
+        raise
+    return encoding

@@ -21,7 +21,8 @@ from tokenizers import AddedToken, normalizers
 from triptych.errors import InvalidRequestError, StartupError
 from triptych_common.model.store import resolve_model
 from triptych_frontend.conversation.turns import ChatTurn
-from triptych_frontend.prompt.chat_template import ChatTemplate, RenderedChat
+from triptych_frontend.prompt.chat_template import ChatTemplate
+from triptych_frontend.prompt.raw_prompt import TokenizedPrompt
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
 ROLES = st.sampled_from(["system", "user", "assistant"])
@@ -45,7 +46,7 @@ def template() -> ChatTemplate:
     return ChatTemplate(tokenizer())
 
 
-def render(template: ChatTemplate, turns: list[ChatTurn], **variables: object) -> RenderedChat:
+def render(template: ChatTemplate, turns: list[ChatTurn], **variables: object) -> TokenizedPrompt:
     return template.render(turns, variables, add_generation_prompt=True, continue_final_message=False)
 
 

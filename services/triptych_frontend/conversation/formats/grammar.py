@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2
 from triptych_common.constraints.compiler import json_rule
 from triptych_common.constraints.messages import to_spec
 
 from triptych_frontend.conversation.formats.table import FormatTable
 from triptych_frontend.conversation.syntaxes.syntax import CallableTool, Literals, in_slashes, regex_of, sequence
+from triptych_frontend.errors import refusal
 
 _ANY_OBJECT = '{"type": "object"}'
 
@@ -27,7 +27,6 @@ class AnswerShape:
         is_forced: the answer must be a call.
         parallel: it may have more calls than one.
         text: what text must look like; None for any.
-        text_field: path of `text` in the request, for errors.
         may_reason: the model may reason first. Its prompt does not begin the reasoning.
         is_reasoning: the prompt begins the reasoning, and this grammar holds behind it.
     """
@@ -36,7 +35,6 @@ class AnswerShape:
     is_forced: bool = False
     parallel: bool = True
     text: common_pb2.Constraint | None = None
-    text_field: str = "options.constraint"
     may_reason: bool = False
     is_reasoning: bool = False
 
@@ -83,7 +81,7 @@ class AnswerGrammar:
         """The alternatives that are not only calls."""
         answer = self._literals(self._answer)
         if shape.text is not None:
-            rules += text_rules(shape.text, shape.text_field)
+            rules += _text_rules(shape.text)
             return [sequence(answer, "text")]
         if self._answer or not shape.tools or self._tools is None:
             rules.append("TEXT: /(?s:.*)/")
@@ -122,8 +120,9 @@ class AnswerGrammar:
         return rules
 
 
-def text_rules(constraint: common_pb2.Constraint, field: str) -> list[str]:
+def _text_rules(constraint: common_pb2.Constraint) -> list[str]:
     """The rule `text` for a constraint, and the rules that it uses. Raises InvalidRequestError."""
+    field = "options.constraint"
     kind = to_spec(constraint, field).kind
     if kind == "json_schema":
         return [f"text: {json_rule(constraint.json_schema, f'{field}.json_schema')}"]
@@ -133,7 +132,4 @@ def text_rules(constraint: common_pb2.Constraint, field: str) -> list[str]:
         return ["text: " + " | ".join(json.dumps(value) for value in constraint.choice.values)]
     if kind == "regex":
         return ["text: TEXT", f"TEXT: /{in_slashes(constraint.regex)}/"]
-    raise InvalidRequestError(
-        f"{field}.grammar cannot be combined with tools or reasoning: it must describe the whole answer",
-        field=f"{field}.grammar",
-    )
+    raise refusal(f"{field}.grammar", "cannot be combined with tools or reasoning: it must describe the whole answer")

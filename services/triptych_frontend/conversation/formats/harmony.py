@@ -15,7 +15,7 @@ from collections.abc import Callable
 from triptych_frontend.conversation.events import Reasoning, Text, ToolArguments
 from triptych_frontend.conversation.formats.calls import AnswerParser, ParserOptions
 from triptych_frontend.conversation.formats.table import CallShape, ReasoningFormat, ToolFormat
-from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallRules, Literals, json_value
+from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallRules, Literals, json_call_rules
 from triptych_frontend.conversation.text_matcher import TextMatcher
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -125,10 +125,7 @@ class HarmonyRules(CallRules):
 
     def rules(self, number: int, tool: CallableTool, literals: Literals) -> list[str]:
         head = literals(f"{_CHANNEL}commentary to={_FUNCTIONS}{tool.name} {_CONSTRAIN}json{_MESSAGE}")
-        return [
-            f"call_{number}: {head} arguments_{number}",
-            f"arguments_{number}: {json_value(tool.parameters, tool.field)}",
-        ]
+        return json_call_rules(number, tool, head)
 
 
 #: One call per turn: the model ends with it.

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from triptych.errors import StartupError
 
 from triptych_frontend.conversation.formats import harmony
 from triptych_frontend.conversation.formats.table import CallIds, CallShape, ReasoningFormat, ToolFormat
@@ -14,7 +19,9 @@ from triptych_frontend.conversation.syntaxes.json_calls import JsonSyntax
 from triptych_frontend.conversation.syntaxes.pythonic_calls import PythonSyntax
 from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals
 from triptych_frontend.conversation.syntaxes.tagged_calls import TaggedSyntax
+from triptych_frontend.tokens.tokenizer import Tokenizer
 
+T = TypeVar("T")
 _NAME = r"(?P<name>[\w.:/-]+)"
 _DEEPSEEK_MARKERS = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _DEEPSEEK_CALL, _DEEPSEEK_SEP, _DEEPSEEK_CALL_END = _DEEPSEEK_MARKERS
@@ -191,3 +198,55 @@ def reasoning_format_of(template: str, added_tokens: Collection[str]) -> Reasoni
         ):
             return reasoning
     return None
+
+
+def choose_formats(
+    source: str, tool_source: str | None, tokenizer: Tokenizer, tool_call_parser: str, reasoning_parser: str
+) -> tuple[ToolFormat | None, ReasoningFormat | None]:
+    """The formats of a model, by name, or, for `auto`, by its chat template and its tokens. Raises StartupError for unknown names.
+
+    Args:
+        source: the template.
+        tool_source: the template for conversations with tools; None if it shows no tools.
+    """
+    tokens = {token.content for token in tokenizer.added_tokens.values()}
+    tools = reasoning = None
+    if tool_call_parser == "auto":
+        tools = tool_format_of(tool_source) if tool_source is not None else None
+    elif tool_call_parser.endswith(".py"):
+        tools = _format_from_file(Path(tool_call_parser))
+    elif tool_call_parser != "none":
+        tools = _named(TOOL_FORMATS, tool_call_parser, "tool_call_parser")
+    if reasoning_parser == "auto":
+        reasoning = reasoning_format_of(source, tokens)
+    elif reasoning_parser != "none":
+        reasoning = _named(REASONING_FORMATS, reasoning_parser, "reasoning_parser")
+    if tools is not None and tools.name == "mistral" and "[ARGS]" not in tokens:
+        tools = OLD_MISTRAL
+    return tools, reasoning
+
+
+def _format_from_file(path: Path) -> ToolFormat:
+    """The `ToolFormat` that a Python file defines as `TOOL_FORMAT`. The file is code: it can do whatever this process can.
+
+    Raises:
+        StartupError: it cannot be read or run, or defines no format. The message names the file.
+    """
+    spec = importlib.util.spec_from_file_location(f"triptych_tool_format_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise StartupError(f"{path} is not a Python file, so it defines no format of tool calls")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # it may raise anything
+        raise StartupError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    found = getattr(module, "TOOL_FORMAT", None)
+    if not isinstance(found, ToolFormat):
+        raise StartupError(f"{path} must define TOOL_FORMAT, a ToolFormat; it is {type(found).__name__} there")
+    return found
+
+
+def _named(formats: Mapping[str, T], name: str, setting: str) -> T:
+    if name not in formats:
+        raise StartupError(f"{setting} must be auto, none, or one of {', '.join(formats)}; given: {name!r}")
+    return formats[name]

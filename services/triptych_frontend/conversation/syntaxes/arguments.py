@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from triptych.errors import InvalidRequestError
 
 from triptych_frontend.conversation.syntaxes.json_scan import no_number
+from triptych_frontend.conversation.syntaxes.syntax import Literals, in_slashes, json_value
+from triptych_frontend.errors import refusal
 
 _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
     "integer": int,
@@ -24,6 +27,8 @@ _NOTES = frozenset(
     {"description", "title", "default", "examples", "deprecated", "$comment", "$schema", "$id", "$defs", "definitions", "nullable"}
 )
 _BRANCHES = ("anyOf", "oneOf")
+#: Of strings, those that `string_rules` enforces.
+_STRING_KEYWORDS = {"type", "pattern", "minLength", "maxLength"}
 
 
 class Argument(NamedTuple):
@@ -66,6 +71,21 @@ class ToolSchema:
         if unnamed or (isinstance(others, dict) and others):
             self.refuse("required" if unnamed else "additionalProperties")
 
+    def check_name(self, name: str, pattern: re.Pattern[str], refusal: str) -> None:
+        """Raise InvalidRequestError with this refusal, where {} stands for the name, if an argument cannot have the name."""
+        if not pattern.fullmatch(name):
+            raise InvalidRequestError(f"this model {refusal.format(repr(name))}", field=self._field, value=name)
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether the arguments of a tool that names none may be any."""
+        return self.resolved(self._root).get("additionalProperties") is not False
+
+    def json_value(self, schema: Mapping[str, Any]) -> str:
+        """A JSON value that matches a part of the schema, as part of a rule. Raises InvalidRequestError."""
+        shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+        return json_value({**schema, **shared}, self._field)
+
     def check_keywords(self, schema: Mapping[str, Any], known: set[str]) -> None:
         """Raise InvalidRequestError, which names a keyword that is not one of these."""
         if unknown := schema.keys() - known - _NOTES:
@@ -73,12 +93,8 @@ class ToolSchema:
 
     def refuse(self, keyword: str) -> None:
         """Raise InvalidRequestError for a keyword."""
-        raise InvalidRequestError(
-            f"{self._field} cannot be honoured: this model writes arguments without quotation marks, where {keyword!r} "
-            "cannot be enforced",
-            field=self._field,
-            value=keyword,
-        )
+        reason = f"this model writes arguments without quotation marks, where {keyword!r} cannot be enforced"
+        raise refusal(self._field, f"cannot be honoured: {reason}", value=keyword)
 
     def resolved(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         """The schema that a reference leads to. A reference that leads nowhere allows everything."""
@@ -186,3 +202,64 @@ def type_of(value: Any) -> str:
     if isinstance(value, bool):
         return "boolean"
     return next((name for name, kinds in _JSON_TYPES.items() if isinstance(value, kinds)), "string")
+
+
+def string_rules(
+    rule: str, schema: Mapping[str, Any], end: str, whole: ToolSchema, literals: Literals, space: str = ""
+) -> list[str]:
+    """The rule for a string and the marker behind it, and the rules that it uses.
+
+    Args:
+        space: what stands between the two, and does not belong to the string.
+
+    Raises:
+        InvalidRequestError: the schema has a keyword that cannot be enforced there.
+    """
+    whole.check_keywords(schema, _STRING_KEYWORDS)
+    least, most, pattern = schema.get("minLength"), schema.get("maxLength"), schema.get("pattern")
+    if least is None and most is None and pattern is None:
+        return literals.until(rule, end)
+    bodies = []
+    if least is not None or most is not None:
+        bodies.append(f"(?s:.){{{int(least or 0)},{'' if most is None else int(most)}}}")
+    if pattern is not None:
+        body = _whole_pattern(str(pattern))
+        if body is None:
+            whole.refuse("pattern")
+        bodies.append(str(body))
+    return literals.until(rule, end, [f"{body}{in_slashes(space)}" for body in bodies])
+
+
+def _whole_pattern(pattern: str) -> str | None:
+    """A regular expression for the whole value, from one that may match anywhere in it. None if that cannot be told."""
+    parts = re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", pattern, re.DOTALL)
+    starts, ends = parts[:1] == ["^"], parts[-1:] == ["$"]
+    body = parts[1 if starts else 0 : len(parts) - 1 if ends else len(parts)]
+    if "^" in body or "$" in body or ((starts or ends) and _has_bare_alternative(body)):
+        return None
+    return f"{'' if starts else '(?s:.*)'}({in_slashes(''.join(body))}){'' if ends else '(?s:.*)'}"
+
+
+def _has_bare_alternative(parts: list[str]) -> bool:
+    depth = 0
+    for part in parts:
+        depth += (part == "(") - (part == ")")
+        if part == "|" and not depth:
+            return True
+    return False
+
+
+def chain_rules(first: str, rest: str, pairs: Sequence[tuple[str, bool]], comma: str) -> list[str]:
+    """Rules for arguments in a fixed order, with commas between them. `{first}_0` begins them.
+
+    Args:
+        first: name of the rules behind which no argument was written yet, and `rest` of those behind one.
+        pairs: how each argument is written, and whether it is required.
+        comma: as it stands in a rule.
+    """
+    rules = []
+    for index, (pair, is_required) in enumerate(pairs):
+        for rule, before in ((first, ""), (rest, f"{comma} ")):
+            skipped = "" if is_required else f" | {rule}_{index + 1}"
+            rules.append(f"{rule}_{index}: {before}{pair} {rest}_{index + 1}{skipped}")
+    return [*rules, *(f'{rule}_{len(pairs)}: ""' for rule in (first, rest))]

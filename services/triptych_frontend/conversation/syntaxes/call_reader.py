@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias, TypeVar
+
+from triptych_frontend.conversation.syntaxes.json_scan import JsonScan, RefusedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,9 @@ class CallEnd:
 
 
 CallEvent: TypeAlias = CallStart | CallArguments | CallEnd
+T = TypeVar("T")
+#: Reads characters. What it says of them is in the reader's `_events`.
+Reading: TypeAlias = Generator[None, str, T]
 
 
 class Status(enum.Enum):
@@ -43,7 +49,7 @@ class Status(enum.Enum):
     REFUSED = enum.auto()
 
 
-class CallReader:
+class CallReader(ABC):
     """Reads tool calls, character by character. Each call becomes CallStart, any CallArguments, CallEnd.
 
     Args:
@@ -58,11 +64,21 @@ class CallReader:
         self._is_accepted = False
         #: A call has begun and not ended.
         self.is_in_call = False
-        self._step: Callable[[str], list[CallEvent]] = self._start
+        #: Of the character that is being read.
+        self._events: list[CallEvent] = []
+        self._reading = self._calls()
+        next(self._reading)
 
     def feed(self, char: str) -> list[CallEvent]:
         """Take the next character. `status` then says whether it belongs to the calls."""
-        events = self._step(char)
+        events: list[CallEvent] = []
+        self._events = events
+        try:
+            self._reading.send(char)
+        except StopIteration:
+            self.status = Status.DONE
+        except RefusedError:
+            self.status = Status.REFUSED
         if events:
             self.is_in_call = not isinstance(events[-1], CallEnd)
         if events or self._is_accepted or self.status is Status.DONE:
@@ -80,22 +96,65 @@ class CallReader:
         """The text has ended. Returns what can be said about a call that is not complete."""
         return []
 
-    def _start(self, char: str) -> list[CallEvent]:
-        """The first character."""
-        raise NotImplementedError
+    @abstractmethod
+    def _calls(self) -> Reading[None]:
+        """Read the calls: each `yield` gives the next character. It returns with their last one."""
+
+    def _visible(self) -> Reading[str]:
+        """The next character that is no white space."""
+        while (char := (yield)).isspace():
+            pass
+        return char
+
+    def _one_of(self, chars: str) -> Reading[str]:
+        """The next of some characters. White space may stand before it."""
+        char = yield from self._visible()
+        return char if char in chars else self._refuse()
+
+    def _marker(self, markers: Sequence[str], token: str = "") -> Reading[str]:
+        """The next of some markers. White space may stand before it.
+
+        Args:
+            token: its beginning, if that was read already.
+        """
+        token = token or (yield from self._visible())
+        while token not in markers:
+            if not any(marker.startswith(token) for marker in markers):
+                self._refuse()
+            token += yield
+        return token
+
+    def _arguments(self) -> Reading[None]:
+        """Arguments in JSON, behind their first brace."""
+        scan, is_end = JsonScan("{"), False
+        while not is_end:
+            is_end = scan.feed(char := (yield))
+            self._events.append(CallArguments(char))
+
+    def _section(self, call: Callable[[], Reading[None]], opener: str, end: str, closers: Sequence[str] = ()) -> Reading[None]:
+        """Calls up to the marker behind the last one.
+
+        Args:
+            call: reads one of them.
+            opener: what begins each call; empty if a call begins at once, and is the only one of its section.
+            closers: markers that may stand behind a call. They belong to the format.
+        """
+        if not opener:
+            yield from call()
+            return
+        has_calls, markers = False, [marker for marker in (opener, end, *closers) if marker]
+        while (marker := (yield from self._marker(markers))) == opener or has_calls:
+            if marker == opener:
+                yield from call()
+                has_calls = True
+            elif marker == end:
+                return
+            else:
+                self._is_accepted = True
+        self._refuse()
 
     def _is_known(self, name: object) -> bool:
         return isinstance(name, str) and name in self._names
 
-    def _refuse(self) -> list[CallEvent]:
-        self.status = Status.REFUSED
-        return []
-
-
-def is_text(value: str) -> bool:
-    """Whether a decoded string can be sent. An escape in JSON or Python may stand for half a character."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    def _refuse(self) -> NoReturn:
+        raise RefusedError

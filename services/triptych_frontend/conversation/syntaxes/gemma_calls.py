@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from triptych.errors import InvalidRequestError
-
-from triptych_frontend.conversation.syntaxes.arguments import ToolSchema, values_of
-from triptych_frontend.conversation.syntaxes.call_reader import CallArguments, CallEnd, CallEvent, CallReader, CallStart, Status
-from triptych_frontend.conversation.syntaxes.strings import string_rules
+from triptych_frontend.conversation.syntaxes.arguments import ToolSchema, chain_rules, string_rules, values_of
+from triptych_frontend.conversation.syntaxes.call_reader import CallArguments, CallEnd, CallEvent, CallReader, CallStart, Reading
+from triptych_frontend.conversation.syntaxes.json_scan import escaped
 from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals, Tools, json_value, sequence
+from triptych_frontend.errors import refusal
 
 _HEAD = "call:"
 _MAX_NAME_CHARS = 256
@@ -61,22 +60,13 @@ class _GemmaRules:
         if not arguments:
             return '"{" "}"' if schema.get("additionalProperties") is False else f"{self._any()}_object"
         first, rest = self._new(), self._new()
-        for index, argument in enumerate(arguments):
-            if not _WORD.fullmatch(argument.name):
-                raise InvalidRequestError(
-                    f"this model writes arguments without quotation marks, where {argument.name!r} cannot be the name of one",
-                    field=self._tool.field,
-                    value=argument.name,
-                )
-            pair = sequence(json.dumps(f"{argument.name}:"), self.value(argument.schema))
-            self._chain(first, index, "", pair, rest, argument.is_required)
-            self._chain(rest, index, '"," ', pair, rest, argument.is_required)
-        self.rules += [f'{first}_{len(arguments)}: ""', f'{rest}_{len(arguments)}: ""']
+        pairs = []
+        for name, value, is_required in arguments:
+            refusal = "writes arguments without quotation marks, where {} cannot be the name of one"
+            self._schema.check_name(name, _WORD, refusal)
+            pairs.append((sequence(json.dumps(f"{name}:"), self.value(value)), is_required))
+        self.rules += chain_rules(first, rest, pairs, '","')
         return f'"{{" {first}_0 "}}"'
-
-    def _chain(self, rule: str, index: int, comma: str, pair: str, rest: str, is_required: bool) -> None:
-        skipped = "" if is_required else f" | {rule}_{index + 1}"
-        self.rules.append(f"{rule}_{index}: {comma}{pair} {rest}_{index + 1}{skipped}")
 
     def value(self, schema: Mapping[str, Any]) -> str:
         """A value of this schema."""
@@ -153,7 +143,7 @@ class _GemmaRules:
     def _new(self) -> str:
         self._num_names += 1
         if self._num_names > _MAX_NAMES:
-            raise InvalidRequestError(f"{self._tool.field} is too large for this model's calls", field=self._tool.field)
+            raise refusal(self._tool.field, "is too large for this model's calls")
         return f"{self._prefix}_{self._num_names}"
 
 
@@ -161,22 +151,28 @@ class GemmaCalls(CallReader):
     """Reads one call. Its arguments become JSON as they come."""
 
     def __init__(self, tools: Tools, quote: str) -> None:
-        super().__init__(tools)
         self._quote = quote
         self._token = ""
         #: The brackets that must close, innermost last.
         self._closing: list[str] = []
+        self._step = self._key
+        super().__init__(tools)
 
-    def _start(self, char: str) -> list[CallEvent]:
-        if char != "{":
+    def _calls(self) -> Reading[None]:
+        while (char := (yield)) != "{":
             self._token += "" if char.isspace() and not self._token else char
             is_wrong = not (self._token.startswith(_HEAD) or _HEAD.startswith(self._token))
-            return self._refuse() if is_wrong or len(self._token) > _MAX_NAME_CHARS else []
+            if is_wrong or len(self._token) > _MAX_NAME_CHARS:
+                self._refuse()
         name, self._token = self._token.removeprefix(_HEAD).strip(), ""
         if name not in self._names:
-            return self._refuse()
-        self._closing, self._step = ["}"], self._key
-        return [CallStart(name), CallArguments(char)]
+            self._refuse()
+        self._events += [CallStart(name), CallArguments(char)]
+        self._closing = ["}"]
+        # Steps, because values may be nested deeply.
+        while self._closing:
+            char = yield
+            self._events += self._step(char)
 
     def _key(self, char: str) -> list[CallEvent]:
         """A key, or the end of an object without any."""
@@ -215,17 +211,18 @@ class GemmaCalls(CallReader):
         text = self._token + char
         if text.endswith(self._quote):
             self._token, self._step = "", self._next
-            return [CallArguments(_escaped(text.removesuffix(self._quote)) + '"')]
+            return [CallArguments(escaped(text.removesuffix(self._quote)) + '"')]
         certain = max(len(text) - len(self._quote) + 1, 0)
         self._token = text[certain:]
-        return [CallArguments(_escaped(text[:certain]))] if certain else []
+        return [CallArguments(escaped(text[:certain]))] if certain else []
 
     def _scalar(self, char: str) -> list[CallEvent]:
         if char not in ",}]":
             self._token += char
             return self._refuse() if len(self._token) > _MAX_SCALAR_CHARS else []
         value, self._token = self._token.strip(), ""
-        return [CallArguments(_scalar_json(value)), *self._next(char)]
+        self._events.append(CallArguments(_scalar_json(value)))
+        return self._next(char)
 
     def _next(self, char: str) -> list[CallEvent]:
         """Behind a value."""
@@ -242,17 +239,12 @@ class GemmaCalls(CallReader):
         if self._closing:
             self._step = self._next
             return [CallArguments(char)]
-        self.status = Status.DONE
         return [CallArguments(char), CallEnd()]
 
     def finish(self) -> list[CallEvent]:
         if not self.is_in_call or not self._token:
             return []
-        return [CallArguments(_escaped(self._token) if self._step == self._text else self._token)]
-
-
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+        return [CallArguments(escaped(self._token) if self._step == self._text else self._token)]
 
 
 def _scalar_json(text: str) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from triptych_frontend.conversation.syntaxes.call_reader import CallEvent, CallReader
+from triptych_frontend.conversation.syntaxes.call_reader import CallArguments, CallEnd, CallReader, CallStart, Reading
 from triptych_frontend.conversation.syntaxes.json_calls import JsonCalls
-from triptych_frontend.conversation.syntaxes.section import JsonArgumentsReader
-from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals, Tools, json_value, sequence
+from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals, Tools, json_call_rules, sequence
 
 _MAX_HEADER_CHARS = 256
 
@@ -45,47 +44,33 @@ class HeaderSyntax(CallSyntax):
         has_index = "{index}" in self.after
         head = literals(f"{self.opener}{self.before}{tool.name}{after}")
         tail = sequence(r"/[0-9]{1,4}/", literals(rest)) if has_index else ""
-        return [
-            f"call_{number}: {sequence(head, tail, f'arguments_{number}', literals(self.closer))}",
-            f"arguments_{number}: {json_value(tool.parameters, tool.field)}",
-        ]
+        return json_call_rules(number, tool, sequence(head, tail), literals(self.closer))
 
 
-class HeaderCalls(JsonArgumentsReader):
+class HeaderCalls(JsonCalls):
     """Reads what a `HeaderSyntax` describes."""
 
     def __init__(self, syntax: HeaderSyntax, tools: Tools) -> None:
-        super().__init__(tools, syntax.opener, syntax.closers or (syntax.closer,), syntax.end)
         self._syntax = syntax
-        self._tools = tools
-        self._header = ""
-        self._json: JsonCalls | None = None
+        super().__init__(tools)
 
-    def feed(self, char: str) -> list[CallEvent]:
-        if self._syntax.or_json and self._json is None and not (self._header or self.is_in_call) and char in "[{":
-            self._json = JsonCalls(self._tools)
-            for space in self.unread:
-                self._json.feed(space)
-        if self._json is None:
-            return super().feed(char)
-        events = self._json.feed(char)
-        self.status, self.is_in_call = self._json.status, self._json.is_in_call
-        return events
+    def _calls(self) -> Reading[None]:
+        syntax = self._syntax
+        return self._section(self._call, syntax.opener, syntax.end, syntax.closers or (syntax.closer,))
 
-    @property
-    def unread(self) -> str:
-        return super().unread if self._json is None else self._json.unread
-
-    def finish(self) -> list[CallEvent]:
-        return self._json.finish() if self._json is not None else []
-
-    def _begin(self, char: str) -> list[CallEvent]:
-        if self._step != self._begin:
-            self._step = self._begin
-        if char != "{":
-            self._header += "" if char.isspace() and not self._header else char
-            return self._refuse() if len(self._header) > _MAX_HEADER_CHARS else []
-        match, self._header = self._syntax.header.fullmatch(self._header), ""
+    def _call(self) -> Reading[None]:
+        header, char = "", (yield from self._visible())
+        if self._syntax.or_json and char in "[{":
+            yield from self._json(char)
+            return
+        while char != "{":
+            header += char
+            if len(header) > _MAX_HEADER_CHARS:
+                self._refuse()
+            char = yield
+        match = self._syntax.header.fullmatch(header)
         if match is None or match["name"] not in self._names:
-            return self._refuse()
-        return self._begin_arguments(match["name"], match.groupdict().get("id"))
+            self._refuse()
+        self._events += [CallStart(match["name"], match.groupdict().get("id")), CallArguments("{")]
+        yield from self._arguments()
+        self._events.append(CallEnd())

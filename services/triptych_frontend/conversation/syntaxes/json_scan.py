@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 _CLOSING = {"{": "}", "[": "]"}
 _ENDS_OF_SCALARS = frozenset(",}]")
+
+
+class RefusedError(Exception):
+    """A character does not belong to the format."""
 
 
 class JsonScan:
@@ -24,8 +30,8 @@ class JsonScan:
         """Whether the value is a number or a word, and ended with the character before this one."""
         return self.is_scalar and (char in _ENDS_OF_SCALARS or char.isspace())
 
-    def feed(self, char: str) -> bool | None:
-        """Take the next character, after the first. Returns whether it ends the value; None if it cannot belong to it."""
+    def feed(self, char: str) -> bool:
+        """Take the next character, after the first. Returns whether it ends the value. Raises RefusedError."""
         if self._is_in_string:
             if self._is_escaped:
                 self._is_escaped = False
@@ -40,7 +46,7 @@ class JsonScan:
             self._closing.append(_CLOSING[char])
         elif char in "}]":
             if not self._closing or self._closing.pop() != char:
-                return None
+                raise RefusedError
             return not self._closing
         return False
 
@@ -48,3 +54,17 @@ class JsonScan:
 def no_number(name: str) -> None:
     """`parse_constant` of `json.loads`, which otherwise takes NaN and Infinity. Raises ValueError."""
     raise ValueError(f"{name} is no number in JSON")
+
+
+def is_text(value: str) -> bool:
+    """Whether a decoded string can be sent. An escape in JSON or Python may stand for half a character."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def escaped(text: str) -> str:
+    """The text as it stands inside of a string in JSON."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -5,22 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Collection
 from typing import Any
 
-from triptych.errors import InvalidRequestError
-
-from triptych_frontend.conversation.syntaxes.arguments import ToolSchema
-from triptych_frontend.conversation.syntaxes.call_reader import (
-    CallArguments,
-    CallEnd,
-    CallEvent,
-    CallReader,
-    CallStart,
-    Status,
-    is_text,
-)
-from triptych_frontend.conversation.syntaxes.json_scan import no_number
+from triptych_frontend.conversation.syntaxes.arguments import ToolSchema, chain_rules
+from triptych_frontend.conversation.syntaxes.call_reader import CallArguments, CallEnd, CallEvent, CallReader, CallStart, Reading
+from triptych_frontend.conversation.syntaxes.json_scan import is_text, no_number
 from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals, Tools, json_value
 
 _OPENING, _CLOSING, _QUOTES = "([{", ")]}", "\"'"
@@ -39,42 +28,28 @@ class PythonSyntax(CallSyntax):
         whole = ToolSchema(tool.parameters, tool.field)
         whole.check_object()
         arguments = list(whole.arguments())
-        if not arguments and whole.resolved(tool.parameters).get("additionalProperties", True) is not False:
+        if not arguments and whole.takes_any:
             any_value, pair = json_value({}, tool.field), f"KEY_{number} value_{number}"
             return [
                 f'call_{number}: {json.dumps(tool.name + "(")} ({pair} (", " {pair})*)? ")"',
                 f"KEY_{number}: /[A-Za-z_][A-Za-z0-9_]{{0,127}}=/",
                 f"value_{number}: {any_value}",
             ]
-        shared = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
-        rules = [f'call_{number}: {json.dumps(tool.name + "(")} first_{number}_0 ")"']
+        rules, pairs = [f'call_{number}: {json.dumps(tool.name + "(")} first_{number}_0 ")"'], []
         for index, (name, schema, is_required) in enumerate(arguments):
-            if not _KEYWORD.fullmatch(name):
-                raise InvalidRequestError(
-                    f"this model calls tools as in Python, where {name!r} cannot be the name of an argument",
-                    field=tool.field,
-                    value=name,
-                )
-            value, rest = f"value_{number}_{index}", f"rest_{number}_{index + 1}"
-            for kind, comma, skipped in (("first", "", f"first_{number}_{index + 1}"), ("rest", ", ", rest)):
-                written = f"{json.dumps(f'{comma}{name}=')} {value} {rest}"
-                rules.append(f"{kind}_{number}_{index}: {written}" + ("" if is_required else f" | {skipped}"))
-            rules.append(f"{value}: {json_value({**schema, **shared}, tool.field)}")
-        return [*rules, *(f'{kind}_{number}_{len(arguments)}: ""' for kind in ("first", "rest"))]
+            whole.check_name(name, _KEYWORD, "calls tools as in Python, where {} cannot be the name of an argument")
+            value = f"value_{number}_{index}"
+            pairs.append((f"{json.dumps(f'{name}=')} {value}", is_required))
+            rules.append(f"{value}: {whole.json_value(schema)}")
+        return [*rules, *chain_rules(f"first_{number}", f"rest_{number}", pairs, '", "')]
 
 
 class PythonicCalls(CallReader):
     """Reads a list of calls with keyword arguments. Each argument becomes JSON when it is complete."""
 
-    def __init__(self, names: Collection[str]) -> None:
-        super().__init__(names)
-        #: The name or key that is being read, and the pieces of the value.
-        self._token, self._pieces = "", list[str]()
-        self._key = ""
-        self._num_arguments = 0
-        self._quote = ""
-        self._is_escaped = False
-        self._depth = 0
+    #: The key of the argument that is being read, and the pieces of its value.
+    _key, _pieces = "", list[str]()
+    _num_arguments = 0
 
     def finish(self) -> list[CallEvent]:
         if not self.is_in_call or not self._key:
@@ -82,77 +57,68 @@ class PythonicCalls(CallReader):
         # The value as it is: nothing pretends that it is complete.
         return [CallArguments(self._opening() + "".join(self._pieces).lstrip())]
 
-    def _start(self, char: str) -> list[CallEvent]:
-        if char == "[":
-            self._step = self._name
-        elif not char.isspace():
-            return self._refuse()
-        return []
+    def _calls(self) -> Reading[None]:
+        yield from self._one_of("[")
+        is_last = False
+        while not is_last:
+            name = ""
+            while (char := (yield)) != "(":
+                if not (char.isalnum() or char in "_-.:/" or char.isspace()):
+                    self._refuse()
+                name += char
+            if not self._is_known(name.strip()):
+                self._refuse()
+            self._events.append(CallStart(name.strip()))
+            yield from self._keywords()
+            is_last = (yield from self._one_of(",]")) == "]"
 
-    def _name(self, char: str) -> list[CallEvent]:
-        if char == "(":
-            name, self._token = self._token.strip(), ""
-            if not self._is_known(name):
-                return self._refuse()
-            self._num_arguments, self._step = 0, self._argument_name
-            return [CallStart(name)]
-        if not (char.isalnum() or char in "_.-:/" or char.isspace()):
-            return self._refuse()
-        self._token += char
-        return []
+    def _keywords(self) -> Reading[None]:
+        """The arguments of a call, up to the parenthesis behind them."""
+        self._num_arguments, end = 0, ","
+        while end == "," and (key := (yield from self._keyword())):
+            self._key, self._pieces = key, []
+            end = yield from self._value()
+            self._events.append(CallArguments(self._opening() + _as_json("".join(self._pieces))))
+            self._num_arguments, self._key = self._num_arguments + 1, ""
+        self._events += [CallArguments("}" if self._num_arguments else "{}"), CallEnd()]
 
-    def _argument_name(self, char: str) -> list[CallEvent]:
-        if char == "=" and self._token.strip():
-            self._key, self._token, self._step = self._token.strip(), "", self._value
-        elif char == ")" and not self._token.strip():
-            return self._end_call()
-        # Parameters of a JSON Schema need not be names in Python.
-        elif char.isalnum() or char in "_-.$:/" or char.isspace():
-            self._token += char
-        else:
-            return self._refuse()
-        return []
+    def _keyword(self) -> Reading[str]:
+        """The name of an argument; empty where the arguments end."""
+        name = ""
+        while (char := (yield)) != "=" or not name.strip():
+            if char == ")" and not name.strip():
+                return ""
+            # Parameters of a JSON Schema need not be names in Python.
+            if not (char.isalnum() or char in "_-.$:/" or char.isspace()):
+                self._refuse()
+            name += char
+        return name.strip()
 
-    def _value(self, char: str) -> list[CallEvent]:
-        if self._quote:
-            if self._is_escaped:
-                self._is_escaped = False
-            elif char == "\\":
-                self._is_escaped = True
-            elif char == self._quote:
-                self._quote = ""
-        elif char in _QUOTES:
-            self._quote = char
-        elif char in _OPENING:
-            self._depth += 1
-        elif self._depth and char in _CLOSING:
-            self._depth -= 1
-        elif not self._depth and char in ",)":
-            argument = CallArguments(self._opening() + _as_json("".join(self._pieces)))
-            self._num_arguments += 1
-            self._key = self._token = ""
-            self._pieces = []
-            self._step = self._argument_name
-            return [argument, *self._end_call()] if char == ")" else [argument]
-        self._pieces.append(char)
-        return []
-
-    def _next(self, char: str) -> list[CallEvent]:
-        if char == ",":
-            self._token, self._step = "", self._name
-        elif char == "]":
-            self.status = Status.DONE
-        elif not char.isspace():
-            return self._refuse()
-        return []
+    def _value(self) -> Reading[str]:
+        """A value. Returns the comma or the parenthesis behind it."""
+        quote, is_escaped, depth = "", False, 0
+        while True:
+            char = yield
+            if quote:
+                if is_escaped:
+                    is_escaped = False
+                elif char == "\\":
+                    is_escaped = True
+                elif char == quote:
+                    quote = ""
+            elif char in _QUOTES:
+                quote = char
+            elif char in _OPENING:
+                depth += 1
+            elif depth and char in _CLOSING:
+                depth -= 1
+            elif not depth and char in ",)":
+                return char
+            self._pieces.append(char)
 
     def _opening(self) -> str:
         """What stands before an argument's value."""
         return f"{', ' if self._num_arguments else '{'}{json.dumps(self._key, ensure_ascii=False)}: "
-
-    def _end_call(self) -> list[CallEvent]:
-        self._token, self._step = "", self._next
-        return [CallArguments("}" if self._num_arguments else "{}"), CallEnd()]
 
 
 def _as_json(source: str) -> str:

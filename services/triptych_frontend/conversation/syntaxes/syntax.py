@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from triptych_common.constraints.compiler import json_rule
@@ -98,11 +98,6 @@ def sequence(*parts: str) -> str:
     return " ".join(filter(None, parts))
 
 
-def alternatives(parts: Iterable[str]) -> str:
-    """One of the parts of a rule."""
-    return " | ".join(parts)
-
-
 def regex_of(text: str) -> str:
     """A regular expression for exactly this text, as it stands between slashes."""
     return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
@@ -116,6 +111,12 @@ def in_slashes(pattern: str) -> str:
 def json_value(schema: Any, field: str) -> str:
     """A JSON value that matches the schema, as part of a rule. Raises InvalidRequestError."""
     return json_rule(json.dumps(schema), field)
+
+
+def json_call_rules(number: int, tool: CallableTool, before: str, after: str = "") -> list[str]:
+    """The rules of a call whose arguments are a JSON object, between two parts of a rule. Raises InvalidRequestError."""
+    arguments = f"arguments_{number}"
+    return [f"call_{number}: {sequence(before, arguments, after)}", f"{arguments}: {json_value(tool.parameters, tool.field)}"]
 
 
 def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from triptych.errors import InvalidRequestError
-
-from triptych_frontend.conversation.syntaxes.arguments import ToolSchema, json_of, values_of
-from triptych_frontend.conversation.syntaxes.call_reader import CallArguments, CallEvent, CallReader, CallStart
-from triptych_frontend.conversation.syntaxes.section import SectionReader
-from triptych_frontend.conversation.syntaxes.strings import string_rules
-from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals, Tools, json_value, sequence
+from triptych_frontend.conversation.syntaxes.arguments import ToolSchema, json_of, string_rules, values_of
+from triptych_frontend.conversation.syntaxes.call_reader import CallArguments, CallEnd, CallEvent, CallReader, CallStart, Reading
+from triptych_frontend.conversation.syntaxes.json_scan import escaped
+from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals, Tools, sequence
 
 _MAX_TAG_CHARS = 256
 #: Alternatives within alternatives.
 _MAX_DEPTH = 3
 _STRING, _ANY = frozenset({"string"}), ToolSchema({}).types({})
+#: Names of arguments that tags can have.
+_NAME = re.compile(r'[^<>"\s|]{1,128}')
 #: What DeepSeek writes behind the name of an argument.
 _IS_STRING = re.compile(r'(?P<key>.*?)" string="(?P<is_string>true|false)')
 
@@ -80,16 +79,11 @@ class _TaggedRules:
         head = literals(f"{syntax.opener}{self._tool.name}{syntax.name_end}{syntax.space}")
         arguments, rules = list[str](), list[str]()
         for index, argument in enumerate(self._schema.arguments()):
-            if not re.fullmatch(r'[^<>"\s|]{1,128}', argument.name):
-                raise InvalidRequestError(
-                    f"this model writes arguments in tags, where {argument.name!r} cannot be the name of one",
-                    field=self._tool.field,
-                    value=argument.name,
-                )
+            self._schema.check_name(argument.name, _NAME, "writes arguments in tags, where {} cannot be the name of one")
             name = f"argument_{number}_{index}"
             rules += self._argument(name, argument.name, argument.schema)
             arguments.append(name if argument.is_required else f"{name}?")
-        if not arguments and self._schema.resolved(self._tool.parameters).get("additionalProperties", True) is not False:
+        if not arguments and self._schema.takes_any:
             rules += self._any_argument(f"argument_{number}")
             arguments.append(f"argument_{number}*")
         return [f"call_{number}: {sequence(head, *arguments, literals(f'{syntax.call_end}{syntax.behind}'))}", *rules]
@@ -115,8 +109,7 @@ class _TaggedRules:
             text = string_rules(f"value_{rule}", schema, syntax.value_end, self._schema, self._literals, syntax.value_space)
             return [f"{rule}: {sequence(head, f'value_{rule}', self._literals(syntax.space))}", *text]
         end = self._literals(f"{syntax.value_space}{syntax.value_end}{syntax.space}")
-        whole = {**schema, **{key: self._tool.parameters[key] for key in ("$defs", "definitions") if key in self._tool.parameters}}
-        return [f"{rule}: {sequence(head, f'value_{rule}', end)}", f"value_{rule}: {json_value(whole, self._tool.field)}"]
+        return [f"{rule}: {sequence(head, f'value_{rule}', end)}", f"value_{rule}: {self._schema.json_value(schema)}"]
 
     def _head(self, name: str, is_text: bool) -> str:
         kind = f'" string="{str(is_text).lower()}' if self._syntax.says_type else ""
@@ -143,105 +136,79 @@ class _TaggedRules:
         ]
 
 
-class TaggedCalls(SectionReader):
+class TaggedCalls(CallReader):
     """Reads what a `TaggedSyntax` describes. A string's JSON is sent as it comes, other values when they are complete."""
 
     def __init__(self, syntax: TaggedSyntax, tools: Tools) -> None:
-        super().__init__(tools, syntax.opener, (), syntax.end)
         self._syntax = syntax
         self._tools = tools
-        self._types: dict[str, frozenset[str]] = {}
+        #: The types of the value that is being read, its pieces, and what may be the marker behind it.
+        self._types, self._pieces, self._tail = _ANY, list[str](), ""
+        super().__init__(tools)
 
-    def _begin(self, char: str) -> list[CallEvent]:
-        self._step = self._name
-        self._tag = ""
-        return self._name(char)
+    def _calls(self) -> Reading[None]:
+        return self._section(self._call, self._syntax.opener, self._syntax.end)
 
-    def _name(self, char: str) -> list[CallEvent]:
-        self._tag += char
-        end = self._syntax.name_end
-        if end and self._tag.endswith(end):
-            return self._begin_call(self._tag.removesuffix(end).strip())
-        if not end and (char == "<" or char == "\n") and self._tag.strip() != char.strip():
-            events = self._begin_call(self._tag[:-1].strip())
-            return events if char == "\n" or not events else [*events, *self._tags(char)]
-        return self._refuse() if len(self._tag) > _MAX_TAG_CHARS else []
-
-    def _begin_call(self, name: str) -> list[CallEvent]:
+    def _call(self) -> Reading[None]:
+        syntax, is_first = self._syntax, True
+        name, token = yield from self._name()
         if name not in self._names:
-            return self._refuse()
+            self._refuse()
+        self._events.append(CallStart(name))
         schema = ToolSchema(self._tools[name])
-        self._types = {argument.name: schema.types(argument.schema) for argument in schema.arguments()}
-        self._num_arguments = 0
-        self._token, self._step = "", self._tags
-        return [CallStart(name)]
+        types = {argument.name: schema.types(argument.schema) for argument in schema.arguments()}
+        while (yield from self._marker((syntax.argument, syntax.call_end), token)) == syntax.argument:
+            yield from self._argument(types, is_first)
+            is_first, token = False, ""
+        self._events += [CallArguments("{}" if is_first else "}"), CallEnd()]
 
-    def _tags(self, char: str) -> list[CallEvent]:
-        """Between arguments."""
-        if char.isspace() and not self._token:
-            return []
-        syntax, token = self._syntax, self._token + char
-        if token == syntax.argument:
-            self._tag, self._step = "", self._key
-        elif token == syntax.call_end:
-            events: list[CallEvent] = [CallArguments("}" if self._num_arguments else "{}")]
-            return [*events, *self._end_call()]
-        elif syntax.argument.startswith(token) or syntax.call_end.startswith(token):
-            self._token = token
-        else:
-            return self._refuse()
-        return []
+    def _name(self) -> Reading[tuple[str, str]]:
+        """The name of a tool, and the beginning of the tag behind it if that was read."""
+        tag, end = "", self._syntax.name_end
+        while len(tag) <= _MAX_TAG_CHARS:
+            tag += (char := (yield))
+            if end and tag.endswith(end):
+                return tag.removesuffix(end).strip(), ""
+            if not end and char in "<\n" and tag.strip() != char.strip():
+                return tag[:-1].strip(), char.strip()
+        return self._refuse()
 
-    def _key(self, char: str) -> list[CallEvent]:
-        self._tag += char
-        match = self._syntax.key.fullmatch(self._tag)
-        if match is None:
-            return self._refuse() if len(self._tag) > _MAX_TAG_CHARS else []
-        return self._begin_value(match[1])
-
-    def _begin_value(self, tag: str) -> list[CallEvent]:
-        name = tag.strip()
-        types = self._types.get(name, _ANY)
+    def _argument(self, types: Mapping[str, frozenset[str]], is_first: bool) -> Reading[None]:
+        tag, match = "", None
+        while match is None:
+            tag += yield
+            match = self._syntax.key.fullmatch(tag)
+            if match is None and len(tag) > _MAX_TAG_CHARS:
+                self._refuse()
+        name = match[1].strip()
+        self._types = types.get(name, _ANY)
         if self._syntax.says_type and (match := _IS_STRING.fullmatch(name)) is not None:
             name = match["key"]
-            types = _STRING if match["is_string"] == "true" else _ANY - _STRING
-        self._value_types, self._pieces, self._tail, self._step = types, list[str](), "", self._first
-        opening = f"{', ' if self._num_arguments else '{'}{json.dumps(name, ensure_ascii=False)}: "
-        self._num_arguments += 1
-        return [CallArguments(opening + '"' if types == _STRING else opening)]
+            self._types = _STRING if match["is_string"] == "true" else _ANY - _STRING
+        opening = f"{'{' if is_first else ', '}{json.dumps(name, ensure_ascii=False)}: "
+        self._events.append(CallArguments(opening + '"' if self._types == _STRING else opening))
+        text = yield from self._value()
+        written = escaped(text) + '"' if self._types == _STRING else json_of("".join([*self._pieces, text]), self._types)
+        self._events.append(CallArguments(written))
+        self._pieces, self._tail = [], ""
 
-    def _first(self, char: str) -> list[CallEvent]:
-        """The first character of a value. A line break there belongs to the format."""
-        self._step, self._has_space = self._value, char == self._syntax.value_space
-        return [] if self._has_space else self._value(char)
-
-    def _value(self, char: str) -> list[CallEvent]:
-        """A character of a value. What may be a line break and the end marker is held back."""
-        tail, end = self._tail + char, self._syntax.value_end
-        if tail.endswith(end):
-            text = tail.removesuffix(end)
-            self._token, self._step = "", self._tags
-            return [CallArguments(self._closed(text.removesuffix(self._syntax.value_space) if self._has_space else text))]
-        certain = max(len(tail) - len(end), 0)
-        text, self._tail = tail[:certain], tail[certain:]
-        if self._value_types == _STRING:
-            return [CallArguments(_escaped(text))] if text else []
-        self._pieces.append(text)
-        return []
-
-    def _closed(self, text: str) -> str:
-        """The JSON of the end of a value."""
-        if self._value_types == _STRING:
-            return _escaped(text) + '"'
-        return json_of("".join([*self._pieces, text]), self._value_types)
+    def _value(self) -> Reading[str]:
+        """A value: sends or keeps its text, and returns the end. What may be a line break and the end marker is held back."""
+        end, space, is_string = self._syntax.value_end, self._syntax.value_space, self._types == _STRING
+        # A line break at the beginning belongs to the format.
+        has_space = (char := (yield)) == space
+        tail = "" if has_space else char
+        while not tail.endswith(end):
+            text, self._tail = tail[: -len(end)], tail[-len(end) :]
+            if text and is_string:
+                self._events.append(CallArguments(escaped(text)))
+            else:
+                self._pieces.append(text)
+            tail = self._tail + (yield)
+        text = tail.removesuffix(end)
+        return text.removesuffix(space) if has_space else text
 
     def finish(self) -> list[CallEvent]:
-        if not self.is_in_call or self._step != self._value:
-            return []
         # The value as it is: nothing pretends that it is complete.
         text = "".join([*self._pieces, self._tail])
-        return [CallArguments(_escaped(text) if self._value_types == _STRING else text)] if text else []
-
-
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+        return [CallArguments(escaped(text) if self._types == _STRING else text)] if text else []

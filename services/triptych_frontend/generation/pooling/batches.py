@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +19,15 @@ from triptych_common.telemetry.span import SpanKind
 from triptych_common.telemetry.tracing import OFF, Tracer, request_span_var
 
 from triptych_frontend.encoders.client import EncoderClient
+from triptych_frontend.encoders.encoding import MediaEncoding
 from triptych_frontend.engines.router import EngineRouter
-from triptych_frontend.generation.pooling.inputs import Caller, Input, below
-from triptych_frontend.generation.pooling.media import embed_with_media
+from triptych_frontend.generation.media_errors import in_terms_of_the_request, is_about_embeddings
+from triptych_frontend.generation.pooling.inputs import Call, Input, below
+from triptych_frontend.generation.sequences.media_call import MAX_RESUBMISSIONS
+from triptych_frontend.prompt.preprocess import Prompt
 
+log = logging.getLogger(__name__)
+_Response = engine_pb2.EngineServiceEmbedResponse
 #: Inputs of one engine call. Few enough that calls of several clients take turns.
 _BATCH = 256
 #: Engine calls in flight of one client's call, and of all. Together they stay below the number of requests that may wait.
@@ -49,7 +55,7 @@ class EngineBatches:
         self._tracer = tracer
         self._in_flight = ServiceShare(_MAX_IN_FLIGHT_OF_ALL)
 
-    async def pool(self, inputs: Sequence[Input], params: common_pb2.PoolingParams, caller: Caller) -> Pooled:
+    async def pool(self, inputs: Sequence[Input], params: common_pb2.PoolingParams, call: Call) -> Pooled:
         """Send inputs to engines, a few calls at a time. Each input with media has its own call. Raises TriptychError."""
         slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
         tensors: list[common_pb2.Tensor] = [_NO_TENSOR] * len(inputs)
@@ -58,7 +64,7 @@ class EngineBatches:
         async def one(indices: Sequence[int]) -> None:
             some = [inputs[index] for index in indices]
             async with slots:
-                response = await self._call(some, params, caller)
+                response = await self._call(some, params, call)
             for index, tensor in zip(indices, response.embeddings, strict=True):
                 tensors[index] = tensor
             for name in _USAGE:
@@ -78,35 +84,33 @@ class EngineBatches:
             span.attributes |= {names.NUM_INPUTS: len(inputs), **usage_attributes(usage)}
         return _joined(tensors, usage)
 
-    async def _call(
-        self, inputs: Sequence[Input], params: common_pb2.PoolingParams, caller: Caller
-    ) -> engine_pb2.EngineServiceEmbedResponse:
+    async def _call(self, inputs: Sequence[Input], params: common_pb2.PoolingParams, call: Call) -> _Response:
         seconds = [one.second_text_start for one in inputs]
         request = engine_pb2.EngineServiceEmbedRequest(
-            requests=[self._engine_request(one.token_ids, caller) for one in inputs],
+            requests=[self._engine_request(one.token_ids, call) for one in inputs],
             pooling=params,
             second_text_starts=seconds if any(seconds) else (),
         )
         prompt = inputs[0].prompt
         if prompt is None:
-            async with self._in_flight.held(caller.principal.tenant):
+            async with self._in_flight.held(call.principal.tenant):
                 return await self._engines.embed(request, request_id_var.get())
         try:
             # It may wait for encoders, and it is only one request, so texts of other calls do not wait for it.
-            return await embed_with_media(self._engines, self._encoders, prompt, request, request_id_var.get())
+            return await _embed_with_media(self._engines, self._encoders, prompt, request, request_id_var.get())
         except TriptychError as error:
             raise below(inputs[0].field, error) if error.field.startswith("messages[") else error from error
 
     @staticmethod
-    def _engine_request(token_ids: list[int], caller: Caller) -> engine_pb2.EngineRequest:
+    def _engine_request(token_ids: list[int], call: Call) -> engine_pb2.EngineRequest:
         request_id = f"{request_id_var.get()}-{secrets.token_hex(8)}"
         # Without the salt: an engine that embeds has no prefix cache, and the keys of media contain it.
         return engine_pb2.EngineRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            priority=caller.priority,
+            priority=call.priority,
             # The trace is in the call's metadata.
-            context=common_pb2.CallContext(tenant=caller.principal.tenant),
+            context=common_pb2.CallContext(tenant=call.principal.tenant),
         )
 
 
@@ -114,3 +118,60 @@ def _joined(tensors: list[common_pb2.Tensor], usage: common_pb2.Usage) -> Pooled
     num_rows = [tensor.shape[0] if len(tensor.shape) == 2 else 1 for tensor in tensors]
     values = np.frombuffer(b"".join(tensor.inline for tensor in tensors), np.float32).reshape(sum(num_rows), -1)
     return Pooled(values, num_rows, usage)
+
+
+async def _embed_with_media(
+    engines: EngineRouter,
+    encoders: EncoderClient,
+    prompt: Prompt,
+    request: engine_pb2.EngineServiceEmbedRequest,
+    request_id: str,
+) -> _Response:
+    """The engine's answer for one prompt with media. It goes to the engine while its items are still being encoded, and again if
+    embeddings are lost, as in `MediaCall`.
+
+    Args:
+        request: a call with this prompt alone, without its media.
+
+    Raises:
+        TriptychError: an error about an item has the item's field.
+    """
+    encoding = MediaEncoding(encoders, prompt.media)
+    (only,) = request.requests
+    only.placeholders.extend(prompt.placeholders)
+    try:
+        await encoding.announced()
+        for num_left in reversed(range(MAX_RESUBMISSIONS + 1)):
+            del only.media[:]
+            only.media.extend(encoding.refs)
+            try:
+                return await _unless_encoding_fails(engines.embed(request, request_id), encoding)
+            except TriptychError as error:
+                if not is_about_embeddings(error):
+                    raise
+                if not num_left:
+                    encoders.counts["failed"] += 1
+                    raise
+                log.warning("the engine did not get embeddings: %s", error.message)
+            encoding.lose()
+            await encoding.wait()
+            encoders.counts["resubmitted"] += 1
+        raise AssertionError("unreachable")
+    except TriptychError as error:
+        raise in_terms_of_the_request(error, prompt.media) from error
+    finally:
+        encoding.end()
+
+
+async def _unless_encoding_fails(call: Coroutine[None, None, _Response], encoding: MediaEncoding) -> _Response:
+    """The result of the call, which ends with the encoders' error if an item cannot be encoded."""
+    computing, waiting = asyncio.create_task(call), asyncio.create_task(encoding.wait())
+    try:
+        await asyncio.wait((computing, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if not computing.done():
+            waiting.result()
+        return await computing
+    finally:
+        for task in (computing, waiting):
+            task.cancel()
+        await asyncio.gather(computing, waiting, return_exceptions=True)

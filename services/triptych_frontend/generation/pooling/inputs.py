@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from triptych.errors import ContextLengthError, InvalidRequestError, TriptychError
+from triptych.errors import ContextLengthError, TriptychError
 from triptych.v1 import generation_pb2
 from triptych_common.rpc.principal import Principal
-from triptych_common.rpc.security.roles import trusted_tenant
 
-from triptych_frontend.errors import renamed
+from triptych_frontend.errors import refusal, renamed
+from triptych_frontend.generation.statistics import CallMeter
 from triptych_frontend.prompt.preprocess import Preprocessor, Prompt
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
@@ -20,20 +20,17 @@ _BATCH = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks, and how."""
+class Call:
+    """A call: who asks, and how."""
 
     principal: Principal
     #: The client's own salt. Callers share media names and embeddings only within a principal and a salt.
     cache_salt: str
     #: Lower runs first.
     priority: int
-
-    @classmethod
-    def of(cls, request: generation_pb2.EmbedRequest | generation_pb2.ScoreRequest | generation_pb2.ClassifyRequest) -> Caller:
-        """The caller of a request."""
-        tenant = trusted_tenant(request.context if request.HasField("context") else None)
-        return cls(Principal(tenant), request.cache_salt, request.priority)
+    meter: CallMeter
+    #: Takes what must be called at its end, or when it fails.
+    on_exit: Callable[[Callable[[], None]], object]
 
 
 @dataclass(slots=True)
@@ -79,8 +76,7 @@ class PoolingInputs:
         inputs: Sequence[generation_pb2.EmbedInput],
         field: str,
         max_tokens: int,
-        caller: Caller,
-        on_exit: Callable[[Callable[[], None]], object],
+        call: Call,
         *,
         truncate_to: int | None,
         add_special_tokens: bool = True,
@@ -90,7 +86,6 @@ class PoolingInputs:
         Args:
             field: the inputs' name in errors.
             max_tokens: the longest input that the model takes.
-            on_exit: takes what must be called when the call ends, or fails here.
             truncate_to: cut inputs to this many tokens, of which the tokens that the tokenizer adds are the last to go; 0 is as
                 many as the model takes. The checkpoint's `truncation_side` says which ones a text loses.
                 Inputs with media are not cut.
@@ -112,9 +107,9 @@ class PoolingInputs:
                 found[index].token_ids = list(one.token_ids.ids)
                 self._preprocessor.check_token_ids(found[index].token_ids, name)
             elif kind == "messages":
-                found[index] = await self._chat(one.messages, name, caller, on_exit)
+                found[index] = await self._chat(one.messages, name, call)
             else:
-                raise InvalidRequestError(f"{name} is empty; it needs a text, token ids or messages", field=name)
+                raise refusal(name, "is empty; it needs a text, token ids or messages")
         for start in range(0, len(texts), _BATCH):
             batch = texts[start : start + _BATCH]
             encoded = await self._encode([self._prompt + inputs[index].text for index in batch], add_special_tokens)
@@ -136,12 +131,8 @@ class PoolingInputs:
         """
         limit, form = _limit(truncate_to, max_tokens), self._pair_format()
         if truncate_to is not None and limit <= form.num_added:
-            raise InvalidRequestError(
-                f"truncate_to must be more than the {form.num_added} tokens that the tokenizer adds; given: {limit}",
-                field="truncate_to",
-                limit=form.num_added + 1,
-                value=limit,
-            )
+            problem = f"must be more than the {form.num_added} tokens that the tokenizer adds; given: {limit}"
+            raise refusal("truncate_to", problem, form.num_added + 1, limit)
         distinct = list(dict.fromkeys([*first, *second]))
         encoded: dict[str, list[int]] = {}
         for start in range(0, len(distinct), _BATCH):
@@ -162,22 +153,20 @@ class PoolingInputs:
     async def _encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         return await self._preprocessor.run(lambda: self._tokenizer.encode_batch(texts, add_special_tokens))
 
-    async def _chat(
-        self, messages: generation_pb2.ChatMessages, name: str, caller: Caller, on_exit: Callable[[Callable[[], None]], object]
-    ) -> Input:
+    async def _chat(self, messages: generation_pb2.ChatMessages, name: str, call: Call) -> Input:
         request = generation_pb2.ChatRequest(
             messages=messages.messages,
             template_kwargs=messages.template_kwargs,
             add_generation_prompt=messages.add_generation_prompt,
             continue_final_message=messages.continue_final_message,
-            options=generation_pb2.GenerationOptions(cache_salt=caller.cache_salt),
+            options=generation_pb2.GenerationOptions(cache_salt=call.cache_salt),
         )
         field = f"{name}.messages"
         try:
-            prompt = await self._preprocessor.chat(request, caller.principal)
+            prompt = await self._preprocessor.chat(request, call.principal)
         except TriptychError as error:
             raise below(field, error) from error
-        on_exit(prompt.release)
+        call.on_exit(prompt.release)
         return Input(prompt.token_ids, prompt=prompt if prompt.media else None, field=field)
 
     def _cut(self, ids: list[int], limit: int, *, has_added: bool) -> list[int]:
@@ -211,19 +200,15 @@ def _limit(truncate_to: int | None, max_tokens: int) -> int:
     if truncate_to is None or truncate_to == 0:
         return max_tokens
     if truncate_to > max_tokens:
-        raise InvalidRequestError(
-            f"truncate_to must be at most {max_tokens}, the longest input that the model takes; given: {truncate_to}",
-            field="truncate_to",
-            limit=max_tokens,
-            value=truncate_to,
-        )
+        problem = f"must be at most {max_tokens}, the longest input that the model takes; given: {truncate_to}"
+        raise refusal("truncate_to", problem, max_tokens, truncate_to)
     return truncate_to
 
 
 def _check_length(input_: Input, field: str, max_tokens: int) -> None:
     num_tokens = len(input_.token_ids)
     if not num_tokens:
-        raise InvalidRequestError(f"{field} is empty; the model needs at least one token", field=field, limit=1, value=0)
+        raise refusal(field, "is empty; the model needs at least one token", 1, 0)
     if num_tokens > max_tokens:
         advice = "media cannot be cut" if input_.prompt is not None else "truncate_to cuts longer inputs"
         raise ContextLengthError(

@@ -11,9 +11,16 @@ from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.rpc.principal import Principal
 
 from triptych_frontend.conversation.answer_format import AnswerFormat, AnswerFormats
-from triptych_frontend.generation.preparation.defaults import with_defaults
-from triptych_frontend.generation.preparation.prompt_options import ban_words, check_bad_words, kept_tokens
-from triptych_frontend.generation.preparation.search import BeamOptions, check_beam_search, check_best_of
+from triptych_frontend.errors import refusal
+from triptych_frontend.generation.preparation.options import (
+    BeamOptions,
+    ban_words,
+    check_bad_words,
+    check_beam_search,
+    check_best_of,
+    kept_tokens,
+    with_defaults,
+)
 from triptych_frontend.generation.sampling import GenerationParams, check_options
 from triptych_frontend.prompt.preprocess import Preprocessor, Prompt
 from triptych_frontend.served_model import ServedModel
@@ -39,6 +46,7 @@ class PreparedCall:
     beams: BeamOptions | None
 
 
+@dataclass(eq=False)
 class CallPreparer:
     """Prepares calls.
 
@@ -46,19 +54,11 @@ class CallPreparer:
         defaults: sampling parameters of requests that do not set them.
     """
 
-    def __init__(
-        self,
-        model: ServedModel,
-        tokenizer: Tokenizer,
-        preprocessor: Preprocessor,
-        formats: AnswerFormats,
-        defaults: common_pb2.SamplingParams,
-    ) -> None:
-        self._model = model
-        self._tokenizer = tokenizer
-        self._preprocessor = preprocessor
-        self._formats = formats
-        self._defaults = defaults
+    model: ServedModel
+    tokenizer: Tokenizer
+    preprocessor: Preprocessor
+    formats: AnswerFormats
+    defaults: common_pb2.SamplingParams
 
     async def prepare(
         self, request: Request, principal: Principal, is_final_only: bool, on_exit: Callable[[Callable[[], None]], object]
@@ -81,47 +81,47 @@ class CallPreparer:
         # Beams know no other parameters than the client's.
         beams = check_beam_search(options, num_choices, echo, is_final_only)
         best_of = check_best_of(options, num_choices, is_final_only)
-        options.sampling.CopyFrom(with_defaults(options.sampling, self._defaults))
-        params = check_options(options, self._model.info.vocab_size, echo, is_final_only, best_of)
+        options.sampling.CopyFrom(with_defaults(options.sampling, self.defaults))
+        params = check_options(options, self.model.info.vocab_size, echo, is_final_only, best_of)
         if words:
-            await self._preprocessor.run(lambda: ban_words(words, self._tokenizer, params.sampling))
+            await self.preprocessor.run(lambda: ban_words(words, self.tokenizer, params.sampling))
         if isinstance(request, generation_pb2.ChatRequest):
-            prompt = await self._preprocessor.chat(
-                request, principal, with_offsets=params.wants_prompt_logprobs, max_model_len=self._model.info.max_model_len
+            prompt = await self.preprocessor.chat(
+                request, principal, with_offsets=params.wants_prompt_logprobs, max_model_len=self.model.info.max_model_len
             )
             on_exit(prompt.release)
             answer = await self._answer(request, prompt)
             params = params.reading(answer.parser, answer.limit)
             if answer.prompt_end:
                 token_ids = [*prompt.token_ids, *answer.prompt_end]
-                prompt = await self._preprocessor.of_tokens(prompt, token_ids, with_offsets=params.wants_prompt_logprobs)
+                prompt = await self.preprocessor.of_tokens(prompt, token_ids, with_offsets=params.wants_prompt_logprobs)
         else:
-            prompt = await self._preprocessor.complete(request, principal, with_offsets=params.wants_prompt_logprobs)
+            prompt = await self.preprocessor.complete(request, principal, with_offsets=params.wants_prompt_logprobs)
             on_exit(prompt.release)
             answer = AnswerFormat(None, options.constraint if options.HasField("constraint") else None)
-        if (num_kept := kept_tokens(options, prompt, self._model.info.max_model_len)) is not None:
+        if (num_kept := kept_tokens(options, prompt, self.model.info.max_model_len)) is not None:
             token_ids = prompt.token_ids[-num_kept:]
-            prompt = await self._preprocessor.of_tokens(prompt, token_ids, with_offsets=params.wants_prompt_logprobs)
+            prompt = await self.preprocessor.of_tokens(prompt, token_ids, with_offsets=params.wants_prompt_logprobs)
         if answer.constraint is not None:
             await self._check_constraint(answer.constraint, is_own=options.HasField("constraint"), has_beams=beams is not None)
         if beams is not None and params.reasoning is not None:
-            raise InvalidRequestError("reasoning.max_tokens cannot be used in a beam search", field="reasoning.max_tokens")
+            raise refusal("reasoning.max_tokens", "cannot be used in a beam search")
         if beams is not None and prompt.media:
-            raise InvalidRequestError("options.beam_search is not for prompts with media", field="options.beam_search")
+            raise refusal("options.beam_search", "is not for prompts with media")
         method, field = ("Chat", "messages") if is_chat else ("Complete", "prompt")
         return PreparedCall(method, field, echo, prompt, params, num_choices, answer.constraint, beams)
 
     async def _answer(self, request: generation_pb2.ChatRequest, prompt: Prompt) -> AnswerFormat:
         if not request.tools:
-            return self._formats.of(request, prompt.tools, prompt.text)
+            return self.formats.of(request, prompt.tools, prompt.text)
         # Schemas may be large.
-        return await self._preprocessor.run(lambda: self._formats.of(request, prompt.tools, prompt.text))
+        return await self.preprocessor.run(lambda: self.formats.of(request, prompt.tools, prompt.text))
 
     async def _check_constraint(self, constraint: common_pb2.Constraint, is_own: bool, has_beams: bool) -> None:
         if has_beams:
             raise InvalidRequestError("a forced or strict tool call cannot be used in a beam search", field="options.beam_search")
         try:
-            await self._preprocessor.constraints.check(constraint)
+            await self.preprocessor.constraints.check(constraint)
         except InvalidRequestError as error:
             if is_own:
                 raise

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import nlargest
 
 from triptych.errors import InternalError, TriptychError
 from triptych.v1 import common_pb2, engine_pb2
 
 from triptych_frontend.engines.router import EngineCall, EngineRouter, Listener
-from triptych_frontend.generation.preparation.search import BeamOptions
+from triptych_frontend.generation.preparation.options import BeamOptions
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Beam:
         return self.logprob / float(len(self.token_ids)) ** length_penalty
 
 
+@dataclass(eq=False)
 class BeamSearch:
     """The search of one call. It gives the best texts to the listener, as the sequences 0, 1 ... that ended at once.
 
@@ -52,33 +53,22 @@ class BeamSearch:
         stop_token_ids: tokens that end a text.
     """
 
-    def __init__(
-        self,
-        engines: EngineRouter,
-        request: engine_pb2.EngineRequest,
-        listener: Listener,
-        options: BeamOptions,
-        num_best: int,
-        max_tokens: int,
-        stop_token_ids: Set[int],
-    ) -> None:
-        self._engines = engines
-        self._request = request
-        self._listener = listener
-        self._options = options
-        self._num_best = num_best
-        self._max_tokens = max_tokens
-        self._stop_token_ids = stop_token_ids
-        self._num_top = request.sampling.logprobs
-        self._live = [Beam()]
-        self._ended: list[Beam] = []
-        self._calls: list[EngineCall] = []
-        #: Index of a live beam -> its continuations.
-        self._entries: dict[int, engine_pb2.TokenLogprobs] = {}
-        self._num_steps = 0
-        self._first: engine_pb2.SequenceOutput | None = None
-        self._first_s = 0.0
-        self._is_closed = False
+    engines: EngineRouter
+    request: engine_pb2.EngineRequest
+    listener: Listener
+    options: BeamOptions
+    num_best: int
+    max_tokens: int
+    stop_token_ids: Set[int]
+    _live: list[Beam] = field(default_factory=lambda: [Beam()], init=False)
+    _ended: list[Beam] = field(default_factory=list, init=False)
+    _calls: list[EngineCall] = field(default_factory=list, init=False)
+    #: Index of a live beam -> its continuations.
+    _entries: dict[int, engine_pb2.TokenLogprobs] = field(default_factory=dict, init=False)
+    _num_steps: int = field(default=0, init=False)
+    _first: engine_pb2.SequenceOutput | None = field(default=None, init=False)
+    _first_s: float = field(default=0.0, init=False)
+    _is_closed: bool = field(default=False, init=False)
 
     def start(self) -> None:
         """Send the first request. Raises what `EngineRouter.start` raises."""
@@ -118,34 +108,34 @@ class BeamSearch:
     def on_error(self, index: int, error: TriptychError) -> None:
         if not self._is_closed:
             self.close()
-            self._listener.on_error(0, error)
+            self.listener.on_error(0, error)
 
     def _submit(self) -> None:
         self._calls, self._entries = [], {}
         for index, beam in enumerate(self._live):
             request = engine_pb2.EngineRequest()
-            request.CopyFrom(self._request)
+            request.CopyFrom(self.request)
             request.request_id += f"-{self._num_steps}-{index}"
             request.prompt_token_ids.extend(beam.token_ids)
             request.n = 1
             # The sampled token is not used, only the alternatives.
-            sampling = common_pb2.SamplingParams(max_tokens=1, temperature=0, logprobs=2 * self._options.width)
+            sampling = common_pb2.SamplingParams(max_tokens=1, temperature=0, logprobs=2 * self.options.width)
             request.sampling.CopyFrom(sampling)
-            self._calls.append(self._engines.start(request, self, index))
+            self._calls.append(self.engines.start(request, self, index))
         self._num_steps += 1
 
     def _advance(self) -> None:
         """All beams have their continuations: keep the likeliest."""
-        found = []
+        found, num_top = [], self.request.sampling.logprobs
         for index, beam in enumerate(self._live):
             entry = self._entries[index]
             for rank, token_id in enumerate(entry.top_token_ids):
-                found.append(beam.continued(entry, rank, self._num_top, token_id in self._stop_token_ids))
+                found.append(beam.continued(entry, rank, num_top, token_id in self.stop_token_ids))
         self._ended += [beam for beam in found if beam.is_ended]
         going_on = [beam for beam in found if not beam.is_ended]
-        self._live = nlargest(self._options.width, going_on, key=lambda beam: beam.logprob)
+        self._live = nlargest(self.options.width, going_on, key=lambda beam: beam.logprob)
         self._ended = self._best(self._ended)
-        if self._num_steps == self._max_tokens or not self._live:
+        if self._num_steps == self.max_tokens or not self._live:
             self._finish([*self._ended, *self._live])
         elif self._is_decided():
             self._finish(self._ended)
@@ -153,16 +143,16 @@ class BeamSearch:
             self._submit()
 
     def _best(self, beams: list[Beam]) -> list[Beam]:
-        return nlargest(self._options.width, beams, key=lambda beam: beam.score(self._options.length_penalty))
+        return nlargest(self.options.width, beams, key=lambda beam: beam.score(self.options.length_penalty))
 
     def _is_decided(self) -> bool:
         """Whether no text that goes on can still become one of the best. Its log probability only falls."""
-        if len(self._ended) < self._num_best:
+        if len(self._ended) < self.num_best:
             return False
-        penalty = self._options.length_penalty
-        length = self._max_tokens if penalty > 0 else self._num_steps + 1
+        penalty = self.options.length_penalty
+        length = self.max_tokens if penalty > 0 else self._num_steps + 1
         best_possible = max(beam.logprob for beam in self._live) / float(length) ** penalty
-        return self._ended[self._num_best - 1].score(penalty) >= best_possible
+        return self._ended[self.num_best - 1].score(penalty) >= best_possible
 
     def _finish(self, beams: list[Beam]) -> None:
         self._is_closed = True
@@ -171,11 +161,11 @@ class BeamSearch:
         timings = common_pb2.Timings()
         timings.CopyFrom(self._first.timings)
         timings.decode_s = time.perf_counter() - self._first_s
-        for index, beam in enumerate(self._best(beams)[: self._num_best]):
+        for index, beam in enumerate(self._best(beams)[: self.num_best]):
             output = engine_pb2.SequenceOutput(
                 index=index, token_ids=beam.token_ids, logprobs=beam.logprobs, usage=self._first.usage, timings=timings
             )
             output.finish_reason = common_pb2.FINISH_REASON_STOP if beam.is_ended else common_pb2.FINISH_REASON_LENGTH
             if beam.is_ended:
                 output.stop_token_id = beam.token_ids[-1]
-            self._listener.on_output(index, output)
+            self.listener.on_output(index, output)

@@ -21,7 +21,6 @@ from triptych_frontend.engines.router import EngineCall, EngineRouter, Listener
 from triptych_frontend.errors import expected
 from triptych_frontend.generation.media_errors import in_terms_of_the_request, is_about_embeddings
 from triptych_frontend.generation.sequences.continuation import add_output, after_reasoning, of_one
-from triptych_frontend.generation.sequences.media_report import media_reports
 from triptych_frontend.prompt.preprocess import Prompt
 
 log = logging.getLogger(__name__)
@@ -177,12 +176,25 @@ class MediaCall:
         self._encoding.end()
 
     def reports(self, last: engine_pb2.SequenceOutput | None) -> list[generation_pb2.MediaReport]:
-        """The cost of each item.
+        """The cost of each item, in their order.
 
         Args:
-            last: the engine's last output of the first choice. Further choices reuse what the first one fetched.
+            last: the engine's last output of the first choice, which says how the engine got the embeddings; None if there was
+                none. Further choices reuse what the first one fetched.
         """
-        return media_reports(self._prompt.media, self._encoding, last)
+        fetches: Sequence[engine_pb2.MediaFetch] = last.media if last is not None else ()
+        reports = []
+        for index, item in enumerate(self._prompt.media):
+            report = generation_pb2.MediaReport(modality=item.modality, key=item.key, num_tokens=item.expansion.num_embeds)
+            encoded = self._encoding.result_of(item.key)
+            if encoded is not None:
+                report.tier = encoded.result.tier
+                report.encode.CopyFrom(encoded.result.timings)
+                report.transfer_s = encoded.transfer_s
+            if index < len(fetches):
+                report.source, report.fetch_s = fetches[index].source, fetches[index].fetch_s
+            reports.append(report)
+        return reports
 
     # Called with the engine's outputs, see engines.router.Listener.
 

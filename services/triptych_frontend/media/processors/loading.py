@@ -11,6 +11,7 @@ from typing import Any
 from triptych.errors import StartupError
 from triptych_common.model.store import read_json
 
+from triptych_frontend.errors import first_line
 from triptych_frontend.media.processors.sizes_only import sized_feature_extractor, sized_image_processor
 from triptych_frontend.media.processors.torchless import ADAPTERS, CHAT_TEMPLATES, VideoGeometry, pixtral_processor
 
@@ -44,8 +45,7 @@ def load_media_processor(path: Path, hf_tokenizer: Any, max_pixels: int) -> Any 
         return _load(path, class_name, hf_tokenizer, max_pixels)
     # Code of many model families runs here on untrusted files, so any exception is possible.
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StartupError(f"the processor {class_name} of {path} cannot be loaded: {reason}") from error
+        raise StartupError(f"the processor {class_name} of {path} cannot be loaded: {first_line(error)}") from error
 
 
 def default_chat_template(processor: Any) -> str | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from triptych_common.media.geometry import VIDEO_OPTIONS, FrameSampling, resampl
 from triptych_common.media.key import canonical_options
 from triptych_common.media.processor_options import NOT_FOR_REQUESTS
 
+from triptych_frontend.errors import first_line, refusal
 from triptych_frontend.media.item import (
     AUDIO,
     IMAGE,
@@ -54,8 +55,7 @@ class PlaceholderExpander:
         self.max_embeds = _MAX_EMBEDS
         self._is_omni = "omni" in str(getattr(config, "model_type", ""))
         self.modalities = frozenset(modality for modality in MODALITY_NAMES if self._takes(modality))
-        self._lock = threading.Lock()
-        self._cache: OrderedDict[tuple[object, str], Expansion] = OrderedDict()
+        self._cached = lru_cache(_CACHE_SIZE)(self._expand)
 
     def _takes(self, modality: common_pb2.Modality) -> bool:
         name = MODALITY_NAMES[modality]
@@ -107,19 +107,16 @@ class PlaceholderExpander:
     def detail_options(self, modality: common_pb2.Modality, detail: str, field: str) -> dict[str, Any]:
         """The options for an item's `detail`. Raises InvalidRequestError if the model cannot honour it."""
         if modality != IMAGE:
-            raise InvalidRequestError(f"{field} is for images only", field=field, value=detail)
+            raise refusal(field, "is for images only", value=detail)
         return detail_options(detail, self._known_options(IMAGE), self._processor.image_processor, field)
 
     def _check_known(self, options: Mapping[str, Any], modalities: Sequence[common_pb2.Modality], field: str) -> None:
         known = frozenset[str]().union(*(self._known_options(modality) for modality in modalities))
         unknown = sorted(options.keys() - known)
         if unknown:
-            raise InvalidRequestError(
-                f"{field}: this model's processor has no option {unknown[0]!r}; known are {', '.join(sorted(known))}",
-                field=field,
-                limit=", ".join(sorted(known)),
-                value=unknown[0],
-            )
+            names = ", ".join(sorted(known))
+            message = f"{field}: this model's processor has no option {unknown[0]!r}; known are {names}"
+            raise InvalidRequestError(message, field=field, limit=names, value=unknown[0])
 
     def _known_options(self, modality: common_pb2.Modality) -> frozenset[str]:
         if modality not in self.modalities:
@@ -137,34 +134,26 @@ class PlaceholderExpander:
             InvalidRequestError: the model's processor refuses the size or the options.
             ContextLengthError: the item takes more tokens than the model's context has.
         """
-        key = (header, canonical_options(options))
-        with self._lock:
-            found = self._cache.get(key)
-            if found is not None:
-                self._cache.move_to_end(key)
-                return found
         try:
-            expansion = self._expand(header, dict(options), field)
-        except InvalidRequestError:
-            raise
+            expansion = self._cached(header, canonical_options(options))
+        except _TooLargeError as error:
+            message = f"{field} takes {error.num_embeds} tokens; the model's context has {self.max_embeds}"
+            raise ContextLengthError(message, field=field, limit=self.max_embeds, value=error.num_embeds) from None
         # The processor's own code may raise any exception for sizes and options that it does not support.
         except Exception as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise InvalidRequestError(f"{field}: the model's processor refuses it: {reason}", field=field) from error
+            message = f"{field}: the model's processor refuses it: {first_line(error)}"
+            raise InvalidRequestError(message, field=field) from error
         if not expansion.num_embeds:
-            raise InvalidRequestError(f"{field} is too small: it would take no token", field=field, limit=1, value=0)
-        with self._lock:
-            self._cache[key] = expansion
-            while len(self._cache) > _CACHE_SIZE:
-                self._cache.popitem(last=False)
+            raise refusal(field, "is too small: it would take no token", 1, 0)
         return expansion
 
-    def _expand(self, header: MediaHeader, options: dict[str, Any], field: str) -> Expansion:
+    def _expand(self, header: MediaHeader, options_json: str) -> Expansion:
+        options = json.loads(options_json or "{}")
         if isinstance(header, ImageHeader):
             return self._expand_image(header, options)
         if isinstance(header, AudioHeader):
             return self._expand_audio(header, options)
-        return self._expand_video(header, options, field)
+        return self._expand_video(header, options)
 
     def _expand_image(self, header: ImageHeader, options: dict[str, Any]) -> Expansion:
         image = zeros(3, header.height, header.width, dtype=np.uint8)
@@ -181,13 +170,14 @@ class PlaceholderExpander:
         # Of the families with three-dimensional rotary positions, only Omni models need the lengths of audio.
         return self._expansion(texts[0], {"audio_seqlens": np.asarray(mask).sum(-1)} if self._is_omni and mask is not None else {})
 
-    def _expand_video(self, header: VideoHeader, options: dict[str, Any], field: str) -> Expansion:
+    def _expand_video(self, header: VideoHeader, options: dict[str, Any]) -> Expansion:
         from transformers.video_utils import VideoMetadata
 
         geometry = self._processor.video_processor
         indices = FrameSampling.from_config(geometry.config, options).indices(header.num_frames, header.fps)
         grid = np.array([geometry.grid(len(indices), header.height, header.width, options)], np.int64)
-        self._check_num_embeds(int(grid.prod()) // geometry.merge_size**2, field)
+        if (num_embeds := int(grid.prod()) // geometry.merge_size**2) > self.max_embeds:
+            raise _TooLargeError(num_embeds)
         metadata = VideoMetadata(
             total_num_frames=header.num_frames, fps=header.fps, duration=header.duration_s, frames_indices=indices.tolist()
         )
@@ -197,16 +187,18 @@ class PlaceholderExpander:
         inputs = {"video_grid_thw": grid, "video_metadata": [metadata]}
         return self._expansion(self._processor.replace_video_token(inputs, 0), layout)
 
-    def _check_num_embeds(self, num_embeds: int, field: str) -> None:
-        if num_embeds > self.max_embeds:
-            message = f"{field} takes {num_embeds} tokens; the model's context has {self.max_embeds}"
-            raise ContextLengthError(message, field=field, limit=self.max_embeds, value=num_embeds)
-
     def _expansion(self, text: str, layout: Mapping[str, Any]) -> Expansion:
         num_embeds = sum(token_id in self.embed_token_ids for token_id in self._encode(text))
         tensors = ((name, np.asarray(value)) for name, value in layout.items())
         wire = ((name, array.astype(np.float32 if array.dtype.kind == "f" else np.int64)) for name, array in tensors)
         return Expansion(text, num_embeds, tuple(wire))
+
+
+class _TooLargeError(Exception):
+    """An item takes more tokens than the model's context has."""
+
+    def __init__(self, num_embeds: int) -> None:
+        self.num_embeds = num_embeds
 
 
 def _embed_token_ids(config: Any) -> frozenset[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.drivers.encoder_client import encoders, item
+from support.drivers.encoder_client import encoders, ensure, item
 from support.waiting import until
 from triptych.errors import (
     EmbeddingUnavailableError,
@@ -16,7 +16,7 @@ from triptych.errors import (
     TriptychError,
 )
 from triptych_frontend.encoders import client as encoder_client
-from triptych_frontend.encoders.encoding import MediaEncoding, ensure
+from triptych_frontend.encoders.encoding import MediaEncoding
 
 
 async def test_bytes_travel_once() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.drivers.encoder_client import MODEL, encoders, item, until_connected
+from support.drivers.encoder_client import MODEL, encoders, ensure, item, until_connected
 from support.fakes.encoder import SCOPE, FakeEncoder
 from support.grpc_server import serving
 from support.waiting import until
 from triptych.errors import ServiceUnavailableError
 from triptych_common.cluster import encoder as cluster_encoder
-from triptych_frontend.encoders.encoding import ensure
 from triptych_frontend.encoders.pool import EncoderPool
 
 

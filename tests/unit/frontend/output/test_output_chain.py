@@ -11,8 +11,7 @@ from support.drivers.output import merged
 from transformers import PreTrainedTokenizerFast
 from triptych_frontend.conversation.events import Event, Stopped, Text
 from triptych_frontend.conversation.text_matcher import TextMatcher
-from triptych_frontend.output.chain import OutputChain, OutputChains, OutputOptions
-from triptych_frontend.output.stop_strings import StopStrings
+from triptych_frontend.output.chain import OutputChain, OutputChains, OutputOptions, StopStrings
 from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
 from triptych_frontend.tokens.tokenizer import Tokenizer
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.drivers.output import merged, pieces_of, run_stage
 from triptych_frontend.conversation.events import Stopped, Text
 from triptych_frontend.conversation.text_matcher import TextMatcher
-from triptych_frontend.output.stop_strings import StopStrings
+from triptych_frontend.output.chain import StopStrings
 
 # Few characters, so that stop strings occur, overlap and contain each other.
 TEXTS = st.text("ab<|", max_size=24)
