@@ -10,11 +10,10 @@ from typing import Literal
 
 from starlette.types import Scope
 from triptych_common.host.fair_share import FairShare
-from triptych_common.rpc.principal import ANONYMOUS
 
 from triptych_gateway.access.audit import AuditLog
 from triptych_gateway.access.grant import Grant, Places
-from triptych_gateway.access.key_ring import Key, KeyChange, KeyRing, Refusal
+from triptych_gateway.access.key_ring import NO_KEY, Key, KeyChange, KeyRing, Refusal
 from triptych_gateway.access.rates.bucket import MemoryRates, RateStore
 from triptych_gateway.access.rates.shared import SharedRates
 from triptych_gateway.access.refusals import RefusalPace
@@ -70,8 +69,8 @@ class AccessControl:
         if self._audit is not None:
             await asyncio.to_thread(self._audit.close)
 
-    def authenticate(self, headers: Mapping[str, str], record: RequestRecord, *, for_operators: bool = False) -> Key | None:
-        """The key of a request; None if there are no keys. Notes it in the record.
+    def authenticate(self, headers: Mapping[str, str], record: RequestRecord, *, for_operators: bool = False) -> Key:
+        """The key of a request, noted in its record; NO_KEY if there are no keys.
 
         Args:
             headers: of HTTP, or the metadata of a gRPC call.
@@ -80,9 +79,8 @@ class AccessControl:
             AccessDeniedError: there is no key, it is not accepted, or it may not use the routes for operators.
         """
         if self._ring is None:
-            return None
-        texts = _given_keys(headers)
-        found: Sequence[Key | Refusal] = [self._ring.find(text) for text in texts]
+            return NO_KEY
+        found: Sequence[Key | Refusal] = [self._ring.find(text) for text in _given_keys(headers)]
         key = next((one for one in found if isinstance(one, Key)), None)
         if key is None:
             raise _unauthenticated([one for one in found if not isinstance(one, Key)])
@@ -91,31 +89,29 @@ class AccessControl:
             raise AccessDeniedError(403, "this path is for operators' API keys", "operator", code="permission_denied")
         return key
 
-    async def pace(self, key: Key | None) -> None:
+    async def admit(self, headers: Mapping[str, str], record: RequestRecord, *, for_operators: bool) -> Grant:
+        """The permission for a request, after `authenticate`. Waits as `pace` says, but not for operators."""
+        key = self.authenticate(headers, record, for_operators=for_operators)
+        if not for_operators:
+            await self.pace(key)
+            key = self.renewed(key, record)
+        return self.grant(key, record)
+
+    async def pace(self, key: Key) -> None:
         """Wait, if the key was refused very often, and its tenant is not the only one. Hold nothing that others need meanwhile.
 
         The key may be revoked meanwhile, see `renewed`.
         """
-        if key is not None and self._num_tenants > 1 and self._refusals.delay_s(key.id):
+        if self._num_tenants > 1 and self._refusals.delay_s(key.id):
             self._metrics.in_flight.dec()  # autoscalers follow it
             try:
                 await self._refusals.wait(key.id)
             finally:
                 self._metrics.in_flight.inc()
 
-    async def begin(self, key: Key | None, record: RequestRecord) -> Grant:
-        """The permission for a request. Its owner ends it. Raises AccessDeniedError if the key has reached a limit."""
-        grant = self.free(record) if key is None else Grant(key, record, self._rates, self._places)
-        try:
-            await grant.begin()
-        except BaseException:
-            grant.end()
-            raise
-        return grant
-
-    def renewed(self, key: Key | None, record: RequestRecord) -> Key | None:
+    def renewed(self, key: Key, record: RequestRecord) -> Key:
         """The key as it is now. It may have been revoked since the request or the connection began: AccessDeniedError."""
-        if key is None or self._ring is None:
+        if self._ring is None:
             return key
         now = self._ring.renewed(key)
         if not isinstance(now, Key):
@@ -123,9 +119,9 @@ class AccessControl:
         record.key_id, record.tenant = now.id, now.principal.tenant
         return now
 
-    def free(self, record: RequestRecord) -> Grant:
-        """A permission without limits."""
-        return Grant(None, record, self._rates, self._places)
+    def grant(self, key: Key, record: RequestRecord) -> Grant:
+        """The permission for a request. Its owner begins and ends it."""
+        return Grant(key, record, self._rates, self._places)
 
     def shares(self, capacity: int) -> FairShare:
         """Fair shares of something finite, for as many tenants as there are. Without keys, one tenant gets all of it."""
@@ -134,14 +130,14 @@ class AccessControl:
         return shares
 
     @contextmanager
-    def websocket(self, key: Key | None) -> Iterator[None]:
+    def websocket(self, key: Key) -> Iterator[None]:
         """Count an open WebSocket while the block runs.
 
         Raises:
             AccessDeniedError: the key has as many as it may have concurrent requests.
             ShareExceededError: there are too many, or too many of this tenant.
         """
-        tenant, shares = (key.principal if key is not None else ANONYMOUS).tenant, self._websockets
+        tenant, shares = key.principal.tenant, self._websockets
         with self._websocket_places.taken(key):
             if not shares.take(tenant):
                 used, limit = shares.used_by(tenant), shares.share(tenant)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from triptych.v1 import generation_pb2
 
@@ -35,57 +36,44 @@ class Places:
     """The requests of each key that are being answered, or its open WebSockets. Not thread-safe: used only on the event loop."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, int] = {}
+        self._taken = Counter[str]()
 
-    def take(self, key: Key) -> None:
-        """Take a place. Raises AccessDeniedError if the key has none left."""
-        taken, limit = self._taken.get(key.id, 0), key.max_concurrent_requests
-        if limit is not None and taken >= limit:
+    @contextmanager
+    def taken(self, key: Key) -> Iterator[None]:
+        """Take a place while the block runs. Raises AccessDeniedError if the key has none left."""
+        limit = key.max_concurrent_requests
+        if limit is not None and self._taken[key.id] >= limit:
             message = f"Rate limit reached for concurrent requests: limit {limit}. Please try again when one has ended."
             raise AccessDeniedError(
                 429, message, "concurrent_requests", code="rate_limit_exceeded", kind="requests", retry_after_s=1.0
             )
-        self._taken[key.id] = taken + 1
-
-    @contextmanager
-    def taken(self, key: Key | None) -> Iterator[None]:
-        """Take a place while the block runs, if there is a key."""
-        if key is not None:
-            self.take(key)
+        self._taken[key.id] += 1
         try:
             yield
         finally:
-            if key is not None:
-                self.release(key)
-
-    def release(self, key: Key) -> None:
-        """Give a place back."""
-        self._taken[key.id] -= 1
-        if not self._taken[key.id]:
-            del self._taken[key.id]
+            self._taken[key.id] -= 1
+            if not self._taken[key.id]:
+                del self._taken[key.id]
 
 
 class Grant:
-    """A request's permission. Its owner calls `end` when the answer has ended, also if the client left.
+    """A request's permission. Its owner calls `begin`, and `end` when the answer has ended, also if that failed or the client left.
 
     Args:
-        key: None without keys, and on open routes: everything is allowed.
         record: tells what the request used.
     """
 
-    def __init__(self, key: Key | None, record: RequestRecord, rates: RateStore, places: Places) -> None:
+    def __init__(self, key: Key, record: RequestRecord, rates: RateStore, places: Places) -> None:
         self.key = key
         self._record, self._rates, self._places = record, rates, places
-        self._has_place = self._is_kept = self._is_closed = False
+        self._place = ExitStack()
+        self._is_kept = self._is_closed = False
         self._reserved = 0
 
     async def begin(self) -> None:
         """Take a place, and a request of the key's rate. Raises AccessDeniedError."""
         key = self.key
-        if key is None:
-            return
-        self._places.take(key)
-        self._has_place = True
+        self._place.enter_context(self._places.taken(key))
         # Nothing is taken of the tokens yet. The answer's headers tell their level, also where no tokens are used.
         limits = (("requests", key.requests_per_minute, 1), ("tokens", key.tokens_per_minute, 0))
         await self._take([Draw(kind, limit, cost) for kind, limit, cost in limits if limit is not None])  # type: ignore[arg-type]
@@ -93,11 +81,11 @@ class Grant:
     @property
     def counts_tokens(self) -> bool:
         """Whether the key has a limit of tokens."""
-        return self.key is not None and self.key.tokens_per_minute is not None
+        return self.key.tokens_per_minute is not None
 
     def may_use(self, model: str) -> bool:
         """Whether the key has this model."""
-        return self.key is None or self.key.models is None or model in self.key.models
+        return self.key.models is None or model in self.key.models
 
     def use_model(self, model: object, served: Collection[str]) -> None:
         """Note the model that the request names, and refuse it if the key does not have it. Errors then name only the key's models.
@@ -111,25 +99,22 @@ class Grant:
         Raises:
             AccessDeniedError: the key does not have the model.
         """
-        visible_models_var.set(self.key.models if self.key is not None else None)
+        visible_models_var.set(self.key.models)
         if isinstance(model, str):
             self._record.model = model[:_MAX_MODEL_CHARS]
             refusal = None if self.may_use(model) else f"this API key does not have access to the model {model[:100]!r}"
         else:
             # While no frontend is known, nobody knows which model would answer.
-            may = self.key is None or self.key.models is None or (bool(served) and all(map(self.may_use, served)))
+            may = self.key.models is None or (bool(served) and all(map(self.may_use, served)))
             refusal = None if may else "model: this API key does not have access to all models; name one of /v1/models"
         if refusal is not None:
             raise AccessDeniedError(403, refusal, "model", code="model_not_found", param="model")
 
     async def admit(self, calls: Sequence[FrontendCall]) -> None:
         """Give calls the key's priority, and reserve their tokens. Raises AccessDeniedError if there are too few."""
-        key = self.key
-        if key is None:
-            return
         for call in calls:
-            _rank(call.request.options, key)
-        if key.tokens_per_minute is not None:
+            _rank(call.request.options, self.key)
+        if self.counts_tokens:
             options = [call.request.options for call in calls]
             # Without a limit of its own, an answer's tokens are taken when they are known.
             bounds = (one.sampling.max_tokens * max(1, one.n, one.best_of, one.beam_search.width) for one in options)
@@ -139,11 +124,8 @@ class Grant:
 
     async def admit_pooling(self, message: PoolingMessage) -> None:
         """The same for a request that generates nothing."""
-        key = self.key
-        if key is None:
-            return
-        _rank(message, key)
-        if key.tokens_per_minute is not None:
+        _rank(message, self.key)
+        if self.counts_tokens:
             # Ten thousand inputs take a while.
             await self._reserve(await run_sized(message.ByteSize(), lambda: _num_pooled_tokens(message), _SMALL_BYTES), 0)
 
@@ -163,15 +145,13 @@ class Grant:
             self._close()
 
     def _close(self) -> None:
-        key = self.key
-        if key is None or self._is_closed:
+        if self._is_closed:
             return
         self._is_closed = True
-        if self._has_place:
-            self._places.release(key)
-        difference = self._num_used() - self._reserved
-        if difference and key.tokens_per_minute is not None:
-            self._rates.settle(key.id, Draw("tokens", key.tokens_per_minute, difference))
+        self._place.close()
+        difference, per_minute = self._num_used() - self._reserved, self.key.tokens_per_minute
+        if difference and per_minute is not None:
+            self._rates.settle(self.key.id, Draw("tokens", per_minute, difference))
 
     def _num_used(self) -> int:
         """Tokens that the request used, as far as that is known."""
@@ -185,16 +165,14 @@ class Grant:
         return self._reserved if record.is_aborted else 0
 
     async def _reserve(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        key = self.key
-        if key is None or key.tokens_per_minute is None:
-            return
-        # A request that is larger than the bucket waits for a full one.
-        cost = min(num_prompt_tokens + num_output_tokens, key.tokens_per_minute)
-        await self._take([Draw("tokens", key.tokens_per_minute, cost)])
-        self._reserved = cost
+        if (per_minute := self.key.tokens_per_minute) is not None:
+            # A request that is larger than the bucket waits for a full one.
+            cost = min(num_prompt_tokens + num_output_tokens, per_minute)
+            await self._take([Draw("tokens", per_minute, cost)])
+            self._reserved = cost
 
     async def _take(self, draws: Sequence[Draw]) -> None:
-        if self.key is None or not draws:
+        if not draws:
             return
         taken = await self._rates.take(self.key.id, draws)
         for level in taken.levels:

@@ -45,22 +45,23 @@ class Key:
     @classmethod
     def of(cls, entry: ApiKey) -> Self:
         """The key of an entry in a file."""
+        same = ("id", "requests_per_minute", "tokens_per_minute", "max_concurrent_requests", "priority")
         return cls(
-            entry.id,
-            bytes.fromhex(entry.hash.removeprefix("sha256:")),
-            Principal(entry.tenant or entry.id),
-            frozenset(entry.models) if entry.models is not None else None,
-            entry.requests_per_minute,
-            entry.tokens_per_minute,
-            entry.max_concurrent_requests,
-            entry.priority,
-            entry.operator,
-            entry,
+            digest=bytes.fromhex(entry.hash.removeprefix("sha256:")),
+            principal=Principal(entry.tenant or entry.id),
+            models=frozenset(entry.models) if entry.models is not None else None,
+            is_operator=entry.operator,
+            entry=entry,
+            **{name: getattr(entry, name) for name in same},
         )
 
     def refusal(self) -> Refusal | None:
         """Why it is not accepted now; None if it is."""
         return self.entry.refusal() if self.entry is not None else None
+
+
+#: Of requests to a gateway without keys, and to open routes: everything is allowed.
+NO_KEY = Key("", b"")
 
 
 @dataclass(frozen=True)

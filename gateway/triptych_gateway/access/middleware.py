@@ -10,7 +10,6 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY, usable_request_id
-from triptych_common.rpc.principal import ANONYMOUS
 from triptych_common.telemetry import attributes as names
 from triptych_common.telemetry.logs import request_id_var
 from triptych_common.telemetry.span import Span
@@ -19,6 +18,7 @@ from triptych_common.telemetry.tracing import Tracer
 
 from triptych_gateway.access.control import AccessControl, audited
 from triptych_gateway.access.hosts import HostCheck
+from triptych_gateway.access.key_ring import NO_KEY
 from triptych_gateway.access.routes import Access, AccessPaths
 from triptych_gateway.connections.http_protocol import MAX_HEADER_BYTES, TOO_LARGE
 from triptych_gateway.metrics import Metrics
@@ -38,12 +38,8 @@ class RequestMiddleware:
     def __init__(
         self, app: ASGIApp, metrics: Metrics, tracer: Tracer, access: AccessControl, paths: AccessPaths, access_log: bool
     ) -> None:
-        self._app = app
-        self._metrics = metrics
-        self._tracer = tracer
-        self._access = access
-        self._paths = paths
-        self._access_log = access_log
+        self._app, self._metrics, self._tracer = app, metrics, tracer
+        self._access, self._paths, self._access_log = access, paths, access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in _SERVED:
@@ -115,8 +111,7 @@ def _trace_of(headers: Headers) -> TraceContext | None:
 
 def _describe(span: Span, scope: Scope, record: RequestRecord) -> None:
     """Note what HTTP says of a request that has ended."""
-    route = getattr(scope.get("route"), "path", None)
-    if route:
+    if route := _route(scope):
         span.name += f" {route}"
         span.attributes[names.HTTP_ROUTE] = route
     span.attributes |= {
@@ -170,10 +165,7 @@ class AccessMiddleware:
     """
 
     def __init__(self, app: ASGIApp, access: AccessControl, paths: AccessPaths, hosts: HostCheck | None) -> None:
-        self._app = app
-        self._hosts = hosts
-        self._access = access
-        self._paths = paths
+        self._app, self._access, self._paths, self._hosts = app, access, paths, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in _SERVED:
@@ -184,23 +176,19 @@ class AccessMiddleware:
         if self._hosts is not None:
             self._hosts.check(Headers(scope=scope).getlist("host"))
         state, record = scope["state"], scope["state"]["record"]
-        state.update(principal=ANONYMOUS, grant=self._access.free(record))
+        state.update(principal=NO_KEY.principal, grant=self._access.grant(NO_KEY, record))
         needed = self._paths.of(scope["path"])
         if needed is Access.OPEN or scope.get("method") == "OPTIONS":
             await self._app(scope, receive, send)
             return
-        key = self._access.authenticate(Headers(scope=scope), record, for_operators=needed is Access.OPERATOR)
-        if needed is not Access.OPERATOR:
-            await self._access.pace(key)
-            key = self._access.renewed(key, record)
-        grant = await self._access.begin(key, record)
-        if key is not None:
-            state.update(principal=key.principal, grant=grant)
+        grant = await self._access.admit(Headers(scope=scope), record, for_operators=needed is Access.OPERATOR)
         try:
+            await grant.begin()
+            state.update(principal=grant.key.principal, grant=grant)
             if scope["type"] == "websocket":
                 # Each of its turns has a grant of its own.
                 grant.end()
-                with self._access.websocket(key):
+                with self._access.websocket(grant.key):
                     await self._app(scope, receive, send)
             else:
                 await self._app(scope, receive, send)

@@ -94,14 +94,10 @@ class Call:
         """The block is what the caller's key permits. Raises AccessDeniedError."""
         access, record = self.gateway.access, self.record
         headers = {key: value for key, value in self._metadata.items() if isinstance(value, str)}
-        is_for_operators = self.method in OPERATOR_METHODS
-        key = access.authenticate(headers, record, for_operators=is_for_operators)
-        if not is_for_operators:
-            await access.pace(key)
-            key = access.renewed(key, record)
-        self.grant = await access.begin(key, record)
-        self.tenant = (key.principal if key is not None else ANONYMOUS).tenant
+        self.grant = await access.admit(headers, record, for_operators=self.method in OPERATOR_METHODS)
+        self.tenant = self.grant.key.principal.tenant
         try:
+            await self.grant.begin()
             yield
             for note in self.on_success:
                 note()

@@ -21,7 +21,6 @@ from starlette.status import WS_1008_POLICY_VIOLATION
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError
 from triptych_common.rpc.interceptors import usable_request_id
-from triptych_common.rpc.principal import ANONYMOUS
 from triptych_common.telemetry.logs import request_id_var
 from triptych_common.telemetry.trace_context import trace_var
 
@@ -97,9 +96,9 @@ async def serve(websocket: WebSocket) -> None:
 class _Connection:
     """One connection: reads messages, and answers them in order."""
 
-    def __init__(self, websocket: WebSocket, gateway: Gateway, key: Key | None) -> None:
+    def __init__(self, websocket: WebSocket, gateway: Gateway, key: Key) -> None:
         self._websocket, self._gateway, self._key = websocket, gateway, key
-        self._tenant = (key.principal if key is not None else ANONYMOUS).tenant
+        self._tenant = key.principal.tenant
         #: Messages with the memory that is reserved for them, or why there is none.
         self._messages: asyncio.Queue[tuple[str, BodyHold] | QueueFullError] = asyncio.Queue(_MAX_WAITING)
         self._store = ConnectionStore(gateway.store, gateway.settings.max_stored_response_bytes)
@@ -194,7 +193,8 @@ class _Connection:
         """The permission for one turn. A turn is a request of its own for rates, metrics of refusals, and the audit log."""
         access, grant = self._gateway.access, None
         try:
-            grant = await access.begin(access.renewed(self._key, record), record)
+            grant = access.grant(access.renewed(self._key, record), record)
+            await grant.begin()
             yield grant
         except BaseException as error:
             record.is_aborted = not isinstance(error, Exception) or isinstance(error, _GONE)
@@ -224,7 +224,7 @@ class _Connection:
     ) -> None:
         gateway, request_id = self._gateway, record.request_id
         # The key may have another tenant than when the connection was opened.
-        tenant = (grant.key.principal if grant.key is not None else ANONYMOUS).tenant
+        tenant = grant.key.principal.tenant
         history = responses_of(self._websocket).history
         made_from = await history.begin(tenant, body, files, self._store)
         call, writer = await response_call(body, made_from, files, request_id, is_streamed=True)
