@@ -17,8 +17,7 @@ from triptych_common import __version__
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 
 from triptych_gateway.access.grant import RATE_HEADERS
-from triptych_gateway.access.hosts import HostCheck
-from triptych_gateway.access.middleware import AccessMiddleware, ErrorMiddleware, RequestMiddleware
+from triptych_gateway.access.middleware import AccessMiddleware, ErrorMiddleware, HostCheck, RequestMiddleware
 from triptych_gateway.access.routes import Access, AccessPaths, AccessRouter, ErrorBodies
 from triptych_gateway.apis import models, tokens
 from triptych_gateway.apis.audio import routes as audio

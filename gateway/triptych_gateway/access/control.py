@@ -14,8 +14,7 @@ from triptych_common.host.fair_share import FairShare
 from triptych_gateway.access.audit import AuditLog
 from triptych_gateway.access.grant import Grant, Places
 from triptych_gateway.access.key_ring import NO_KEY, Key, KeyChange, KeyRing, Refusal
-from triptych_gateway.access.rates.bucket import MemoryRates, RateStore
-from triptych_gateway.access.rates.shared import SharedRates
+from triptych_gateway.access.rates import MemoryRates, SharedRates
 from triptych_gateway.access.refusals import RefusalPace
 from triptych_gateway.metrics import Metrics
 from triptych_gateway.record import RequestRecord
@@ -45,11 +44,8 @@ class AccessControl:
         self._shares: list[FairShare] = []
         self._websockets = self.shares(settings.max_websockets)
         self._refusals = RefusalPace()
-        self._rates: RateStore = (
-            MemoryRates()
-            if settings.rate_limit_store == "memory"
-            else SharedRates(settings.rate_limit_store, metrics.rate_store_failures.inc)
-        )
+        store = settings.rate_limit_store
+        self._rates = MemoryRates() if store == "memory" else SharedRates(store, metrics.rate_store_failures.inc)
         self._audit = AuditLog(settings.audit_log, metrics.audit_lost.inc) if settings.audit_log is not None else None
         self._watching: asyncio.Task[None] | None = None
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from triptych.v1 import generation_pb2
 
 from triptych_gateway.access.key_ring import Key
-from triptych_gateway.access.rates.bucket import Draw, Kind, Level, RateStore
+from triptych_gateway.access.rates import Draw, Kind, Level, MemoryRates
 from triptych_gateway.file_parts import run_sized
 from triptych_gateway.frontends.calls import FrontendCall
 from triptych_gateway.frontends.models import visible_models_var
@@ -63,7 +63,7 @@ class Grant:
         record: tells what the request used.
     """
 
-    def __init__(self, key: Key, record: RequestRecord, rates: RateStore, places: Places) -> None:
+    def __init__(self, key: Key, record: RequestRecord, rates: MemoryRates, places: Places) -> None:
         self.key = key
         self._record, self._rates, self._places = record, rates, places
         self._place = ExitStack()

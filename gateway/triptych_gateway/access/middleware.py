@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from starlette.datastructures import Headers
@@ -17,7 +18,6 @@ from triptych_common.telemetry.trace_context import TRACEPARENT, TRACESTATE, Tra
 from triptych_common.telemetry.tracing import Tracer
 
 from triptych_gateway.access.control import AccessControl, audited
-from triptych_gateway.access.hosts import HostCheck
 from triptych_gateway.access.key_ring import NO_KEY
 from triptych_gateway.access.routes import Access, AccessPaths
 from triptych_gateway.connections.http_protocol import MAX_HEADER_BYTES, TOO_LARGE
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _SERVED = frozenset({"http", "websocket"})
 #: Paths that are polled every few seconds. Their requests are logged at DEBUG.
 _PROBES = frozenset({"/health", "/live", "/ready", "/metrics", "/load"})
+#: Domains that nobody can register: of this machine, of local networks, and of Kubernetes' services.
+_LOCAL = ("localhost", "local", "internal", "home.arpa", "lan", "svc", "test")
 
 
 class RequestMiddleware:
@@ -152,6 +154,54 @@ class ErrorMiddleware:
             if is_started or scope["type"] not in _SERVED:
                 raise
             await error_response(error, scope)(scope, receive, send)
+
+
+class HostCheck:
+    """Refuses hosts that may be a foreign site's, as a defence against DNS rebinding.
+
+    A page of a foreign site can reach a gateway in the network of its reader, when the site's name begins to resolve to the
+    gateway's address. The browser then sends the site's name as the host. It cannot send an address, nor a name that no site can
+    have.
+
+    Args:
+        allowed: names that are taken too; `*.example.com` is all names below one, and `*` every name.
+    """
+
+    def __init__(self, allowed: Sequence[str]) -> None:
+        self._allowed = tuple(name.lower().rstrip(".") for name in allowed)
+
+    def check(self, hosts: Sequence[str]) -> None:
+        """Raise HTTPException unless the values of the Host header are accepted. HTTP/1.0 has none; browsers always send one."""
+        for host in hosts:
+            if not self._accepts(_name(host)):
+                message = (
+                    f"the host {host[:100]!r} may be a foreign site's (DNS rebinding), and is not served; set allowed_hosts to the "
+                    "names by which this gateway is reached"
+                )
+                raise HTTPException(403, message)
+
+    def _accepts(self, name: str) -> bool:
+        if "." not in name or _is_address(name) or any(name.endswith(f".{domain}") for domain in _LOCAL):
+            return True
+        labels = name.split(".")
+        parents = {"*." + ".".join(labels[number:]) for number in range(1, len(labels))}
+        return "*" in self._allowed or name in self._allowed or not parents.isdisjoint(self._allowed)
+
+
+def _name(host: str) -> str:
+    """The host without its port, in lower case."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    name, _, port = host.rpartition(":")
+    return (name if name and port.isdigit() else host).lower().rstrip(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class AccessMiddleware:

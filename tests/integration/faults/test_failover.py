@@ -14,8 +14,7 @@ from support.shared_store import running_store, server_program
 from triptych.errors import ServiceUnavailableError
 from triptych_encoder.cache.item import EncodedItem, HostTensor
 from triptych_encoder.cache.store import SharedStore
-from triptych_gateway.access.rates.bucket import Draw
-from triptych_gateway.access.rates.shared import SharedRates
+from triptych_gateway.access.rates import Draw, SharedRates
 from triptych_gateway.stores.store import StoredResponse
 from triptych_gateway.stores.valkey import ValkeyStore
 
@@ -107,7 +106,7 @@ async def test_embeddings(servers: tuple[str, str]) -> None:
 
 
 async def test_rates(servers: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych_gateway.access.rates.shared._PAUSE_S", 0.0)
+    monkeypatch.setattr("triptych_gateway.access.rates._PAUSE_S", 0.0)
     failures: list[None] = []
     async with address_of(servers[0]) as address:
         rates = SharedRates(address.url, lambda: failures.append(None))

@@ -20,7 +20,7 @@ from support.keys import KeyStore
 from support.waiting import until
 from triptych.errors import InternalError, InvalidRequestError
 from triptych.v1 import generation_pb2
-from triptych_gateway.access.rates.bucket import Draw
+from triptych_gateway.access.rates import Draw
 
 #: Of the fake frontend's answers.
 USED = 10

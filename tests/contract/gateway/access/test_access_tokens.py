@@ -17,7 +17,7 @@ from support.keys import KeyStore
 from support.waiting import until
 from triptych.errors import InternalError
 from triptych.v1 import generation_pb2
-from triptych_gateway.access.rates.bucket import Draw
+from triptych_gateway.access.rates import Draw
 from triptych_gateway.app import create_app
 from triptych_gateway.settings import GatewaySettings
 

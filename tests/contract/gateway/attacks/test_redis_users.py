@@ -13,8 +13,7 @@ from redis.exceptions import NoPermissionError
 from support.shared_store import running_store, server_program
 from triptych_encoder.cache.item import EncodedItem, HostTensor
 from triptych_encoder.cache.store import SharedStore
-from triptych_gateway.access.rates.bucket import Draw
-from triptych_gateway.access.rates.shared import SharedRates
+from triptych_gateway.access.rates import Draw, SharedRates
 from triptych_gateway.stores.store import StoredResponse
 from triptych_gateway.stores.valkey import ValkeyStore
 

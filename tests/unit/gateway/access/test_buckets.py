@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.shared_store import running_store, server_program
 from triptych_gateway.access.grant import duration
-from triptych_gateway.access.rates.bucket import Draw, MemoryRates, RateStore, Taken
-from triptych_gateway.access.rates.shared import SharedRates
+from triptych_gateway.access.rates import Draw, MemoryRates, SharedRates, Taken
 
 #: Seconds to wait, tokens that a request reserves, and tokens that it uses in the end.
 STEPS = st.lists(st.tuples(st.floats(0, 90), st.integers(1, 150), st.integers(0, 300)), max_size=60)
@@ -97,7 +96,7 @@ def no_failure() -> None:
 
 
 @pytest.fixture(params=["memory", "shared"])
-def rates(request: pytest.FixtureRequest, server: str) -> RateStore:
+def rates(request: pytest.FixtureRequest, server: str) -> MemoryRates:
     return MemoryRates() if request.param == "memory" else SharedRates(server, no_failure)
 
 
@@ -105,7 +104,7 @@ def rates(request: pytest.FixtureRequest, server: str) -> RateStore:
 SLOW = 60
 
 
-async def test_all_draws_or_none(rates: RateStore) -> None:
+async def test_all_draws_or_none(rates: MemoryRates) -> None:
     both = [Draw("requests", SLOW, 1), Draw("tokens", SLOW, 40)]
     first = await rates.take("all or none", both)
     second = await rates.take("all or none", both)
@@ -120,14 +119,14 @@ async def test_all_draws_or_none(rates: RateStore) -> None:
     await rates.close()
 
 
-async def test_many_requests_at_once_get_no_more_than_the_rate(rates: RateStore) -> None:
+async def test_many_requests_at_once_get_no_more_than_the_rate(rates: MemoryRates) -> None:
     # More than the connections of a client of Redis.
     taken = await asyncio.gather(*(rates.take("many at once", [Draw("requests", SLOW, 1)]) for _ in range(400)))
     assert sum(one.is_allowed for one in taken) == pytest.approx(SLOW, abs=5)
     await rates.close()
 
 
-async def test_keys_have_buckets_of_their_own(rates: RateStore) -> None:
+async def test_keys_have_buckets_of_their_own(rates: MemoryRates) -> None:
     assert (await rates.take("a key", [Draw("tokens", SLOW, 60)])).is_allowed
     assert not (await rates.take("a key", [Draw("tokens", SLOW, 30)])).is_allowed
     assert (await rates.take("another key", [Draw("tokens", SLOW, 60)])).is_allowed
@@ -135,7 +134,7 @@ async def test_keys_have_buckets_of_their_own(rates: RateStore) -> None:
     await rates.close()
 
 
-async def test_a_settlement_may_take_more_than_there_is_or_give_back(rates: RateStore) -> None:
+async def test_a_settlement_may_take_more_than_there_is_or_give_back(rates: MemoryRates) -> None:
     async def settled(cost: float) -> float:
         rates.settle("settled", Draw("tokens", SLOW, cost))
         if isinstance(rates, SharedRates):
@@ -150,7 +149,7 @@ async def test_a_settlement_may_take_more_than_there_is_or_give_back(rates: Rate
     await rates.close()
 
 
-async def test_a_limit_may_change(rates: RateStore) -> None:
+async def test_a_limit_may_change(rates: MemoryRates) -> None:
     await rates.take("changed", [Draw("tokens", 1000, 0)])
     lower = await rates.take("changed", [Draw("tokens", 10, 0)])
     assert lower.levels[0].left == 10
@@ -170,7 +169,7 @@ async def test_gateways_share_a_rate(server: str) -> None:
 async def test_a_server_that_is_away_stops_nobody_and_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("triptych_gateway.access.rates.shared._PAUSE_S", 0.0)
+    monkeypatch.setattr("triptych_gateway.access.rates._PAUSE_S", 0.0)
     caplog.set_level(logging.INFO)
     failures = 0
 
@@ -198,7 +197,7 @@ async def test_a_server_that_is_back_is_used_again(server: str, monkeypatch: pyt
     failures: list[None] = []
     rates = SharedRates(server, lambda: failures.append(None))
     with monkeypatch.context() as patch:
-        patch.setattr("triptych_gateway.access.rates.shared._TIMEOUT_S", 0.0)
+        patch.setattr("triptych_gateway.access.rates._TIMEOUT_S", 0.0)
         assert (await rates.take("back", [Draw("tokens", SLOW, 60)])).is_allowed
         # Within the pause, it is not asked at all.
         assert not (await rates.take("back", [Draw("tokens", SLOW, 60)])).is_allowed

@@ -1,4 +1,8 @@
-"""Buckets in Valkey or Redis, which several gateways share."""
+"""Rates of keys as token buckets, in memory or on a server that several gateways share.
+
+The library `limits` was considered. It counts hits in windows: it has no bucket that can be settled when a request used more or
+less than was expected, and its exact strategy keeps an entry per hit, so that a request of 100,000 tokens costs 100,000 entries.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError, RedisError
 
-from triptych_gateway.access.rates.bucket import Draw, Level, MemoryRates, Taken
-
 log = logging.getLogger(__name__)
+_MINUTE_S = 60.0
+Kind = Literal["requests", "tokens"]
 _PREFIX = "triptych:rate:"
 #: Longest wait for the server, because a request waits too, in seconds.
 _TIMEOUT_S = 0.25
@@ -57,8 +63,91 @@ return answer
 """
 
 
-class SharedRates:
-    """Buckets on a server. While it is away, this gateway counts by itself: each gateway then allows the whole rate.
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Something to take from a bucket.
+
+    A bucket holds a minute's worth and fills evenly, so that within any t seconds at most `per_minute * (1 + t / 60)` is taken.
+    """
+
+    kind: Kind
+    per_minute: int
+    #: What is taken. Nothing can always be taken, also of a bucket that is below zero. Below zero: it is given back.
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A bucket after a draw, or, if it was refused, as it is."""
+
+    draw: Draw
+    #: What is left. Below zero, if requests used more than they had reserved.
+    left: float
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the bucket has too little for a draw that was refused."""
+        return 0 < self.draw.cost > self.left
+
+    @property
+    def wait_s(self) -> float:
+        """Until the draw is possible, if nobody else takes anything."""
+        return max(0.0, self.draw.cost - self.left) * _MINUTE_S / self.draw.per_minute
+
+    @property
+    def reset_s(self) -> float:
+        """Until the bucket is full."""
+        return (self.draw.per_minute - self.left) * _MINUTE_S / self.draw.per_minute
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The outcome of a request for draws: all of them, or none."""
+
+    is_allowed: bool
+    levels: Sequence[Level]
+
+
+class MemoryRates:
+    """Buckets in the memory of this process. A bucket is made when a key first needs it, so there are at most two per key.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        #: key, kind -> what was left, and when
+        self._buckets: dict[tuple[str, Kind], tuple[float, float]] = {}
+
+    async def take(self, key_id: str, draws: Sequence[Draw]) -> Taken:
+        """Take all draws, or none if one of them is not possible."""
+        before = [Level(draw, self._left(key_id, draw)) for draw in draws]
+        if any(level.is_short for level in before):
+            return Taken(False, before)
+        return Taken(True, [Level(level.draw, self._put(key_id, level.draw, level.left)) for level in before])
+
+    def settle(self, key_id: str, draw: Draw) -> None:
+        """Take the cost in any case, or give it back. Does not wait for a server."""
+        self._put(key_id, draw, self._left(key_id, draw))
+
+    async def close(self) -> None:
+        """Finish what was begun, and release connections."""
+        self._buckets.clear()
+
+    def _left(self, key_id: str, draw: Draw) -> float:
+        left, at_s = self._buckets.get((key_id, draw.kind), (float(draw.per_minute), self._clock()))
+        # The limit may have changed since.
+        return min(float(draw.per_minute), left + (self._clock() - at_s) * draw.per_minute / _MINUTE_S)
+
+    def _put(self, key_id: str, draw: Draw, left: float) -> float:
+        left = min(float(draw.per_minute), left - draw.cost)
+        self._buckets[key_id, draw.kind] = left, self._clock()
+        return left
+
+
+class SharedRates(MemoryRates):
+    """Buckets on a server. While it is away, those in memory count: each gateway then allows the whole rate.
 
     Args:
         url: redis://[user:password@]host:port/db, rediss:// or unix://.
@@ -66,11 +155,11 @@ class SharedRates:
     """
 
     def __init__(self, url: str, on_failure: Callable[[], None]) -> None:
+        super().__init__()
         # Redis' own client would try again for seconds.
         self._redis = Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=Retry(NoBackoff(), 0))
         self._script = self._redis.register_script(_TAKE)
         self._on_failure = on_failure
-        self._own = MemoryRates()
         self._is_away = False
         self._asked_again_s = 0.0
         self._settling: set[asyncio.Task[None]] = set()
@@ -78,7 +167,7 @@ class SharedRates:
         self._calls = asyncio.Semaphore(_MAX_CALLS)
 
     async def take(self, key_id: str, draws: Sequence[Draw]) -> Taken:
-        return await self._run(key_id, draws, False) or await self._own.take(key_id, draws)
+        return await self._run(key_id, draws, False) or await super().take(key_id, draws)
 
     def settle(self, key_id: str, draw: Draw) -> None:
         if len(self._settling) >= _MAX_SETTLING:
@@ -94,7 +183,7 @@ class SharedRates:
 
     async def _settle(self, key_id: str, draw: Draw) -> None:
         if await self._run(key_id, [draw], True) is None:
-            self._own.settle(key_id, draw)
+            super().settle(key_id, draw)
 
     async def _run(self, key_id: str, draws: Sequence[Draw], in_any_case: bool) -> Taken | None:
         """The server's answer; None if it is away."""
