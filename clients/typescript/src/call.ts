@@ -1,7 +1,7 @@
 import type { DescMessage, DescMethod, DescMethodServerStreaming, DescMethodUnary } from "@bufbuild/protobuf";
 import { create, fromBinary, type MessageInitShape, type MessageShape, toBinary } from "@bufbuild/protobuf";
 import * as grpc from "@grpc/grpc-js";
-import { checkedTimeout } from "./deadline.js";
+import { built, checkedTimeout } from "./checks.js";
 import { cancelledError, Code, InvalidRequestError, ServiceUnavailableError, type TriptychError } from "./errors.js";
 import { fromStatus } from "./status.js";
 
@@ -105,7 +105,8 @@ function prepare<I extends DescMessage, O extends DescMessage>(
   if (client.getChannel().getConnectivityState(false) === grpc.connectivityState.SHUTDOWN) {
     throw new ServiceUnavailableError("this client is closed", { code: Code.UNAVAILABLE });
   }
-  const message = serialized(method.input, request);
+  const bytes = built(() => toBinary(method.input, create(method.input, request)));
+  const message = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   // Fields of bytes are parts of what is parsed: given a Buffer, they would be Buffers, whose `slice` and JSON are others.
   const parse = (bytes: Buffer): MessageShape<O> =>
     fromBinary(method.output, new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength));
@@ -114,16 +115,6 @@ function prepare<I extends DescMessage, O extends DescMessage>(
   const within = timeoutMs === undefined ? {} : { deadline: Date.now() + timeoutMs };
   const path = `/${method.parent.typeName}/${method.name}`;
   return [path, (bytes: Buffer) => bytes, parse, message, metadata, within] as const;
-}
-
-function serialized<I extends DescMessage>(input: I, request: MessageInitShape<I>): Buffer {
-  try {
-    const bytes = toBinary(input, create(input, request));
-    return Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-  } catch (error) {
-    // A number out of its type's range, a string that is no Unicode ...: the message names the field and the value.
-    throw new InvalidRequestError((error as Error).message, { code: Code.INVALID_ARGUMENT, cause: error });
-  }
 }
 
 function metadataOf(options: CallOptions): grpc.Metadata {

@@ -1,7 +1,7 @@
 /** Chat by the gateway's REST API: for browsers, and wherever there is `fetch`. It imports no module of Node.js. */
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import { ChatAccumulator } from "./accumulate.js";
-import { checkedTimeout } from "./deadline.js";
+import { built, checkedTimeout } from "./checks.js";
 import {
   cancelledError,
   Code,
@@ -63,7 +63,8 @@ export class RestClient {
     const controller = new AbortController();
     const headers = new Headers(this.#headers);
     if (options.requestId) setHeader(headers, "requestId", "x-request-id", options.requestId);
-    const init = { method: "POST", headers, body: bodyOf(request), signal: controller.signal };
+    const body = built(() => JSON.stringify(requestBody(create(ChatRequestSchema, request))));
+    const init = { method: "POST", headers, body, signal: controller.signal };
     const responses = this.#responses(init, options.signal, checkedTimeout(options.timeoutMs), controller);
     const cancel = (): void => {
       controller.abort(cancelledError());
@@ -119,15 +120,6 @@ async function reached<T>(step: Promise<T>): Promise<T> {
   } catch (error) {
     const message = `the gateway cannot be reached: ${(error as Error).message}`;
     throw new ServiceUnavailableError(message, { code: Code.UNAVAILABLE, cause: error });
-  }
-}
-
-function bodyOf(request: MessageInitShape<typeof ChatRequestSchema>): string {
-  try {
-    return JSON.stringify(requestBody(create(ChatRequestSchema, request)));
-  } catch (error) {
-    // A number out of its type's range, a schema that is no JSON ...
-    throw new InvalidRequestError((error as Error).message, { code: Code.INVALID_ARGUMENT, cause: error });
   }
 }
 

@@ -11,3 +11,13 @@ export function checkedTimeout(timeoutMs: number | undefined): number | undefine
   }
   return timeoutMs !== undefined && timeoutMs <= LONGEST_MS ? timeoutMs : undefined;
 }
+
+/** What `build` makes of a request. What fails then is the request: its message names the field and the value. */
+export function built<T>(build: () => T): T {
+  try {
+    return build();
+  } catch (error) {
+    // A number out of its type's range, a string that is no Unicode, a schema that is no JSON ...
+    throw new InvalidRequestError((error as Error).message, { code: Code.INVALID_ARGUMENT, cause: error });
+  }
+}
